@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A job whose memory changes when it is told to: for incremental checkpoints (incremental.py).
 //
-// Usage: incremental_job MIB FOLDER. Fills MIB of GPU memory with numbers that look random, in allocations of 256 MiB, and
-// prints "ready". Then it waits for the files FOLDER/1, FOLDER/2 and so on. Each holds a word: a percentage, by which it
-// writes the first part of each allocation anew, or "end". After each it compares all of its memory with what it should be
-// and prints "N wrong W", W being the number of wrong words.
+// Usage: incremental_job MIB FOLDER. Fills MIB of GPU memory with numbers that look random, in allocations of 256 MiB,
+// and prints "ready". Then it waits for the files FOLDER/1, FOLDER/2 and so on. Each holds a word: a percentage, by
+// which it writes the first part of each allocation anew, or "end". After each it compares all of its memory with what
+// it should be and prints "N wrong W", W being the number of wrong words.
 #include <cuda_runtime.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -17,13 +17,13 @@
 #include <utility>
 #include <vector>
 
-#define CHECK(call)                                                             \
-  do {                                                                          \
-    const cudaError_t result = (call);                                          \
-    if (result != cudaSuccess) {                                                \
-      fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(result));           \
-      exit(2);                                                                  \
-    }                                                                           \
+#define CHECK(call)                                                   \
+  do {                                                                \
+    const cudaError_t result = (call);                                \
+    if (result != cudaSuccess) {                                      \
+      fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(result)); \
+      exit(2);                                                        \
+    }                                                                 \
   } while (0)
 
 namespace {

@@ -15,13 +15,13 @@
 #include <algorithm>
 #include <vector>
 
-#define CHECK(call)                                                             \
-  do {                                                                          \
-    const cudaError_t result = (call);                                          \
-    if (result != cudaSuccess) {                                                \
-      fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(result));           \
-      exit(2);                                                                  \
-    }                                                                           \
+#define CHECK(call)                                                   \
+  do {                                                                \
+    const cudaError_t result = (call);                                \
+    if (result != cudaSuccess) {                                      \
+      fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(result)); \
+      exit(2);                                                        \
+    }                                                                 \
   } while (0)
 
 namespace {

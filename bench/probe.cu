@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of the benchmark that a script drives from outside: each command prints one JSON object on a line, then does
-// what the script measures. An ordinary CUDA program, run natively and under cuda-remote.
+// The parts of the benchmark that a script drives from outside: each command prints one JSON object on a line, then
+// does what the script measures. An ordinary CUDA program, run natively and under cuda-remote.
 //
 // Usage: probe first                         first kernel; "ready_ns" is CLOCK_MONOTONIC when it had run
 //        probe idle FILE                     a context, a kernel, then nothing until FILE is gone
@@ -8,8 +8,8 @@
 //        probe streams N COUNT               one thread launches COUNT kernels, in N streams by turns
 //        probe rate FILE SECONDS             launches for so long, once FILE is gone
 //        probe allocations N FILE            N live allocations; then until FILE is gone
-//        probe modules N SECONDS FILE        N live modules, or as many as can be loaded in SECONDS; then until FILE is gone
-//        probe hold MIB FILE                 fills so much GPU memory, waits until FILE is gone, compares
+//        probe modules N SECONDS FILE        N live modules, or as many as can be loaded in SECONDS; then until FILE is
+//        gone probe hold MIB FILE                 fills so much GPU memory, waits until FILE is gone, compares
 #include <cuda.h>
 #include <time.h>
 #include <unistd.h>
@@ -36,16 +36,16 @@ namespace {
     }                                                                            \
   } while (0)
 
-#define CHECK_DRIVER(call)                                         \
-  do {                                                             \
-    CUresult check_result = (call);                                \
-    if (check_result != CUDA_SUCCESS) {                            \
-      const char* check_name = nullptr;                            \
-      driver.get_error_name(check_result, &check_name);            \
+#define CHECK_DRIVER(call)                                                       \
+  do {                                                                           \
+    CUresult check_result = (call);                                              \
+    if (check_result != CUDA_SUCCESS) {                                          \
+      const char* check_name = nullptr;                                          \
+      driver.get_error_name(check_result, &check_name);                          \
       printf("{\"error\": \"%s: %s\"}\n", #call, check_name ? check_name : "?"); \
-      fflush(stdout);                                              \
-      _exit(1);                                                    \
-    }                                                              \
+      fflush(stdout);                                                            \
+      _exit(1);                                                                  \
+    }                                                                            \
   } while (0)
 
 __global__ void Nothing() {}
@@ -69,7 +69,8 @@ const char kModule[] =
     ".visible .global .align 4 .u32 word = 3;\n"
     ".visible .entry nothing() { ret; }\n";
 
-// The few driver functions that the runtime has no counterpart of, through the runtime: so nothing is linked with the driver.
+// The few driver functions that the runtime has no counterpart of, through the runtime: so nothing is linked with the
+// driver.
 struct {
   CUresult (*load)(CUmodule*, const void*);
   CUresult (*unload)(CUmodule);
@@ -192,8 +193,8 @@ void Allocations(int count, const char* file) {
     made.Add(NowNs() - before);
   }
   const double seconds = double(NowNs() - start) / 1e9;
-  printf("{\"count\": %d, \"seconds\": %.3f, \"first_us\": %.4f, \"last_us\": %.4f}\n", count, seconds, made.Mean(false),
-         made.Mean(true));
+  printf("{\"count\": %d, \"seconds\": %.3f, \"first_us\": %.4f, \"last_us\": %.4f}\n", count, seconds,
+         made.Mean(false), made.Mean(true));
   fflush(stdout);
   UntilGone(file);
   for (void* memory : all) {

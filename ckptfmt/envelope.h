@@ -60,9 +60,7 @@ std::string Seal(uint32_t magic, const std::string& contents, void (*set_content
 template <typename File>
 absl::Status Unseal(std::string_view bytes, const std::string& name, uint32_t magic,
                     const std::string& (*contents)(const File&), File* in, uint32_t* version) {
-  const auto damaged = [&](const char* what) {
-    return absl::DataLossError(absl::StrCat(name, " is damaged: ", what));
-  };
+  const auto damaged = [&](const char* what) { return absl::DataLossError(absl::StrCat(name, " is damaged: ", what)); };
   if (bytes.size() > INT32_MAX || !in->ParseFromArray(bytes.data(), int(bytes.size()))) {
     return damaged("it cannot be parsed");
   }
@@ -73,9 +71,10 @@ absl::Status Unseal(std::string_view bytes, const std::string& name, uint32_t ma
   }
   *version = in->format_version();
   if (*version < kFirstFormatVersion || *version > kFormatVersion) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        name, ": the image has format version ", *version, ", this program reads versions ", kFirstFormatVersion, " to ",
-        kFormatVersion, *version > kFormatVersion ? "; use the cuda-remote that wrote it, or a newer one" : ""));
+    return absl::FailedPreconditionError(
+        absl::StrCat(name, ": the image has format version ", *version, ", this program reads versions ",
+                     kFirstFormatVersion, " to ", kFormatVersion,
+                     *version > kFormatVersion ? "; use the cuda-remote that wrote it, or a newer one" : ""));
   }
   // There is one way to write the file: what else the parser accepts is damage that it did not see.
   in->DiscardUnknownFields();

@@ -76,8 +76,8 @@ absl::Status RemoveAllIn(const OpenedFolder& folder) {
 absl::Status CheckOwner(const std::string& path, const struct stat& facts) {
   const std::string why = WhyNotTrusted(facts);
   if (why.empty()) return absl::OkStatus();
-  return absl::PermissionDeniedError(
-      absl::StrCat(path, " ", why, ", who can make a restarted job do what they want; take only images that you trust"));
+  return absl::PermissionDeniedError(absl::StrCat(
+      path, " ", why, ", who can make a restarted job do what they want; take only images that you trust"));
 }
 
 absl::Status CheckBelow(const OpenedFolder& folder, bool owner) {
@@ -131,8 +131,8 @@ absl::Status RemoveFolder(const OpenedFolder& folder) {
 }
 
 absl::Status NotOwn(const std::string& path, uid_t owner, const std::string& what_to_do) {
-  return absl::PermissionDeniedError(
-      absl::StrCat(path, " belongs to user ", owner, ", not to the user of this program (", geteuid(), "); ", what_to_do));
+  return absl::PermissionDeniedError(absl::StrCat(path, " belongs to user ", owner,
+                                                  ", not to the user of this program (", geteuid(), "); ", what_to_do));
 }
 
 std::string ImagePath(const std::string& dir) {

@@ -14,7 +14,8 @@ void Hash128(const void* bytes, size_t size, uint64_t* low, uint64_t* high) {
   *high = hash.high64;
 }
 
-void KeyedHash128(const void* bytes, size_t size, const void* secret, size_t secret_size, uint64_t* low, uint64_t* high) {
+void KeyedHash128(const void* bytes, size_t size, const void* secret, size_t secret_size, uint64_t* low,
+                  uint64_t* high) {
   const XXH128_hash_t hash = XXH3_128bits_withSecret(bytes, size, secret, secret_size);
   *low = hash.low64;
   *high = hash.high64;

@@ -10,7 +10,8 @@
 namespace cuda_remote::ckptfmt::avx2 {
 
 void Hash128(const void* bytes, size_t size, uint64_t* low, uint64_t* high);
-void KeyedHash128(const void* bytes, size_t size, const void* secret, size_t secret_size, uint64_t* low, uint64_t* high);
+void KeyedHash128(const void* bytes, size_t size, const void* secret, size_t secret_size, uint64_t* low,
+                  uint64_t* high);
 uint64_t Hash64(const void* bytes, size_t size);
 // `state`: an XXH3_state_t, as any other vector width leaves and takes it.
 void Update128(void* state, const void* bytes, size_t size);

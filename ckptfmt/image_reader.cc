@@ -338,9 +338,7 @@ absl::Status ImageReader::Verify(const Progress& progress, Files which) const {
   return first;
 }
 
-absl::StatusOr<std::string> ImageReader::ReadLog(size_t process) const {
-  return state_->ReadChecked(LogPath(process));
-}
+absl::StatusOr<std::string> ImageReader::ReadLog(size_t process) const { return state_->ReadChecked(LogPath(process)); }
 
 std::string ImageReader::LogPath(size_t process) const { return LogName(state_->info.format_version, process); }
 

@@ -44,7 +44,8 @@ struct SharedFile {
 absl::Status FreeUnused(SharedFile* file) {
   struct stat facts;
   if (fstat(file->fd.get(), &facts) != 0) return SystemError("look at", file->path, errno);
-  // Another name of the file may be in an image that cannot be read, or has been taken elsewhere: it needs what it needs.
+  // Another name of the file may be in an image that cannot be read, or has been taken elsewhere: it needs what it
+  // needs.
   if (facts.st_nlink != file->names) return absl::OkStatus();
   std::sort(file->in_use.begin(), file->in_use.end());
   const uint64_t end = uint64_t(facts.st_size);
@@ -129,7 +130,8 @@ struct ImageStore::State {
         of_image.push_back(file);
       }
       for (const StoredChunk& chunk : index.chunks) {
-        if (of_image[chunk.file]) of_image[chunk.file]->in_use.push_back({chunk.offset, chunk.offset + chunk.stored_bytes});
+        if (of_image[chunk.file])
+          of_image[chunk.file]->in_use.push_back({chunk.offset, chunk.offset + chunk.stored_bytes});
       }
     }
     for (auto& [id, file] : files) {
@@ -164,8 +166,8 @@ absl::StatusOr<std::unique_ptr<ImageStore>> ImageStore::Open(const std::string& 
   if (fstat(state->folder.fd(), &facts) != 0) return SystemError("look at", path, errno);
   if (facts.st_uid != geteuid()) return NotOwn(path, facts.st_uid, "choose another folder for the images");
   if (const std::string why = WhyNotTrusted(facts); !why.empty()) {
-    return absl::PermissionDeniedError(
-        absl::StrCat(path, " ", why, ", who could put other images there; take that right away, or choose another folder"));
+    return absl::PermissionDeniedError(absl::StrCat(
+        path, " ", why, ", who could put other images there; take that right away, or choose another folder"));
   }
   if (flock(state->folder.fd(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return SystemError("lock", path, errno);
@@ -261,7 +263,7 @@ absl::StatusOr<StoreListing> ListStore(const std::string& dir) {
       const Index& index = (*image)->index();
       std::vector<FileId> ids;
       for (const std::string& file : index.data_files) {
-        struct stat facts{};
+        struct stat facts {};
         FactsOf(**image, file, &facts);
         ids.push_back({facts.st_dev, facts.st_ino});
       }

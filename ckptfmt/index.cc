@@ -89,9 +89,7 @@ bool IsSane(const StoredChunk& chunk, uint64_t data_files) {
          (chunk.encoding != Encoding::kRaw || chunk.stored_bytes == chunk.bytes);
 }
 
-bool IsKind(uint32_t kind) {
-  return kind >= uint32_t(RegionKind::kAllocation) && kind <= uint32_t(RegionKind::kHeap);
-}
+bool IsKind(uint32_t kind) { return kind >= uint32_t(RegionKind::kAllocation) && kind <= uint32_t(RegionKind::kHeap); }
 
 absl::StatusOr<Index> DecodeIndex1(std::string_view bytes, const std::string& name) {
   size_t at = 0;
@@ -209,16 +207,13 @@ std::string EncodeIndex(const Index& index) {
     entry->set_functions(region.flags);
     for (const uint32_t chunk : indexed.chunks) entry->add_chunks(chunk);
   }
-  return Seal<IndexFile>(kMagic, Serialize(contents), [](IndexFile* file, const std::string& bytes) {
-    file->set_index(bytes);
-  });
+  return Seal<IndexFile>(kMagic, Serialize(contents),
+                         [](IndexFile* file, const std::string& bytes) { file->set_index(bytes); });
 }
 
 absl::StatusOr<Index> DecodeIndex(std::string_view bytes, const std::string& name, uint32_t format_version) {
   if (format_version == 1) return DecodeIndex1(bytes, name);
-  const auto damaged = [&](const char* what) {
-    return absl::DataLossError(absl::StrCat(name, " is damaged: ", what));
-  };
+  const auto damaged = [&](const char* what) { return absl::DataLossError(absl::StrCat(name, " is damaged: ", what)); };
   IndexFile in;
   uint32_t version = 0;
   const absl::Status status = Unseal<IndexFile>(

@@ -55,7 +55,8 @@ inline uint64_t ChunkCount(uint64_t region_bytes) {
 std::string EncodeIndex(const Index& index);
 
 // Any input is safe. `name` is for messages. What comes out is consistent in itself: chunks exist and have the lengths
-// that regions need. Whether they lie inside the data files, and whether regions' processes exist, is the caller's to check.
+// that regions need. Whether they lie inside the data files, and whether regions' processes exist, is the caller's to
+// check.
 absl::StatusOr<Index> DecodeIndex(std::string_view bytes, const std::string& name,
                                   uint32_t format_version = kFormatVersion);
 

@@ -123,9 +123,8 @@ std::string EncodeManifest(const ImageInfo& info, std::vector<FileRecord> files)
     file->set_mode(from.mode);
     for (const uint64_t block : from.blocks) file->add_blocks(block);
   }
-  return Seal<ManifestFile>(kMagic, Serialize(manifest), [](ManifestFile* file, const std::string& contents) {
-    file->set_manifest(contents);
-  });
+  return Seal<ManifestFile>(kMagic, Serialize(manifest),
+                            [](ManifestFile* file, const std::string& contents) { file->set_manifest(contents); });
 }
 
 absl::Status DecodeManifest(std::string_view bytes, const std::string& name, ImageInfo* info,
@@ -137,7 +136,8 @@ absl::Status DecodeManifest(std::string_view bytes, const std::string& name, Ima
   uint32_t version = 0;
   ManifestFile in;
   const absl::Status status = Unseal<ManifestFile>(
-      bytes, name, kMagic, [](const ManifestFile& file) -> const std::string& { return file.manifest(); }, &in, &version);
+      bytes, name, kMagic, [](const ManifestFile& file) -> const std::string& { return file.manifest(); }, &in,
+      &version);
   if (!status.ok()) return status;
   Manifest manifest;
   if (!manifest.ParseFromString(in.manifest())) return damaged("its contents cannot be parsed");

@@ -72,7 +72,8 @@ std::string Reasons(const Activity& activity) {
   const auto add = [&text](const std::string& reason) { text += (text.empty() ? "" : ", ") + reason; };
   if (activity.capturing) add("a stream is being captured into a graph");
   if (activity.host_function_ms != 0) {
-    add("a host function (cudaLaunchHostFunc) has been running for " + Seconds(int64_t(activity.host_function_ms) * kMs));
+    add("a host function (cudaLaunchHostFunc) has been running for " +
+        Seconds(int64_t(activity.host_function_ms) * kMs));
   }
   if (activity.busy_streams != 0) add(Count(activity.busy_streams, "stream has work", "streams have work"));
   if (activity.inside != 0) add(Count(activity.inside, "CUDA call has not returned", "CUDA calls have not returned"));
@@ -343,7 +344,7 @@ class Locker {
   const int64_t start_, end_;
   std::vector<Process> processes_;
   const Process* asked_ = nullptr;  // whom a failure is about; null: all
-  bool soon_ = false;  // a call was let through
+  bool soon_ = false;               // a call was let through
   // Calls of threads whose GPU has work.
   int64_t busy_gap_ = 0, next_busy_ = 0, last_idle_ = INT64_MIN / 2;
   size_t busy_turn_ = 0;       // the process whose call was let through last

@@ -24,8 +24,8 @@ constexpr int64_t kMs = 1000;
 // Work that the model's GPUs do. The last digit of a stream's number is its GPU.
 struct Work {
   int stream = 0;
-  int64_t us = 0;                   // how long it runs once it may
-  std::function<bool()> may_end;    // null: as soon as it has run
+  int64_t us = 0;                 // how long it runs once it may
+  std::function<bool()> may_end;  // null: as soon as it has run
 };
 
 struct World {
@@ -96,7 +96,8 @@ class FakeProcess : public Lockable {
   static bool IsHidden(int stream) { return stream >= 1000; }
   bool Adding(int gpu) {
     bool adding = false;
-    for (auto& [stream, queue] : queues) adding = (stream % 10 == gpu && StreamBusy(stream) && added.count(stream)) || adding;
+    for (auto& [stream, queue] : queues)
+      adding = (stream % 10 == gpu && StreamBusy(stream) && added.count(stream)) || adding;
     return adding;
   }
   bool AnyBusy() {
@@ -166,8 +167,7 @@ class FakeProcess : public Lockable {
       if (at == contexts.end()) at = contexts.insert(at, {uint64_t(call.gpu), 0, Busy(call.gpu), Adding(call.gpu)});
       ++at->calls;
     }
-    activity->quiet =
-        !any_busy && activity->inside == 0 && activity->host_function_ms == 0 && !activity->capturing;
+    activity->quiet = !any_busy && activity->inside == 0 && activity->host_function_ms == 0 && !activity->capturing;
     return true;
   }
   bool Admit(const Admission& which, bool* admitted, std::string*) override {
@@ -441,7 +441,8 @@ TEST_F(LockTest, CollectivesOfSeveralProcessesEnd) {
         thread.calls.push_back({false, 0, {{0, int64_t(random() % 300), nullptr}}, nullptr, nullptr});
       }
       const int number = launched[size_t(rank)] + 1;
-      thread.calls.push_back({false, 0,
+      thread.calls.push_back({false,
+                              0,
                               {{0, 50,
                                 [&launched, number] {
                                   for (const int others : launched) {
@@ -490,9 +491,10 @@ TEST_F(LockTest, TheDeadlineNamesWhoWasNotIdleAndWhy) {
   EXPECT_FALSE(Lock({&idle, &busy}, 4000));
   EXPECT_GE(TookMs(), 4000);
   EXPECT_LT(TookMs(), 4050);
-  EXPECT_NE(error_.find("the busy one did not become idle in 4.0 s: a host function (cudaLaunchHostFunc) has been running "
-                        "for 4.0 s, 1 stream has work"),
-            std::string::npos)
+  EXPECT_NE(
+      error_.find("the busy one did not become idle in 4.0 s: a host function (cudaLaunchHostFunc) has been running "
+                  "for 4.0 s, 1 stream has work"),
+      std::string::npos)
       << error_;
   EXPECT_EQ(error_.find("the idle one"), std::string::npos) << error_;
   EXPECT_TRUE(idle.open);
@@ -506,7 +508,8 @@ TEST_F(LockTest, OneWhoseServerIsSlowIsNotNamedBesideOneThatIsBusy) {
   silent.silent_from = world_.now + 1000 * kMs;
   EXPECT_FALSE(Lock({&slow, &silent, &busy}, 4000));
   EXPECT_EQ(error_.find("the slow one"), std::string::npos) << error_;
-  EXPECT_NE(error_.find("the silent one did not become idle in 4.0 s: its GPU server does not answer"), std::string::npos)
+  EXPECT_NE(error_.find("the silent one did not become idle in 4.0 s: its GPU server does not answer"),
+            std::string::npos)
       << error_;
   EXPECT_NE(error_.find("the busy one did not become idle in 4.0 s: 1 stream has work"), std::string::npos) << error_;
   // But if it had work when it answered last.
@@ -521,7 +524,8 @@ TEST_F(LockTest, OneWhoseServerIsSlowIsNotNamedBesideOneThatIsBusy) {
   alone.silent_from = world_.now + 3500 * kMs;
   alone.queues[0].push_back({0, 3600 * kMs, {}});
   EXPECT_FALSE(Lock({&alone}, 4000));
-  EXPECT_NE(error_.find("the only one did not become idle in 4.0 s: 1 stream has work, its GPU server does not answer"), std::string::npos)
+  EXPECT_NE(error_.find("the only one did not become idle in 4.0 s: 1 stream has work, its GPU server does not answer"),
+            std::string::npos)
       << error_;
 }
 

@@ -64,7 +64,7 @@ pid_t StartDaemon(std::vector<std::string> command, int log, const std::optional
     if (account && Caller::Get()) Caller::Get()->UseEnvironment();
     if (!detached) {
       prctl(PR_SET_PDEATHSIG, SIGTERM);  // after the change of the user, which forgets it
-      setpgid(0, 0);  // the terminal's signals are for the program
+      setpgid(0, 0);                     // the terminal's signals are for the program
     }
     UnblockInChild();
     // It is about the machine's GPUs, and the program's session applies it: a server that did so too would do it twice.

@@ -554,9 +554,10 @@ TEST_P(MemoryTransfer, ReadingStopsAtTheFirstFailure) {
     const auto go_on = [&](uint64_t done, uint64_t total) { return kind != kCancelled || done < total / 3; };
     std::string error;
     EXPECT_FALSE(ReadMemory(server.channel(), sample.regions, &pool, attached, use, go_on, &error));
-    static constexpr const char* kErrors[] = {"the disk is full", "interrupted",
-                                              "could not read GPU memory at 0x100060000000: CUDA_ERROR_INVALID_VALUE (1, invalid argument)",
-                                              "the session with the GPU server was lost: told to die"};
+    static constexpr const char* kErrors[] = {
+        "the disk is full", "interrupted",
+        "could not read GPU memory at 0x100060000000: CUDA_ERROR_INVALID_VALUE (1, invalid argument)",
+        "the session with the GPU server was lost: told to die"};
     EXPECT_THAT(error, HasSubstr(kErrors[kind]));
     EXPECT_EQ(FreeSlots(&pool), ChunkPool::kLeastSlots) << error;
     if (attached) attached->Detach();
@@ -757,7 +758,8 @@ TEST(CopyMemory, GoesDirectly) {
       };
       std::string error;
       CopiedBytes bytes;
-      ASSERT_TRUE(CopyMemory(first.channel(), regions, second.channel(), {}, {}, nullptr, shared.get(), go_on, &bytes, &error))
+      ASSERT_TRUE(
+          CopyMemory(first.channel(), regions, second.channel(), {}, {}, nullptr, shared.get(), go_on, &bytes, &error))
           << error;
       EXPECT_EQ(second.Sync(), 0u);
       EXPECT_EQ(bytes.direct, worth) << refused;
@@ -765,7 +767,8 @@ TEST(CopyMemory, GoesDirectly) {
       EXPECT_EQ(last, total);
       for (size_t i = 0; i < sample.regions.size(); ++i) {
         if (sample.regions[i].kind != RegionKind::kAllocation) continue;
-        EXPECT_TRUE(second.At(KeyOf(sample.regions[i])) == sample.bytes[i]) << "region " << i << ", refused " << refused;
+        EXPECT_TRUE(second.At(KeyOf(sample.regions[i])) == sample.bytes[i])
+            << "region " << i << ", refused " << refused;
       }
       // Nobody maps buffers for some bytes.
       if (refused == 0) {
@@ -793,7 +796,8 @@ TEST(CopyMemory, StopsAskingInVain) {
   }
   CopiedBytes bytes;
   std::string error;
-  ASSERT_TRUE(CopyMemory(first.channel(), sample.regions, second.channel(), {}, {}, nullptr, nullptr, nullptr, &bytes, &error))
+  ASSERT_TRUE(
+      CopyMemory(first.channel(), sample.regions, second.channel(), {}, {}, nullptr, nullptr, nullptr, &bytes, &error))
       << error;
   EXPECT_EQ(second.Sync(), 0u);
   EXPECT_EQ(bytes.direct, 0u);
@@ -844,8 +848,8 @@ TEST(CopyMemory, LeavesOutWhatWasHandedOver) {
   };
   CopiedBytes bytes;
   std::string error;
-  ASSERT_TRUE(CopyMemory(first.channel(), sample.regions, second.channel(), {}, handed_over, nullptr, nullptr, go_on, &bytes,
-                         &error))
+  ASSERT_TRUE(CopyMemory(first.channel(), sample.regions, second.channel(), {}, handed_over, nullptr, nullptr, go_on,
+                         &bytes, &error))
       << error;
   EXPECT_EQ(second.Sync(), 0u);
   EXPECT_EQ(bytes.handed_over, expected);
@@ -860,8 +864,8 @@ TEST(CopyMemory, LeavesOutWhatWasHandedOver) {
   MovedCode moved;
   moved.Add(1, 2, "table", {{0, 0x7f0000001000, 0x7f0000002000}});
   ASSERT_FALSE(moved.empty());
-  EXPECT_FALSE(CopyMemory(first.channel(), sample.regions, second.channel(), moved, handed_over, nullptr, nullptr, go_on, &bytes,
-                          &error));
+  EXPECT_FALSE(CopyMemory(first.channel(), sample.regions, second.channel(), moved, handed_over, nullptr, nullptr,
+                          go_on, &bytes, &error));
   EXPECT_THAT(error, HasSubstr("functions lie elsewhere"));
 }
 

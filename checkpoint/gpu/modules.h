@@ -11,9 +11,9 @@
 
 namespace cuda_remote::checkpoint {
 
-// False, and one sentence in *error that names the first such module and counts the others, if the log has a module with
-// code for one of the GPUs `before` and for none of `after`. A module that no GPU of before could run, or that cannot be
-// read, is left to the driver. Memory: one list of entries at a time; nothing is unpacked.
+// False, and one sentence in *error that names the first such module and counts the others, if the log has a module
+// with code for one of the GPUs `before` and for none of `after`. A module that no GPU of before could run, or that
+// cannot be read, is left to the driver. Memory: one list of entries at a time; nothing is unpacked.
 bool CheckModules(const replay::Log& log, const std::vector<ckptfmt::DeviceFacts>& before,
                   const std::vector<ckptfmt::DeviceFacts>& after, std::string* error);
 

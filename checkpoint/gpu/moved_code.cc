@@ -60,8 +60,8 @@ bool MovedCode::Translate(const ckptfmt::Region& region, uint64_t offset, char* 
   uint64_t value;
   std::memcpy(&value, bytes + found, sizeof(value));
   const auto name = names_.find(value);
-  *error = PlaceOf(region, offset + found) + " holds the address of a GPU function that lies elsewhere on this server " +
-           "than before" +
+  *error = PlaceOf(region, offset + found) +
+           " holds the address of a GPU function that lies elsewhere on this server " + "than before" +
            (name != names_.end() ? " (one of those in the variable " + name->second + ")" : std::string());
   return false;
 }

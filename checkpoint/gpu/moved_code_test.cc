@@ -70,8 +70,9 @@ TEST_F(MovedCodeTest, OtherPlacesAreRefused) {
   EXPECT_EQ(After(memory, {1, 2, 3}), (std::vector<uint64_t>{1, 2, 3}));
   EXPECT_EQ(After(memory, {kB, kD}), (std::vector<uint64_t>{kB, kD})) << "nothing of these lies elsewhere";
   EXPECT_TRUE(After(memory, {1, kA}).empty());
-  EXPECT_EQ(error_, "GPU memory at 0x1008 holds the address of a GPU function that lies elsewhere on this server than "
-                    "before (one of those in the variable table)");
+  EXPECT_EQ(error_,
+            "GPU memory at 0x1008 holds the address of a GPU function that lies elsewhere on this server than "
+            "before (one of those in the variable table)");
   // Another variable, another word of the same one, and the same variable in another context.
   EXPECT_TRUE(After(Variable("other"), {kA}).empty());
   EXPECT_NE(error_.find("the variable other at its byte 0"), std::string::npos) << error_;

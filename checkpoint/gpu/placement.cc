@@ -59,8 +59,7 @@ bool ToWho(const std::string& text, PlacementRule* rule) {
   const size_t dash = rule->by_pid ? std::string::npos : numbers.find('-');
   if (!ToNumber(numbers.substr(0, dash), &rule->first)) return false;
   rule->last = rule->first;
-  return dash == std::string::npos ||
-         (ToNumber(numbers.substr(dash + 1), &rule->last) && rule->first <= rule->last);
+  return dash == std::string::npos || (ToNumber(numbers.substr(dash + 1), &rule->last) && rule->first <= rule->last);
 }
 
 std::string Listed(const std::vector<PlacedProcess>& processes, const std::vector<int>& ranks) {
@@ -81,7 +80,8 @@ bool ParsePlacement(const std::vector<std::string>& words, std::vector<Placement
     const size_t equals = word.find('=');
     if (equals == std::string::npos || !ToWho(word.substr(0, equals), &rule) ||
         !ToPlace(word.substr(equals + 1), &rule.place)) {
-      *error = "--map " + word + " is not understood: it is RANK=SERVER, RANK=SERVER:GPU,... or RANK=:GPU,..., with a "
+      *error = "--map " + word +
+               " is not understood: it is RANK=SERVER, RANK=SERVER:GPU,... or RANK=:GPU,..., with a "
                "rank (2), ranks (0-3) or pid:N, and unix:PATH or HOST:PORT as the server";
       return false;
     }

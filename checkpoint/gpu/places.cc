@@ -28,7 +28,8 @@ bool CheckSharing(const std::vector<Placed>& placed, const std::vector<const rep
     if (one.host == other.host) continue;
     *error = one.name + " and " + other.name +
              " share GPU memory, events or pools, directly or through others, and need one server, but they are to go "
-             "to " + one.place.server + " and " + other.place.server;
+             "to " +
+             one.place.server + " and " + other.place.server;
     return false;
   }
   return true;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The user whom a job of root's tools runs as (cr-run --user), and acting as that user.
 //
-// Such a job's folder is root's, so the tools may believe what is in it (but own_job.h). The sockets of the job's processes are in its
-// folder "user", which is theirs (SocketFolder, proto/folder/this_job.h). Files that this user could exchange are opened
-// and changed with his rights only.
+// Such a job's folder is root's, so the tools may believe what is in it (but own_job.h). The sockets of the job's
+// processes are in its folder "user", which is theirs (SocketFolder, proto/folder/this_job.h). Files that this user
+// could exchange are opened and changed with his rights only.
 #ifndef CUDA_REMOTE_CHECKPOINT_JOB_ACCOUNT_H_
 #define CUDA_REMOTE_CHECKPOINT_JOB_ACCOUNT_H_
 
@@ -44,12 +44,13 @@ std::string MissingCapability(std::initializer_list<std::pair<int, const char*>>
 // For messages: "user anna (1000)".
 std::string NameOf(const Account& account);
 
-// In a child, before an execution: becomes that user, and keeps of its capabilities these only. False and errno on failure.
+// In a child, before an execution: becomes that user, and keeps of its capabilities these only. False and errno on
+// failure.
 bool Become(const Account& account, const std::vector<int>& kept = {});
 
-// While it lives, this thread has the rights of that user; other threads keep theirs, and new ones begin with this one's.
-// Throws std::runtime_error if that is not possible. Changes nothing if it is null, or if the thread acts as that user
-// already.
+// While it lives, this thread has the rights of that user; other threads keep theirs, and new ones begin with this
+// one's. Throws std::runtime_error if that is not possible. Changes nothing if it is null, or if the thread acts as
+// that user already.
 class ActAs {
  public:
   explicit ActAs(const Account* account);

@@ -79,14 +79,16 @@ void Caller::UseEnvironment() const {
 
 bool Caller::CheckSaved(const std::optional<Account>& saved, std::string* error) const {
   if (!saved || saved->user != account_.user) {
-    *error = "the image is of a job of " + (saved ? NameOf(*saved) : std::string("root")) + ", not of " + NameOf(account_);
+    *error =
+        "the image is of a job of " + (saved ? NameOf(*saved) : std::string("root")) + ", not of " + NameOf(account_);
     return false;
   }
   std::vector<gid_t> wanted = saved->groups;
   wanted.push_back(saved->group);
   for (const gid_t group : wanted) {
     if (group == account_.group || std::binary_search(account_.groups.begin(), account_.groups.end(), group)) continue;
-    *error = "the job has the rights of group " + std::to_string(group) + ", which " + NameOf(account_) + " does not have now";
+    *error = "the job has the rights of group " + std::to_string(group) + ", which " + NameOf(account_) +
+             " does not have now";
     return false;
   }
   return true;

@@ -17,7 +17,7 @@
 namespace cuda_remote::checkpoint {
 
 // What a tool announces, and cr-hostd does before it answers.
-inline constexpr char kImageBegins[] = "image begins";    // makes the image's folder, as the user; answers its name
+inline constexpr char kImageBegins[] = "image begins";      // makes the image's folder, as the user; answers its name
 inline constexpr char kImageComplete[] = "image complete";  // signs the image, and copies it there
 inline constexpr char kImageRestored[] = "image restored";  // if Caller::holds: answers when the job is to run
 // Of a checkpoint over several hosts: they answer when all hosts have come so far.
@@ -25,7 +25,7 @@ inline constexpr char kJobReady[] = "job ready";
 inline constexpr char kJobLocked[] = "job locked";
 inline constexpr char kJobStill[] = "job still";
 inline constexpr char kJobDumped[] = "job dumped";
-inline constexpr char kImageUsed[] = "image used";        // removes its copy of the image
+inline constexpr char kImageUsed[] = "image used";  // removes its copy of the image
 
 // Goes with a signal that is passed on: a terminal has sent it.
 inline constexpr int kOfTerminal = 0x7e12;

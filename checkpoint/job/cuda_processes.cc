@@ -24,8 +24,8 @@ constexpr char kFolderVariable[] = "CUDA_REMOTE_JOB_DIR";
 constexpr char kRings[] = "/memfd:cuda-remote-ring";
 // Our own programs that have rings mapped, and may have the job's environment: a tool has, where the user has set
 // CUDA_REMOTE_JOB_DIR for his shell.
-constexpr const char* kOurs[] = {"cr-server", "cr-worker",     "cr-relay",   "cr-nvml", "cr-run",
-                                 "cr-restart", "cr-checkpoint", "cr-migrate"};
+constexpr const char* kOurs[] = {"cr-server", "cr-worker",  "cr-relay",      "cr-nvml",
+                                 "cr-run",    "cr-restart", "cr-checkpoint", "cr-migrate"};
 
 std::string ReadAll(const std::string& path) {
   std::ifstream file(path, std::ios::binary);

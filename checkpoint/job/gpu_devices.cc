@@ -2,8 +2,8 @@
 #include "checkpoint/job/gpu_devices.h"
 
 #include <dirent.h>
-#include <stdio.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/inotify.h>

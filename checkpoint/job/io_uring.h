@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keeps a program from making an io_uring, which no snapshot engine can save. Programs that use one where the kernel has
-// it (libuv, and with it PyTorch's TCPStore) then do as on a kernel without.
+// Keeps a program from making an io_uring, which no snapshot engine can save. Programs that use one where the kernel
+// has it (libuv, and with it PyTorch's TCPStore) then do as on a kernel without.
 #ifndef CUDA_REMOTE_CHECKPOINT_JOB_IO_URING_H_
 #define CUDA_REMOTE_CHECKPOINT_JOB_IO_URING_H_
 

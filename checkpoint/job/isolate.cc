@@ -35,7 +35,6 @@ extern char** environ;
 namespace cuda_remote::checkpoint {
 namespace {
 
-
 sigset_t g_before;
 bool g_blocked = false;
 
@@ -81,7 +80,8 @@ std::string WithErrno(const std::string& what) { return what + ": " + strerror(e
 void ShowMounts(const Plan& plan) {
   for (const Mount& wanted : plan.mounts) {
     if (mount(wanted.source.c_str(), wanted.target.c_str(), nullptr, MS_BIND, nullptr) == 0) continue;
-    fprintf(stderr, "cuda-remote: cannot show %s as %s: %s; programs with an environment of their own may not find it\n",
+    fprintf(stderr,
+            "cuda-remote: cannot show %s as %s: %s; programs with an environment of their own may not find it\n",
             wanted.source.c_str(), wanted.target.c_str(), strerror(errno));
   }
 }
@@ -220,14 +220,16 @@ std::vector<std::string> MountsBelow(const std::string& top) {
     std::string field;
     for (int i = 0; i < 5; ++i) fields >> field;
     const std::string path = Unescaped(field);
-    const auto is_below = [&path](const std::string& other) { return path.compare(0, other.size() + 1, other + "/") == 0; };
+    const auto is_below = [&path](const std::string& other) {
+      return path.compare(0, other.size() + 1, other + "/") == 0;
+    };
     if (is_below(top) && std::none_of(all.begin(), all.end(), is_below)) all.push_back(path);
   }
   return all;
 }
 
-// /sys shows the network of whoever mounts it, and programs look there for their interfaces (UCX, and with it MPICH). What
-// is mounted in it stays, such as control groups.
+// /sys shows the network of whoever mounts it, and programs look there for their interfaces (UCX, and with it MPICH).
+// What is mounted in it stays, such as control groups.
 void ShowOwnNetwork() {
   constexpr char kSys[] = "/sys";
   struct statvfs about;
@@ -240,8 +242,10 @@ void ShowOwnNetwork() {
   const unsigned long flags = MS_NOSUID | MS_NODEV | MS_NOEXEC | (read_only ? MS_RDONLY : 0);
   const bool mounted = mount("sysfs", kSys, "sysfs", flags, nullptr) == 0;
   if (!mounted) {
-    fprintf(stderr, "cuda-remote: cannot mount /sys for the job: %s; programs see this machine's network interfaces there, "
-            "not the job's\n", strerror(errno));
+    fprintf(stderr,
+            "cuda-remote: cannot mount /sys for the job: %s; programs see this machine's network interfaces there, "
+            "not the job's\n",
+            strerror(errno));
   }
   for (const auto& [path, tree] : kept) {
     if (mounted && move_mount(tree, "", AT_FDCWD, path.c_str(), MOVE_MOUNT_F_EMPTY_PATH) != 0) {
@@ -292,7 +296,8 @@ bool SetUp(const Plan& plan, OwnPtys* ptys, std::string* error) {
   ShowMounts(plan);
   std::string problem;
   if (!ptys->Mount(plan.outside_ptys, &problem)) {
-    fprintf(stderr, "cuda-remote: %s; it has this machine's pseudo-terminals, whose numbers may be taken at a restart\n",
+    fprintf(stderr,
+            "cuda-remote: %s; it has this machine's pseudo-terminals, whose numbers may be taken at a restart\n",
             problem.c_str());
   }
   if (!plan.restored_pid) ptys->ShowOutside();
@@ -406,7 +411,8 @@ pid_t ChooseFirstPid() {
 
 const char kInUserNamespace[] =
     "it was started neither as root nor through cr-hostd, and has mounts of its own in a user namespace, which CRIU "
-    "cannot save; start it where cr-hostd runs, or with cr-run --plain, so that root can save it, or have root start it "
+    "cannot save; start it where cr-hostd runs, or with cr-run --plain, so that root can save it, or have root start "
+    "it "
     "with cr-run --user";
 
 void BlockForwardedSignals() {
@@ -440,8 +446,8 @@ bool BeginIsolated(const Plan& plan, Isolated* isolated, std::string* error) {
     return false;
   }
   fflush(nullptr);
-  const pid_t init =
-      pid_t(syscall(SYS_clone, CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | SIGCHLD, nullptr, nullptr, nullptr, nullptr));
+  const pid_t init = pid_t(
+      syscall(SYS_clone, CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | SIGCHLD, nullptr, nullptr, nullptr, nullptr));
   if (init == 0) {
     close(report[0]);
     Init(plan, report[1]);
@@ -452,8 +458,9 @@ bool BeginIsolated(const Plan& plan, Isolated* isolated, std::string* error) {
     close(report[0]);
     *error = std::string("cannot make PID, mount and IPC namespaces: ") + strerror(failure);
     if (failure == EPERM)
-      *error += " (the capability CAP_SYS_ADMIN is missing, or forbidden by seccomp; a container gets it with "
-                "--cap-add SYS_ADMIN)";
+      *error +=
+          " (the capability CAP_SYS_ADMIN is missing, or forbidden by seccomp; a container gets it with "
+          "--cap-add SYS_ADMIN)";
     return false;
   }
   isolated->init = init;
@@ -535,8 +542,7 @@ int WaitForwarding(pid_t child, bool terminal_too, const Beside& beside) {
     while (read(signals, &info, sizeof(info)) == ssize_t(sizeof(info))) {
       const int signal = int(info.ssi_signo);
       if (signal == SIGCHLD || (beside.take && beside.take(signal))) continue;
-      const bool of_terminal =
-          info.ssi_code == SI_KERNEL || (info.ssi_code == SI_QUEUE && info.ssi_int == kOfTerminal);
+      const bool of_terminal = info.ssi_code == SI_KERNEL || (info.ssi_code == SI_QUEUE && info.ssi_int == kOfTerminal);
       // What the terminal sends reaches a program in the same process group anyway.
       if (of_terminal && !terminal_too) continue;
       if (of_terminal && beside.to_group) {

@@ -34,8 +34,14 @@ namespace {
 
 // From the program's folder: an installation with everything in one folder or with bin, lib and libexec, and Bazel's
 // tree.
-constexpr const char* kPlaces[] = {"",    "../lib/",   "../bin/",  "../libexec/",
-                                   "../", "../relay/", "../nvml/", "../../server/supervisor/",
+constexpr const char* kPlaces[] = {"",
+                                   "../lib/",
+                                   "../bin/",
+                                   "../libexec/",
+                                   "../",
+                                   "../relay/",
+                                   "../nvml/",
+                                   "../../server/supervisor/",
                                    "../../checkpoint/engine/criu/"};
 
 // Of files that the job's processes read. The folder is closed to other users, but not to the job's.
@@ -60,8 +66,8 @@ std::string OwnFolder() {
   return whole.substr(0, whole.rfind('/') + 1);
 }
 
-// The fields of /proc/PID/stat behind the name, which may have anything in it: state, parent and so on. Empty if there is
-// no such process.
+// The fields of /proc/PID/stat behind the name, which may have anything in it: state, parent and so on. Empty if there
+// is no such process.
 std::string StatOf(int pid) {
   std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
   std::string text;
@@ -446,7 +452,8 @@ bool JobFromJson(const std::string& text, Job* job) {
 
 bool WriteJob(const std::string& directory, const Job& job, std::string* error) {
   // Its user may know of it, and the folder is closed to others.
-  return Replace(directory + "/job.json", JobToJson(job, /*one_line=*/false), error, job.has_user() ? kForProcesses : 0);
+  return Replace(directory + "/job.json", JobToJson(job, /*one_line=*/false), error,
+                 job.has_user() ? kForProcesses : 0);
 }
 
 bool ReadJob(const std::string& directory, Job* job, std::string* error) {
@@ -475,7 +482,8 @@ bool ReadJob(const std::string& directory, Job* job, std::string* error) {
 // A program can run, and be told to tools, before cr-run has written down what it knows of it.
 static bool HasJobFile(const std::string& directory) {
   const auto has = [&](const char* name) { return access((directory + name).c_str(), F_OK) == 0; };
-  for (int i = 0; i < kStartLooks && !has("/job.json") && has("/gpu-server"); ++i) std::this_thread::sleep_for(kStartLook);
+  for (int i = 0; i < kStartLooks && !has("/job.json") && has("/gpu-server"); ++i)
+    std::this_thread::sleep_for(kStartLook);
   return has("/job.json");
 }
 
@@ -586,8 +594,7 @@ void RemoveSockets(const std::string& directory) {
     while (const dirent* const entry = readdir(list)) {
       const std::string name = entry->d_name;
       const bool ours = (name.compare(0, 5, "relay") == 0 && (EndsWith(name, ".sock") || EndsWith(name, ".log"))) ||
-                        (name.compare(0, 5, "agent") == 0 && EndsWith(name, ".sock")) ||
-                        IsEnginesFile(name);
+                        (name.compare(0, 5, "agent") == 0 && EndsWith(name, ".sock")) || IsEnginesFile(name);
       if (ours) unlink((directory + "/" + name).c_str());
     }
     closedir(list);

@@ -59,21 +59,23 @@ TEST(LoaderCache, HasWhatWasAddedAndAllElse) {
   const std::string before = Shown(bytes), after = Shown(result);
   EXPECT_EQ(Lines(after), Lines(before) + more.size());
   for (const CachedLibrary& library : more) {
-    EXPECT_NE(after.find("\t" + library.name + " (libc6,x86-64) => " + library.path + "\n"), std::string::npos) << after;
+    EXPECT_NE(after.find("\t" + library.name + " (libc6,x86-64) => " + library.path + "\n"), std::string::npos)
+        << after;
   }
   std::vector<CachedLibrary> old_ones, new_ones;
   ASSERT_TRUE(ReadLoaderCache(bytes, &old_ones) && ReadLoaderCache(result, &new_ones));
   for (const CachedLibrary& old : old_ones) {
-    EXPECT_TRUE(std::any_of(new_ones.begin(), new_ones.end(),
-                            [&](const CachedLibrary& library) { return library.name == old.name && library.path == old.path; }))
-        << old.name;
+    EXPECT_TRUE(std::any_of(new_ones.begin(), new_ones.end(), [&](const CachedLibrary& library) {
+      return library.name == old.name && library.path == old.path;
+    })) << old.name;
   }
   // Once more, into what was made.
   std::string again;
   ASSERT_TRUE(AddToLoaderCache(result, {{"libcuda-remote-test.so.1", "/other/first.so"}}, &again));
   ASSERT_TRUE(ReadLoaderCache(again, &new_ones));
-  const auto first = std::find_if(new_ones.begin(), new_ones.end(),
-                                  [](const CachedLibrary& library) { return library.name == "libcuda-remote-test.so.1"; });
+  const auto first = std::find_if(new_ones.begin(), new_ones.end(), [](const CachedLibrary& library) {
+    return library.name == "libcuda-remote-test.so.1";
+  });
   ASSERT_NE(first, new_ones.end());
   EXPECT_EQ(first->path, "/other/first.so");
 }

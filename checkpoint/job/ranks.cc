@@ -10,8 +10,9 @@ namespace cuda_remote::checkpoint {
 namespace {
 
 // Ranks in the whole job before those on one machine.
-constexpr const char* kVariables[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "RANK",
-                                      "SLURM_PROCID",         "OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK"};
+constexpr const char* kVariables[] = {"OMPI_COMM_WORLD_RANK",       "PMIX_RANK", "PMI_RANK",
+                                      "MV2_COMM_WORLD_RANK",        "RANK",      "SLURM_PROCID",
+                                      "OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK"};
 constexpr size_t kMostDigits = 6;
 
 // The number that `variable` has; -1: none.
@@ -21,8 +22,8 @@ int NumberIn(const std::string& environment, const std::string& variable) {
   if (at == std::string::npos) return -1;
   at += start.size() + (environment[at] == '\0' ? 1 : 0);
   const std::string value = environment.substr(at, environment.find('\0', at) - at);
-  const bool number = !value.empty() && value.size() <= kMostDigits &&
-                      value.find_first_not_of("0123456789") == std::string::npos;
+  const bool number =
+      !value.empty() && value.size() <= kMostDigits && value.find_first_not_of("0123456789") == std::string::npos;
   return number ? std::stoi(value) : -1;
 }
 

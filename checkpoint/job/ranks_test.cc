@@ -36,9 +36,9 @@ TEST(Ranks, AProcessWithoutTheVariableHasNone) {
 
 // srun started torchrun, which started the ranks.
 TEST(Ranks, AnOuterLaunchersVariableIsTheSameInAllAndDoesNotCount) {
-  EXPECT_THAT(RanksIn({Environment({"OMPI_COMM_WORLD_RANK=0", "RANK=1"}),
-                       Environment({"OMPI_COMM_WORLD_RANK=0", "RANK=0"})}),
-              ElementsAre(1, 0));
+  EXPECT_THAT(
+      RanksIn({Environment({"OMPI_COMM_WORLD_RANK=0", "RANK=1"}), Environment({"OMPI_COMM_WORLD_RANK=0", "RANK=0"})}),
+      ElementsAre(1, 0));
 }
 
 TEST(Ranks, WhatIsNoNumberIsNoRank) {

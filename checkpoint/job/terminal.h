@@ -62,7 +62,7 @@ class JobTerminal {
   std::vector<int> streams_;
   termios before_ = {};
   bool raw_ = false, at_end_ = false;
-  bool held_ = false;     // a CR whose next byte has not come yet
+  bool held_ = false;   // a CR whose next byte has not come yet
   std::string to_job_;  // keys that the job has not taken yet
 };
 

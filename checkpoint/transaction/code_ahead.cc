@@ -24,8 +24,8 @@ bool CodeAhead::Look(const agent::LockOptions& lock, std::string* error) {
 
 const replay::Log* CodeAhead::Of(const CudaProcess& process) const {
   const auto& processes = before_.processes();
-  const auto found = std::find_if(processes.begin(), processes.end(),
-                                  [&](const auto& one) { return one->process() == process; });
+  const auto found =
+      std::find_if(processes.begin(), processes.end(), [&](const auto& one) { return one->process() == process; });
   return usable_ && found != processes.end() ? &(*found)->log() : nullptr;
 }
 

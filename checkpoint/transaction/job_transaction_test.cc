@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// JobTransaction against processes and an engine of the test's own. Each step of each process fails once, or the process
-// ends in it; afterwards the job must be whole.
+// JobTransaction against processes and an engine of the test's own. Each step of each process fails once, or the
+// process ends in it; afterwards the job must be whole.
 #include "checkpoint/transaction/job_transaction.h"
 
 #include <gmock/gmock.h>
@@ -24,7 +24,7 @@ struct Faults {
   int at = -1;          // number of the step; -1: none
   bool by_end = false;  // the process ends in it, which fails it
   int count = 0;
-  std::string failed;   // what it was
+  std::string failed;  // what it was
   std::function<void(const std::string&)> on_step = [](const std::string&) {};
   bool Now(const std::string& what) {
     on_step(what);
@@ -415,7 +415,8 @@ TEST(JobTransaction, OneThatEndsWhileItIsLockedIsLeftOut) {
 
 // Its connection ends before it is seen to have ended.
 TEST(JobTransaction, OneThatEndsInAnyStepIsLeftOut) {
-  for (const std::string step : {"close", "look", "settle", "take", "release", "switch", "confirm", "give back", "unlock"}) {
+  for (const std::string step :
+       {"close", "look", "settle", "take", "release", "switch", "confirm", "give back", "unlock"}) {
     SCOPED_TRACE(step);
     const bool move = step == "switch" || step == "confirm";
     Faults faults;

@@ -227,7 +227,9 @@ class AgentThread final : public Agent {
         Timeout timeout;
         if (!DecodeTimeout(request->body, &timeout) || timeout.milliseconds > INT32_MAX) return Malformed(error);
         bool settled = false;
-        if (!host_->Settle(int(timeout.milliseconds), [this] { return ToolIsGone(); }, &settled, error)) return false;
+        if (!host_->Settle(
+                int(timeout.milliseconds), [this] { return ToolIsGone(); }, &settled, error))
+          return false;
         if (settled) state_ = State::kLocked;
         EncodeYes({settled}, &reply->body);
         return true;
@@ -442,8 +444,8 @@ class AgentThread final : public Agent {
   ino_t inode_ = 0;
   int tool_ = -1;
   State state_ = State::kRunning;
-  // A tool's requests beside the job's calls: since when EndAsking is needed, where the answers' payloads go, and those of
-  // requests that were given up, which somebody may still write to.
+  // A tool's requests beside the job's calls: since when EndAsking is needed, where the answers' payloads go, and those
+  // of requests that were given up, which somebody may still write to.
   bool asking_ = false;
   std::map<uint64_t, std::unique_ptr<char[]>> asked_;
   std::vector<std::unique_ptr<char[]>> late_;
@@ -453,7 +455,8 @@ class AgentThread final : public Agent {
 
 std::unique_ptr<Agent> Agent::Start(const std::string& directory, AgentHost* host, std::string* error) {
   if (!CheckFolder(directory, FolderUse::kServe, error)) return nullptr;
-  std::unique_ptr<AgentThread> agent(new (std::nothrow) AgentThread(directory + "/" + SocketName(uint32_t(getpid())), host));
+  std::unique_ptr<AgentThread> agent(new (std::nothrow)
+                                         AgentThread(directory + "/" + SocketName(uint32_t(getpid())), host));
   if (!agent) {
     *error = "out of memory";
     return nullptr;

@@ -8,16 +8,16 @@
 //                                                              `----------------Give------------^
 //     closed, locked, taken --Unlock--> running
 //
-// In `closed` the gate holds new CUDA calls back while the work that was begun ends; the tool looks at what is going on,
-// admits single calls that the work may depend on, and settles when nothing goes on (client/agent/lock.h). The agent
-// itself never waits for the GPU or the program, so it always notices at once when the tool is gone.
+// In `closed` the gate holds new CUDA calls back while the work that was begun ends; the tool looks at what is going
+// on, admits single calls that the work may depend on, and settles when nothing goes on (client/agent/lock.h). The
+// agent itself never waits for the GPU or the program, so it always notices at once when the tool is gone.
 //
-// A tool that disappears in `closed`, `locked` or `taken` leaves the process running with the channel that it had. If it
-// has given another worker's channel and not unlocked yet, the host finds out whether the job's move was decided
+// A tool that disappears in `closed`, `locked` or `taken` leaves the process running with the channel that it had. If
+// it has given another worker's channel and not unlocked yet, the host finds out whether the job's move was decided
 // (SettleMove): all of its processes move, or none. In `released`
 // the agent holds no connection and the process no channel, so that the process can be snapshotted; the tool connects
-// again, to this process or to its restored copy, and gives it a channel. Only Give ends that state, or Abandon when there
-// is no channel any more.
+// again, to this process or to its restored copy, and gives it a channel. Only Give ends that state, or Abandon when
+// there is no channel any more.
 //
 // One tool at a time: another one is told so and sent away. The thread blocks all signals, sleeps in poll, and holds no
 // lock while it sleeps. It survives a snapshot of the process: a listening socket that was restored works on, and one
@@ -48,19 +48,19 @@ class AgentHost {
   virtual bool Look(Activity* activity, std::string* error) = 0;
   // Lets one call into the closed gate. False if none of this kind waits.
   virtual bool Admit(const Admission& which) = 0;
-  // After a Look that said `quiet`: settles what only this side knows of, and locks. *settled is false if something goes
-  // on after all. Waits for `timeout_ms` at most, and only as long as `gone` is false.
+  // After a Look that said `quiet`: settles what only this side knows of, and locks. *settled is false if something
+  // goes on after all. Waits for `timeout_ms` at most, and only as long as `gone` is false.
   virtual bool Settle(int timeout_ms, const std::function<bool()>& gone, bool* settled, std::string* error) = 0;
-  // The tool has gone, and Unlock follows. If it has given another worker's channel, and the move of the job has not been
-  // decided, the process gets the channel back that it had.
+  // The tool has gone, and Unlock follows. If it has given another worker's channel, and the move of the job has not
+  // been decided, the process gets the channel back that it had.
   virtual void SettleMove() = 0;
   // Lets calls in again. Also after a Take that led nowhere: the process goes on with the channel that it has.
   virtual void Unlock() = 0;
   // While the job runs: the module images of the log (replay::WriteImages), as a descriptor that the caller owns, and a
   // number for Take.
   virtual bool GiveImages(uint64_t* number, int* fd, std::string* error) = 0;
-  // Hands out duplicates of the channel's descriptors, and the log. The caller owns what *taken holds. `images`: the log
-  // without the images of the last GiveImages, if that gave this number.
+  // Hands out duplicates of the channel's descriptors, and the log. The caller owns what *taken holds. `images`: the
+  // log without the images of the last GiveImages, if that gave this number.
   virtual bool Take(uint64_t images, Taken* taken, std::string* error) = 0;
   // Closes the process's own channel.
   virtual void Release() = 0;
@@ -68,8 +68,8 @@ class AgentHost {
   virtual void Abandon() = 0;
   // Makes `given` the process's channel; it owns the descriptors. On failure the process has the channel it had.
   virtual bool Give(Given given, std::string* error) = 0;
-  // While the job runs: sends a request of a tool's beside its calls. The answer's payload goes to `out`, until Answer has
-  // said `answered` or failed. Waits if the channel is full.
+  // While the job runs: sends a request of a tool's beside its calls. The answer's payload goes to `out`, until Answer
+  // has said `answered` or failed. Waits if the channel is full.
   virtual bool Ask(const SideRequest& request, char* out, uint64_t* sequence, std::string* error) = 0;
   // *bytes: of the payload.
   virtual bool Answer(uint64_t sequence, int timeout_ms, bool* answered, SideAnswer* answer, size_t* bytes,

@@ -217,8 +217,8 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
   return record->staged.empty() ? CUDA_SUCCESS : OwnStaged(*phGraph, std::move(record->staged));
 }
 
-// Asked before every launch by some libraries. Captures are begun by this process alone, so without one there is nothing
-// to ask the server.
+// Asked before every launch by some libraries. Captures are begun by this process alone, so without one there is
+// nothing to ask the server.
 CUresult Custom_cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus* captureStatus, bool per_thread) {
   if (!captureStatus) return CUDA_ERROR_INVALID_VALUE;
   Call call(info::k_cuStreamIsCapturing);

@@ -23,8 +23,8 @@ CUresult AddToCapture(uint64_t stream, Add add) {
   const CUgraphNode* dependencies = nullptr;
   const CUgraphEdgeData* edges = nullptr;
   size_t count = 0;
-  CUresult result = Custom_cuStreamGetCaptureInfo_v3(captured, &status, nullptr, &graph, &dependencies, &edges, &count,
-                                                     false);
+  CUresult result =
+      Custom_cuStreamGetCaptureInfo_v3(captured, &status, nullptr, &graph, &dependencies, &edges, &count, false);
   if (result != CUDA_SUCCESS) return result;
   if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   // The lists are the thread's, for as long as nobody asks again.

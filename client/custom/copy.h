@@ -12,8 +12,8 @@
 namespace cuda_remote::client {
 
 // Both take a call that has entered. `stream` is from Call::StreamToWire. `blocking` says whether the driver call may
-// return before the copy is done: a copy that must go through the channel's own buffers is finished with the host memory
-// when these return, whatever it says.
+// return before the copy is done: a copy that must go through the channel's own buffers is finished with the host
+// memory when these return, whatever it says.
 CUresult CopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes, uint64_t stream, bool blocking);
 CUresult CopyToHost(Call& call, void* dst, CUdeviceptr src, size_t bytes, uint64_t stream, bool blocking);
 
@@ -26,8 +26,8 @@ bool LeavesAllocation(Session& session, CUdeviceptr address, size_t bytes);
 // Whether the server reaches all of [address, address + bytes); `*device` is then where.
 bool IsSharedHostMemory(Session& session, const void* address, size_t bytes, uint64_t* device);
 
-// Host memory is about to be read for a copy that stands behind a host function in a stream: that function may still have
-// to write it. Waits for `stream` if any host function is outstanding.
+// Host memory is about to be read for a copy that stands behind a host function in a stream: that function may still
+// have to write it. Waits for `stream` if any host function is outstanding.
 CUresult SettleHostFunctions(Call& call, uint64_t stream);
 
 }  // namespace cuda_remote::client

@@ -77,7 +77,8 @@ CUresult Custom_cuDeviceGetName(char* name, int len, CUdevice dev) {
   const Device* device;
   if (!name || len == 0) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = FindDevice(dev, &device); result != CUDA_SUCCESS) return result;
-  const size_t count = std::min(device->name.size(), size_t(len) - 1);  // the driver, too, takes a negative length for a long one
+  const size_t count =
+      std::min(device->name.size(), size_t(len) - 1);  // the driver, too, takes a negative length for a long one
   memcpy(name, device->name.data(), count);
   name[count] = 0;
   return CUDA_SUCCESS;

@@ -68,7 +68,8 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
     {
       WriterLock lock(&session.mutex());
       session.graph_records().MakeLaunchable(request.exec);
-      if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) session.graph_records().Uploaded({Kind::kGraphExec, request.exec});
+      if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)
+        session.graph_records().Uploaded({Kind::kGraphExec, request.exec});
     }
     session.driver_execs().Name(reply.handle, request.exec);
     *exec = reinterpret_cast<CUgraphExec>(reply.handle);
@@ -191,8 +192,7 @@ CUresult Custom_cuGraphClone(CUgraph* phGraphClone, CUgraph originalGraph) {
   // The clone's nodes are to the application what the original's are.
   for (const auto& [node, facts] : disguised) {
     CUgraphNode copy;
-    const CUresult result =
-        Custom_cuGraphNodeFindInClone(&copy, reinterpret_cast<CUgraphNode>(node), *phGraphClone);
+    const CUresult result = Custom_cuGraphNodeFindInClone(&copy, reinterpret_cast<CUgraphNode>(node), *phGraphClone);
     if (result != CUDA_SUCCESS) continue;  // it was taken out of the graph
     Session* const session = Session::Get();
     WriterLock lock(&session->mutex());

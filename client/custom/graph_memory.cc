@@ -189,11 +189,9 @@ CUresult CaptureAllocation(Call& call, uint64_t stream, size_t bytes, uint64_t p
     params.poolProps.location.id = session.pools().PlaceOf(pool, context ? context->device : -1).device;
   }
   const char* const name = call.info().name;
-  const CUresult result =
-      AddToCapture(stream, [&](CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
-                               const CUgraphEdgeData* edges, size_t count) {
-        return AddAllocation(name, node, graph, dependencies, edges, count, &params);
-      });
+  const CUresult result = AddToCapture(
+      stream, [&](CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, const CUgraphEdgeData* edges,
+                  size_t count) { return AddAllocation(name, node, graph, dependencies, edges, count, &params); });
   if (result == CUDA_SUCCESS) *dptr = params.dptr;
   return result;
 }
@@ -205,10 +203,9 @@ CUresult CaptureFree(Call& call, uint64_t stream, CUdeviceptr dptr) {
     if (!call.session().graph_memory().Contains(dptr)) return CUDA_ERROR_INVALID_VALUE;
   }
   const char* const name = call.info().name;
-  return AddToCapture(stream, [&](CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
-                                  const CUgraphEdgeData* edges, size_t count) {
-    return AddFree(name, node, graph, dependencies, edges, count, dptr);
-  });
+  return AddToCapture(
+      stream, [&](CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, const CUgraphEdgeData* edges,
+                  size_t count) { return AddFree(name, node, graph, dependencies, edges, count, dptr); });
 }
 
 bool FreeOfGraph(Session& session, CUdeviceptr dptr, CUresult* result) {

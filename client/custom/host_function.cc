@@ -11,7 +11,8 @@
 namespace cuda_remote::client {
 namespace {
 
-// `plain` is what cuLaunchHostFunc was given: in a captured stream it becomes part of the graph, and runs at every launch.
+// `plain` is what cuLaunchHostFunc was given: in a captured stream it becomes part of the graph, and runs at every
+// launch.
 struct PlainFunction {
   CUhostFn function;
   void* data;

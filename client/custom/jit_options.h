@@ -12,9 +12,10 @@
 namespace cuda_remote::client {
 
 // Turns the caller's parallel arrays into wire values. CUDA_ERROR_INVALID_VALUE for missing arrays;
-// CUDA_ERROR_NOT_SUPPORTED, with the reason logged, for an option whose value is memory that we do not know how to send.
-CUresult PackJitOptions(unsigned count, const CUjit_option* options, void* const* values, std::vector<uint32_t>* wire_options,
-                        std::vector<uint64_t>* wire_values);
+// CUDA_ERROR_NOT_SUPPORTED, with the reason logged, for an option whose value is memory that we do not know how to
+// send.
+CUresult PackJitOptions(unsigned count, const CUjit_option* options, void* const* values,
+                        std::vector<uint32_t>* wire_options, std::vector<uint64_t>* wire_values);
 
 // Puts what the driver wrote back into the caller's array and log buffers.
 void UnpackJitOptions(unsigned count, const CUjit_option* options, void** values,

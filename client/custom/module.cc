@@ -54,7 +54,8 @@ CUresult Refused(CUresult result) {
   static std::atomic<bool> said{false};
   if (result == CUDA_ERROR_NO_BINARY_FOR_GPU && !said.exchange(true)) {
     LogLine(
-        "the server's GPU cannot run the code of a module (CUDA_ERROR_NO_BINARY_FOR_GPU). The software GPU runs PTX only: "
+        "the server's GPU cannot run the code of a module (CUDA_ERROR_NO_BINARY_FOR_GPU). The software GPU runs PTX "
+        "only: "
         "most kernels of cuBLAS, cuDNN and similar libraries exist as machine code alone and need a real GPU");
   }
   return result;

@@ -33,8 +33,8 @@ CUresult Clusters(const CallInfo& info, int* value, CUfunction func, const CUlau
   request.block_y = config->blockDimY;
   request.block_z = config->blockDimZ;
   request.shared_bytes = config->sharedMemBytes;
-  request.attributes = std::string_view(reinterpret_cast<const char*>(config->attrs),
-                                        config->numAttrs * sizeof(CUlaunchAttribute));
+  request.attributes =
+      std::string_view(reinterpret_cast<const char*>(config->attrs), config->numAttrs * sizeof(CUlaunchAttribute));
   request.Encode(&call.message());
   if (const CUresult result = call.Recall(request.func); result != CUDA_SUCCESS) return result;
   Reply reply;

@@ -11,8 +11,8 @@
 
 namespace cuda_remote::client {
 
-// Both take a call that has entered, and return true if they have done the copy (or failed at it: *result says), false if
-// it must go through the channel. They return when the GPU has done it. `stream` is from Call::StreamToWire.
+// Both take a call that has entered, and return true if they have done the copy (or failed at it: *result says), false
+// if it must go through the channel. They return when the GPU has done it. `stream` is from Call::StreamToWire.
 bool StagedCopyToHost(Call& call, void* dst, CUdeviceptr src, size_t bytes, uint64_t stream, CUresult* result);
 bool StagedCopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes, uint64_t stream, CUresult* result);
 

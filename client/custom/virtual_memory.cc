@@ -139,8 +139,8 @@ CUresult Custom_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDe
   return CUDA_SUCCESS;
 }
 
-// The handle of the memory behind an address, which is then to be released once more. One that the application has released
-// for good comes back to life: that is told to the server, and recorded after the release.
+// The handle of the memory behind an address, which is then to be released once more. One that the application has
+// released for good comes back to life: that is told to the server, and recorded after the release.
 CUresult Custom_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* addr) {
   if (!handle) return CUDA_ERROR_INVALID_VALUE;
   Call call(info::k_cuMemRetainAllocationHandle);

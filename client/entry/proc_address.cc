@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// cuGetProcAddress in both versions: answers with this library's own entry points, as the driver of the server's version
-// would.
+// cuGetProcAddress in both versions: answers with this library's own entry points, as the driver of the server's
+// version would.
 #define __CUDA_API_VERSION_INTERNAL  // no macros over the exported names
 #include <cuda.h>
 #include <cudaProfiler.h>

@@ -229,9 +229,10 @@ void RelaySession::Run() {
     if (result == OpenResult::kOk) break;
     if (result == OpenResult::kRefused) return Refuse("the server " + address_ + " refused: " + error);
     if (Clock::now() - started > kConnectTimeout || stopped_.load()) {
-      return Refuse("cannot reach the server " + address_ + ": " + error +
-                    "; is cr-server running there with --listen, and do both sides use TLS, or does it list this host with "
-                    "--insecure-tcp?");
+      return Refuse(
+          "cannot reach the server " + address_ + ": " + error +
+          "; is cr-server running there with --listen, and do both sides use TLS, or does it list this host with "
+          "--insecure-tcp?");
     }
     std::this_thread::sleep_for(pause);
     pause *= 2;
@@ -282,7 +283,7 @@ void RelaySession::Run() {
       break;
     }
     logging::Warn("session {}: the connection to {} broke ({}); trying again for {} s", welcome.session, address_,
-                 control::StatusText(status), grace_seconds_);
+                  control::StatusText(status), grace_seconds_);
     const auto broken = Clock::now();
     pause = kFirstPause;
     OpenResult result = OpenResult::kTryAgain;
@@ -301,7 +302,7 @@ void RelaySession::Run() {
     }
     if (result == OpenResult::kOk) {
       logging::Info("session {}: connected again after {:.1f} s", welcome.session,
-                   std::chrono::duration<double>(Clock::now() - broken).count());
+                    std::chrono::duration<double>(Clock::now() - broken).count());
       continue;
     }
     reason = stopped_.load() ? "the client left while the connection was broken"

@@ -3,8 +3,8 @@
 //
 // Frameworks ask the same things before every launch: a limit, how many blocks of a kernel fit. Such an answer holds
 // until one of the objects in the question dies or a setting is changed, which only this process does; either forgets
-// all answers. A question is the request's bytes; what "yes" and no more would answer has an empty answer (launches that
-// the driver has accepted once, client/custom/launch.cc).
+// all answers. A question is the request's bytes; what "yes" and no more would answer has an empty answer (launches
+// that the driver has accepted once, client/custom/launch.cc).
 //
 // Thread-safe. This header is part of the client library: no libprotobuf, no abseil, no logging.
 #ifndef CUDA_REMOTE_CLIENT_SESSION_ANSWERS_H_

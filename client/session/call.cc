@@ -59,7 +59,8 @@ Call::~Call() {
   }
   if (--thread_->depth != 0) return;
   Gate& gate = session_->gate();
-  if (gate.closed() && !TraitsOf(info_.id).only_asks()) session_->checkpoint().NoteLeft(stream_, thread_->current_context());
+  if (gate.closed() && !TraitsOf(info_.id).only_asks())
+    session_->checkpoint().NoteLeft(stream_, thread_->current_context());
   gate.Leave(thread_->lane);
 }
 
@@ -195,7 +196,8 @@ CUresult Call::Transact() {
 }
 
 CUresult Call::Recall(uint64_t function) {
-  // The driver may refuse to answer about a stream that is captured, and invalidate the capture. It is to say so itself.
+  // The driver may refuse to answer about a stream that is captured, and invalidate the capture. It is to say so
+  // itself.
   if (session_->captures().IsCaptured(stream_)) return Transact();
   Answers& answers = session_->answers();
   std::string question(reinterpret_cast<const char*>(&header_.call), sizeof(header_.call));
@@ -349,8 +351,7 @@ void Call::NoteEventLocked(uint64_t event) CR_REQUIRES(session_->mutex()) {
   wire::cuEventCreate_Request request;
   if (!wire::DecodeAs(header_.call, *message_, &request)) return;
   // The time that a record takes down, and what another process waits for, should not be late.
-  const bool quiet =
-      (request.Flags & CU_EVENT_DISABLE_TIMING) != 0 && (request.Flags & CU_EVENT_INTERPROCESS) == 0;
+  const bool quiet = (request.Flags & CU_EVENT_DISABLE_TIMING) != 0 && (request.Flags & CU_EVENT_INTERPROCESS) == 0;
   session_->NoteEventLocked(event, quiet);
 }
 
@@ -364,7 +365,7 @@ void Call::NamedInCapture(uint64_t stream, uint64_t graph) {
 }
 
 bool Call::NoteGraphLocked(replay::ObjectKey object, const std::vector<replay::ObjectKey>& needs,
-                             const std::vector<uint64_t>& retains) CR_REQUIRES_SHARED(session_->mutex()) {
+                           const std::vector<uint64_t>& retains) CR_REQUIRES_SHARED(session_->mutex()) {
   if (!session_->captures().active() || !IsOfGraphs(object.kind)) return false;
   for (uint64_t at = object.id; at != 0;) {
     if (KindOf(at) == Kind::kGraph &&

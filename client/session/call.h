@@ -175,7 +175,7 @@ class Call {
   // The same for a request about a graph: true if it belongs to a capture's record and not to the log. Under the
   // session's lock.
   bool NoteGraphLocked(replay::ObjectKey object, const std::vector<replay::ObjectKey>& needs,
-                         const std::vector<uint64_t>& retains);
+                       const std::vector<uint64_t>& retains);
   // Sends what the host has changed in managed memory, before work that may read it; and fetches what the GPU has
   // changed, after work that was waited for. Only what the server does not share.
   ChannelStatus HandOverManaged();
@@ -195,7 +195,7 @@ class Call {
   std::string* message_ = nullptr;
   std::string* reply_ = nullptr;
   std::string_view payload_;
-  std::unique_ptr<ManagedBuffers> managed_buffers_;  // for calls that send from, or receive into, managed memory
+  std::unique_ptr<ManagedBuffers> managed_buffers_;   // for calls that send from, or receive into, managed memory
   std::unique_ptr<ManagedPages::Expected> expected_;  // of calls that wait for the GPU
   void* reply_payload_ = nullptr;
   size_t reply_payload_capacity_ = 0;

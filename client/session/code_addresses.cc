@@ -32,16 +32,16 @@ struct OwnMapping {
   bool swapped = false;  // its pages may be in the swap area
 };
 
-// The mappings in which the program can have put something, but for the host arena's: a look at one of its pages may have
-// to fetch it from the GPU.
+// The mappings in which the program can have put something, but for the host arena's: a look at one of its pages may
+// have to fetch it from the GPU.
 std::vector<OwnMapping> OwnMappings() {
   std::vector<OwnMapping> mappings;
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
     unsigned long long begin, end, offset, inode;
     char permissions[5] = "", device[16] = "", name[32] = "";
-    const int fields =
-        sscanf(line.c_str(), "%llx-%llx %4s %llx %15s %llu %31s", &begin, &end, permissions, &offset, device, &inode, name);
+    const int fields = sscanf(line.c_str(), "%llx-%llx %4s %llx %15s %llu %31s", &begin, &end, permissions, &offset,
+                              device, &inode, name);
     if (fields < 6 || permissions[0] != 'r') continue;
     const std::string_view begins(name);
     // The kernel's own, and what goes to the GPU server and comes from it.
@@ -50,7 +50,8 @@ std::vector<OwnMapping> OwnMappings() {
     if (inode != 0 && permissions[1] != 'w') continue;
     if (HostArena::Contains(begin)) continue;
     const bool shared = permissions[3] == 's';
-    const bool in_memory = begins.substr(0, 7) == "/memfd:" || begins.substr(0, 5) == "/dev/" || begins.substr(0, 5) == "/SYSV";
+    const bool in_memory =
+        begins.substr(0, 7) == "/memfd:" || begins.substr(0, 5) == "/dev/" || begins.substr(0, 5) == "/SYSV";
     mappings.push_back({begin, end, shared, shared && in_memory});
   }
   return mappings;
@@ -129,8 +130,8 @@ class PieceSearch {
 
   // The next bytes of `file` do not follow the last ones.
   void Interrupt() { carried_ = 0; }
-  // Reads at most kPiece bytes of `file`, and looks for an address in them and across the last piece's end. `place`: what
-  // `offset` stands for. Returns the address of what it has found, or 0. *got: how many bytes there were.
+  // Reads at most kPiece bytes of `file`, and looks for an address in them and across the last piece's end. `place`:
+  // what `offset` stands for. Returns the address of what it has found, or 0. *got: how many bytes there were.
   uint64_t Read(int file, uint64_t offset, size_t bytes, uint64_t place, size_t* got) {
     const ssize_t count = pread(file, buffer_->piece(), std::min(bytes, kPiece), off_t(offset));
     *got = count > 0 ? size_t(count) : 0;
@@ -202,8 +203,8 @@ uint64_t FindInArena(const driverabi::AddressSearch& search, Buffer* buffer, int
   return 0;
 }
 
-// Puts where the functions of a module lie into the request that loads it. False: it says so already, is malformed, or is
-// another request.
+// Puts where the functions of a module lie into the request that loads it. False: it says so already, is malformed, or
+// is another request.
 template <typename Request>
 bool PutCode(const replay::Record& record, const std::vector<const wire::ModuleCode*>& code, std::string* changed) {
   Request request;
@@ -285,8 +286,9 @@ bool Checkpoint::FindOldCode(std::string* error) {
   if (found == 0) found = FindInArena(search, &buffer, session_->managed_home().file(), HostArena::kManagedBase);
   if (found == 0) return true;
   if (found == kUnreadable) {
-    *error = "GPU functions lie elsewhere on this server than before, and the job's memory cannot be searched for their "
-             "addresses";
+    *error =
+        "GPU functions lie elsewhere on this server than before, and the job's memory cannot be searched for their "
+        "addresses";
     return false;
   }
   char at[24];

@@ -26,16 +26,18 @@ namespace cuda_remote::client {
 
 class HostFunctions {
  public:
-  // Remembers `function` and returns the number that stands for it, never 0. It runs once, with the status of the stream.
+  // Remembers `function` and returns the number that stands for it, never 0. It runs once, with the status of the
+  // stream.
   uint64_t Register(std::function<void(CUresult)> function);
 
-  // The number of a function that a graph calls, any number of times, for as long as the process lives: the same number for
-  // the same function and data. (A graph that is gone may still be running, so there is no moment to forget one.)
+  // The number of a function that a graph calls, any number of times, for as long as the process lives: the same number
+  // for the same function and data. (A graph that is gone may still be running, so there is no moment to forget one.)
   uint64_t RegisterForGraph(CUhostFn function, void* data);
   // What RegisterForGraph was told. False for any other number.
   bool FindForGraph(uint64_t number, CUhostFn* function, void** data) const;
 
-  // Has `destroy(data)` called when the server says that the user object `handle` is gone; then Session forgets the object.
+  // Has `destroy(data)` called when the server says that the user object `handle` is gone; then Session forgets the
+  // object.
   void RegisterObject(uint64_t handle, CUhostFn destroy, void* data);
 
   // Forgets a registration whose call failed.
@@ -78,7 +80,7 @@ class HostFunctions {
   };
   std::unordered_map<uint64_t, Target> of_graphs_ CR_GUARDED_BY(mutex_);  // by number
   std::map<std::pair<CUhostFn, void*>, uint64_t> numbers_ CR_GUARDED_BY(mutex_);
-  std::unordered_map<uint64_t, Target> objects_ CR_GUARDED_BY(mutex_);    // by handle
+  std::unordered_map<uint64_t, Target> objects_ CR_GUARDED_BY(mutex_);  // by handle
   std::atomic<size_t> outstanding_{0};
   std::atomic<int64_t> running_since_ns_{0};  // 0: no function runs
   std::function<void(ClientChannel*)> before_, after_;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Messages of the client library to a person: one line on stderr, prefixed "cuda-remote: ".
 //
-// The last ones are kept for cuLogs* (log_buffer.h). No allocation, no lock that it waits for, no stdio: write(2) of a line
-// formatted on the stack, so it may be called from anywhere, also while a checkpoint holds the application. Lines longer
-// than 1 KiB are cut.
+// The last ones are kept for cuLogs* (log_buffer.h). No allocation, no lock that it waits for, no stdio: write(2) of a
+// line formatted on the stack, so it may be called from anywhere, also while a checkpoint holds the application. Lines
+// longer than 1 KiB are cut.
 #ifndef CUDA_REMOTE_CLIENT_SESSION_LOG_H_
 #define CUDA_REMOTE_CLIENT_SESSION_LOG_H_
 

@@ -38,9 +38,9 @@ class PageFaults {
   void Unregister(uint64_t address, uint64_t bytes);
 
   struct Fault {
-    uint64_t page;   // its address
-    bool is_write;   // the access is one
-    bool protect;    // the page is mapped, but protected against writes
+    uint64_t page;  // its address
+    bool is_write;  // the access is one
+    bool protect;   // the page is mapped, but protected against writes
   };
   // Waits for the next fault. False after Interrupt.
   bool Next(Fault* fault);

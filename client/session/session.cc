@@ -207,8 +207,8 @@ CUresult Session::FetchDevices() {
         device.attributes[local] = 0;
     }
     device.peers.assign(from.peers.begin(), from.peers.end());
-    // Ways of sharing that end at the server's machine, and host memory that only the server's process has: programs ask
-    // first, and then take another one.
+    // Ways of sharing that end at the server's machine, and host memory that only the server's process has: programs
+    // ask first, and then take another one.
     for (const CUdevice_attribute none :
          {CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED,
           CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,

@@ -6,8 +6,8 @@
 // destroyed: the CUDA runtime still calls the driver from its exit handlers.
 //
 // Locking: `mutex()` guards what one call changes together: handles, device and host ranges, freed memory, the pools'
-// accounts, the graphs' records and the log. It is held for table look-ups only, never while a call waits for the server.
-// Other parts have locks of their own. Those that guard data are of guarded.h, and the data say which lock they
+// accounts, the graphs' records and the log. It is held for table look-ups only, never while a call waits for the
+// server. Other parts have locks of their own. Those that guard data are of guarded.h, and the data say which lock they
 // need, so that clang finds what is used without it (tests/style). The last ones in the order are those of added_work,
 // driver_execs, event_times, managed_advice, names, primary_contexts, resource_objects and virtual_memory_map: a thread
 // that holds mutex() may take one, and takes no other lock under it.
@@ -77,8 +77,8 @@ struct HostRange {
   bool registered = false;  // cuMemHostRegister: the application's own pages
   bool shared = false;      // lies in the host arena: with shared memory the server has it at the same address
   bool on_device = false;   // the application uses it from kernels: the GPU reaches it at `device`
-  // Registered pages that a server on this machine shares (client/session/shared_pages.h): moved into the host arena, or
-  // a file's own. kNone: a server has a copy of them.
+  // Registered pages that a server on this machine shares (client/session/shared_pages.h): moved into the host arena,
+  // or a file's own. kNone: a server has a copy of them.
   enum Sharing : uint8_t { kNone, kMoved, kFile };
   Sharing sharing = kNone;
   uint64_t device = 0;
@@ -127,8 +127,8 @@ class Session final : public trace::Server {
   Checkpoint& checkpoint() { return checkpoint_; }
   SharedMutex& mutex() CR_RETURNS(mutex_) { return mutex_; }
 
-  // Whether the application may use the handle (HandleTable::Usable). Without the lock, which every call of every thread
-  // would have to write to.
+  // Whether the application may use the handle (HandleTable::Usable). Without the lock, which every call of every
+  // thread would have to write to.
   bool Usable(Kind kind, uint64_t handle) const CR_UNGUARDED { return handles_.Usable(kind, handle); }
 
   // All of these: under mutex(), shared to look at them.

@@ -17,7 +17,8 @@ inline uint64_t Key(uint64_t a, uint64_t b) { return a * 0x9E3779B97F4A7C15u + b
 template <typename Descriptor>
 uint64_t PlacesKey(const Descriptor* list, uint64_t count) {
   uint64_t key = count;
-  for (uint64_t i = 0; i < count; ++i) key = Key(key, Key(uint64_t(list[i].location.type), uint64_t(list[i].location.id)));
+  for (uint64_t i = 0; i < count; ++i)
+    key = Key(key, Key(uint64_t(list[i].location.type), uint64_t(list[i].location.id)));
   return key;
 }
 

@@ -23,14 +23,15 @@ struct Settings {
   std::string driver_settings;
   // CUDA_REMOTE_ADDRESS_LAYOUT: the newest address layout that the session may have (proto/channel/address_layout.h).
   uint32_t address_layout = 0;
-  // CUDA_REMOTE_SYNC=1, or CUDA_LAUNCH_BLOCKING=1: every call waits for its reply, so each error comes from the call that caused it.
+  // CUDA_REMOTE_SYNC=1, or CUDA_LAUNCH_BLOCKING=1: every call waits for its reply, so each error comes from the call
+  // that caused it.
   bool sync = false;
   // CUDA_REMOTE_COPY_THREADS: threads for a large copy of pageable memory, 0: by the number of processors.
   int copy_threads = 0;
   // CUDA_REMOTE_MANAGED=host: managed memory stays in host memory, which kernels reach over the bus.
   bool managed_on_gpu = true;
-  // CUDA_REMOTE_MAPPED=track: no transfer into mirrored pinned or registered memory is in progress while the program makes
-  // driver calls (ManagedMirror::Writers::kReported).
+  // CUDA_REMOTE_MAPPED=track: no transfer into mirrored pinned or registered memory is in progress while the program
+  // makes driver calls (ManagedMirror::Writers::kReported).
   bool track_mapped = false;
   // CUDA_REMOTE_JOB: the job's name, as cr-ps shows it.
   std::string job;

@@ -62,8 +62,8 @@ TEST_F(SharedPagesTest, BothSidesSeeEachOthersWrites) {
   EXPECT_FALSE(MoveBack()) << "they are not moved";
 }
 
-// Threads count in the pages, one by plain stores and one by system calls, while the pages move to and fro: a write that
-// went to the old pages would be missing.
+// Threads count in the pages, one by plain stores and one by system calls, while the pages move to and fro: a write
+// that went to the old pages would be missing.
 TEST_F(SharedPagesTest, NoWriteIsLost) {
   std::atomic<bool> stop{false};
   auto* const counters = reinterpret_cast<volatile uint64_t*>(pages_);

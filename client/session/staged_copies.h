@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies between ordinary memory of the application and the GPU inside a graph, captured or built node by node.
 //
-// Natively such a copy reads or writes the application's memory whenever the graph runs. Here it goes through pinned memory
-// that the server reaches: a host function in the graph moves the bytes between the two, and the graph's own copy is one of
-// pinned memory. The pinned piece belongs to the graph and what is made from it (a user object says when they are gone) and
-// is used again by later graphs; it is never given back.
+// Natively such a copy reads or writes the application's memory whenever the graph runs. Here it goes through pinned
+// memory that the server reaches: a host function in the graph moves the bytes between the two, and the graph's own
+// copy is one of pinned memory. The pinned piece belongs to the graph and what is made from it (a user object says when
+// they are gone) and is used again by later graphs; it is never given back.
 //
 // Thread-safe.
 #ifndef CUDA_REMOTE_CLIENT_SESSION_STAGED_COPIES_H_

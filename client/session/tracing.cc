@@ -35,7 +35,8 @@ bool Append(const wire::OpTimeline_Reply& in, int64_t offset, trace::WorkerEvent
       in.results.size() != count || in.threads.size() != count || in.names.size() != in.named_calls.size()) {
     return false;
   }
-  for (size_t i = 0; i < in.names.size(); ++i) events->names[in.named_calls[i]] = Printable(in.names[i].substr(0, kMaxNameBytes));
+  for (size_t i = 0; i < in.names.size(); ++i)
+    events->names[in.named_calls[i]] = Printable(in.names[i].substr(0, kMaxNameBytes));
   for (size_t i = 0; i < count; ++i) {
     trace::WorkerEvent event;
     event.start_ns = in.starts[i] - uint64_t(offset);
@@ -76,8 +77,8 @@ void Session::EndTimeline(trace::WorkerEvents* events) {
   const uint64_t before = trace::NowNs();
   if (lost() != CUDA_SUCCESS || !AskTimeline(this, kEnd, 0, &reply, &out)) return;
   const uint64_t after = trace::NowNs();
-  // Worker and client on one machine have one clock, unless the process was restored: then its clock goes on where it was.
-  // The worker's "now" was somewhere between ours.
+  // Worker and client on one machine have one clock, unless the process was restored: then its clock goes on where it
+  // was. The worker's "now" was somewhere between ours.
   const int64_t round_trip = int64_t(after - before);
   int64_t offset = int64_t(out.now - (before + (after - before) / 2));
   if (offset >= -round_trip && offset <= round_trip) {

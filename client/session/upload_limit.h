@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bounds the memory that the server needs for copies from pageable memory.
 //
-// Natively such a copy may wait for its stream. Here its bytes go to the server at once, which keeps them until the GPU has
-// read them; behind a long kernel that could become any amount. So now and then a copy asks the server whether it has
-// room, and waits for the answer.
+// Natively such a copy may wait for its stream. Here its bytes go to the server at once, which keeps them until the GPU
+// has read them; behind a long kernel that could become any amount. So now and then a copy asks the server whether it
+// has room, and waits for the answer.
 //
 // Thread-safe.
 //

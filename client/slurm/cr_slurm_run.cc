@@ -124,7 +124,7 @@ class Runner {
   pid_t program_ = 0, saver_ = 0;
   Save saving_ = Save::kNone;
   bool stop_wanted_ = false, requeue_wanted_ = false, saved_ = false, at_intervals_ = false;
-  bool lost_ = false;  // its GPU server
+  bool lost_ = false;       // its GPU server
   Clock::time_point next_;  // when cr-checkpoint may be started
   std::optional<int> code_;
 };
@@ -214,7 +214,8 @@ int Runner::Requeue() {
   int status = 0;
   if (child == 0 || waitpid(child, &status, 0) != child || status != 0) {
     Say("the job is saved, but Slurm does not requeue it (its reason stands above); continue it with: "
-        "scontrol requeue " + job_.Name());
+        "scontrol requeue " +
+        job_.Name());
     return kExitStopped;
   }
   // Slurm now ends it. If this program ended first, Slurm could take the job for one that has ended by itself.
@@ -334,7 +335,8 @@ int Main(int argc, char** argv) {
       ->type_name("N")
       ->check(CLI::Range(1, 1 << 30));
   std::string keys;
-  app.add_option("--serve-gpus", keys, "on the GPU node of a heterogeneous job: serve its GPUs, with keys in this folder")
+  app.add_option("--serve-gpus", keys,
+                 "on the GPU node of a heterogeneous job: serve its GPUs, with keys in this folder")
       ->type_name("DIR");
   int own = 1;
   while (own < argc && strcmp(argv[own], "--") != 0) ++own;

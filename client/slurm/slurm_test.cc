@@ -78,8 +78,9 @@ TEST(OptionsTest, GoThroughAnotherCommandLine) {
   CLI::App app, other;
   AddCheckpointOptions(&app, &options);
   AddCheckpointOptions(&other, &again);
-  Words words = {"--checkpoint-dir=/a b", "--checkpoint-interval=2m", "--checkpoint-on=timeout", "--checkpoint-keep=4",
-                 "--checkpoint-output=/o-%j", "--checkpoint-error=/e", "--checkpoint-cut=/c", "--checkpoint-cut=/d"};
+  Words words = {"--checkpoint-dir=/a b", "--checkpoint-interval=2m",  "--checkpoint-on=timeout",
+                 "--checkpoint-keep=4",   "--checkpoint-output=/o-%j", "--checkpoint-error=/e",
+                 "--checkpoint-cut=/c",   "--checkpoint-cut=/d"};
   app.parse(Words(words.rbegin(), words.rend()));
   words = ToWords(options);
   other.parse(Words(words.rbegin(), words.rend()));

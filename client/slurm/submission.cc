@@ -11,11 +11,12 @@ namespace {
 
 // Options of sbatch that take no value, or only one behind "=". All others take the next word.
 const std::set<std::string>& LongFlags() {
-  static const auto* const flags = new std::set<std::string>{
-      "--contiguous", "--exclusive",  "--get-user-env", "--help",     "--hold",         "--ignore-pbs",   "--immediate",
-      "--nice",       "--no-kill",    "--no-requeue",   "--parsable", "--propagate",    "--quiet",        "--reboot",
-      "--requeue",    "--share",      "--spread-job",   "--test-only", "--oversubscribe", "--overcommit",
-      "--usage",      "--verbose",    "--version",      "--wait",      "--use-min-nodes"};
+  static const auto* const flags =
+      new std::set<std::string>{"--contiguous", "--exclusive",  "--get-user-env", "--help",          "--hold",
+                                "--ignore-pbs", "--immediate",  "--nice",         "--no-kill",       "--no-requeue",
+                                "--parsable",   "--propagate",  "--quiet",        "--reboot",        "--requeue",
+                                "--share",      "--spread-job", "--test-only",    "--oversubscribe", "--overcommit",
+                                "--usage",      "--verbose",    "--version",      "--wait",          "--use-min-nodes"};
   return *flags;
 }
 constexpr char kShortFlags[] = "hHIkOQsvVW";

@@ -207,8 +207,9 @@ bool WriteChromeTrace(const Timeline& timeline, int fd) {
   for (const ClientEvent& event : timeline.client) sent.insert(event.sequence);
   for (const WorkerEvent& event : timeline.worker.events) {
     const auto name = timeline.worker.names.find(event.call);
-    BeginSlice(&json, "worker", name != timeline.worker.names.end() ? name->second : "call " + std::to_string(event.call),
-               kWorker, event.thread, event.start_ns, event.end_ns);
+    BeginSlice(&json, "worker",
+               name != timeline.worker.names.end() ? name->second : "call " + std::to_string(event.call), kWorker,
+               event.thread, event.start_ns, event.end_ns);
     json.Member("result", event.result);
     json.Member("sequence", event.sequence);
     json.End('}');

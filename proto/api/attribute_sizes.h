@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes that depend on arguments: of untyped values, and of the memory that calls use. Semantics rows name these functions.
+// Sizes that depend on arguments: of untyped values, and of the memory that calls use. Semantics rows name these
+// functions.
 //
 // This header is part of the client library: no libprotobuf, no abseil, no logging.
 #ifndef CUDA_REMOTE_PROTO_API_ATTRIBUTE_SIZES_H_
@@ -30,7 +31,8 @@ constexpr uint64_t ScaledBytes(uint64_t count, uint64_t size) {
   return count > UINT64_MAX / size ? UINT64_MAX : count * size;
 }
 
-// From the first byte to the last of `height` rows of `width` things of `size` bytes, with `pitch` bytes from row to row.
+// From the first byte to the last of `height` rows of `width` things of `size` bytes, with `pitch` bytes from row to
+// row.
 constexpr uint64_t PitchedBytes(uint64_t pitch, uint64_t width, uint64_t height, uint64_t size) {
   if (width == 0 || height == 0) return 0;
   const uint64_t row = ScaledBytes(width, size);

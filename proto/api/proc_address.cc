@@ -8,8 +8,7 @@ namespace cuda_remote {
 CUresult FindProc(const ProcEntry* table, size_t entries, const char* name, int cuda_version, uint64_t flags,
                   int driver_version, void** address, CUdriverProcAddressQueryResult* status) {
   constexpr uint64_t kKnownFlags = CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
-  if (name == nullptr || address == nullptr || (flags & ~kKnownFlags) != 0 ||
-      cuda_version > driver_version) {
+  if (name == nullptr || address == nullptr || (flags & ~kKnownFlags) != 0 || cuda_version > driver_version) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   *address = nullptr;
@@ -47,8 +46,8 @@ CUresult FindProc(const ProcEntry* table, size_t entries, const char* name, int 
   return CUDA_SUCCESS;
 }
 
-CUresult FindProcFirstVersion(const ProcEntry* table, size_t entries, const char* name, int cuda_version, uint64_t flags,
-                              int driver_version, void** address) {
+CUresult FindProcFirstVersion(const ProcEntry* table, size_t entries, const char* name, int cuda_version,
+                              uint64_t flags, int driver_version, void** address) {
   if (address == nullptr) return CUDA_ERROR_INVALID_VALUE;
   void* found = nullptr;
   const CUresult result = FindProc(table, entries, name, cuda_version, flags, driver_version, &found, nullptr);

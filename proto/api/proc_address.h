@@ -17,21 +17,21 @@ namespace cuda_remote {
 
 // One version of an entry point. Tables are sorted by name, then newest version first.
 struct ProcEntry {
-  const char* name;    // base name, without version and suffix
-  int since;           // CUDA version from which on this one is meant
-  bool per_thread;     // the per-thread default stream variant
+  const char* name;  // base name, without version and suffix
+  int since;         // CUDA version from which on this one is meant
+  bool per_thread;   // the per-thread default stream variant
   void* address;
 };
 
-// What cuGetProcAddress_v2 answers for `name` as of `cuda_version`. Sets *address (null if there is none) and *status (may
-// be null). Returns CUDA_SUCCESS even if there is no such function, as the driver does, or CUDA_ERROR_INVALID_VALUE for bad
-// arguments (null pointers, unknown flags, a version newer than the driver's).
+// What cuGetProcAddress_v2 answers for `name` as of `cuda_version`. Sets *address (null if there is none) and *status
+// (may be null). Returns CUDA_SUCCESS even if there is no such function, as the driver does, or
+// CUDA_ERROR_INVALID_VALUE for bad arguments (null pointers, unknown flags, a version newer than the driver's).
 CUresult FindProc(const ProcEntry* table, size_t entries, const char* name, int cuda_version, uint64_t flags,
                   int driver_version, void** address, CUdriverProcAddressQueryResult* status);
 
 // The first version of the call: CUDA_ERROR_NOT_FOUND where there is no function, and *address is left alone then.
-CUresult FindProcFirstVersion(const ProcEntry* table, size_t entries, const char* name, int cuda_version, uint64_t flags,
-                              int driver_version, void** address);
+CUresult FindProcFirstVersion(const ProcEntry* table, size_t entries, const char* name, int cuda_version,
+                              uint64_t flags, int driver_version, void** address);
 
 }  // namespace cuda_remote
 

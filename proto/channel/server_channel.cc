@@ -214,8 +214,8 @@ class ServerChannel::Impl {
     }
   }
 
-  // Maps the request ring's pages at once: page by page, the first pass of bulk through the ring would take several times
-  // as long. Without it (an older kernel, no memory) the pages come one by one.
+  // Maps the request ring's pages at once: page by page, the first pass of bulk through the ring would take several
+  // times as long. Without it (an older kernel, no memory) the pages come one by one.
   void Populate() {
     populated_ = true;
     madvise(memory_->data(ring::kRequestRing), 2 * memory_->capacity(ring::kRequestRing), kPopulateWrite);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program says when it is called wrongly: one line that names the program and the mistake, and says where the help
-// is. CLI11's own messages name no program, and tell of a missing argument where an option is misspelt.
+// What a program says when it is called wrongly: one line that names the program and the mistake, and says where the
+// help is. CLI11's own messages name no program, and tell of a missing argument where an option is misspelt.
 //
 // Thread-safe; nothing here keeps state. Not part of the client library.
 #ifndef CUDA_REMOTE_PROTO_CLI_WRONG_USE_H_
@@ -21,8 +21,8 @@ inline std::string Mistake(const CLI::App& app, const CLI::Error& error) {
   const auto after = [&text](const std::string& begin) {
     return text.compare(0, begin.size(), begin) == 0 ? text.substr(begin.size()) : std::string();
   };
-  // Unknown words, the last one first. One that looks like an option is the mistake more often than what it has displaced,
-  // or than an argument that seems to be missing then.
+  // Unknown words, the last one first. One that looks like an option is the mistake more often than what it has
+  // displaced, or than an argument that seems to be missing then.
   std::vector<std::string> unknown = app.remaining();
   const bool too_many = text.find("not expected: ") != std::string::npos;
   if (too_many) {

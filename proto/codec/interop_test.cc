@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Our codec against libprotobuf: for every message of proto/calls, what libprotobuf writes we read, and what we write
 // libprotobuf reads, with the same contents; and no bytes, however broken, do any harm.
+#include "proto/codec/interop.h"
+
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/descriptor.pb.h>
 #include <google/protobuf/dynamic_message.h>
@@ -11,10 +13,9 @@
 #include <memory>
 #include <string>
 
-#include "proto/codec/interop.h"
 #include "proto/codec/operations.gen.h"
-#include "proto/codec/testing/random_messages.h"
 #include "proto/codec/stream.gen.h"
+#include "proto/codec/testing/random_messages.h"
 #include "proto/codec/wire.h"
 
 namespace cuda_remote::wire {
@@ -61,8 +62,9 @@ TEST_F(InteropTest, RoundTripsWithLibprotobuf) {
       ASSERT_TRUE(kMessages[i].round_trip(theirs, &ours)) << kMessages[i].name << "\n" << message->DebugString();
       std::unique_ptr<pb::Message> back(factory_.GetPrototype(descriptor)->New());
       ASSERT_TRUE(back->ParseFromString(ours)) << kMessages[i].name;
-      EXPECT_TRUE(pb::util::MessageDifferencer::Equals(*message, *back))
-          << kMessages[i].name << "\n" << message->DebugString() << "\nbecame\n" << back->DebugString();
+      EXPECT_TRUE(pb::util::MessageDifferencer::Equals(*message, *back)) << kMessages[i].name << "\n"
+                                                                         << message->DebugString() << "\nbecame\n"
+                                                                         << back->DebugString();
     }
   }
 }
@@ -76,7 +78,8 @@ TEST_F(InteropTest, BrokenBytesDoNoHarm) {
     for (size_t length = 0; length < good.size(); ++length) kMessages[i].round_trip(good.substr(0, length), &ignored);
     for (int round = 0; round < 20; ++round) {
       std::string bad = good + random_.Bytes(false);
-      for (int flips = 0; flips < 3 && !bad.empty(); ++flips) bad[random_.Below(bad.size())] ^= char(1 << random_.Below(8));
+      for (int flips = 0; flips < 3 && !bad.empty(); ++flips)
+        bad[random_.Below(bad.size())] ^= char(1 << random_.Below(8));
       ignored.clear();
       kMessages[i].round_trip(bad, &ignored);
     }
@@ -86,14 +89,15 @@ TEST_F(InteropTest, BrokenBytesDoNoHarm) {
 TEST(WireTest, RefusesWhatIsMalformed) {
   cuStreamCreate_Request m;
   EXPECT_TRUE(m.Decode(""));
-  EXPECT_FALSE(m.Decode(std::string("\x08", 1)));                        // tag without value
-  EXPECT_FALSE(m.Decode(std::string("\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f", 11)));  // varint of more than 64 bits
-  EXPECT_FALSE(m.Decode(std::string("\x10\xff\xff\xff\xff\x1f", 6)));    // more than 32 bits for a uint32
-  EXPECT_FALSE(m.Decode(std::string("\x0a\x01\x00", 3)));                // wrong wire type for field 1
-  EXPECT_FALSE(m.Decode(std::string("\x00\x00", 2)));                    // field number 0
-  EXPECT_FALSE(m.Decode(std::string("\x7b\x7c", 2)));                    // a group
-  EXPECT_FALSE(m.Decode(std::string("\x7a\x05\x00", 3)));                // unknown field longer than the message
-  EXPECT_TRUE(m.Decode(std::string("\x7a\x01\x00\x10\x07", 5)));         // unknown field skipped
+  EXPECT_FALSE(m.Decode(std::string("\x08", 1)));  // tag without value
+  EXPECT_FALSE(
+      m.Decode(std::string("\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f", 11)));  // varint of more than 64 bits
+  EXPECT_FALSE(m.Decode(std::string("\x10\xff\xff\xff\xff\x1f", 6)));              // more than 32 bits for a uint32
+  EXPECT_FALSE(m.Decode(std::string("\x0a\x01\x00", 3)));                          // wrong wire type for field 1
+  EXPECT_FALSE(m.Decode(std::string("\x00\x00", 2)));                              // field number 0
+  EXPECT_FALSE(m.Decode(std::string("\x7b\x7c", 2)));                              // a group
+  EXPECT_FALSE(m.Decode(std::string("\x7a\x05\x00", 3)));         // unknown field longer than the message
+  EXPECT_TRUE(m.Decode(std::string("\x7a\x01\x00\x10\x07", 5)));  // unknown field skipped
   EXPECT_EQ(m.Flags, 7u);
 }
 

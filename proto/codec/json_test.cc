@@ -45,8 +45,7 @@ TEST(JsonWriter, HostileNames) {
   json.Begin('{');
   json.Member(name, name);
   json.End('}');
-  const std::string quoted =
-      R"("\",\"x\":\"\\\u000a\u000d\u0009\u0000\u001f\u00ff\u00c3(\u00ed\u00a0\u0080")";
+  const std::string quoted = R"("\",\"x\":\"\\\u000a\u000d\u0009\u0000\u001f\u00ff\u00c3(\u00ed\u00a0\u0080")";
   EXPECT_EQ(json.text(), "{" + quoted + ":" + quoted + "}");
 }
 

@@ -21,7 +21,8 @@ struct TlsFiles {
   bool empty() const { return cert.empty() && key.empty() && ca.empty() && token.empty(); }
 };
 
-// CUDA_REMOTE_TLS_CERT, CUDA_REMOTE_TLS_KEY, CUDA_REMOTE_TLS_CA and CUDA_REMOTE_TOKEN_FILE for what is empty in `files`.
+// CUDA_REMOTE_TLS_CERT, CUDA_REMOTE_TLS_KEY, CUDA_REMOTE_TLS_CA and CUDA_REMOTE_TOKEN_FILE for what is empty in
+// `files`.
 void FillFromEnvironment(TlsFiles* files);
 
 // What the three files hold, checked: the certificate is valid now and belongs to the key, the authority is one.

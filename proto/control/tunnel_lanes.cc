@@ -92,9 +92,7 @@ void TunnelEnd::LaneLoop(Lane* lane) {
 }
 
 bool TunnelEnd::AwaitArrival(Lane* lane) {
-  const auto arriving = [this, lane] {
-    return lane->read < announced_[lane->index].load(std::memory_order_acquire);
-  };
+  const auto arriving = [this, lane] { return lane->read < announced_[lane->index].load(std::memory_order_acquire); };
   if (!lane->arriving_spin.Spin(arriving)) {
     const int64_t start = ring::SpinBudget::Now();
     std::unique_lock<std::mutex> lock(lanes_mutex_);

@@ -58,7 +58,8 @@ class AddressSearch {
   }
 
  private:
-  // Where all addresses have the same upper half: the next place at which two of its bytes are right, or one near the end.
+  // Where all addresses have the same upper half: the next place at which two of its bytes are right, or one near the
+  // end.
   size_t SkipOthers(const char* bytes, size_t count, size_t at) const {
 #ifdef __SSE2__
     constexpr size_t kLane = sizeof(__m128i);

@@ -19,7 +19,8 @@ TEST(DriverSettings, TheEnvironmentsGoThroughTheText) {
   EXPECT_EQ(back, OwnDriverSettings());
   EXPECT_TRUE(HasDriverSetting("CUDA_MODULE_LOADING", "EAGER"));
   EXPECT_FALSE(HasDriverSetting("CUDA_MODULE_LOADING", "LAZY"));
-  for (const char* name : {"CUDA_MODULE_LOADING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_ORDER", "CUDA_CACHE_PATH"}) {
+  for (const char* name :
+       {"CUDA_MODULE_LOADING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_ORDER", "CUDA_CACHE_PATH"}) {
     unsetenv(name);
   }
   EXPECT_EQ(DriverSettingsText(OwnDriverSettings()), "");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that graphs allocate and free: which allocation is alive, who may free it, and when nobody can use it any more.
+// Memory that graphs allocate and free: which allocation is alive, who may free it, and when nobody can use it any
+// more.
 //
 // The rules are those of the driver's documentation of memory nodes. An allocation has its address from when its node
 // is made, and keeps it over all launches. It is alive from a launch of its graph on until it is freed: by the
@@ -112,8 +113,8 @@ class GraphMemory {
     Use(made.nodes);
     Use(made.first);
   }
-  // An executable can be updated from a graph that allocates and frees as often. It has the graph's memory from then on,
-  // beside that of the graph that it was made from, without which a replay could not make it.
+  // An executable can be updated from a graph that allocates and frees as often. It has the graph's memory from then
+  // on, beside that of the graph that it was made from, without which a replay could not make it.
   bool MayUpdate(uint64_t exec, uint64_t graph) const {
     static const Nodes kNone;
     const auto found = execs_.find(exec);

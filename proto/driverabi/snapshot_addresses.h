@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the worker puts what a checkpoint keeps on the GPU for a while (server/worker/snapshot_memory.h): outside of all
-// addresses that a job can have. And how OpMemAlloc is asked for it.
+// Where the worker puts what a checkpoint keeps on the GPU for a while (server/worker/snapshot_memory.h): outside of
+// all addresses that a job can have. And how OpMemAlloc is asked for it.
 #ifndef CUDA_REMOTE_PROTO_DRIVERABI_SNAPSHOT_ADDRESSES_H_
 #define CUDA_REMOTE_PROTO_DRIVERABI_SNAPSHOT_ADDRESSES_H_
 

@@ -93,7 +93,8 @@ class Walk {
   bool To(const std::string& path, bool make) {
     std::string whole = path;
     char here[PATH_MAX];
-    if (path.empty() || (path[0] != '/' && !getcwd(here, sizeof(here)))) return Fail("there is no folder \"" + path + "\"");
+    if (path.empty() || (path[0] != '/' && !getcwd(here, sizeof(here))))
+      return Fail("there is no folder \"" + path + "\"");
     if (path[0] != '/') whole = std::string(here) + "/" + path;
     std::deque<std::string> parts = PartsOf(whole);
     if (!ToRoot()) return false;
@@ -189,10 +190,10 @@ class Walk {
 bool MakeOwn(Walk* walk, const std::string& path, FolderUse use, int folder) {
   struct stat facts = walk->facts();
   if (facts.st_uid != geteuid()) {
-    return walk->Fail("the folder " + path + " belongs to user " + std::to_string(facts.st_uid) +
-                      ", not to the user of this program (" + std::to_string(geteuid()) +
-                      (use == FolderUse::kLook ? "); run this program as that user"
-                                               : "); remove it, or choose another folder"));
+    return walk->Fail(
+        "the folder " + path + " belongs to user " + std::to_string(facts.st_uid) +
+        ", not to the user of this program (" + std::to_string(geteuid()) +
+        (use == FolderUse::kLook ? "); run this program as that user" : "); remove it, or choose another folder"));
   }
   const bool writable = (facts.st_mode & kOthersMayWrite) != 0;
   if (!writable && (use != FolderUse::kMake || (facts.st_mode & kRightsOfOthers) == 0)) return true;

@@ -25,7 +25,8 @@ int OpenFolder(const std::string& path, FolderUse use, std::string* error);
 // The same without the descriptor.
 bool CheckFolder(const std::string& path, FolderUse use, std::string* error);
 
-// Opens the plain file `path` (absolute) for reading if nobody but root and this user can have written it or put it there.
+// Opens the plain file `path` (absolute) for reading if nobody but root and this user can have written it or put it
+// there.
 int OpenTrustedFile(const std::string& path, std::string* error);
 
 // Whether `user` is root or this user. In a user namespace, where others have no numbers, also one of those who has put

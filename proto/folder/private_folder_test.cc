@@ -177,7 +177,12 @@ TEST_F(PrivateFolderTest, FromTheCurrentFolder) {
 }
 
 TEST_F(PrivateFolderTest, WhatIsNoFolder) {
-  ASSERT_EQ(As(kVictim, [&] { std::ofstream(shared_ + "/file") << "x"; return 0; }), 0);
+  ASSERT_EQ(As(kVictim,
+               [&] {
+                 std::ofstream(shared_ + "/file") << "x";
+                 return 0;
+               }),
+            0);
   EXPECT_NE(Told(shared_ + "/file").find("is not a folder"), std::string::npos);
   EXPECT_NE(Told(shared_ + "/file/below").find("is not a folder"), std::string::npos);
   EXPECT_NE(Told(""), "");

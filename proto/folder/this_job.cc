@@ -67,7 +67,9 @@ std::string SocketFolder(const std::string& directory) {
   return lstat(folder.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode) ? folder : directory;
 }
 
-std::string ThisJobText(const std::string& directory, const std::string& name) { return directory + "\n" + name + "\n"; }
+std::string ThisJobText(const std::string& directory, const std::string& name) {
+  return directory + "\n" + name + "\n";
+}
 
 bool ReadGpuServer(const std::string& directory, std::string* address, int* gpu) {
   std::string text;

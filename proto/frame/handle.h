@@ -30,8 +30,8 @@ enum class Kind : uint8_t {
   kGraphExec = 11,
   kArray = 12,
   kMipmappedArray = 13,
-  kTextureObject = 14,   // no longer used: see kTexture
-  kSurfaceObject = 15,   // no longer used: see kSurface
+  kTextureObject = 14,  // no longer used: see kTexture
+  kSurfaceObject = 15,  // no longer used: see kSurface
   kTextureReference = 16,
   kSurfaceReference = 17,
   kLinkState = 18,
@@ -40,17 +40,17 @@ enum class Kind : uint8_t {
   kPhysicalMemory = 21,  // CUmemGenericAllocationHandle
   kGreenContext = 22,
   kUserObject = 23,
-  kConditional = 24,     // CUgraphConditionalHandle
+  kConditional = 24,  // CUgraphConditionalHandle
   kDevResourceDesc = 25,
   kAsyncCallback = 26,
-  kCapture = 40,         // what a capture added to a graph of the application's; the client's alone, never on the wire
-  kDeviceMemory = 64,    // named by its address
-  kHostMemory = 65,      // named by its address
-  kReservation = 66,     // named by its address
-  kMapping = 67,         // named by its address
-  kVariable = 68,        // a module's __device__ or __constant__ variable, named by its address
-  kTexture = 69,         // a texture object, named by the driver's own value: kernels get it
-  kSurface = 70,         // a surface object, likewise
+  kCapture = 40,       // what a capture added to a graph of the application's; the client's alone, never on the wire
+  kDeviceMemory = 64,  // named by its address
+  kHostMemory = 65,    // named by its address
+  kReservation = 66,   // named by its address
+  kMapping = 67,       // named by its address
+  kVariable = 68,      // a module's __device__ or __constant__ variable, named by its address
+  kTexture = 69,       // a texture object, named by the driver's own value: kernels get it
+  kSurface = 70,       // a surface object, likewise
 };
 
 // Layout of a virtual handle: kind in bits 48-55, generation in bits 28-43, slot in bits 4-27, the rest zero.

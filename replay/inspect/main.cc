@@ -25,7 +25,8 @@ enum ExitCode { kFine = 0, kFailed = 1, kUsage = 2, kNo = 3 };
 // A bar with rate and time left on a terminal, a line every few seconds elsewhere.
 class ProgressLine {
  public:
-  ProgressLine(std::string what, bool quiet) : what_(std::move(what)), quiet_(quiet), terminal_(isatty(STDERR_FILENO) != 0) {}
+  ProgressLine(std::string what, bool quiet)
+      : what_(std::move(what)), quiet_(quiet), terminal_(isatty(STDERR_FILENO) != 0) {}
   ~ProgressLine() {
     if (open_) fputc('\n', stderr);
   }
@@ -92,8 +93,8 @@ int Export(const Options& options) {
   absl::Status status;
   {
     ProgressLine line("exporting", options.quiet || options.json);
-    status = ckptfmt::ExportImage(**image, options.other,
-                                  [&](uint64_t done, uint64_t total) { line.Update(done, total); });
+    status =
+        ckptfmt::ExportImage(**image, options.other, [&](uint64_t done, uint64_t total) { line.Update(done, total); });
   }
   return status.ok() ? kFine : Fail(status);
 }
@@ -177,7 +178,8 @@ int Main(int argc, char** argv) {
   app.add_option("DIR", options.dir, "the image, or a folder of images (cr-checkpoint --keep)")->required();
   app.add_option("DIR2", options.other, "another image: tell what differs in it (--export: the image to write)");
   app.add_flag("--verify", options.verify, "compare every file with its checksums");
-  app.add_flag("--export", options.export_, "write the image once more to DIR2, as one that shares nothing with others");
+  app.add_flag("--export", options.export_,
+               "write the image once more to DIR2, as one that shares nothing with others");
   app.add_option("--can-run-on", options.arch, "tell for each module whether such a GPU can run it")
       ->type_name("sm_XX");
   app.add_flag("--files-here", options.here, "tell which of the files that a restart needs this machine lacks");

@@ -84,10 +84,11 @@ std::string Needs(const ckptfmt::Needs& needs, bool all) {
     if (!file.kept.empty()) {
       out += Row("has", absl::StrCat(Printable(file.path), ", as ", Printable(file.kept)));
     } else if (all || shown++ < kShort) {
-      out += Row("needs", absl::StrCat(Printable(file.path), ", ",
-                                       file.build_id.empty() ? PrintBytes(file.bytes)
-                                                             : absl::StrCat("build id ", ckptfmt::PrintBuildId(file.build_id)),
-                                       file.written ? " (written by the job)" : ""));
+      out += Row("needs",
+                 absl::StrCat(Printable(file.path), ", ",
+                              file.build_id.empty() ? PrintBytes(file.bytes)
+                                                    : absl::StrCat("build id ", ckptfmt::PrintBuildId(file.build_id)),
+                              file.written ? " (written by the job)" : ""));
     }
   }
   if (!all && shown > kShort) out += Row("", absl::StrCat("... and ", shown - kShort, " files more (--all)"));
@@ -127,14 +128,12 @@ std::string PrintText(const Summary& summary, bool all) {
   for (size_t p = 0; p < info.processes.size(); ++p) {
     const ckptfmt::ProcessInfo& process = info.processes[p];
     const Log& log = summary.logs[p];
-    out += Row("process", absl::StrCat(process.pid, " (", Printable(process.program), "), ", log.records(), " records, ",
-                                       log.images(), " module images"));
+    out += Row("process", absl::StrCat(process.pid, " (", Printable(process.program), "), ", log.records(),
+                                       " records, ", log.images(), " module images"));
     out += Row("server", absl::StrCat(Printable(process.server),
                                       process.shared_memory ? " (same machine)" : " (over the network)", ", driver ",
-                                      Version(process.driver_version),
-                                      process.driver_settings.empty() ? "" : ", with ",
-                                      Printable(process.driver_settings), ", address layout ",
-                                      process.address_layout));
+                                      Version(process.driver_version), process.driver_settings.empty() ? "" : ", with ",
+                                      Printable(process.driver_settings), ", address layout ", process.address_layout));
     for (size_t i = 0; i < process.devices.size(); ++i) {
       const ckptfmt::DeviceFacts& device = process.devices[i];
       out += Row(absl::StrCat("GPU ", i), absl::StrCat(Printable(device.name), ", compute ", device.compute_major, ".",
@@ -143,7 +142,8 @@ std::string PrintText(const Summary& summary, bool all) {
     }
   }
   out += Row("engine", info.engine == "none" ? "none (GPU side only)" : Printable(info.engine));
-  for (const auto& [key, value] : info.client_info) out += Row("", absl::StrCat(Printable(key), " = ", Printable(value)));
+  for (const auto& [key, value] : info.client_info)
+    out += Row("", absl::StrCat(Printable(key), " = ", Printable(value)));
   out += Row("size", absl::StrCat(PrintBytes(sizes.total_bytes), " in ", reader.files().size() + 1, " files: memory ",
                                   PrintBytes(sizes.stored_bytes), ", client ", PrintBytes(sizes.client_bytes), ", log ",
                                   PrintBytes(sizes.log_bytes)));
@@ -194,8 +194,9 @@ std::string PrintText(const Summary& summary, bool all) {
 }
 
 std::string PrintStore(const ckptfmt::StoreListing& store, int64_t now_ms) {
-  std::string out = absl::StrCat("store ", store.path, ": ", store.images.size(),
-                                 store.images.size() == 1 ? " image, " : " images, ", PrintBytes(store.total_bytes), "\n");
+  std::string out =
+      absl::StrCat("store ", store.path, ": ", store.images.size(), store.images.size() == 1 ? " image, " : " images, ",
+                   PrintBytes(store.total_bytes), "\n");
   std::vector<std::vector<std::string>> rows = {{"image", "created", "age", "size", "own", "job", "folder"}};
   for (const ckptfmt::StoredImage& image : store.images) {
     std::vector<std::string> row = {image.path.substr(image.path.rfind('/') + 1)};
@@ -210,7 +211,8 @@ std::string PrintStore(const ckptfmt::StoreListing& store, int64_t now_ms) {
   }
   std::vector<size_t> widths(rows[0].size());
   for (const auto& row : rows) {
-    for (size_t i = 0; row.size() == widths.size() && i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+    for (size_t i = 0; row.size() == widths.size() && i < row.size(); ++i)
+      widths[i] = std::max(widths[i], row[i].size());
   }
   for (const auto& row : rows) {
     std::string line = " ";

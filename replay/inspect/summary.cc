@@ -38,8 +38,8 @@ using RegionName = std::tuple<uint32_t, uint32_t, uint64_t, uint64_t, std::strin
 
 RegionName NameOfRegion(const ckptfmt::Region& region) {
   const bool by_address = region.kind == ckptfmt::RegionKind::kAllocation;
-  return {region.process, uint32_t(region.kind), by_address ? region.address : 0, region.object, region.symbol, region.context,
-          region.module_index};
+  return {region.process, uint32_t(region.kind), by_address ? region.address : 0, region.object, region.symbol,
+          region.context, region.module_index};
 }
 
 std::string Print(const ckptfmt::Region& region) {

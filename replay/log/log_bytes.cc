@@ -291,7 +291,8 @@ bool Decode(std::string_view bytes, RecordHeader* header) {
         return false;
     }
   }
-  if (kind > 255 || modifies > 1 || call > UINT32_MAX || context > UINT32_MAX || message_bytes > UINT32_MAX) return false;
+  if (kind > 255 || modifies > 1 || call > UINT32_MAX || context > UINT32_MAX || message_bytes > UINT32_MAX)
+    return false;
   record.object.kind = Kind(kind);
   record.modifies = modifies != 0;
   record.header.call = uint32_t(call);
@@ -331,7 +332,8 @@ bool TakeRecord(uint32_t version, Reader* reader, RecordHeader* header) {
   }
   Record& record = header->record;
   RecordHeader1 fixed;
-  if (!reader->Take(&fixed) || fixed.reserved != 0 || fixed.reserved2 != 0 || fixed.modifies > 1 || fixed.has_image > 1) {
+  if (!reader->Take(&fixed) || fixed.reserved != 0 || fixed.reserved2 != 0 || fixed.modifies > 1 ||
+      fixed.has_image > 1) {
     return false;
   }
   record.object = {Kind(fixed.kind), fixed.id};
@@ -458,7 +460,8 @@ bool Log::Parse(std::string_view bytes, Log* log, std::string* error, const Imag
     Hash128 hash;
     uint64_t image_bytes = 0;
     std::string_view image;
-    if (!TakeImage(version, &reader, &hash, &image_bytes) || !reader.Take(image_bytes, &image) || !reader.TakePadding()) {
+    if (!TakeImage(version, &reader, &hash, &image_bytes) || !reader.Take(image_bytes, &image) ||
+        !reader.TakePadding()) {
       return fail("a module image");
     }
     if (HashOf(image) != hash) return fail("a module image's checksum");

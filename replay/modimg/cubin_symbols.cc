@@ -171,8 +171,9 @@ bool CubinSymbols(std::string_view cubin, std::vector<DataSymbol>* symbols, std:
       }
       if ((symbol.info & 15) != format::kSymbolObject || section >= kinds.size() || kinds[section] == 0) continue;
       if (name.empty() || symbol.bytes == 0) continue;
-      DataSymbol found{std::string(name), symbol.bytes, kinds[section] == 2,
-                       (symbol.other & format::kSymbolManaged) != 0, format::IsLiteral(name), {}};
+      DataSymbol found{std::string(name),       symbol.bytes,
+                       kinds[section] == 2,     (symbol.other & format::kSymbolManaged) != 0,
+                       format::IsLiteral(name), {}};
       const auto own = addresses.words.find(section);
       if (own != addresses.words.end()) {
         const std::vector<uint64_t>& offsets = own->second;

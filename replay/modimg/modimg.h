@@ -67,9 +67,9 @@ struct DataSymbol {
 
 // What the kernels of an image may do, as far as a checkpoint has to know it.
 struct KernelFacts {
-  bool print = false;           // printf: they name `vprintf`
-  // They name `malloc`: they use the heap of their context. One that names `free` alone, as any virtual destructor does,
-  // has nothing to give back.
+  bool print = false;  // printf: they name `vprintf`
+  // They name `malloc`: they use the heap of their context. One that names `free` alone, as any virtual destructor
+  // does, has nothing to give back.
   bool allocate = false;
   // Instructions take addresses of functions that no variable holds (DataSymbol::code_words), so nothing that can be
   // read tells where these functions lie.
@@ -78,8 +78,8 @@ struct KernelFacts {
 
 // The variables, in the order in which they are found (that of the symbol table or the text); a variable that several
 // entries have is listed once.
-// Only entries that one of the GPUs `arches` (as for CanRun) can run are looked at, and unpacked; if `arches` is empty, all.
-// *kernels, unless null: what any of these entries' kernels may do.
+// Only entries that one of the GPUs `arches` (as for CanRun) can run are looked at, and unpacked; if `arches` is empty,
+// all. *kernels, unless null: what any of these entries' kernels may do.
 bool DataSymbols(std::string_view image, const std::vector<uint32_t>& arches, std::vector<DataSymbol>* symbols,
                  std::string* error, KernelFacts* kernels = nullptr, uint64_t max_unpacked = kMaxUnpackedBytes);
 

@@ -332,12 +332,10 @@ TEST(Modimg, WordsOfFunctionAddressesInPtx) {
   EXPECT_FALSE(facts.bare_addresses);
   std::map<std::string, std::vector<uint64_t>> words;
   for (const DataSymbol& symbol : symbols) words[symbol.name] = symbol.code_words;
-  EXPECT_EQ(words, (std::map<std::string, std::vector<uint64_t>>{{"table", {8, 24}},
-                                                                 {"bytes", {8}},
-                                                                 {"one", {0}},
-                                                                 {"two", {}},
-                                                                 {"nested", {0, 8, 16, 24}},
-                                                                 {"plain", {}}}));
+  EXPECT_EQ(
+      words,
+      (std::map<std::string, std::vector<uint64_t>>{
+          {"table", {8, 24}}, {"bytes", {8}}, {"one", {0}}, {"two", {}}, {"nested", {0, 8, 16, 24}}, {"plain", {}}}));
 }
 
 // testdata/functions.cu as the compiler and the linker leave it.

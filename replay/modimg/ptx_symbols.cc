@@ -41,9 +41,8 @@ class Tokens {
 
   // Skips a function's body; the current token is its opening brace. Adds to `named` those of `functions` that
   // instructions other than calls name. Bodies are nearly all of a text, so they are not cut into tokens.
-  void SkipBody(const std::unordered_set<std::string_view>& functions,
-                std::unordered_set<std::string_view>* named) {
-    bool begins = true;   // a statement: its first word is the instruction
+  void SkipBody(const std::unordered_set<std::string_view>& functions, std::unordered_set<std::string_view>* named) {
+    bool begins = true;  // a statement: its first word is the instruction
     bool is_call = false;
     for (int depth = 1; depth > 0;) {
       if (at_ >= text_.size()) break;
@@ -142,8 +141,8 @@ constexpr uint64_t kMaxNestedBytes = 1 << 20;
 bool PtxSymbols(std::string_view text, std::vector<DataSymbol>* symbols, std::string* error, KernelFacts* kernels) {
   KernelFacts ignored;
   if (!kernels) kernels = &ignored;
-  // Those whose addresses are addresses: functions that others can see, and kernels. Of the rest a compiler makes numbers
-  // (README.md). A function is declared before its name is used. The system's own are only called.
+  // Those whose addresses are addresses: functions that others can see, and kernels. Of the rest a compiler makes
+  // numbers (README.md). A function is declared before its name is used. The system's own are only called.
   std::unordered_set<std::string_view> functions, entries, in_variables, in_code;
   bool launches = false;
   Tokens tokens(text);

@@ -236,16 +236,16 @@ TEST(Replay, CodeThatIsNoLongerTheSame) {
   EXPECT_FALSE(HasCodeOf(before, Log()));
   EXPECT_TRUE(HasCodeOf(Log(), before));
   EXPECT_FALSE(HasCodeOf(before, now([&](Log* log) { log->Destroy(module); })));
-  EXPECT_FALSE(HasCodeOf(before, now([&](Log* log) {
-    log->Modify(context, 1, Frame(kCall_cuCtxSetLimit, 1), "another limit");
-  })));
+  EXPECT_FALSE(HasCodeOf(
+      before, now([&](Log* log) { log->Modify(context, 1, Frame(kCall_cuCtxSetLimit, 1), "another limit"); })));
   EXPECT_FALSE(HasCodeOf(before, now([&](Log* log) { log->ForgetSetting(context, kCall_cuCtxSetLimit, 1); })));
   EXPECT_FALSE(HasCodeOf(before, now([&](Log* log) { log->SetMessage(module, "moved module"); })));
   // The same handle, another module.
   EXPECT_FALSE(HasCodeOf(before, now([&](Log* log) {
-    log->Destroy(module);
-    log->Create(module, {context}, Frame(kCall_cuModuleLoadData, 1), "module", "log text", log->AddImage("image"));
-  })));
+                           log->Destroy(module);
+                           log->Create(module, {context}, Frame(kCall_cuModuleLoadData, 1), "module", "log text",
+                                       log->AddImage("image"));
+                         })));
   EXPECT_TRUE(HasCodeOf(before, now([&](Log* log) { log->Destroy({Kind::kDeviceMemory, 0x1000}); })));
 }
 
@@ -344,12 +344,10 @@ TEST(Sharing, GroupsAreOfThoseThatShareWithEachOther) {
   Opens(&third, 0x20, "ownerless");
   Opens(&fourth, 0x10, "ownerless");
   Opens(&fifth, 0x10, "one");
-  EXPECT_EQ(SharingGroups({&alone, &first, &second, &third, &fourth, &fifth}),
-            (std::vector<size_t>{0, 1, 2, 2, 2, 1}));
+  EXPECT_EQ(SharingGroups({&alone, &first, &second, &third, &fourth, &fifth}), (std::vector<size_t>{0, 1, 2, 2, 2, 1}));
   // One that has to do with both of them makes them one.
   Opens(&fifth, 0x20, "two");
-  EXPECT_EQ(SharingGroups({&alone, &first, &second, &third, &fourth, &fifth}),
-            (std::vector<size_t>{0, 1, 1, 1, 1, 1}));
+  EXPECT_EQ(SharingGroups({&alone, &first, &second, &third, &fourth, &fifth}), (std::vector<size_t>{0, 1, 1, 1, 1, 1}));
   EXPECT_EQ(SharingGroups({}), std::vector<size_t>{});
 }
 
@@ -372,8 +370,8 @@ TEST(Sharing, GroupsAreMadeByEveryWayOfSharing) {
         kCall_cuMemImportFromShareableHandle, WithKey<wire::cuMemImportFromShareableHandle_Request>("k"));
   check(kCall_cuMemPoolExportToShareableHandle, WithKey<wire::cuMemPoolExportToShareableHandle_Request>("k"),
         kCall_cuMemPoolImportFromShareableHandle, WithKey<wire::cuMemPoolImportFromShareableHandle_Request>("k"));
-  check(kCall_cuMemPoolExportPointer, WithKey<wire::cuMemPoolExportPointer_Request>("k"),
-        kCall_cuMemPoolImportPointer, WithKey<wire::cuMemPoolImportPointer_Request>("k"));
+  check(kCall_cuMemPoolExportPointer, WithKey<wire::cuMemPoolExportPointer_Request>("k"), kCall_cuMemPoolImportPointer,
+        WithKey<wire::cuMemPoolImportPointer_Request>("k"));
 }
 
 TEST(Sharing, TheScopeIsSentFirst) {

@@ -41,8 +41,8 @@ std::vector<size_t> SharingGroups(const std::vector<const Log*>& logs) {
   return groups;
 }
 
-// Which of these logs' processes share something with each other, so that their sessions must be on one server: for each
-// log the number of the first one of its group.
+// Which of these logs' processes share something with each other, so that their sessions must be on one server: for
+// each log the number of the first one of its group.
 std::vector<size_t> SharingGroups(const std::vector<const Log*>& logs);
 
 }  // namespace cuda_remote::replay

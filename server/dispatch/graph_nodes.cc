@@ -41,7 +41,7 @@ struct NodeParameters {
   NodeParameters(const NodeParameters&) = delete;
   NodeParameters& operator=(const NodeParameters&) = delete;
 
-  std::string block;  // the kernel's parameters
+  std::string block;            // the kernel's parameters
   std::vector<void*> pointers;  // into it
   size_t block_bytes = 0;
   void* extra[5] = {};
@@ -67,7 +67,8 @@ CUresult ReadKernel(Session& session, const wire::NodeParams& in, NodeParameters
   out->kernel.blockDimZ = in.block_z;
   out->kernel.sharedMemBytes = in.shared_bytes;
   if (in.context != 0) {
-    if (const CUresult result = FindContext(session, in.context, &out->kernel.ctx); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = FindContext(session, in.context, &out->kernel.ctx); result != CUDA_SUCCESS)
+      return result;
   }
   out->block.assign(in.params);
   if (PointToParameters(session.driver(), out->kernel.func, out->kernel.kern, out->block.data(), out->block.size(),
@@ -269,7 +270,8 @@ CUresult Custom_cuGraphAddNode_v2(Session& session, const Request&, const wire::
   if (result != CUDA_SUCCESS) return result;
   if (!edges.empty()) {
     const std::vector<CUgraphNode> to(after.size(), node);
-    const CUresult linked = driver.cuGraphAddDependencies_v2(graph, after.data(), to.data(), edges.data(), after.size());
+    const CUresult linked =
+        driver.cuGraphAddDependencies_v2(graph, after.data(), to.data(), edges.data(), after.size());
     if (linked != CUDA_SUCCESS) {
       driver.cuGraphDestroyNode(node);
       return linked;

@@ -174,12 +174,13 @@ int PrintInitTls(TlsPlan plan) {
   }
   const std::string& dir = plan.directory;
   const std::string client = dir + "/" + plan.clients[0];
-  printf("\nThe server:  cr-server --listen 0.0.0.0:7070 --tls-cert %s/server.pem --tls-key %s/server.key --tls-ca "
-         "%s/ca.pem\n"
-         "A client has %s.pem, %s.key and %s/ca.pem (no other file of these), and\n"
-         "             CUDA_REMOTE_TLS_CERT, CUDA_REMOTE_TLS_KEY and CUDA_REMOTE_TLS_CA, which name them.\n"
-         "Run this command again to renew what ends within %d days; SIGHUP makes cr-server read it.\n",
-         dir.c_str(), dir.c_str(), dir.c_str(), client.c_str(), client.c_str(), dir.c_str(), kRenewDays);
+  printf(
+      "\nThe server:  cr-server --listen 0.0.0.0:7070 --tls-cert %s/server.pem --tls-key %s/server.key --tls-ca "
+      "%s/ca.pem\n"
+      "A client has %s.pem, %s.key and %s/ca.pem (no other file of these), and\n"
+      "             CUDA_REMOTE_TLS_CERT, CUDA_REMOTE_TLS_KEY and CUDA_REMOTE_TLS_CA, which name them.\n"
+      "Run this command again to renew what ends within %d days; SIGHUP makes cr-server read it.\n",
+      dir.c_str(), dir.c_str(), dir.c_str(), client.c_str(), client.c_str(), dir.c_str(), kRenewDays);
   return 0;
 }
 
@@ -353,7 +354,7 @@ void Reload(int argc, char** argv, const Options& running, control::ServerTls* t
   if (!tls) return;
   if (tls->Reload(running.tls, &error)) {
     logging::Info("SIGHUP: new connections use the certificates that {} and {} hold now", running.tls.cert,
-                 running.tls.ca);
+                  running.tls.ca);
   } else {
     logging::Error("SIGHUP: the certificates stay as they were: {}", error);
   }
@@ -497,8 +498,9 @@ int Main(int argc, char** argv) {
   }
 
   if (options.restrict_workers && !ReachesOwnFolder()) {
-    logging::Warn("cr-server lies below a folder that is closed to root without capabilities; it and its workers keep "
-                 "their capabilities and system calls, as with --unrestricted");
+    logging::Warn(
+        "cr-server lies below a folder that is closed to root without capabilities; it and its workers keep "
+        "their capabilities and system calls, as with --unrestricted");
     options.restrict_workers = false;
   }
   if (options.driver.empty()) MakeDeviceFiles();

@@ -335,7 +335,7 @@ void Supervisor::AcceptClients() {
     if (new_clients_.size() >= most_new_clients_ || of_one >= kMostNewClientsOfOne) {
       if (refused_log_.Allow(&more))
         logging::Warn("refused pid {} of user {}: {} clients of this user have not said what they want{}", pid, uid,
-                     of_one, more);
+                      of_one, more);
       Refuse(socket, "too many clients have connected to this cr-server and said nothing");
       continue;
     }
@@ -466,8 +466,9 @@ uint64_t Supervisor::Admit(int socket, const Hello& hello, const std::string& tr
   if (why.empty() && usage.limited && policy_.user_gpus > 0 && hello.gpu >= 0 && options_.gpu < 0 &&
       int(usage.gpus.size()) >= policy_.user_gpus &&
       std::find(usage.gpus.begin(), usage.gpus.end(), hello.gpu) == usage.gpus.end()) {
-    why = owner + " has its " + Counted(policy_.user_gpus, "GPU") + " on this server (--user-gpus) already: " +
-          Numbers(usage.gpus) + "; --gpu " + std::to_string(usage.gpus[0]) + " asks for that one";
+    why = owner + " has its " + Counted(policy_.user_gpus, "GPU") +
+          " on this server (--user-gpus) already: " + Numbers(usage.gpus) + "; --gpu " + std::to_string(usage.gpus[0]) +
+          " asks for that one";
   }
   if (!why.empty()) {
     ++totals_.refused;
@@ -703,8 +704,8 @@ void Supervisor::AssignWaiting() {
     worker->session = id;
     const Hello& hello = session.info.hello;
     logging::Info("session {} of {} started: {} pid {} {}{}{} on worker {}, {}", id, session.info.owner,
-                 session.info.transport, hello.pid, hello.program, hello.job.empty() ? "" : ", job " + hello.job,
-                 session.info.peer.empty() ? "" : ", from " + session.info.peer, worker->pid, worker->ready.driver);
+                  session.info.transport, hello.pid, hello.program, hello.job.empty() ? "" : ", job " + hello.job,
+                  session.info.peer.empty() ? "" : ", from " + session.info.peer, worker->pid, worker->ready.driver);
   }
 }
 
@@ -816,7 +817,7 @@ void Supervisor::ReadLink(Worker* worker) {
         last_ready_ = ready;
         if (worker->kind.gpus.empty()) gpu_count_ = int(std::min(ready.devices, nvml::kMaxGpus));
         logging::Debug("worker {} is ready after {:.2f} s: {}", worker->pid, Seconds(Clock::now() - worker->since),
-                      ready.driver);
+                       ready.driver);
         break;
       }
       case PacketType::kStats: {
@@ -887,7 +888,8 @@ void Supervisor::WorkerGone(Worker* worker, int status) {
         ++start_failures_;
         start_again_ = Clock::now() + kFailurePause;
         worker_error_ = why;
-        if (start_failures_ == 3) logging::Error("{}; no more warm workers are started until a client asks for one", why);
+        if (start_failures_ == 3)
+          logging::Error("{}; no more warm workers are started until a client asks for one", why);
       }
       if (const auto next = WaitingFor(worker->kind); next != waiting_.end()) {
         const uint64_t id = *next;

@@ -185,7 +185,7 @@ class Supervisor {
     SessionInfo info;
     Clock::time_point started;
     Clock::time_point stats_at;
-    int socket = -1;      // until a worker has it
+    int socket = -1;  // until a worker has it
     bool waiting = true;
     bool placed = false;  // info.gpus is what it will be
   };
@@ -273,8 +273,8 @@ class Supervisor {
   size_t most_new_clients_ = 0;
   Clock::time_point accept_again_{};  // no descriptors until then
   LogLimit accept_log_, refused_log_, hello_log_, start_log_;
-  std::map<std::string, std::string> groups_;  // by owner
-  std::map<std::string, Budget> budgets_;      // likewise
+  std::map<std::string, std::string> groups_;                  // by owner
+  std::map<std::string, Budget> budgets_;                      // likewise
   std::map<std::pair<std::string, uint32_t>, Placed> places_;  // by owner and the process's number there
   int gpu_count_ = 0;                                          // as a worker that has all says; 0: none has yet
   std::list<Worker> workers_;
@@ -284,7 +284,7 @@ class Supervisor {
   std::deque<uint64_t> waiting_;
   std::vector<std::function<void()>> posted_;
   uint64_t next_session_ = 1;
-  Totals totals_;  // but for calls and bytes of sessions that are there
+  Totals totals_;                                         // but for calls and bytes of sessions that are there
   int ends_ = 0;                                          // of sessions
   Clock::time_point trim_at_ = Clock::time_point::max();  // when memory goes back to the system
   Clock::time_point last_end_;                            // when a session last ended

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/worker/address_layout.h"
-#include "proto/logging/log.h"
 
 #include <cuda.h>
 #include <dlfcn.h>
@@ -9,6 +8,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include "proto/logging/log.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -36,7 +36,8 @@ void FixAddressLayout(char** argv) {
   if (now >= 0 && personality(unsigned(now) | ADDR_NO_RANDOMIZE) >= 0 && (personality(kAsk) & ADDR_NO_RANDOMIZE)) {
     execv("/proc/self/exe", argv);
   }
-  logging::Warn("this system does not let a process fix its address layout: jobs with __device__ variables may not restart");
+  logging::Warn(
+      "this system does not let a process fix its address layout: jobs with __device__ variables may not restart");
 }
 
 void PreloadCompiler() {
@@ -52,7 +53,8 @@ void TakeFirstVariableBlock(const DriverTable& driver) {
   CUresult result = driver.cuModuleLoadData(&module, kAnchor);
   if (result == CUDA_SUCCESS) result = driver.cuModuleGetGlobal_v2(&address, &bytes, module, "cuda_remote_anchor");
   if (result != CUDA_SUCCESS) {
-    logging::Warn("the anchor module does not load (CUDA error {}): jobs with __device__ variables may not restart", int(result));
+    logging::Warn("the anchor module does not load (CUDA error {}): jobs with __device__ variables may not restart",
+                  int(result));
   }
   logging::Debug("variables begin at {:#x}", address);
 }

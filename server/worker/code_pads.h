@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Puts the code of a replayed module where it was, as variable_pads.h does for variables.
 //
-// Where the driver puts functions depends on the code that was loaded before. A replay loads what was alive, and kernels
-// only when they are used again, so a module's functions come to lie in front of where they lay. Code of ours - pads -
-// is loaded before them, as long as what is missing.
+// Where the driver puts functions depends on the code that was loaded before. A replay loads what was alive, and
+// kernels only when they are used again, so a module's functions come to lie in front of where they lay. Code of ours -
+// pads - is loaded before them, as long as what is missing.
 //
 // 580 on an H100: a piece for each function and each kernel, its instructions and 0x880 bytes, rounded up to 0x100; in
 // blocks of 2 MiB, the shortest hole that is long enough. A module's functions get their places when it is loaded, a
@@ -29,8 +29,7 @@ using CodeWords = std::vector<uint64_t>;
 // argument, loads it again and returns where its functions lie then; the argument needs the module's context to be
 // current. Returns the last such answer; the pads that have to stay for it are added to *pads. Executor only.
 CodeWords MoveCodeTo(const DriverTable& driver, const CodeWords& now, const CodeWords& wanted,
-                     const std::function<CodeWords(const std::function<void()>&)>& reload,
-                     std::vector<CUmodule>* pads);
+                     const std::function<CodeWords(const std::function<void()>&)>& reload, std::vector<CUmodule>* pads);
 
 }  // namespace cuda_remote::server
 

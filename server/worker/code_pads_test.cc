@@ -71,7 +71,7 @@ class Space {
 };
 
 Space* g_space = nullptr;
-std::map<CUmodule, uint64_t> g_pads;   // instructions; then where their kernels lie
+std::map<CUmodule, uint64_t> g_pads;  // instructions; then where their kernels lie
 std::map<CUmodule, uint64_t> g_placed;
 uintptr_t g_next = 1;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether work of this session has failed for good. A failed kernel leaves its context with an error that every driver call
-// gives from then on; what the worker does by itself, without asking the driver, must give it too.
+// Whether work of this session has failed for good. A failed kernel leaves its context with an error that every driver
+// call gives from then on; what the worker does by itself, without asking the driver, must give it too.
 //
 // Thread-safe.
 #ifndef CUDA_REMOTE_SERVER_WORKER_FAILURES_H_
@@ -15,7 +15,8 @@ namespace cuda_remote::server {
 // Looks at the result of a request; cheap.
 void NoteResult(CUresult result);
 
-// The error that the current context is stuck with; CUDA_SUCCESS if it is not. Asks the driver only if something has failed.
+// The error that the current context is stuck with; CUDA_SUCCESS if it is not. Asks the driver only if something has
+// failed.
 CUresult StickyError(const DriverTable& driver);
 
 }  // namespace cuda_remote::server

@@ -27,17 +27,14 @@ CUresult HostFunctions::Launch(const DriverTable& driver, CUstream stream, uint6
       record = slot.get();
     }
   }
-  const CUresult result =
-      callback ? driver.cuStreamAddCallback(
-                     stream,
-                     [](CUstream, CUresult status, void* data) {
-                       Record* const self = static_cast<Record*>(data);
-                       self->owner->Turn(self, status);
-                     },
-                     record, 0)
-               : driver.cuLaunchHostFunc(
-                     stream,
-                     &HostFunctions::Call, record);
+  const CUresult result = callback ? driver.cuStreamAddCallback(
+                                         stream,
+                                         [](CUstream, CUresult status, void* data) {
+                                           Record* const self = static_cast<Record*>(data);
+                                           self->owner->Turn(self, status);
+                                         },
+                                         record, 0)
+                                   : driver.cuLaunchHostFunc(stream, &HostFunctions::Call, record);
   if (result != CUDA_SUCCESS && !captured) {
     std::lock_guard<std::mutex> lock(mutex_);
     records_.erase(id);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host functions in streams: the driver calls back here when a function's turn has come; the client is told over the event
-// ring, runs the application's function and answers; until then the stream waits. Thread-safe.
+// Host functions in streams: the driver calls back here when a function's turn has come; the client is told over the
+// event ring, runs the application's function and answers; until then the stream waits. Thread-safe.
 #ifndef CUDA_REMOTE_SERVER_WORKER_HOST_FUNCTIONS_H_
 #define CUDA_REMOTE_SERVER_WORKER_HOST_FUNCTIONS_H_
 
@@ -22,10 +22,11 @@ namespace cuda_remote::server {
 class HostFunctions {
  public:
   // `announce` sends the event (id, turn, status of the stream); it may block, and is called on the driver's threads.
-  explicit HostFunctions(std::function<void(uint64_t id, uint64_t turn, CUresult status)> announce) : announce_(std::move(announce)) {}
+  explicit HostFunctions(std::function<void(uint64_t id, uint64_t turn, CUresult status)> announce)
+      : announce_(std::move(announce)) {}
 
-  // Puts function `id` into the stream. `callback`: as cuStreamAddCallback, which also runs after errors. `captured`: the
-  // stream is being captured, so it may run any number of times, and more than once at a time.
+  // Puts function `id` into the stream. `callback`: as cuStreamAddCallback, which also runs after errors. `captured`:
+  // the stream is being captured, so it may run any number of times, and more than once at a time.
   CUresult Launch(const DriverTable& driver, CUstream stream, uint64_t id, bool callback, bool captured);
 
   // What a graph's host node is to call for function `id`, which the driver gives `*data`: null if the id is taken by a

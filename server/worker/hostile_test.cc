@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Clients that do not behave: random requests to a whole cr-worker. It may refuse them or end the session with a reason; it
-// must not crash, hang, or let them touch what is not theirs.
+// Clients that do not behave: random requests to a whole cr-worker. It may refuse them or end the session with a
+// reason; it must not crash, hang, or let them touch what is not theirs.
 
 #include <cuda.h>
 #include <gtest/gtest.h>
@@ -28,9 +28,7 @@ constexpr char kImage[] = R"(.version 7.0
 )";
 
 // Calls that stop their own session for long by what they are: they wait for a descriptor or an answer of the client.
-bool Stalls(uint32_t call) {
-  return call == kOpHostMap || call == kOpManagedMap || call == kOpLaunchHostFunc;
-}
+bool Stalls(uint32_t call) { return call == kOpHostMap || call == kOpManagedMap || call == kOpLaunchHostFunc; }
 
 class Chaos {
  public:
@@ -120,9 +118,10 @@ class Chaos {
   uint32_t Call() {
     if (Below(20) == 0) return kOpGraphCapture;
     if (Below(4) == 0) return kFirstOperation + uint32_t(Below(60));
-    static const uint32_t kOften[] = {kCall_cuMemcpyHtoDAsync_v2, kCall_cuMemcpyDtoHAsync_v2, kCall_cuMemcpyAsync,
-                                      kCall_cuMemcpy2DAsync_v2,   kCall_cuMemcpy3DAsync_v2,   kCall_cuLaunchKernel,
-                                      kCall_cuMemMap,             kCall_cuMemUnmap,           kCall_cuModuleLoadData};
+    static const uint32_t kOften[] = {
+        kCall_cuMemcpyHtoDAsync_v2, kCall_cuMemcpyDtoHAsync_v2, kCall_cuMemcpyAsync, kCall_cuMemcpy2DAsync_v2,
+        kCall_cuMemcpy3DAsync_v2,   kCall_cuLaunchKernel,       kCall_cuMemMap,      kCall_cuMemUnmap,
+        kCall_cuModuleLoadData};
     if (Below(3) == 0) return kOften[Below(9)];
     return uint32_t(Below(850));
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fuzz target: what a worker that shares reads from its peers (server/worker/ipc.h). First byte of the input: a key that
-// an application has changed, a question to a worker that shares, or the answer of a hostile one, with up to three
+// Fuzz target: what a worker that shares reads from its peers (server/worker/ipc.h). First byte of the input: a key
+// that an application has changed, a question to a worker that shares, or the answer of a hostile one, with up to three
 // descriptors. Whatever comes, no descriptor is left open, and nothing is opened that was not shared.
 
 #include <fcntl.h>
@@ -41,7 +41,9 @@ socklen_t AddressOf(const std::string& name, sockaddr_un* address) {
   return socklen_t(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
-std::string NameOfKey(const std::string& key) { return Ipc::SocketName(kGroup, "", key.substr(kHomeAt, kIpcRandomBytes)); }
+std::string NameOfKey(const std::string& key) {
+  return Ipc::SocketName(kGroup, "", key.substr(kHomeAt, kIpcRandomBytes));
+}
 
 std::string BytesOf(const void* from, size_t size) { return std::string(static_cast<const char*>(from), size); }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What workers of one server send each other to share memory, events and pools (server/worker/ipc.h): sequenced packets,
-// one question and one reply for each connection. Both ends are the same program.
+// What workers of one server send each other to share memory, events and pools (server/worker/ipc.h): sequenced
+// packets, one question and one reply for each connection. Both ends are the same program.
 #ifndef CUDA_REMOTE_SERVER_WORKER_IPC_MESSAGES_H_
 #define CUDA_REMOTE_SERVER_WORKER_IPC_MESSAGES_H_
 

@@ -39,9 +39,9 @@ struct LoadedDriver {
   std::string Describe() const;
 };
 
-// Loads the library at `path`; if that is empty, the machine's own driver if it has a usable GPU, else the software GPU.
-// Calls cuInit and collects the facts. False and *error (a sentence for a person) if there is nothing to serve; *works
-// then says whether a driver was loaded all the same, and only shows no GPU.
+// Loads the library at `path`; if that is empty, the machine's own driver if it has a usable GPU, else the software
+// GPU. Calls cuInit and collects the facts. False and *error (a sentence for a person) if there is nothing to serve;
+// *works then says whether a driver was loaded all the same, and only shows no GPU.
 bool ChooseDriver(const std::string& path, LoadedDriver* driver, bool* works, std::string* error);
 
 }  // namespace cuda_remote::server

@@ -24,8 +24,8 @@
 #include "proto/channel/handshake.h"
 #include "proto/channel/server_channel.h"
 #include "proto/cli/wrong_use.h"
-#include "proto/driverabi/error_names.h"
 #include "proto/driverabi/driver_settings.h"
+#include "proto/driverabi/error_names.h"
 #include "proto/driverabi/visible_devices.h"
 #include "proto/frame/version.h"
 #include "proto/logging/log.h"
@@ -71,9 +71,7 @@ void RaiseDescriptorLimit() {
 }
 
 // `fd`: where this process's standard error went before the driver's output was captured.
-void LogTo(int fd, const std::string& level) {
-  logging::SetUp("worker", "cr-worker[%P] %l: %v", level, fd);
-}
+void LogTo(int fd, const std::string& level) { logging::SetUp("worker", "cr-worker[%P] %l: %v", level, fd); }
 
 // All that is made ready before a client comes.
 struct Warm {
@@ -235,7 +233,8 @@ bool WarmUp(const Options& options, Warm* warm, std::string* error) {
   if (!warm->arena) return false;
   const CUresult result = driver.cuDevicePrimaryCtxRetain(&warm->context, kWarmGpu);
   if (result != CUDA_SUCCESS) {
-    *error = "GPU " + std::to_string(options.gpus.empty() ? 0 : options.gpus[0]) + " gives no context: " + driverabi::DescribeError(result);
+    *error = "GPU " + std::to_string(options.gpus.empty() ? 0 : options.gpus[0]) +
+             " gives no context: " + driverabi::DescribeError(result);
     return false;
   }
   warm->staging = std::make_unique<StagingPool>(warm->driver.table);

@@ -3,12 +3,12 @@
 //
 // The client has a file (memfd) mapped at some addresses; here, device memory is mapped at the same addresses, and the
 // file somewhere else. Which of the two has the newest bytes of a page is the client's to know
-// (client/session/managed_pages.h): it has pages copied from the file to the device (Flush) and back (Fetch). A client on
-// another machine keeps its file, and the bytes travel with its requests (Write, Read).
+// (client/session/managed_pages.h): it has pages copied from the file to the device (Flush) and back (Fetch). A client
+// on another machine keeps its file, and the bytes travel with its requests (Write, Read).
 //
 // Copies are made in streams of this class's own, which wait for no other stream, and have ended when the functions
-// return, except where one says otherwise. Thread-safe: the executor, its watcher and waiters copy. The caller makes sure
-// that no work on the GPU uses the same pages.
+// return, except where one says otherwise. Thread-safe: the executor, its watcher and waiters copy. The caller makes
+// sure that no work on the GPU uses the same pages.
 #ifndef CUDA_REMOTE_SERVER_WORKER_MANAGED_MEMORY_H_
 #define CUDA_REMOTE_SERVER_WORKER_MANAGED_MEMORY_H_
 
@@ -43,8 +43,8 @@ class ManagedMemory {
       : driver_(driver), staging_(staging), bulk_(driver, staging, threads, std::move(start)) {}
 
   // Device memory on `device`, which all `devices` may use, for [address, address + bytes), and the file's part there.
-  // All of it zero. The caller keeps `fd`; -1: the client is on another machine, and so are all its files. With a context of
-  // the device current.
+  // All of it zero. The caller keeps `fd`; -1: the client is on another machine, and so are all its files. With a
+  // context of the device current.
   CUresult Map(uint64_t address, uint64_t bytes, int device, const std::vector<int>& devices, int fd, uint64_t offset);
   // Frees it. CUDA_ERROR_INVALID_VALUE if nothing begins at `address`.
   CUresult Unmap(uint64_t address);
@@ -60,14 +60,15 @@ class ManagedMemory {
   CUresult Flush(std::string_view runs);
   CUresult Fetch(std::string_view runs);
   CUresult Fetch(uint64_t address, uint64_t bytes);
-  // As Fetch, but in the legacy stream, behind all work of blocking streams, and it goes on. False if that cannot be had
-  // for these pages. If it can, the caller either waits for the legacy stream or calls LeaveFetch: then whoever fetches
-  // later waits for it. For sessions with one context, and no streams but blocking ones. Executor only; leaves that
-  // context current.
+  // As Fetch, but in the legacy stream, behind all work of blocking streams, and it goes on. False if that cannot be
+  // had for these pages. If it can, the caller either waits for the legacy stream or calls LeaveFetch: then whoever
+  // fetches later waits for it. For sessions with one context, and no streams but blocking ones. Executor only; leaves
+  // that context current.
   bool BeginFetch(std::string_view runs);
   void LeaveFetch();
-  // As Flush, but a short copy may go on: then flushing() is true, and the caller makes everything that may use the memory
-  // or the file wait for it: a stream's further work by OrderBehindFlush, anything else by AwaitFlush. Executor only.
+  // As Flush, but a short copy may go on: then flushing() is true, and the caller makes everything that may use the
+  // memory or the file wait for it: a stream's further work by OrderBehindFlush, anything else by AwaitFlush. Executor
+  // only.
   CUresult BeginFlush(std::string_view runs);
   bool flushing() const { return flushing_.load(std::memory_order_acquire); }
   // `stream` is not captured; its context is current.
@@ -85,8 +86,9 @@ class ManagedMemory {
   void ContextDies(uint64_t id);
 
  private:
-  // Registered with the driver piece by piece. Registering costs as much as copying the bytes several times by BulkCopies,
-  // which short copies are too short for. So a piece is registered when all of it has been copied so many times.
+  // Registered with the driver piece by piece. Registering costs as much as copying the bytes several times by
+  // BulkCopies, which short copies are too short for. So a piece is registered when all of it has been copied so many
+  // times.
   static constexpr uint64_t kRegistered = 32 << 20;
   static constexpr uint64_t kShort = 4 << 20;
   static constexpr uint64_t kTimesOfShort = 1, kTimesOfLong = 4;
@@ -156,7 +158,7 @@ class ManagedMemory {
   std::map<uint64_t, Segment> segments_;
   std::map<int, Lane> lanes_;
   std::atomic<bool> flushing_{false};  // any lane's
-  std::weak_ptr<File> file_;  // of the segment that came last
+  std::weak_ptr<File> file_;           // of the segment that came last
   BulkCopies bulk_;
 };
 

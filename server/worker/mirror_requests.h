@@ -14,23 +14,24 @@
 
 namespace cuda_remote::server {
 
-// `executor`: whether this is the executor's thread, which alone may look at the session's other tables. The reader ahead
-// takes every range for alive: what could end its life waits in the queue.
+// `executor`: whether this is the executor's thread, which alone may look at the session's other tables. The reader
+// ahead takes every range for alive: what could end its life waits in the queue.
 
 // Writes a client's changes. False if no correct client sends them.
 bool WriteMirrored(WorkerSession& worker, std::string_view runs, bool executor);
 
-// Appends what has changed here since it was last told, from address `from` on. Returns where to go on, 0: that was all.
+// Appends what has changed here since it was last told, from address `from` on. Returns where to go on, 0: that was
+// all.
 uint64_t ReadMirrored(WorkerSession& worker, uint64_t from, bool executor, std::string* runs);
 
-// OpManagedFlush, whether the client's file is here or on another machine; and OpManagedFetch, without waiting for the GPU,
-// whose bytes go into `payload` in the latter case.
+// OpManagedFlush, whether the client's file is here or on another machine; and OpManagedFetch, without waiting for the
+// GPU, whose bytes go into `payload` in the latter case.
 CUresult FlushManaged(WorkerSession& worker, std::string_view payload);
 CUresult FetchManaged(WorkerSession& worker, uint64_t address, uint64_t bytes, std::string* payload);
 
 // For a request that waits for the GPU, when that is done: its payload, pairs of address and length, are pages that the
-// client wants at once. They are fetched, and the reply's payload is one byte, if all of the session's work is done. Only in
-// the order of the requests: the client may write to pages that it has asked for later.
+// client wants at once. They are fetched, and the reply's payload is one byte, if all of the session's work is done.
+// Only in the order of the requests: the client may write to pages that it has asked for later.
 void FetchExpected(WorkerSession& worker, const Request& request, ReplyBuilder* reply);
 // The same in two halves, so that the copies follow the work without a gap: before the executor itself waits for all of
 // the session's work, and afterwards instead of FetchExpected. False if these pages cannot be had so. If it waits no

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the driver prints: device printf to this process's standard output, the texts of device assertions to its standard
-// error. Both are files in memory from Install on; the bytes go to the client before the reply of the call that made them
-// appear. What goes to standard error is written to this worker's log too. Thread-safe after Install.
+// What the driver prints: device printf to this process's standard output, the texts of device assertions to its
+// standard error. Both are files in memory from Install on; the bytes go to the client before the reply of the call
+// that made them appear. What goes to standard error is written to this worker's log too. Thread-safe after Install.
 #ifndef CUDA_REMOTE_SERVER_WORKER_OUTPUT_CAPTURE_H_
 #define CUDA_REMOTE_SERVER_WORKER_OUTPUT_CAPTURE_H_
 
@@ -21,8 +21,8 @@ class OutputCapture {
   // The standard error of before, for messages of the worker itself.
   int log_fd() const { return log_fd_; }
 
-  // Hands all bytes that were written since the last time to `send`, in order; those for standard error after the others.
-  // Cheap if there are none.
+  // Hands all bytes that were written since the last time to `send`, in order; those for standard error after the
+  // others. Cheap if there are none.
   void Flush(const std::function<void(std::string_view bytes, bool to_stderr)>& send);
 
  private:

@@ -24,8 +24,8 @@ namespace cuda_remote::server {
 
 class Deferred;
 
-// A request's payload. It may lie in the channel's memory, which the client can write to at any time and fills again once
-// the handler has returned. So there are copies of it, but no pointer that could reach the driver (uploads.h).
+// A request's payload. It may lie in the channel's memory, which the client can write to at any time and fills again
+// once the handler has returned. So there are copies of it, but no pointer that could reach the driver (uploads.h).
 class Payload {
  public:
   Payload() = default;
@@ -90,8 +90,8 @@ class Session {
   virtual void Bind(Kind kind, uint64_t handle, uint64_t real, uint64_t parent) = 0;
   // Forgets the handle and all its descendants. The driver has destroyed them already.
   virtual void Unbind(uint64_t handle) = 0;
-  // Whether `handle` is `ancestor` or dies with it; a bound handle that dies with `parent` from now on, which must not be
-  // under it.
+  // Whether `handle` is `ancestor` or dies with it; a bound handle that dies with `parent` from now on, which must not
+  // be under it.
   virtual bool IsUnder(uint64_t handle, uint64_t ancestor) const = 0;
   virtual void SetParent(Kind kind, uint64_t handle, uint64_t parent) = 0;
 

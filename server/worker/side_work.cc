@@ -161,7 +161,8 @@ CUresult SideWork::Hash(uint64_t context, const std::vector<Piece>& pieces, std:
 
 CUresult SideWork::CopyOut(uint64_t context, const Piece& piece, void* to, Wait* wait) {
   const uint64_t target = reinterpret_cast<uint64_t>(to);
-  const bool inside = target >= driverabi::kSnapshotBase && target - driverabi::kSnapshotBase < driverabi::kSnapshotBytes;
+  const bool inside =
+      target >= driverabi::kSnapshotBase && target - driverabi::kSnapshotBase < driverabi::kSnapshotBytes;
   if (inside) return CopyBetween(context, piece, target, wait);
   CUstream stream = nullptr;
   CUresult result = StreamIn(context, &stream);

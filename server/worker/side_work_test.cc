@@ -46,8 +46,8 @@ std::vector<ChunkHash> HashesOf(const std::string& bytes, size_t chunk) {
   return out;
 }
 
-// PTX that the software GPU interprets: slow, so little memory. Lengths around words, rows of all lanes, and the turn of
-// the unrolled loop; addresses at which words are not aligned.
+// PTX that the software GPU interprets: slow, so little memory. Lengths around words, rows of all lanes, and the turn
+// of the unrolled loop; addresses at which words are not aligned.
 TEST(SideWork, TheKernelGivesTheValuesOfTheDefinition) {
   DriverTable driver;
   std::string error;
@@ -84,8 +84,7 @@ TEST(SideWork, TheKernelGivesTheValuesOfTheDefinition) {
 
 class SideRequests : public testing::Test {
  protected:
-  SideRequests()
-      : worker_({WorkerPath(), "--driver", kDriver, "--log-level", "off"}), client_(worker_.Connect()) {
+  SideRequests() : worker_({WorkerPath(), "--driver", kDriver, "--log-level", "off"}), client_(worker_.Connect()) {
     context_ = client_.OpenContext();
   }
 
@@ -238,7 +237,8 @@ TEST_F(SideRequests, KeepsASnapshotOnTheGpu) {
 // A `__managed__` variable is saved once: by the worker, until the client has it mirrored, and so in its process.
 TEST_F(SideRequests, LeavesOutVariablesThatTheProcessHas) {
   const uint64_t module = client_.LoadModule(
-      ".version 7.0\n.target sm_75\n.address_size 64\n.visible .global .attribute(.managed) .align 4 .b8 shared[5000];\n"
+      ".version 7.0\n.target sm_75\n.address_size 64\n.visible .global .attribute(.managed) .align 4 .b8 "
+      "shared[5000];\n"
       ".visible .global .align 4 .u32 own;\n.visible .entry say() { ret; }\n");
   const auto saved = [&] {
     EXPECT_EQ(client_.Call(kOpRegions, wire::OpRegions_Request()), CUDA_SUCCESS);

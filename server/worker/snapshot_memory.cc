@@ -218,7 +218,8 @@ bool SnapshotMemory::GiveWay() {
     }
     UnmapLocked(address, piece.bytes);
   }
-  logging::Info("the job needs device memory: {} bytes of a checkpoint moved to host memory, {} were dropped", moved, lost);
+  logging::Info("the job needs device memory: {} bytes of a checkpoint moved to host memory, {} were dropped", moved,
+                lost);
   return true;
 }
 

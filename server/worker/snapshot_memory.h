@@ -48,8 +48,8 @@ class SnapshotMemory {
   // Whether these bytes lie in one piece, wherever that is now, and for which device it was made.
   bool Owns(uint64_t address, uint64_t bytes, int* device);
 
-  // Begins to fill a part of a piece by `copy`, which only puts work into a stream. CUDA_ERROR_OUT_OF_MEMORY if the piece
-  // has moved to host memory.
+  // Begins to fill a part of a piece by `copy`, which only puts work into a stream. CUDA_ERROR_OUT_OF_MEMORY if the
+  // piece has moved to host memory.
   CUresult Fill(uint64_t address, uint64_t bytes, const std::function<CUresult()>& copy);
   // Reads a part: by `copy`, as above, or from host memory into `to`; *copied says that it was the latter, and is over.
   CUresult Read(uint64_t address, uint64_t bytes, void* to, const std::function<CUresult()>& copy, bool* copied);

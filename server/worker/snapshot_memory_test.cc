@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pieces of a checkpoint on the software GPU: they go when they have been read, when nobody reads them, and where the job
-// needs the memory.
+// Pieces of a checkpoint on the software GPU: they go when they have been read, when nobody reads them, and where the
+// job needs the memory.
 
 #include "server/worker/snapshot_memory.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Buffers between the GPU and the channel: registered with the driver, so that a copy to one returns at once and runs at
-// full speed. The memory is the worker's own: if the context that registered it dies, the buffer stays valid and is
+// Buffers between the GPU and the channel: registered with the driver, so that a copy to one returns at once and runs
+// at full speed. The memory is the worker's own: if the context that registered it dies, the buffer stays valid and is
 // only slower. Thread-safe.
 #ifndef CUDA_REMOTE_SERVER_WORKER_STAGING_H_
 #define CUDA_REMOTE_SERVER_WORKER_STAGING_H_

@@ -7,8 +7,8 @@
 // behind the copy has passed. The channel's memory is never registered with the driver, and a handler cannot get at a
 // payload's address (Payload, session.h).
 //
-// Payloads are put one behind the other into blocks from the staging pool. One event for each block and stream says when
-// the block is free again, not one for each copy.
+// Payloads are put one behind the other into blocks from the staging pool. One event for each block and stream says
+// when the block is free again, not one for each copy.
 //
 // Executor only.
 #ifndef CUDA_REMOTE_SERVER_WORKER_UPLOADS_H_

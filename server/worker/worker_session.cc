@@ -491,9 +491,9 @@ ContextRemains WorkerSession::ForgetContext(uint64_t handle) {
   }
   const ContextInfo* const context = FindContext(handle);
   const ContextRef dead = context != nullptr ? context->ref : ContextRef();
-  code_pads_.erase(std::remove_if(code_pads_.begin(), code_pads_.end(),
-                                  [&](const auto& pad) { return pad.first.id == dead.id; }),
-                   code_pads_.end());
+  code_pads_.erase(
+      std::remove_if(code_pads_.begin(), code_pads_.end(), [&](const auto& pad) { return pad.first.id == dead.id; }),
+      code_pads_.end());
   exec_pads_.Forget(dead.id);
   // Events of the context die with it; the memory that they stand for is free once it is idle.
   for (auto it = pending_frees_.begin(); it != pending_frees_.end();) {
@@ -511,9 +511,9 @@ ContextRemains WorkerSession::ForgetContext(uint64_t handle) {
     values->erase(values->lower_bound({handle, 0}), values->upper_bound({handle, ~uint64_t{0}}));
   }
   for (std::vector<WorkMark>* marks : {&legacy_marks_, &stream_marks_}) {
-    marks->erase(std::remove_if(marks->begin(), marks->end(),
-                                [&](const WorkMark& mark) { return mark.context_id == dead.id; }),
-                 marks->end());
+    marks->erase(
+        std::remove_if(marks->begin(), marks->end(), [&](const WorkMark& mark) { return mark.context_id == dead.id; }),
+        marks->end());
   }
   parts_.staging->ContextDies();
   remains.lent = uploads_.ContextDies(dead.id);
@@ -617,7 +617,8 @@ void WorkerSession::ReadCode(uint64_t handle, uint64_t context) {
     const replay::DataSymbol& symbol = module.symbols[i];
     CUdeviceptr address = 0;
     size_t bytes = 0;
-    if (symbol.code_words.empty() || FindVariable(handle, module.library, symbol.name, &address, &bytes) != CUDA_SUCCESS)
+    if (symbol.code_words.empty() ||
+        FindVariable(handle, module.library, symbol.name, &address, &bytes) != CUDA_SUCCESS)
       continue;
     const uint64_t begin = symbol.code_words.front();
     const uint64_t end = std::min<uint64_t>(bytes, symbol.code_words.back() + sizeof(uint64_t));
@@ -779,8 +780,8 @@ CUresult WorkerSession::MoveVariables(uint64_t handle, VariablePlace* placed, co
   const size_t count = std::min(placed->parts.size(), wanted.parts.size());
   for (size_t i = 0; i < count; ++i) {
     if (placed->parts[i].lowest == wanted.parts[i].lowest) continue;
-    logging::Error("{} of a module would be at {:#x} and not at {:#x}, where pointers to it lead", NameOfPart(handle, i),
-                  placed->parts[i].lowest, wanted.parts[i].lowest);
+    logging::Error("{} of a module would be at {:#x} and not at {:#x}, where pointers to it lead",
+                   NameOfPart(handle, i), placed->parts[i].lowest, wanted.parts[i].lowest);
   }
   if (placed->parts.size() != wanted.parts.size()) {
     logging::Error("a module had {} variables and has {}", wanted.parts.size(), placed->parts.size());
@@ -890,7 +891,8 @@ void WorkerSession::AddMark(const ContextInfo& context, CUstream stream, std::ve
   const CUevent event = EventBehind(table_, stream, &result);
   if (event == nullptr) return;  // the stream has been waited for
   const DriverTable* const driver = &table_;
-  marks->push_back({context.ref.id, context.device, {event, [driver](CUevent mark) { driver->cuEventDestroy_v2(mark); }}});
+  marks->push_back(
+      {context.ref.id, context.device, {event, [driver](CUevent mark) { driver->cuEventDestroy_v2(mark); }}});
 }
 
 void WorkerSession::CollectPendingFrees(bool wait) {

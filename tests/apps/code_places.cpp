@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Addresses of functions in GPU memory, in __device__ and in __constant__ variables, of modules and of a library that is
-// in several contexts. Where code lies follows from what was loaded and used before: other modules come in between and
-// are gone later, and kernels are first used at any time, so a restart has to see to it that the functions lie where they
-// lay. No code comes to lie where other code was unloaded before all of these functions are there: a restart would be
-// refused (docs/context-state.md). The driver API alone.
+// Addresses of functions in GPU memory, in __device__ and in __constant__ variables, of modules and of a library that
+// is in several contexts. Where code lies follows from what was loaded and used before: other modules come in between
+// and are gone later, and kernels are first used at any time, so a restart has to see to it that the functions lie
+// where they lay. No code comes to lie where other code was unloaded before all of these functions are there: a restart
+// would be refused (docs/context-state.md). The driver API alone.
 #include <cuda.h>
 
 #include <string>
@@ -39,15 +39,20 @@ static std::string TakingImage(int number, int length) {
     }
     text += "xor.b64 %rd4, %rd2, %rd3;\nst.param.b64 [result], %rd4;\nret;\n}\n";
   }
-  text += ".visible .global .align 8 .u64 table_" + id + "[3] = {" + names[0] + ", " + names[1] + ", " + names[2] + "};\n";
-  text += ".visible .const .align 8 .u64 fixed_" + id + "[3] = {" + names[2] + ", " + names[0] + ", " + names[1] + "};\n";
-  text += ".visible .global .align 8 .u64 virtual_" + id + "[4] = {0, " + id + ", " + names[1] + ", " + names[0] + "};\n";
+  text +=
+      ".visible .global .align 8 .u64 table_" + id + "[3] = {" + names[0] + ", " + names[1] + ", " + names[2] + "};\n";
+  text +=
+      ".visible .const .align 8 .u64 fixed_" + id + "[3] = {" + names[2] + ", " + names[0] + ", " + names[1] + "};\n";
+  text +=
+      ".visible .global .align 8 .u64 virtual_" + id + "[4] = {0, " + id + ", " + names[1] + ", " + names[0] + "};\n";
 #ifdef APP_BARE
   // One whose address no variable holds, so nobody can see from outside where it is.
   text += ".visible .func bare()\n{\nret;\n}\n";
 #endif
-  text += ".visible .entry collect(.param .u64 p_to)\n{\n.reg .b64 %rd<8>;\nld.param.u64 %rd1, [p_to];\n"
-          "mov.u64 %rd2, table_" + id + ";\nmov.u64 %rd3, fixed_" + id + ";\n";
+  text +=
+      ".visible .entry collect(.param .u64 p_to)\n{\n.reg .b64 %rd<8>;\nld.param.u64 %rd1, [p_to];\n"
+      "mov.u64 %rd2, table_" +
+      id + ";\nmov.u64 %rd3, fixed_" + id + ";\n";
   for (int i = 0; i < kFunctions; ++i) {
     text += "ld.global.u64 %rd4, [%rd2+" + std::to_string(8 * i) + "];\nst.global.u64 [%rd1+" + std::to_string(8 * i) +
             "], %rd4;\nld.const.u64 %rd4, [%rd3+" + std::to_string(8 * i) + "];\nst.global.u64 [%rd1+" +
@@ -97,8 +102,9 @@ static const int kBehind[8] = {0, 1, 2, 2, 0, 1, 1, 2};
 
 // A module with a short kernel and nothing else.
 static std::string PlainImage(int number) {
-  std::string text = Head() + ".visible .entry plain(.param .u64 p)\n{\n.reg .b64 %rd<3>;\nld.param.u64 %rd1, [p];\n"
-                              "ld.global.u64 %rd2, [%rd1];\n";
+  std::string text = Head() +
+                     ".visible .entry plain(.param .u64 p)\n{\n.reg .b64 %rd<3>;\nld.param.u64 %rd1, [p];\n"
+                     "ld.global.u64 %rd2, [%rd1];\n";
   for (int i = 0; i < number * 7 % 40; ++i) text += "add.u64 %rd2, %rd2, " + std::to_string(i) + ";\n";
   return text + "st.global.u64 [%rd1], %rd2;\nret;\n}\n";
 }

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Functions that are called by the addresses in __device__ and __constant__ tables, and whose addresses are nowhere else:
-// of modules, and of a library that was loaded before one of the contexts was made. A kernel exchanges entries, so the
-// tables are not what loading made of them. A restart may put the functions elsewhere (docs/context-state.md). With
-// APP_COPY=device or APP_COPY=host one address is kept in GPU memory or in the program's memory as well; then it may
-// not. The driver API alone.
+// Functions that are called by the addresses in __device__ and __constant__ tables, and whose addresses are nowhere
+// else: of modules, and of a library that was loaded before one of the contexts was made. A kernel exchanges entries,
+// so the tables are not what loading made of them. A restart may put the functions elsewhere (docs/context-state.md).
+// With APP_COPY=device or APP_COPY=host one address is kept in GPU memory or in the program's memory as well; then it
+// may not. The driver API alone.
 #include <cuda.h>
-
 #include <stdlib.h>
 
 #include <memory>
@@ -84,8 +83,9 @@ ret;
 
 // Modules with a short kernel, so that code lies elsewhere in each process that loads others.
 static std::string PlainImage(int number) {
-  std::string text = ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry plain(.param .u64 p)\n{\n"
-                     ".reg .b64 %rd<3>;\nld.param.u64 %rd1, [p];\nld.global.u64 %rd2, [%rd1];\n";
+  std::string text =
+      ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry plain(.param .u64 p)\n{\n"
+      ".reg .b64 %rd<3>;\nld.param.u64 %rd1, [p];\nld.global.u64 %rd2, [%rd1];\n";
   for (int i = 0; i < number * 7 % 40; ++i) text += "add.u64 %rd2, %rd2, " + std::to_string(i) + ";\n";
   return text + "st.global.u64 [%rd1], %rd2;\nret;\n}\n";
 }

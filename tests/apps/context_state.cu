@@ -54,7 +54,8 @@ static void Set(Side* side, CUdevice device, int number) {
   CU_CHECK(cuCtxSetLimit(CU_LIMIT_MAX_L2_FETCH_GRANULARITY, number == 0 ? 32 : 128));
   int persisting = 0;
   CU_CHECK(cuDeviceGetAttribute(&persisting, CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE, device));
-  if (persisting > 0) CU_CHECK(cuCtxSetLimit(CU_LIMIT_PERSISTING_L2_CACHE_SIZE, size_t(persisting) / size_t(2 + number)));
+  if (persisting > 0)
+    CU_CHECK(cuCtxSetLimit(CU_LIMIT_PERSISTING_L2_CACHE_SIZE, size_t(persisting) / size_t(2 + number)));
   CU_CHECK(cuCtxSetCacheConfig(number == 0 ? CU_FUNC_CACHE_PREFER_L1 : CU_FUNC_CACHE_PREFER_SHARED));
   int least = 0, greatest = 0;
   CU_CHECK(cuCtxGetStreamPriorityRange(&least, &greatest));
@@ -171,7 +172,8 @@ int main(int argc, char** argv) {
       CUdeviceptr from_pool, memory = side.memory;
       CU_CHECK(cuMemAllocFromPoolAsync(&from_pool, 1000, side.pool, side.stream));
       void* parameters[] = {&memory};
-      CU_CHECK(cuLaunchKernel(side.function, 1, 1, 1, 1, 1, 1, 1024 * unsigned(i + 3), side.stream, parameters, nullptr));
+      CU_CHECK(
+          cuLaunchKernel(side.function, 1, 1, 1, 1, 1, 1, 1024 * unsigned(i + 3), side.stream, parameters, nullptr));
       CU_CHECK(cuMemFreeAsync(from_pool, side.stream));
       uint64_t count = 0;
       CU_CHECK(cuStreamSynchronize(side.stream));

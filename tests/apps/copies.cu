@@ -14,9 +14,9 @@
 #include "tests/apps/support/app.h"
 
 constexpr int kThreads = 3;
-constexpr size_t kRegion = 2 << 20;     // device memory of each thread
-constexpr size_t kSmall = 64 << 10;     // longest copy whose pageable source may be overwritten at once
-constexpr size_t kFlood = 80 << 20;     // more than any buffer on the way holds
+constexpr size_t kRegion = 2 << 20;  // device memory of each thread
+constexpr size_t kSmall = 64 << 10;  // longest copy whose pageable source may be overwritten at once
+constexpr size_t kFlood = 80 << 20;  // more than any buffer on the way holds
 constexpr long long kClocks = 300000000;
 
 __global__ void Spin(long long clocks) {
@@ -47,8 +47,7 @@ struct Pinned {
 
 class Worker {
  public:
-  Worker(int number, int ops)
-      : ops_(ops), random_(977 * number + 1), model_(kRegion, 0), up_(kRegion), down_(kRegion) {
+  Worker(int number, int ops) : ops_(ops), random_(977 * number + 1), model_(kRegion, 0), up_(kRegion), down_(kRegion) {
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     CUDA_CHECK(cudaMalloc(&region_, kRegion));
     CUDA_CHECK(cudaMemsetAsync(region_, 0, kRegion, stream_));
@@ -164,8 +163,8 @@ class Worker {
         const size_t corner = Below(kRegion - rows * 512);
         kept_.push_back(Fresh(rows * pitch));
         for (size_t y = 0; y < rows; ++y) memcpy(&model_[corner + y * 512], &kept_.back()[y * pitch], width);
-        CUDA_CHECK(cudaMemcpy2DAsync(region_ + corner, 512, kept_.back().data(), pitch, width, rows, cudaMemcpyHostToDevice,
-                                     stream_));
+        CUDA_CHECK(cudaMemcpy2DAsync(region_ + corner, 512, kept_.back().data(), pitch, width, rows,
+                                     cudaMemcpyHostToDevice, stream_));
         break;
       }
       case 7: {  // a fill, and a copy on the device

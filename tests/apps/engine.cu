@@ -22,14 +22,18 @@ constexpr int kThreads = 64;
 constexpr int kSlabs = 2;
 constexpr int kBlocksOfSlab = 12;
 constexpr int kBlocks = kSlabs * kBlocksOfSlab;
-constexpr int kKept = 2;          // blocks that a receiver keeps
-constexpr int kReopenAfter = 5;   // uses of a slab until it is closed
+constexpr int kKept = 2;         // blocks that a receiver keeps
+constexpr int kReopenAfter = 5;  // uses of a slab until it is closed
 constexpr int kEntries = 64;
 constexpr int kRequestsOfWorker = 2;
 constexpr unsigned kVocabulary = 50021;
 
-__host__ __device__ inline unsigned Value(unsigned seed, int i) { return app::Advance(seed + unsigned(i) * 2654435761u, 11); }
-__host__ __device__ inline unsigned Follow(unsigned state, unsigned value) { return app::Advance(state, value ^ state >> 5); }
+__host__ __device__ inline unsigned Value(unsigned seed, int i) {
+  return app::Advance(seed + unsigned(i) * 2654435761u, 11);
+}
+__host__ __device__ inline unsigned Follow(unsigned state, unsigned value) {
+  return app::Advance(state, value ^ state >> 5);
+}
 
 __global__ void Fill(unsigned* block, int n, unsigned seed) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,24 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// State that lives in module globals alone: __device__ and __constant__ variables, external and static, some written by the
-// host by name, some never named by the host, with initial values and without, arrays, pointers to other globals, and a
-// second module (globals_other.cu) whose static variables have the same names.
-#include "tests/apps/globals.h"
-
+// State that lives in module globals alone: __device__ and __constant__ variables, external and static, some written by
+// the host by name, some never named by the host, with initial values and without, arrays, pointers to other globals,
+// and a second module (globals_other.cu) whose static variables have the same names.
 #include <vector>
 
+#include "tests/apps/globals.h"
 #include "tests/apps/support/app.h"
 
 constexpr int kTable = 64;
 
-__device__ unsigned long long named_counter = 1000;         // read by name at the end
-__device__ unsigned long long unnamed_counter = 7;          // the host never names it
-static __device__ unsigned history[kTable];                 // static, zero at first, never named
-static __device__ unsigned long long checksum = 0x1234;     // static, the other module has one as well
-__device__ unsigned long long* indirect = &unnamed_counter; // a pointer to another global
-__constant__ unsigned factors[kTable];                      // written by the host during the run
+__device__ unsigned long long named_counter = 1000;                    // read by name at the end
+__device__ unsigned long long unnamed_counter = 7;                     // the host never names it
+static __device__ unsigned history[kTable];                            // static, zero at first, never named
+static __device__ unsigned long long checksum = 0x1234;                // static, the other module has one as well
+__device__ unsigned long long* indirect = &unnamed_counter;            // a pointer to another global
+__constant__ unsigned factors[kTable];                                 // written by the host during the run
 static __constant__ unsigned long long offsets[4] = {11, 22, 33, 44};  // constant from the image
-__constant__ double scale = 0.5;                            // overwritten half way
-__device__ double accumulated[4];                           // read by name at the end
+__constant__ double scale = 0.5;                                       // overwritten half way
+__device__ double accumulated[4];                                      // read by name at the end
 
 __global__ void Count(unsigned step) {
   unsigned i = threadIdx.x;
@@ -97,8 +96,8 @@ int main(int argc, char** argv) {
   APP_CHECK(named == want_named && got[0] == want_unnamed && got[1] == want_checksum && got[2] == want_history);
   for (int i = 0; i < 4; ++i) APP_CHECK(sums[i] == want_sums[i]);
 
-  printf("globals steps=%d named=%llu unnamed=%llu history=%016llx sums=%.17g,%.17g,%.17g,%.17g\n", options.steps, named,
-         got[0], got[2], sums[0], sums[1], sums[2], sums[3]);
+  printf("globals steps=%d named=%llu unnamed=%llu history=%016llx sums=%.17g,%.17g,%.17g,%.17g\n", options.steps,
+         named, got[0], got[2], sums[0], sums[1], sums[2], sums[3]);
   printf("globals other=%llu,%llu,%llu,%llu\n", other[0], other[1], other[2], other[3]);
   CUDA_CHECK(cudaFree(out));
   return 0;

@@ -13,7 +13,8 @@ extern "C" __global__ void Arm(cudaGraphConditionalHandle handle, unsigned* stat
   cudaGraphSetConditional(handle, state[1] != 0 ? 1 : 0);
 }
 
-extern "C" __global__ void CountDown(cudaGraphConditionalHandle loop, cudaGraphConditionalHandle inner, unsigned* state) {
+extern "C" __global__ void CountDown(cudaGraphConditionalHandle loop, cudaGraphConditionalHandle inner,
+                                     unsigned* state) {
   state[0] = state[0] * 1664525u + 1013904223u;
   state[1] -= 1;
   cudaGraphSetConditional(loop, state[1] != 0 ? 1 : 0);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A captured graph that copies host memory, pinned and not, in both directions: it reads and writes that memory at every launch.
+// A captured graph that copies host memory, pinned and not, in both directions: it reads and writes that memory at
+// every launch.
 #include <vector>
 
 #include "tests/apps/support/app.h"

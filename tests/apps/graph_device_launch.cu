@@ -94,8 +94,7 @@ int main(int argc, char** argv) {
     instantiate(one);
   }
   for (cudaGraphExec_t gap : gaps) CUDA_CHECK(cudaGraphExecDestroy(gap));
-  cudaGraph_t graph =
-      Capture(stream, [&] { LaunchAll<<<1, 1, 0, stream>>>(there, options.size, all.back().exec); });
+  cudaGraph_t graph = Capture(stream, [&] { LaunchAll<<<1, 1, 0, stream>>>(there, options.size, all.back().exec); });
   cudaGraphExec_t launcher;
   CUDA_CHECK(cudaGraphInstantiate(&launcher, graph, 0));
   CUDA_CHECK(cudaGraphDestroy(graph));
@@ -122,8 +121,7 @@ int main(int argc, char** argv) {
       chosen.factor += 2;
       chosen.add = unsigned(step);
       CUDA_CHECK(cudaStreamSynchronize(stream));
-      graph = Capture(stream,
-                      [&] { Advance<<<1, kCount, 0, stream>>>(chosen.data, chosen.factor, chosen.add); });
+      graph = Capture(stream, [&] { Advance<<<1, kCount, 0, stream>>>(chosen.data, chosen.factor, chosen.add); });
       cudaGraphExecUpdateResultInfo info;
       CUDA_CHECK(cudaGraphExecUpdate(chosen.exec, graph, &info));
       CUDA_CHECK(cudaGraphDestroy(graph));

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory that graphs allocate: nodes and captured cudaMallocAsync, freed in the graph, by the application, by another
-// graph, by the next launch, or long after the graph is gone. Random graphs of several kinds are made, launched, updated
-// and destroyed; what they have left in memory is carried from step to step and compared with a model on the host.
+// graph, by the next launch, or long after the graph is gone. Random graphs of several kinds are made, launched,
+// updated and destroyed; what they have left in memory is carried from step to step and compared with a model on the
+// host.
 #include <cuda_runtime.h>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copy nodes between pageable memory and the GPU in graphs that are built node by node, and captured copies of rectangles:
-// they read and write the program's memory at every launch. The nodes are asked about, cloned, and changed in the graph
-// and in executables.
+// Copy nodes between pageable memory and the GPU in graphs that are built node by node, and captured copies of
+// rectangles: they read and write the program's memory at every launch. The nodes are asked about, cloned, and changed
+// in the graph and in executables.
 #include <vector>
 
 #include "tests/apps/support/app.h"

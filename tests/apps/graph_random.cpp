@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Graphs at random, compared with a model on the host. Nodes of every kind: kernels, copies in one, two and three
-// dimensions of device, pinned and pageable memory, fills, host functions, empty nodes, child graphs, events, memory that
-// a graph allocates and frees, conditional nodes (IF, WHILE, SWITCH) and writes of single values. Graphs are built node by
-// node and captured from two streams, changed, cloned and destroyed; executables are launched over and over, changed,
-// updated from other graphs, and outlive their graphs. Each of the --steps steps is 40 operations.
+// dimensions of device, pinned and pageable memory, fills, host functions, empty nodes, child graphs, events, memory
+// that a graph allocates and frees, conditional nodes (IF, WHILE, SWITCH) and writes of single values. Graphs are built
+// node by node and captured from two streams, changed, cloned and destroyed; executables are launched over and over,
+// changed, updated from other graphs, and outlive their graphs. Each of the --steps steps is 40 operations.
 //
 // Nodes that touch the same memory depend on each other in the order in which they were made, so the model runs them in
 // that order. CR_TEST_SEED=N chooses the operations (1 by default). A failure names the seed and the operation.
@@ -32,8 +32,9 @@ constexpr unsigned kCounterBit = 1u << kBuffers, kEventBit = 2u << kBuffers;
 constexpr size_t kMostGraphs = 6, kMostExecs = 6;
 
 enum Op { kMix, kCopy, kFill, kHost, kEmpty, kChild, kRecord, kWait, kMemory, kIf, kWhile, kSwitch, kWrite, kOps };
-const char* const kNames[kOps] = {"kernel",      "copy",   "fill", "host function", "empty",  "child graph", "record event",
-                                  "wait for it", "memory", "IF",   "WHILE",         "SWITCH", "write"};
+const char* const kNames[kOps] = {"kernel",      "copy",         "fill",        "host function", "empty",
+                                  "child graph", "record event", "wait for it", "memory",        "IF",
+                                  "WHILE",       "SWITCH",       "write"};
 
 struct Node {
   Op op = kEmpty;
@@ -45,7 +46,7 @@ struct Node {
   bool enabled = true;
   bool captured = false;
   std::vector<std::vector<Node>> bodies;
-  CUgraph moved = nullptr;  // a child graph that was moved into its node
+  CUgraph moved = nullptr;                      // a child graph that was moved into its node
   CUgraphNode first = nullptr, last = nullptr;  // the one that has the parameters; the one that others wait for
   unsigned Uses() const {
     switch (op) {
@@ -88,12 +89,12 @@ unsigned g_seed = 1;
 long g_operation = 0;
 const char* g_name = "start";
 
-#define CHECK(condition)                                                                       \
-  do {                                                                                         \
-    if (!(condition)) {                                                                        \
-      fprintf(stderr, "seed %u, operation %ld (%s)\n", g_seed, g_operation, g_name);           \
-      app::Fail(__FILE__, __LINE__, #condition, "not true");                                   \
-    }                                                                                          \
+#define CHECK(condition)                                                             \
+  do {                                                                               \
+    if (!(condition)) {                                                              \
+      fprintf(stderr, "seed %u, operation %ld (%s)\n", g_seed, g_operation, g_name); \
+      app::Fail(__FILE__, __LINE__, #condition, "not true");                         \
+    }                                                                                \
   } while (0)
 #define CU(call)                                                                                               \
   do {                                                                                                         \
@@ -302,8 +303,8 @@ class Random {
     node->from_at = Pick(kWords - end + 1);
   }
 
-  // `level`: how deep in other graphs; `captured`: by a stream; `body`: of a conditional node, where only kernels, copies
-  // and fills of device memory, empty nodes, child graphs and other conditional nodes may be.
+  // `level`: how deep in other graphs; `captured`: by a stream; `body`: of a conditional node, where only kernels,
+  // copies and fills of device memory, empty nodes, child graphs and other conditional nodes may be.
   Node Make(int level, bool captured, bool memory, bool conditional, bool body = false) {
     Node node;
     do {
@@ -466,9 +467,8 @@ class Random {
         CUgraphNode next;
         CU(cuGraphAddMemsetNode(&next, graph, &node->last, 1, &fill, context_));
         CUdeviceptr from = buffers_[node->from];
-        WithKernel(mix_, {&params.dptr, &from, &node->salt}, kWords, [&](CUDA_KERNEL_NODE_PARAMS* mix) {
-          CU(cuGraphAddKernelNode(&node->last, graph, &next, 1, mix));
-        });
+        WithKernel(mix_, {&params.dptr, &from, &node->salt}, kWords,
+                   [&](CUDA_KERNEL_NODE_PARAMS* mix) { CU(cuGraphAddKernelNode(&node->last, graph, &next, 1, mix)); });
         CUDA_MEMCPY3D copy = {};
         copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
         copy.srcDevice = params.dptr;
@@ -823,7 +823,8 @@ class Random {
     CUDA_BATCH_MEM_OP_NODE_PARAMS batch = {};
     switch (node.op) {
       case kMix:
-        return WithMix(node, [&](CUDA_KERNEL_NODE_PARAMS* params) { CU(cuGraphKernelNodeSetParams(node.first, params)); });
+        return WithMix(node,
+                       [&](CUDA_KERNEL_NODE_PARAMS* params) { CU(cuGraphKernelNodeSetParams(node.first, params)); });
       case kCopy:
         CU(cuGraphMemcpyNodeSetParams(node.first, &copy));
         return;
@@ -889,7 +890,9 @@ class Random {
     if (exec.nodes.empty() || !GraphOf(exec)) return;
     Node& node = Any(exec.nodes);
     // One of pageable memory stays as it is in an executable (README.md).
-    if (!node.first || (node.op == kCopy && (node.to == kPageable || node.from == kPageable)) || (node.op != kMix && node.op != kCopy && node.op != kFill)) return;
+    if (!node.first || (node.op == kCopy && (node.to == kPageable || node.from == kPageable)) ||
+        (node.op != kMix && node.op != kCopy && node.op != kFill))
+      return;
     node.enabled = !node.enabled;
     exec.changed = true;
     CU(cuGraphNodeSetEnabled(exec.exec, node.first, node.enabled));

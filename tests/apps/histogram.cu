@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Histograms with atomics: counts in shared memory merged into global memory, plus every other integer atomic on words that
-// all threads share. All operations commute, so the result does not depend on the order; the host checks it exactly.
+// Histograms with atomics: counts in shared memory merged into global memory, plus every other integer atomic on words
+// that all threads share. All operations commute, so the result does not depend on the order; the host checks it
+// exactly.
 #include <algorithm>
 #include <vector>
 
@@ -12,9 +13,9 @@ struct Shared {
   unsigned long long total;
   unsigned max, min, bits_or, bits_and, bits_xor;
   int signed_max;
-  unsigned wrapped;      // atomicInc
-  unsigned product;      // by compare-and-swap
-  double exact;          // multiples of 1/8: addition is exact in any order
+  unsigned wrapped;  // atomicInc
+  unsigned product;  // by compare-and-swap
+  double exact;      // multiples of 1/8: addition is exact in any order
 };
 
 __host__ __device__ inline unsigned Sample(unsigned i, unsigned step) {
@@ -102,8 +103,8 @@ int main(int argc, char** argv) {
 
   app::Digest digest;
   digest.Add(counts.data(), kBins * sizeof(unsigned));
-  printf("histogram n=%d steps=%d total=%llu product=%u exact=%.17g digest=%016" PRIx64 "\n", n, options.steps, got.total,
-         got.product, got.exact, digest.value());
+  printf("histogram n=%d steps=%d total=%llu product=%u exact=%.17g digest=%016" PRIx64 "\n", n, options.steps,
+         got.total, got.product, got.exact, digest.value());
   CUDA_CHECK(cudaFree(bins));
   CUDA_CHECK(cudaFree(shared));
   return 0;

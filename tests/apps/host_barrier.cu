@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that wait for each other on the host alone: at a barrier in shared memory in every step, and at a small TCP store
-// over 127.0.0.1 in every third, as processes of frameworks meet. Between the waits each rank has a kernel running, and
-// what it computes depends on what all the others have computed in the step before.
+// Ranks that wait for each other on the host alone: at a barrier in shared memory in every step, and at a small TCP
+// store over 127.0.0.1 in every third, as processes of frameworks meet. Between the waits each rank has a kernel
+// running, and what it computes depends on what all the others have computed in the step before.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -188,7 +188,7 @@ int main(int argc, char** argv) {
     APP_CHECK(digest.value() == shared->digests[r]);
     all.Add(shared->digests[r]);
   }
-  printf("host_barrier ranks=%d n=%d steps=%d total=%u digest=%016" PRIx64 "\n", ranks, options.size, options.steps, add,
-         all.value());
+  printf("host_barrier ranks=%d n=%d steps=%d total=%u digest=%016" PRIx64 "\n", ranks, options.size, options.steps,
+         add, all.value());
   return 0;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Managed memory and `__managed__` variables that all GPUs and the host use in turn: memory of each GPU, changed by kernels
-// and copies of every other one, prefetched to any GPU or the host, advised, attached to a stream of another GPU. With one
-// GPU it does the same with that one.
+// Managed memory and `__managed__` variables that all GPUs and the host use in turn: memory of each GPU, changed by
+// kernels and copies of every other one, prefetched to any GPU or the host, advised, attached to a stream of another
+// GPU. With one GPU it does the same with that one.
 #include <vector>
 
 #include "tests/apps/support/app.h"
@@ -56,7 +56,8 @@ int main(int argc, char** argv) {
       place.type = step % 3 == 0 ? cudaMemLocationTypeHost : cudaMemLocationTypeDevice;
       place.id = step % 3 == 0 ? 0 : (d + step) % devices;
       CUDA_CHECK(cudaMemPrefetchAsync(all[d].words, count * sizeof(unsigned), place, 0, streams[d]));
-      if (step % 3 == 1) CUDA_CHECK(cudaMemAdvise(all[d].words, count * sizeof(unsigned), cudaMemAdviseSetAccessedBy, place));
+      if (step % 3 == 1)
+        CUDA_CHECK(cudaMemAdvise(all[d].words, count * sizeof(unsigned), cudaMemAdviseSetAccessedBy, place));
       for (int m = 0; m < devices; ++m) {
         Advance<<<2, 128, 0, streams[d]>>>(all[m].words, count, unsigned(step), unsigned(d));
         LAUNCH_CHECK();
@@ -69,7 +70,8 @@ int main(int argc, char** argv) {
     Memory &from = all[size_t(step % devices)], &to = all[size_t((step + 1) % devices)];
     if (&from != &to) {
       const size_t words = count / 2;
-      CUDA_CHECK(cudaMemcpyAsync(to.words + 3, from.words, words * sizeof(unsigned), cudaMemcpyDefault, streams.back()));
+      CUDA_CHECK(
+          cudaMemcpyAsync(to.words + 3, from.words, words * sizeof(unsigned), cudaMemcpyDefault, streams.back()));
       memcpy(&to.model[3], from.model.data(), words * sizeof(unsigned));
     }
     CUDA_CHECK(cudaStreamSynchronize(streams.back()));

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Managed memory, used at random from all sides and compared byte for byte with a model of what CUDA promises: host
 // threads, kernels, copies, fills, prefetches, advice, system calls, host functions, allocations and frees, in two
-// streams, with memory attached to streams and to the host, and `__managed__` variables. Each of the --steps steps is 250
-// operations.
+// streams, with memory attached to streams and to the host, and `__managed__` variables. Each of the --steps steps is
+// 250 operations.
 //
-// The rules of devices without concurrentManagedAccess are kept: the host leaves memory alone while work may use it that
-// has not been waited for, and memory that is attached to one stream only while that stream has work. Nothing else is
-// relied upon that CUDA does not promise: new memory is not cleared, and a copy that does not end in host memory may
+// The rules of devices without concurrentManagedAccess are kept: the host leaves memory alone while work may use it
+// that has not been waited for, and memory that is attached to one stream only while that stream has work. Nothing else
+// is relied upon that CUDA does not promise: new memory is not cleared, and a copy that does not end in host memory may
 // still be going on when cudaMemcpy returns.
 //
-// CR_TEST_SEED=N chooses the operations (1 by default). A failure names the seed, the operation's number and what differs.
+// CR_TEST_SEED=N chooses the operations (1 by default). A failure names the seed, the operation's number and what
+// differs.
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -35,12 +36,12 @@ unsigned g_seed = 1;
 long g_operation = 0;
 const char* g_name = "start";
 
-#define CHECK_BYTES(condition, what)                                                                                \
-  do {                                                                                                              \
-    if (!(condition)) {                                                                                             \
-      fprintf(stderr, "seed %u, operation %ld (%s): %s\n", g_seed, g_operation, g_name, what);                      \
-      app::Fail(__FILE__, __LINE__, #condition, "not true");                                                        \
-    }                                                                                                               \
+#define CHECK_BYTES(condition, what)                                                           \
+  do {                                                                                         \
+    if (!(condition)) {                                                                        \
+      fprintf(stderr, "seed %u, operation %ld (%s): %s\n", g_seed, g_operation, g_name, what); \
+      app::Fail(__FILE__, __LINE__, #condition, "not true");                                   \
+    }                                                                                          \
   } while (0)
 
 constexpr size_t kVariableBytes = 40001;
@@ -101,34 +102,60 @@ class Random {
   void Operation() {
     ++g_operation;
     switch (Pick(28)) {
-      case 0: return Name("host writes"), HostWrites();
-      case 1: return Name("host writes bytes"), HostWritesFew();
-      case 2: return Name("host reads"), HostReads();
-      case 3: return Name("host threads"), HostThreads();
+      case 0:
+        return Name("host writes"), HostWrites();
+      case 1:
+        return Name("host writes bytes"), HostWritesFew();
+      case 2:
+        return Name("host reads"), HostReads();
+      case 3:
+        return Name("host threads"), HostThreads();
       case 4:
       case 5:
-      case 6: return Name("kernel"), Kernel();
-      case 7: return Name("kernel of two ranges"), KernelOfTwo();
-      case 8: return Name("fill"), Fill();
-      case 9: return Name("copy to device memory"), CopyOut();
-      case 10: return Name("copy from device memory"), CopyIn();
-      case 11: return Name("copy between ranges"), CopyBetween();
-      case 12: return Name("copy with pageable memory"), CopyPageable();
-      case 13: return Name("copy with pinned memory"), CopyPinned();
-      case 14: return Name("prefetch"), Prefetch();
-      case 15: return Name("advice"), Advise();
-      case 16: return Name("read(2)"), ReadCall();
-      case 17: return Name("write(2)"), WriteCall();
-      case 18: return Name("pipe"), Pipe();
-      case 19: return Name("allocate"), Allocate();
-      case 20: return Name("free"), Free();
-      case 21: return Name("wait"), Wait();
-      case 22: return Name("attach"), Attach();
-      case 23: return Name("send(2)"), SendCall();
-      case 24: return Name("O_DIRECT"), DirectCalls();
-      case 25: return Name("copy of lines"), CopyLines();
-      case 26: return Name("long range"), UseLong();
-      default: return Name("host function"), HostFunction();
+      case 6:
+        return Name("kernel"), Kernel();
+      case 7:
+        return Name("kernel of two ranges"), KernelOfTwo();
+      case 8:
+        return Name("fill"), Fill();
+      case 9:
+        return Name("copy to device memory"), CopyOut();
+      case 10:
+        return Name("copy from device memory"), CopyIn();
+      case 11:
+        return Name("copy between ranges"), CopyBetween();
+      case 12:
+        return Name("copy with pageable memory"), CopyPageable();
+      case 13:
+        return Name("copy with pinned memory"), CopyPinned();
+      case 14:
+        return Name("prefetch"), Prefetch();
+      case 15:
+        return Name("advice"), Advise();
+      case 16:
+        return Name("read(2)"), ReadCall();
+      case 17:
+        return Name("write(2)"), WriteCall();
+      case 18:
+        return Name("pipe"), Pipe();
+      case 19:
+        return Name("allocate"), Allocate();
+      case 20:
+        return Name("free"), Free();
+      case 21:
+        return Name("wait"), Wait();
+      case 22:
+        return Name("attach"), Attach();
+      case 23:
+        return Name("send(2)"), SendCall();
+      case 24:
+        return Name("O_DIRECT"), DirectCalls();
+      case 25:
+        return Name("copy of lines"), CopyLines();
+      case 26:
+        return Name("long range"), UseLong();
+      default:
+        return Name("host function"), HostFunction();
     }
   }
 
@@ -174,7 +201,9 @@ class Random {
     for (size_t i = begin; i < begin + bytes; ++i) wrong += range.memory[i] != range.model[i];
     fprintf(stderr, "byte %zu of %zu is %u, not %u; %zu of %zu differ, range at %p%s\n", at, range.model.size(),
             range.memory[at], range.model[at], wrong, bytes, (void*)range.memory,
-            range.host_attached ? " (the host's)" : range.attached != kNobody ? " (a stream's)" : "");
+            range.host_attached         ? " (the host's)"
+            : range.attached != kNobody ? " (a stream's)"
+                                        : "");
     CHECK_BYTES(false, "managed memory differs");
   }
 
@@ -257,7 +286,8 @@ class Random {
     std::vector<std::thread> threads;
     for (size_t thread = 0; thread < kThreads; ++thread) {
       threads.emplace_back([&range, begin, bytes, thread] {
-        for (size_t i = begin + thread; i < begin + bytes; i += kThreads) range.memory[i] += (unsigned char)(thread + 1);
+        for (size_t i = begin + thread; i < begin + bytes; i += kThreads)
+          range.memory[i] += (unsigned char)(thread + 1);
       });
     }
     for (std::thread& thread : threads) thread.join();
@@ -400,9 +430,9 @@ class Random {
 
   void Advise() {
     Range& range = Any();
-    const cudaMemoryAdvise advice[] = {cudaMemAdviseSetReadMostly, cudaMemAdviseUnsetReadMostly,
+    const cudaMemoryAdvise advice[] = {cudaMemAdviseSetReadMostly,        cudaMemAdviseUnsetReadMostly,
                                        cudaMemAdviseSetPreferredLocation, cudaMemAdviseUnsetPreferredLocation,
-                                       cudaMemAdviseSetAccessedBy, cudaMemAdviseUnsetAccessedBy};
+                                       cudaMemAdviseSetAccessedBy,        cudaMemAdviseUnsetAccessedBy};
     cudaMemLocation place = {};
     place.type = Pick(2) == 0 ? cudaMemLocationTypeDevice : cudaMemLocationTypeHost;
     CUDA_CHECK(cudaMemAdvise(range.memory, range.model.size(), advice[Pick(6)], place));
@@ -420,7 +450,8 @@ class Random {
       const iovec parts[2] = {{range.memory + begin, bytes / 2}, {range.memory + begin + bytes / 2, bytes - bytes / 2}};
       CHECK_BYTES(preadv(fileno(file_), parts, 2, 0) == ssize_t(bytes), "reading into managed memory");
     } else {
-      CHECK_BYTES(pread(fileno(file_), range.memory + begin, bytes, 0) == ssize_t(bytes), "reading into managed memory");
+      CHECK_BYTES(pread(fileno(file_), range.memory + begin, bytes, 0) == ssize_t(bytes),
+                  "reading into managed memory");
     }
     memcpy(&range.model[begin], pageable_.data(), bytes);
   }
@@ -463,7 +494,8 @@ class Random {
     const ssize_t sent = Pick(2) == 0 ? send(ends[0], from.memory, bytes, 0) : sendmsg(ends[0], &message, 0);
     CHECK_BYTES(sent == ssize_t(bytes), "sending managed memory");
     const std::vector<unsigned char> copy(from.model.begin(), from.model.begin() + long(bytes));
-    CHECK_BYTES(recv(ends[1], to.memory + begin, bytes, MSG_WAITALL) == ssize_t(bytes), "receiving into managed memory");
+    CHECK_BYTES(recv(ends[1], to.memory + begin, bytes, MSG_WAITALL) == ssize_t(bytes),
+                "receiving into managed memory");
     memcpy(&to.model[begin], copy.data(), bytes);
     close(ends[0]);
     close(ends[1]);
@@ -501,7 +533,8 @@ class Random {
     const size_t pitch = 4 + Pick(std::min<size_t>(most / 2, 700) - 3), lines = most / pitch, width = 1 + Pick(pitch);
     const int stream = ForWork(to);
     ForWork(from, stream);
-    CUDA_CHECK(cudaMemcpy2DAsync(to.memory, pitch, from.memory, pitch, width, lines, cudaMemcpyDefault, streams_[stream]));
+    CUDA_CHECK(
+        cudaMemcpy2DAsync(to.memory, pitch, from.memory, pitch, width, lines, cudaMemcpyDefault, streams_[stream]));
     for (size_t line = 0; line < lines; ++line) memcpy(&to.model[line * pitch], &from.model[line * pitch], width);
     Uses(to, stream);
     Uses(from, stream);
@@ -613,7 +646,8 @@ class Random {
     delete work;
   }
 
-  // A kernel, a function of the host, a kernel, all in one stream and on the same bytes; other streams have nothing to do.
+  // A kernel, a function of the host, a kernel, all in one stream and on the same bytes; other streams have nothing to
+  // do.
   void HostFunction() {
     Range& range = Any();
     if (range.host_attached) return;

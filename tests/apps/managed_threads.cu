@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Managed memory and threads: host threads change memory of their own, attached to the host or to an idle stream, without
-// a pause, while others launch kernels that use other memory of the same pages' neighbourhood. Nothing may be lost. Also
-// what the library itself reads and writes in managed memory: arguments of kernels, symbols, results of calls, and what
-// pageable copies of several lines touch. A child made by fork, which leaves its parent's memory alone. Threads that wait
-// for the same kernel and go on, each at once, with their parts of its results; and long memory that the host goes through
-// from one end to the other.
+// Managed memory and threads: host threads change memory of their own, attached to the host or to an idle stream,
+// without a pause, while others launch kernels that use other memory of the same pages' neighbourhood. Nothing may be
+// lost. Also what the library itself reads and writes in managed memory: arguments of kernels, symbols, results of
+// calls, and what pageable copies of several lines touch. A child made by fork, which leaves its parent's memory alone.
+// Threads that wait for the same kernel and go on, each at once, with their parts of its results; and long memory that
+// the host goes through from one end to the other.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -175,7 +175,8 @@ void LibraryAccesses(int step, app::Digest* digest) {
   CUDA_CHECK(cudaMemcpy2D(other, 1200, block->pointer, block->pitch, 1000, 3, cudaMemcpyDeviceToHost));
   CUDA_CHECK(cudaDeviceSynchronize());
   for (int line = 0; line < 3; ++line) {
-    APP_CHECK(memcmp(reinterpret_cast<char*>(other) + 1200 * line, reinterpret_cast<char*>(block->words) + 1000 * line, 1000) == 0);
+    APP_CHECK(memcmp(reinterpret_cast<char*>(other) + 1200 * line, reinterpret_cast<char*>(block->words) + 1000 * line,
+                     1000) == 0);
   }
   digest->Add(block->words, sizeof(block->words));
   CUDA_CHECK(cudaStreamDestroy(block->stream));

@@ -112,8 +112,8 @@ int main(int argc, char** argv) {
     digest.Add(host[i].bits);
     sum += host[i].value;
   }
-  printf("mathmix n=%d steps=%d sum=%.17g single=%.9g digest=%016" PRIx64 "\n", n, options.steps, sum, host[n / 2].single,
-         digest.value());
+  printf("mathmix n=%d steps=%d sum=%.17g single=%.9g digest=%016" PRIx64 "\n", n, options.steps, sum,
+         host[n / 2].single, digest.value());
   CUDA_CHECK(cudaFree(lanes));
   CUDA_CHECK(cudaFree(out));
   return 0;

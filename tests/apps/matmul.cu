@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiled matrix products in shared memory (static tiles and dynamic shared memory in turn): repeatedly X <- A * X / max|A * X|.
+// Tiled matrix products in shared memory (static tiles and dynamic shared memory in turn): repeatedly X <- A * X /
+// max|A * X|.
 #include <cmath>
 #include <vector>
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Heat diffusion on a square, cut in slabs, one for each MPI rank: halo rows go through host buffers by MPI_Sendrecv, one
-// of them pinned and one pageable, and all ranks learn the sum and the greatest change by MPI_Allreduce in every step.
-// Rank 0 compares the result with a reference computed on the host.
+// Heat diffusion on a square, cut in slabs, one for each MPI rank: halo rows go through host buffers by MPI_Sendrecv,
+// one of them pinned and one pageable, and all ranks learn the sum and the greatest change by MPI_Allreduce in every
+// step. Rank 0 compares the result with a reference computed on the host.
+#include "tests/apps/mpi_stencil.h"
+
 #include <mpi.h>
 #include <unistd.h>
 
@@ -9,12 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "tests/apps/mpi_stencil.h"
 #include "tests/apps/support/app.h"
 
-#define GPU_CHECK(call)                                                                                    \
-  do {                                                                                                     \
-    cudaError_t gpu_check_error = (call);                                                                  \
+#define GPU_CHECK(call)                                                                                          \
+  do {                                                                                                           \
+    cudaError_t gpu_check_error = (call);                                                                        \
     if (gpu_check_error != cudaSuccess) app::Fail(__FILE__, __LINE__, #call, cudaGetErrorName(gpu_check_error)); \
   } while (0)
 #define MPI_CHECK(call) APP_CHECK((call) == MPI_SUCCESS)
@@ -34,9 +35,9 @@ static void ReferenceStep(const std::vector<float>& in, std::vector<float>* out,
   }
 }
 
-// To be called before MPI_Finalize. There, MPICH before 4.2.0 waits for an answer from each rank that it has sent to over
-// TCP (UCX), and then in hydra's barrier, where it answers nobody. That ends if each rank has such an answer to wait for
-// from all others, and none of them is still in an earlier call, in which it would answer too soon.
+// To be called before MPI_Finalize. There, MPICH before 4.2.0 waits for an answer from each rank that it has sent to
+// over TCP (UCX), and then in hydra's barrier, where it answers nobody. That ends if each rank has such an answer to
+// wait for from all others, and none of them is still in an earlier call, in which it would answer too soon.
 static void LeaveTogether(int rank, int ranks) {
 #ifdef MPICH_VERSION
   for (int distance = 1; distance < ranks; ++distance) {
@@ -137,8 +138,8 @@ int main(int argc, char** argv) {
            history.value(), digest.value());
   }
   GPU_CHECK(cudaFreeHost(pinned));
-  for (void* memory : {static_cast<void*>(cur), static_cast<void*>(next), static_cast<void*>(sum),
-                       static_cast<void*>(change)}) {
+  for (void* memory :
+       {static_cast<void*>(cur), static_cast<void*>(next), static_cast<void*>(sum), static_cast<void*>(change)}) {
     GPU_CHECK(cudaFree(memory));
   }
   GPU_CHECK(cudaStreamDestroy(stream));

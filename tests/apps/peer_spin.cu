@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks by fork that share device memory by CUDA IPC and reduce over it in kernels that spin: each block writes its part
-// into its own rank's memory, sets a flag in every peer's, and waits for the flags of all peers. So no rank's kernel ends
-// before all ranks have launched theirs, as with the collective operations of communication libraries. Rank 0 calls the
-// hook while the kernels of the others are running and wait for its own.
+// Ranks by fork that share device memory by CUDA IPC and reduce over it in kernels that spin: each block writes its
+// part into its own rank's memory, sets a flag in every peer's, and waits for the flags of all peers. So no rank's
+// kernel ends before all ranks have launched theirs, as with the collective operations of communication libraries. Rank
+// 0 calls the hook while the kernels of the others are running and wait for its own.
 #include <vector>
 
 #include "tests/apps/support/ranks.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several GPUs in one process: each computes on what its neighbour has made, which reaches it by a copy between devices, and
-// by loads through the neighbour's own addresses where the two can do that. With one GPU it is its own neighbour. Who may
-// reach mapped memory and pools is set in several calls, whose sets of GPUs overlap.
+// Several GPUs in one process: each computes on what its neighbour has made, which reaches it by a copy between
+// devices, and by loads through the neighbour's own addresses where the two can do that. With one GPU it is its own
+// neighbour. Who may reach mapped memory and pools is set in several calls, whose sets of GPUs overlap.
 #include <vector>
 
 #include "tests/apps/support/driver.h"
@@ -25,7 +25,8 @@ struct Device {
   bool reaches_next = false;
 };
 
-// Mapped memory and a pool of the first GPU's that the last one reaches, too. What was set last counts for each GPU by itself.
+// Mapped memory and a pool of the first GPU's that the last one reaches, too. What was set last counts for each GPU by
+// itself.
 struct Rights {
   int last = 0;
   CUdeviceptr at = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pipeline over several streams: upload from pinned memory, two kernels, download, and host functions that fold the results
-// in; events order the stages, streams have priorities, and both kinds of host callback are used.
+// A pipeline over several streams: upload from pinned memory, two kernels, download, and host functions that fold the
+// results in; events order the stages, streams have priorities, and both kinds of host callback are used.
 #include <pthread.h>
 
 #include <vector>
@@ -28,7 +28,7 @@ struct Lane {
   cudaEvent_t uploaded, computed, free_again;
   unsigned *host_in, *host_out, *in, *out, *carry;
   int n = 0;
-  int batches = 0;    // written by host functions of this lane only
+  int batches = 0;  // written by host functions of this lane only
   int callbacks = 0;
   app::Digest digest;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reductions with warp shuffles and votes over an array that every step scrambles in place: sum, minimum, maximum, a count by
-// ballot, and an inclusive prefix sum inside each warp. Integers, so the host's reference must agree exactly; a double
-// sum beside it has a fixed order and so a fixed result.
+// Reductions with warp shuffles and votes over an array that every step scrambles in place: sum, minimum, maximum, a
+// count by ballot, and an inclusive prefix sum inside each warp. Integers, so the host's reference must agree exactly;
+// a double sum beside it has a fixed order and so a fixed result.
 #include <algorithm>
 #include <vector>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// cudaDeviceReset in the middle of the work, as libraries' clean-up code calls it: what lived on the device is gone, and the
-// next call begins anew. Every sixth time the primary context is retained by the program, too, which keeps its address
-// and not its contents.
+// cudaDeviceReset in the middle of the work, as libraries' clean-up code calls it: what lived on the device is gone,
+// and the next call begins anew. Every sixth time the primary context is retained by the program, too, which keeps its
+// address and not its contents.
 #include <vector>
 
 #include "tests/apps/support/driver.h"

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shape of an inference engine: a scheduler without CUDA and GPU workers. Requests go through queues in POSIX shared
-// memory with semaphores, results through another one with a futex, whose name is gone while it is used; a worker gets
-// its descriptor over a Unix socket. Workers report to a listening Unix socket, write a byte into one pipe for each
-// batch, and count in an eventfd. The scheduler calls the hook while the workers compute. A model on the host computes
-// the same sequences.
+// The shape of an inference engine: a scheduler without CUDA and GPU workers. Requests go through queues in POSIX
+// shared memory with semaphores, results through another one with a futex, whose name is gone while it is used; a
+// worker gets its descriptor over a Unix socket. Workers report to a listening Unix socket, write a byte into one pipe
+// for each batch, and count in an eventfd. The scheduler calls the hook while the workers compute. A model on the host
+// computes the same sequences.
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <semaphore.h>
@@ -19,7 +19,7 @@
 #include "tests/apps/support/ranks.h"
 
 constexpr int kBlock = 64;
-constexpr int kSlots = 4;          // sequences of a worker
+constexpr int kSlots = 4;  // sequences of a worker
 constexpr int kVocabulary = 50021;
 
 // One token of one sequence: its state goes on, and the next token follows from all of the state.

@@ -15,8 +15,8 @@ constexpr int kBlock = 64;
 
 // What lies in a rank's file. Two parts: one is read by the neighbour while the other is written.
 struct Channel {
-  unsigned head;  // rounds that are written
-  unsigned tail;  // rounds that the reader has taken
+  unsigned head;        // rounds that are written
+  unsigned tail;        // rounds that the reader has taken
   unsigned data[2][1];  // of n values each
 };
 

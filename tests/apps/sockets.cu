@@ -4,8 +4,8 @@
 // the hook is called. A UDP socket and two that listen are open as well, and connections to one of those have just
 // ended.
 //
-// CR_TEST_CONNECT=PORT: also a connection with somebody else on this machine, who hears of every step; once that is lost, it
-// is opened again.
+// CR_TEST_CONNECT=PORT: also a connection with somebody else on this machine, who hears of every step; once that is
+// lost, it is opened again.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A program that starts others which use CUDA: by fork and exec, by posix_spawn and by shell scripts, one after another
-// and at once. It has no CUDA of its own in the first half of its steps. One worker lives from the first step to the last
-// and is asked in each; the others come and go, some across a step. A shell, and a process that only waits for its child,
-// stand between some of them. What each worker prints is compared with the same computed on the host.
+// and at once. It has no CUDA of its own in the first half of its steps. One worker lives from the first step to the
+// last and is asked in each; the others come and go, some across a step. A shell, and a process that only waits for its
+// child, stand between some of them. What each worker prints is compared with the same computed on the host.
 //
 // The workers are this program with other arguments: --worker SEED ROUNDS [serve].
 #include <spawn.h>
@@ -99,15 +99,20 @@ class Starter {
 
   Started Start(Way way, int seed, int rounds, bool serve = false) {
     Started started;
-    std::vector<std::string> words = {"/proc/self/exe", "--size",
-                                      std::to_string(options_.size), "--worker",
-                                      std::to_string(seed), std::to_string(rounds)};
+    std::vector<std::string> words = {
+        "/proc/self/exe",      "--size", std::to_string(options_.size), "--worker", std::to_string(seed),
+        std::to_string(rounds)};
     if (serve) words.push_back("serve");
     if (!serve) started.expected.push_back(Model(seed, options_.size).Go(rounds));
     if (way == Way::kShell) {
       // Two workers, one after another.
-      words = {"/bin/sh", "-c", "\"$0\" --size \"$1\" --worker \"$2\" \"$3\"; r=$?; \"$0\" --size \"$1\" --worker \"$4\" 1 && exit $r",
-               Self(), std::to_string(options_.size), std::to_string(seed), std::to_string(rounds),
+      words = {"/bin/sh",
+               "-c",
+               "\"$0\" --size \"$1\" --worker \"$2\" \"$3\"; r=$?; \"$0\" --size \"$1\" --worker \"$4\" 1 && exit $r",
+               Self(),
+               std::to_string(options_.size),
+               std::to_string(seed),
+               std::to_string(rounds),
                std::to_string(seed + 1)};
       started.expected.push_back(Model(seed + 1, options_.size).Go(1));
     }
@@ -166,7 +171,8 @@ class Starter {
     uint64_t got = 0;
     APP_CHECK(fscanf(started->output, "%" SCNx64, &got) == 1);
     if (got != expected) {
-      fprintf(stderr, "worker with PID %d: %016" PRIx64 " instead of %016" PRIx64 "\n", int(started->pid), got, expected);
+      fprintf(stderr, "worker with PID %d: %016" PRIx64 " instead of %016" PRIx64 "\n", int(started->pid), got,
+              expected);
       exit(1);
     }
     all_.Add(got);

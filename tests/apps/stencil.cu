@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Heat diffusion on a square, cut in four slabs. Each slab has a stream of its own; halo rows travel between neighbours as
-// device-to-device copies that are ordered by events alone: the host never synchronises before the end, so a checkpoint
-// finds launches and copies in flight.
+// Heat diffusion on a square, cut in four slabs. Each slab has a stream of its own; halo rows travel between neighbours
+// as device-to-device copies that are ordered by events alone: the host never synchronises before the end, so a
+// checkpoint finds launches and copies in flight.
 #include <vector>
 
 #include "tests/apps/support/app.h"
@@ -55,7 +55,7 @@ int main(int argc, char** argv) {
     CUDA_CHECK(cudaMalloc(&next[s], (rows + 2) * row_bytes));
     CUDA_CHECK(cudaMemset(cur[s], 0, (rows + 2) * row_bytes));
     CUDA_CHECK(cudaMemset(next[s], 0, (rows + 2) * row_bytes));
-    int first = s > 0 ? -1 : 0;                 // with the neighbours' rows as halos
+    int first = s > 0 ? -1 : 0;  // with the neighbours' rows as halos
     int last = s < kSlabs - 1 ? rows + 1 : rows;
     CUDA_CHECK(cudaMemcpy(cur[s] + (first + 1) * n, field.data() + (s * rows + first) * n, (last - first) * row_bytes,
                           cudaMemcpyHostToDevice));
@@ -79,8 +79,8 @@ int main(int argc, char** argv) {
       }
       if (s < kSlabs - 1) {
         CUDA_CHECK(cudaStreamWaitEvent(stream[s], computed[s + 1], 0));
-        CUDA_CHECK(cudaMemcpyAsync(next[s] + (rows + 1) * n, next[s + 1] + n, row_bytes, cudaMemcpyDeviceToDevice,
-                                   stream[s]));
+        CUDA_CHECK(
+            cudaMemcpyAsync(next[s] + (rows + 1) * n, next[s + 1] + n, row_bytes, cudaMemcpyDeviceToDevice, stream[s]));
       }
       CUDA_CHECK(cudaEventRecord(exchanged[s], stream[s]));
     }
@@ -90,8 +90,8 @@ int main(int argc, char** argv) {
 
   std::vector<float> result(n * n);
   for (int s = 0; s < kSlabs; ++s) {
-    CUDA_CHECK(cudaMemcpyAsync(result.data() + s * rows * n, cur[s] + n, rows * row_bytes, cudaMemcpyDeviceToHost,
-                               stream[s]));
+    CUDA_CHECK(
+        cudaMemcpyAsync(result.data() + s * rows * n, cur[s] + n, rows * row_bytes, cudaMemcpyDeviceToHost, stream[s]));
     CUDA_CHECK(cudaStreamSynchronize(stream[s]));
   }
 

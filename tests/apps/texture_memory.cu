@@ -9,9 +9,9 @@
 
 #include "tests/apps/support/app.h"
 
-constexpr int kElements = 37, kLooks = 45;           // linear: elements, and places that are looked at, from -4 on
+constexpr int kElements = 37, kLooks = 45;  // linear: elements, and places that are looked at, from -4 on
 constexpr int kWidth = 13, kHeight = 5, kPitch = 224;
-constexpr int kPart = 2048;                          // bytes of each texture's memory, a multiple of the alignment
+constexpr int kPart = 2048;  // bytes of each texture's memory, a multiple of the alignment
 
 // The four components as they are, whatever their type.
 __global__ void Fetch(cudaTextureObject_t texture, uint4* out) {
@@ -42,10 +42,10 @@ struct Format {
   cudaChannelFormatKind kind;
   int bits;
 };
-constexpr Format kFormats[] = {
-    {cudaChannelFormatKindUnsigned, 8},  {cudaChannelFormatKindSigned, 8},  {cudaChannelFormatKindUnsigned, 16},
-    {cudaChannelFormatKindSigned, 16},   {cudaChannelFormatKindFloat, 16},  {cudaChannelFormatKindUnsigned, 32},
-    {cudaChannelFormatKindSigned, 32},   {cudaChannelFormatKindFloat, 32}};
+constexpr Format kFormats[] = {{cudaChannelFormatKindUnsigned, 8},  {cudaChannelFormatKindSigned, 8},
+                               {cudaChannelFormatKindUnsigned, 16}, {cudaChannelFormatKindSigned, 16},
+                               {cudaChannelFormatKindFloat, 16},    {cudaChannelFormatKindUnsigned, 32},
+                               {cudaChannelFormatKindSigned, 32},   {cudaChannelFormatKindFloat, 32}};
 
 enum Mode { kClamp, kBorder, kWrap };
 constexpr float kBorderValue = 0.25f;
@@ -245,7 +245,8 @@ int main(int argc, char** argv) {
       pinned[i] = unsigned(i * 99 - step) & 0xbfffffffu;
     }
     app::Digest digest;
-    for (const Case& c : cases) checker.Check(c, reinterpret_cast<unsigned char*>(words.data()) + c.offset, step, &digest);
+    for (const Case& c : cases)
+      checker.Check(c, reinterpret_cast<unsigned char*>(words.data()) + c.offset, step, &digest);
     checker.Check(on_managed, reinterpret_cast<unsigned char*>(managed), step, &digest);
     checker.Check(on_pinned, reinterpret_cast<unsigned char*>(pinned), step, &digest);
     // Only what lies within an element's reach is looked at here; the rest of the texture has no memory.

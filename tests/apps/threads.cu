@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several host threads with a stream, buffers and an event each; in every step each thread works on its own part, then reads
-// its neighbour's after a barrier, ordered by the neighbour's event. Also built with a default stream per thread.
+// Several host threads with a stream, buffers and an event each; in every step each thread works on its own part, then
+// reads its neighbour's after a barrier, ordered by the neighbour's event. Also built with a default stream per thread.
 #include <pthread.h>
 
 #include <thread>

@@ -609,9 +609,7 @@ CUdeviceptr Case::GraphMemory() {
   MAKE(cuGraphMemAllocNodeGetParams(node, &params));
   return params.dptr;
 }
-CUgraphNode Case::MemFreeNode() {
-  NODE("free node", cuGraphAddMemFreeNode(&node, Graph(), nullptr, 0, GraphMemory()));
-}
+CUgraphNode Case::MemFreeNode() { NODE("free node", cuGraphAddMemFreeNode(&node, Graph(), nullptr, 0, GraphMemory())); }
 
 CUgraphExec Case::ExecWith(CUgraphNode) {
   return Once<CUgraphExec>("exec", [&] {

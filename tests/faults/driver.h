@@ -16,21 +16,21 @@ inline const char* NameOf(CUresult result) {
 }
 
 // Ends the program with exit code 1 if `result` is not CUDA_SUCCESS.
-#define CU_CHECK(call)                                                                                      \
-  do {                                                                                                      \
-    CUresult cu_check_result = (call);                                                                      \
-    if (cu_check_result != CUDA_SUCCESS) {                                                                  \
+#define CU_CHECK(call)                                                                                             \
+  do {                                                                                                             \
+    CUresult cu_check_result = (call);                                                                             \
+    if (cu_check_result != CUDA_SUCCESS) {                                                                         \
       fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cuda_remote::faults::NameOf(cu_check_result)); \
-      exit(1);                                                                                              \
-    }                                                                                                       \
+      exit(1);                                                                                                     \
+    }                                                                                                              \
   } while (0)
 
-#define EXPECT(condition)                                                          \
-  do {                                                                             \
-    if (!(condition)) {                                                            \
-      fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition);    \
-      exit(1);                                                                     \
-    }                                                                              \
+#define EXPECT(condition)                                                       \
+  do {                                                                          \
+    if (!(condition)) {                                                         \
+      fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition); \
+      exit(1);                                                                  \
+    }                                                                           \
   } while (0)
 
 }  // namespace cuda_remote::faults

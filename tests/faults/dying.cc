@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Preloaded into cr-checkpoint: counts what it does to files below DYING_UNDER, and at number DYING_AT kills it (DYING_WAY
-// kill) or has the file system be full (full: only writes count). What was counted goes to the file DYING_LOG, a line each.
+// Preloaded into cr-checkpoint: counts what it does to files below DYING_UNDER, and at number DYING_AT kills it
+// (DYING_WAY kill) or has the file system be full (full: only writes count). What was counted goes to the file
+// DYING_LOG, a line each.
 
 #include <dlfcn.h>
 #include <errno.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program whose kernel fails, in the way that its argument says: none, assert, illegal, misaligned, trap, or wild (a store far
-// away in a stream of its own). It prints on both sides of the fault, and then the errors that the runtime gives.
+// A program whose kernel fails, in the way that its argument says: none, assert, illegal, misaligned, trap, or wild (a
+// store far away in a stream of its own). It prints on both sides of the fault, and then the errors that the runtime
+// gives.
 //
 // Usage: failing KIND
 #include <cassert>

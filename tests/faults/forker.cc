@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forks after the driver is in use: the child's copy must be inert (every call fails as the native driver's does in a forked
-// child, nothing hangs, nothing reaches the parent's session), and the parent goes on undisturbed.
+// Forks after the driver is in use: the child's copy must be inert (every call fails as the native driver's does in a
+// forked child, nothing hangs, nothing reaches the parent's session), and the parent goes on undisturbed.
 #include <cuda.h>
 #include <sys/wait.h>
 #include <unistd.h>

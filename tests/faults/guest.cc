@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program with its own libprotobuf and gRPC that also uses the driver, loaded with dlopen and its symbols made global: both
-// sides must go on working in one process. It runs a gRPC server and client of its own, before, between and after driver
-// calls.
+// A program with its own libprotobuf and gRPC that also uses the driver, loaded with dlopen and its symbols made
+// global: both sides must go on working in one process. It runs a gRPC server and client of its own, before, between
+// and after driver calls.
 //
 // Usage: guest LIBRARY
 #include <cuda.h>
@@ -57,12 +57,12 @@ bool UseGrpc() {
   return status.ok() && reply.text() == "there and back";
 }
 
-#define STEP(condition)                                                              \
-  do {                                                                               \
-    if (!(condition)) {                                                              \
-      fprintf(stderr, "guest: line %d: not true: %s\n", __LINE__, #condition);       \
-      return 1;                                                                      \
-    }                                                                                \
+#define STEP(condition)                                                        \
+  do {                                                                         \
+    if (!(condition)) {                                                        \
+      fprintf(stderr, "guest: line %d: not true: %s\n", __LINE__, #condition); \
+      return 1;                                                                \
+    }                                                                          \
   } while (0)
 
 template <typename F>

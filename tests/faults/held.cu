@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPU work that depends on what the program does next: a lock that holds all CUDA calls back until the GPU is idle waits
-// for ever. Every step has such work, and the program asks what a program may ask about it; a wrong answer ends it.
+// GPU work that depends on what the program does next: a lock that holds all CUDA calls back until the GPU is idle
+// waits for ever. Every step has such work, and the program asks what a program may ask about it; a wrong answer ends
+// it.
 //
 // Usage: held MODE [--steps N] [--size N]
 //   query       a host function waits for a thread that asks for the stream first
@@ -271,10 +272,10 @@ int main(int argc, char** argv) {
   const struct {
     const char* name;
     void (Held::*run)(int step);
-  } modes[] = {{"query", &Held::Query},       {"work", &Held::Work},         {"value", &Held::Value},
-               {"poll", &Held::PollHost},     {"poll_copy", &Held::PollCopy}, {"sync", &Held::Sync},
-               {"endless", &Held::Endless},   {"function", &Held::Function},
-               {"busy", &Held::Busy},         {"destroyed", &Held::Destroyed}};
+  } modes[] = {{"query", &Held::Query},        {"work", &Held::Work},          {"value", &Held::Value},
+               {"poll", &Held::PollHost},      {"poll_copy", &Held::PollCopy}, {"sync", &Held::Sync},
+               {"endless", &Held::Endless},    {"function", &Held::Function},  {"busy", &Held::Busy},
+               {"destroyed", &Held::Destroyed}};
   for (const auto& one : modes) {
     if (mode != one.name) continue;
     const app::Options options = app::Parse(argc - 1, argv + 1, {20, 1});
@@ -290,6 +291,7 @@ int main(int argc, char** argv) {
     }
     return 0;
   }
-  fprintf(stderr, "usage: %s query|work|value|poll|poll_copy|sync|endless|function|busy|destroyed [--steps N]\n", argv[0]);
+  fprintf(stderr, "usage: %s query|work|value|poll|poll_copy|sync|endless|function|busy|destroyed [--steps N]\n",
+          argv[0]);
   return 2;
 }

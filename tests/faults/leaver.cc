@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ends with exit code 7 soon after step 1: `leaver` without a further CUDA call, `leaver --call` right after one. Restarted
-// from a checkpoint in step 1, it ends while it is being given its GPU session, or just after.
+// Ends with exit code 7 soon after step 1: `leaver` without a further CUDA call, `leaver --call` right after one.
+// Restarted from a checkpoint in step 1, it ends while it is being given its GPU session, or just after.
 #include <unistd.h>
 
 #include "tests/apps/support/driver.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes and destroys a million objects (events, streams, memory, modules, captured graphs) and watches the process's own memory: what is
-// destroyed must leave nothing behind, neither in the replay log nor in the handle tables.
+// Makes and destroys a million objects (events, streams, memory, modules, captured graphs) and watches the process's
+// own memory: what is destroyed must leave nothing behind, neither in the replay log nor in the handle tables.
 //
 // Usage: million [COUNT (1000000)]. Prints the growth after a warm-up; exit code 1 if it is more than a few MiB.
 #include <cuda.h>
@@ -29,7 +29,8 @@ long ResidentKiB() {
   return kib;
 }
 
-// A graph captured over two streams, made into an executable; an older executable, which goes on living, gets its content.
+// A graph captured over two streams, made into an executable; an older executable, which goes on living, gets its
+// content.
 void Capture(int i) {
   static CUstream origin, side;
   static CUdeviceptr memory;

@@ -44,7 +44,8 @@ int main(int argc, char** argv) {
   if (init(0) != CUDA_SUCCESS || get_version(&driver) != CUDA_SUCCESS || ask == nullptr) return 2;
   std::set<int> versions = {driver, 13000, 12000, 11030, 7000, 6000, 1000};
   for (const ProcEntry& entry : kTable) versions.insert({entry.since, entry.since - 10});
-  std::set<std::string> names = {"cuNoSuchCall", "cuMemAlloc_v2", "cuLaunchKernel_ptsz", "", "cudbgGetAPI", "cuEGLApiInit"};
+  std::set<std::string> names = {"cuNoSuchCall", "cuMemAlloc_v2", "cuLaunchKernel_ptsz", "",
+                                 "cudbgGetAPI",  "cuEGLApiInit"};
   for (const ProcEntry& entry : kTable) names.insert(entry.name);
   int differences = 0;
   int printed = 0;
@@ -62,7 +63,8 @@ int main(int argc, char** argv) {
             FindProc(kTable, kEntries, name.c_str(), version, flags, driver, &predicted, &our_status);
         void* expected = predicted == nullptr ? nullptr : dlsym(library, static_cast<char*>(predicted));
         ++asked;
-        if (real_result == our_result && real_status == our_status && (real == expected || our_result != CUDA_SUCCESS)) {
+        if (real_result == our_result && real_status == our_status &&
+            (real == expected || our_result != CUDA_SUCCESS)) {
           continue;
         }
         ++differences;
@@ -79,7 +81,8 @@ int main(int argc, char** argv) {
     }
   }
   // The first version of the call: what it answers where there is no function.
-  auto ask_v1 = reinterpret_cast<CUresult (*)(const char*, void**, int, cuuint64_t)>(dlsym(library, "cuGetProcAddress"));
+  auto ask_v1 =
+      reinterpret_cast<CUresult (*)(const char*, void**, int, cuuint64_t)>(dlsym(library, "cuGetProcAddress"));
   for (const char* name : {"cuInit", "cuNoSuchCall", "cuLibraryLoadData", "cuGetProcAddress"}) {
     for (int version : {2000, 11030, driver, driver + 10}) {
       void* address = reinterpret_cast<void*>(1);

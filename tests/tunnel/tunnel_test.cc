@@ -48,7 +48,17 @@
 namespace cuda_remote {
 namespace {
 
-enum : uint32_t { kEcho = 1, kCount = 2, kBytes = 3, kPrint = 4, kEvent = 5, kCrash = 6, kHang = 7, kTake = 10, kGpus = 11 };
+enum : uint32_t {
+  kEcho = 1,
+  kCount = 2,
+  kBytes = 3,
+  kPrint = 4,
+  kEvent = 5,
+  kCrash = 6,
+  kHang = 7,
+  kTake = 10,
+  kGpus = 11
+};
 
 std::string Program(const std::string& package, const std::string& name) {
   if (const char* folder = getenv("CR_TEST_PROGRAMS")) return std::string(folder) + "/" + name;
@@ -779,8 +789,7 @@ class RawTunnel {
     message.open = open.SerializeAsString();
     grpc::ByteBuffer buffer;
     return stream_->Write(control::EncodeTunnelMessage(message, nullptr, checked_)) && stream_->Read(&buffer) &&
-           control::DecodeTunnelMessage(buffer, &message, &frames) &&
-           opened.ParseFromString(message.open);
+           control::DecodeTunnelMessage(buffer, &message, &frames) && opened.ParseFromString(message.open);
   }
   bool Write(const grpc::ByteBuffer& buffer) { return stream_->Write(buffer); }
   bool Read() {
@@ -1060,8 +1069,9 @@ TEST_F(Tunnel, ManySessionsLeaveNoMemory) {
     sizes.push_back(resident());
     fprintf(stderr, "after %d sessions more: %zu KiB\n", count, sizes.back() >> 10);
   }
-  // What a session sends is 4 MiB, and as much comes back: if a tenth of it stayed, that would be 64 MiB after 80 sessions.
-  // A heap arena keeps up to 6 MiB, and how many have something varies from time to time: 560 sessions had 29 to 58 MiB.
+  // What a session sends is 4 MiB, and as much comes back: if a tenth of it stayed, that would be 64 MiB after 80
+  // sessions. A heap arena keeps up to 6 MiB, and how many have something varies from time to time: 560 sessions had 29
+  // to 58 MiB.
   EXPECT_LT(sizes.back(), size_t{96} << 20);
   EXPECT_LT(sizes[2], sizes[0] + (32 << 20));
 }
@@ -1196,7 +1206,8 @@ TEST_F(Tunnel, OtherLocalUsersAreServedApart) {
   ASSERT_EQ(chmod(cr_ps.c_str(), 0755), 0);
   const auto ps = [&](const std::string& more) {
     std::string text;
-    const std::string command = "cd /; " + cr_ps + " --server unix:" + Path("server") + " " + more + " 2>&1; echo code $?";
+    const std::string command =
+        "cd /; " + cr_ps + " --server unix:" + Path("server") + " " + more + " 2>&1; echo code $?";
     FILE* const out = popen(command.c_str(), "r");
     char piece[512];
     for (size_t n; out && (n = fread(piece, 1, sizeof(piece), out)) > 0;) text.append(piece, n);
@@ -1463,8 +1474,7 @@ TEST_F(Tunnel, MetricsAreAsPrometheusWantsThem) {
   EXPECT_FALSE(Connect(Session()));
   Reply reply;
   const std::string up(100000, 'u');
-  for (int i = 0; i < 40; ++i)
-    ASSERT_EQ(second->Call(Header(kCount), "", up, nullptr, 0, &reply), ChannelStatus::kOk);
+  for (int i = 0; i < 40; ++i) ASSERT_EQ(second->Call(Header(kCount), "", up, nullptr, 0, &reply), ChannelStatus::kOk);
   // What cr-checkpoint reports, and what cr-restart does of an older image.
   for (const uint64_t age_ms : {uint64_t{0}, uint64_t{100000}}) {
     std::string error, body;
@@ -1535,14 +1545,15 @@ TEST_F(Tunnel, InitTlsMakesCertificatesThatWork) {
   EXPECT_NE(first.find(", 365 days"), std::string::npos) << first;
   const auto verify = [&](const std::string& purpose, const std::string& name) {
     return system(("openssl verify -CAfile " + Path("tls/ca.pem") + " -purpose " + purpose + " " +
-                   Path("tls/" + name + ".pem") + " > " + Path("verify.log") + " 2>&1").c_str()) == 0;
+                   Path("tls/" + name + ".pem") + " > " + Path("verify.log") + " 2>&1")
+                      .c_str()) == 0;
   };
   EXPECT_TRUE(verify("sslserver", "server") && verify("sslclient", "alice"));
   EXPECT_FALSE(verify("sslserver", "alice")) << "a client must not pass for a server";
 
   const auto files = [&](const std::string& who) {
-    return std::vector<std::string>{"--tls-cert", Path("tls/" + who + ".pem"), "--tls-key",
-                                    Path("tls/" + who + ".key"), "--tls-ca", Path("tls/ca.pem")};
+    return std::vector<std::string>{"--tls-cert", Path("tls/" + who + ".pem"), "--tls-key", Path("tls/" + who + ".key"),
+                                    "--tls-ca",   Path("tls/ca.pem")};
   };
   StartServer(files("server"));
   StartRelay(port_, files("alice"));
@@ -1566,7 +1577,8 @@ TEST_F(Tunnel, InitTlsMakesCertificatesThatWork) {
   EXPECT_NE(third.find("made     " + Path("tls/server.pem")), std::string::npos) << third;
   EXPECT_NE(third.find("made     " + Path("tls/bob.pem")), std::string::npos) << third;
   EXPECT_EQ(system(("openssl x509 -noout -checkhost gpu9.test -checkip 192.0.2.9 -in " + Path("tls/server.pem") +
-                    " | grep -q 'does match'").c_str()),
+                    " | grep -q 'does match'")
+                       .c_str()),
             0);
   // Somebody's files are not written over.
   std::ofstream(Path("tls/alice.key")) << "mine";
@@ -1642,7 +1654,8 @@ TEST_F(Tls, TokensNameTheirOwner) {
   stranger.insert(stranger.end(), {"--server", "127.0.0.1:" + std::to_string(port_), "--json"});
   Ps(stranger, 1);
   // A token whose line is gone is none after SIGHUP.
-  std::ofstream(Path("tokens")) << "dave " << "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\n";
+  std::ofstream(Path("tokens")) << "dave "
+                                << "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\n";
   server_->Signal(SIGHUP);
   EXPECT_TRUE(Eventually([&] { return server_->log().find("the configuration was read again") != std::string::npos; }));
   setenv("CUDA_REMOTE_TOKEN_FILE", Path("carol.token").c_str(), 1);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// cr-hold: the action script, which CRIU calls at every stage of a restore, and of some dumps; so it has to start quickly.
+// cr-hold: the action script, which CRIU calls at every stage of a restore, and of some dumps; so it has to start
+// quickly.
 //
 // In a dump: when the processes are saved, and before they go on, it copies the files by which they share memory.
 //

@@ -33,8 +33,8 @@ std::vector<int> CriuCapabilities();
 std::string CriuVersion(const std::string& criu);
 
 // Fills in what an image must remember of the job's processes: standard streams, inherited files, the highest process
-// number, and whether it has TCP connections. `close_tcp`: those with others are to be closed in the image. False if there
-// is something that cannot be saved.
+// number, and whether it has TCP connections. `close_tcp`: those with others are to be closed in the image. False if
+// there is something that cannot be saved.
 bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std::string* error);
 
 // About how much memory of the job's processes a dump saves, in bytes.
@@ -44,8 +44,8 @@ uint64_t SavedBytes(const Job& job);
 // is DumpLog. Of a user's own job, `work_folder` is touched with his rights only. `still`: SnapshotEngine::OnStill; may
 // be null. `pages`: a new one, which then has files to finish.
 bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
-                   const std::string& work_folder, bool leave_stopped,
-                   const std::function<bool(std::string*)>& still, PageReceiver* pages, std::string* error);
+                   const std::string& work_folder, bool leave_stopped, const std::function<bool(std::string*)>& still,
+                   PageReceiver* pages, std::string* error);
 
 std::string DumpLog(const Job& job, const std::string& image_folder, const std::string& work_folder);
 

@@ -84,7 +84,8 @@ class CriuProcesses final : public SavedProcesses {
       if (!CutBack(longer_, error)) return nullptr;
     }
     if (!PutKeptLibraries(image_, directory, error)) return nullptr;
-    auto restore = std::make_unique<CriuRestore>(job_, facts_, directory, std::move(mounts), logs_, files_image_, network);
+    auto restore =
+        std::make_unique<CriuRestore>(job_, facts_, directory, std::move(mounts), logs_, files_image_, network);
     return restore->Begin(image_, error) ? std::move(restore) : nullptr;
   }
 
@@ -105,9 +106,10 @@ class CriuProcesses final : public SavedProcesses {
     files.erase(std::remove_if(files.begin(), files.end(), is_new), files.end());
     for (SavedFile& file : files) {
       if (access(file.path.c_str(), F_OK) != 0 && SeenByJob(job_, file.path) != file.path) {
-        *error = "a process of the job has loaded " + file.path +
-                 ", in whose place it saw cuda-remote's library; there is no such file on this machine: restart the job "
-                 "where the same driver is installed";
+        *error =
+            "a process of the job has loaded " + file.path +
+            ", in whose place it saw cuda-remote's library; there is no such file on this machine: restart the job "
+            "where the same driver is installed";
         return false;
       }
       file.path = SeenByJob(job_, file.path);
@@ -197,8 +199,8 @@ class CriuProcesses final : public SavedProcesses {
     return CheckWriters(needs, options, error);
   }
 
-  // Nobody else, such as a second copy of the job, may be writing to its files. A process that is ending, such as one of
-  // a cr-restart that was killed a moment ago, gets a while.
+  // Nobody else, such as a second copy of the job, may be writing to its files. A process that is ending, such as one
+  // of a cr-restart that was killed a moment ago, gets a while.
   bool CheckWriters(const ckptfmt::Needs& needs, const RestoreOptions& options, std::string* error) {
     const auto give_up = std::chrono::steady_clock::now() + kBusyFile;
     std::string said;
@@ -208,8 +210,8 @@ class CriuProcesses final : public SavedProcesses {
         const std::string what = other + " is writing to " + file.path + ", which this job would write to, too";
         const bool stream = std::any_of(facts_.stdio().begin(), facts_.stdio().end(),
                                         [&](const Stdio& one) { return one.fd() != 0 && one.target() == file.path; });
-        *error = what + ": end that one first" +
-                 (stream ? ", or give this one another file with --output or --error" : "");
+        *error =
+            what + ": end that one first" + (stream ? ", or give this one another file with --output or --error" : "");
         if (std::chrono::steady_clock::now() >= give_up) return false;
         if (options.cancelled && options.cancelled()) return false;
         if (what != said && options.say) options.say(what + "; waiting for its end");
@@ -222,7 +224,8 @@ class CriuProcesses final : public SavedProcesses {
   }
 
   // Sees to it that no connection that ended a moment ago, such as the stopped job's own, holds a port of the job, and
-  // gives other programs a while to end. Whether a port can be had beside a socket that is in use is CRIU's to find out.
+  // gives other programs a while to end. Whether a port can be had beside a socket that is in use is CRIU's to find
+  // out.
   bool CheckPorts(const RestoreOptions& options, std::string* error) {
     std::string bytes;
     std::set<TcpEnd> ends;

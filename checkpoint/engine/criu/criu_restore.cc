@@ -124,8 +124,8 @@ bool CriuRestore::MakeHold(std::string* error) {
   const std::string path = directory_ + "/" + kHoldName;
   unlink(path.c_str());
   // For reading, too: then opening waits for nobody, and what is written is there for whoever comes later.
-  const bool made = mkfifo(path.c_str(), 0600) == 0 &&
-                    (!account_ || lchown(path.c_str(), account_->user, account_->group) == 0);
+  const bool made =
+      mkfifo(path.c_str(), 0600) == 0 && (!account_ || lchown(path.c_str(), account_->user, account_->group) == 0);
   if (made) hold_ = open(path.c_str(), O_RDWR | O_CLOEXEC);
   // After this program's own opening.
   if (hold_ >= 0) held_ = inotify_init1(IN_CLOEXEC);
@@ -194,9 +194,8 @@ bool CriuRestore::Begin(const std::string& image_folder, std::string* error) {
     return false;
   }
   const std::string seen = files_image_.empty() ? here : job_.directory() + kShownImage;
-  if (!MakeHold(error) ||
-      !RestoreCommand(job_, facts_, here, seen, job_.directory() + (account_ ? "/user" : ""), terminal, &plan.command,
-                      &opened_, error)) {
+  if (!MakeHold(error) || !RestoreCommand(job_, facts_, here, seen, job_.directory() + (account_ ? "/user" : ""),
+                                          terminal, &plan.command, &opened_, error)) {
     return false;
   }
   const std::string facts = CriuFactsPath(plan.command[0]);
@@ -210,7 +209,8 @@ bool CriuRestore::Begin(const std::string& image_folder, std::string* error) {
 
 bool CriuRestore::AwaitHeld(std::string* error) {
   if (held_ < 0) {
-    *error = "this machine does not tell when the processes are restored (inotify): raise fs.inotify.max_user_instances";
+    *error =
+        "this machine does not tell when the processes are restored (inotify): raise fs.inotify.max_user_instances";
     return false;
   }
   // Init reports only when the processes run, or when CRIU has failed.

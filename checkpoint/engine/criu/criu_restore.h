@@ -7,8 +7,8 @@
 #include <stdio.h>
 
 #include <memory>
-#include <string>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -26,8 +26,8 @@ namespace cuda_remote::checkpoint {
 class CriuRestore final : public ProcessRestore {
  public:
   // `directory`: the job's folder from now on, which the job sees where its old one was. `mounts`: what else it sees
-  // (stand_ins.h). `logs`: where CRIU's log stays after a failure; empty: nowhere. `files_image`: for CRIU to read instead
-  // of the image's own files.img; empty: that. `network`: as SavedProcesses::Begin has it.
+  // (stand_ins.h). `logs`: where CRIU's log stays after a failure; empty: nowhere. `files_image`: for CRIU to read
+  // instead of the image's own files.img; empty: that. `network`: as SavedProcesses::Begin has it.
   CriuRestore(const Job& job, const ProcessFacts& facts, const std::string& directory, std::vector<Mount> mounts,
               std::string logs = {}, std::string files_image = {}, int network = -1)
       : job_(job),
@@ -42,8 +42,8 @@ class CriuRestore final : public ProcessRestore {
   CriuRestore(const CriuRestore&) = delete;
   CriuRestore& operator=(const CriuRestore&) = delete;
 
-  // Starts CRIU on the files in `image_folder`, which is opened here, and does not wait for it. While the caller has one
-  // thread only.
+  // Starts CRIU on the files in `image_folder`, which is opened here, and does not wait for it. While the caller has
+  // one thread only.
   bool Begin(const std::string& image_folder, std::string* error);
 
   // ProcessRestore.

@@ -9,8 +9,8 @@
 namespace cuda_remote::checkpoint {
 
 // "PROGRAM (PID n)" of a process with a descriptor for which `is_it` returns true; empty if there is none, or none that
-// this user may look at. Looks only at processes for which `is_wanted` does. `process`: its folder in /proc; `number`: of
-// the descriptor, a link in the folder's `fd`.
+// this user may look at. Looks only at processes for which `is_wanted` does. `process`: its folder in /proc; `number`:
+// of the descriptor, a link in the folder's `fd`.
 std::string FindUserOfFile(const std::function<bool(int pid)>& is_wanted,
                            const std::function<bool(const std::string& process, const std::string& number)>& is_it);
 

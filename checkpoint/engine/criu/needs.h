@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a saved job needs of the machine that restarts it, and cuda-remote's own libraries, of which an image has copies.
+// What a saved job needs of the machine that restarts it, and cuda-remote's own libraries, of which an image has
+// copies.
 //
 // CRIU maps a process's libraries again by their paths, and refuses one that has changed. So the client library would
 // bind an image to one installation: after an upgrade no image could be restarted. An image therefore has those of our

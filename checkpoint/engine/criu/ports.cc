@@ -104,7 +104,9 @@ bool IsMapped(const Address& address) {
 
 // No process has the socket any more, but the kernel still has the connection. (A connection that a process has not
 // accepted yet belongs to nobody either, but its state is another.)
-bool HasEnded(const inet_diag_msg& socket) { return socket.idiag_inode == 0 && (1u << socket.idiag_state & kClosed) != 0; }
+bool HasEnded(const inet_diag_msg& socket) {
+  return socket.idiag_inode == 0 && (1u << socket.idiag_state & kClosed) != 0;
+}
 
 // Both ends at one address, so on one machine, and nothing is on its way between them.
 bool IsOver(const inet_diag_msg& socket) {
@@ -117,11 +119,12 @@ bool IsOver(const inet_diag_msg& socket) {
 
 std::string HolderOf(uint32_t inode) {
   const std::string wanted = "socket:[" + std::to_string(inode) + "]";
-  return FindUserOfFile([](int) { return true; }, [&](const std::string& process, const std::string& number) {
-    char target[64];
-    const ssize_t length = readlink((process + "/fd/" + number).c_str(), target, sizeof target);
-    return length > 0 && std::string_view(target, size_t(length)) == wanted;
-  });
+  return FindUserOfFile([](int) { return true; },
+                        [&](const std::string& process, const std::string& number) {
+                          char target[64];
+                          const ssize_t length = readlink((process + "/fd/" + number).c_str(), target, sizeof target);
+                          return length > 0 && std::string_view(target, size_t(length)) == wanted;
+                        });
 }
 
 }  // namespace

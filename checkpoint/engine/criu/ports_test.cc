@@ -24,9 +24,7 @@ sockaddr_in Loopback(uint16_t port) {
   return address;
 }
 
-TcpEnd AtLoopback(uint16_t port) {
-  return {port, {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1}};
-}
+TcpEnd AtLoopback(uint16_t port) { return {port, {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1}}; }
 
 // Whether a socket without SO_REUSEADDR can be bound.
 bool CanBind(uint16_t port) {
@@ -60,7 +58,8 @@ TEST(PortsTest, ConnectionsThatHaveEndedHereLetGoOfTheirPorts) {
   const uint16_t port = PortInTimeWait(), other = PortInTimeWait();
   ASSERT_FALSE(CanBind(port));
   ASSERT_FALSE(CanBind(other));
-  EXPECT_TRUE(FreePorts({AtLoopback(port)}, [](const HeldPort&) { return false; })) << "needs CAP_NET_ADMIN and CONFIG_INET_DIAG_DESTROY";
+  EXPECT_TRUE(FreePorts({AtLoopback(port)}, [](const HeldPort&) { return false; }))
+      << "needs CAP_NET_ADMIN and CONFIG_INET_DIAG_DESTROY";
   EXPECT_TRUE(CanBind(port));
   EXPECT_FALSE(CanBind(other)) << "that one was not asked for";
 }

@@ -17,8 +17,8 @@ using protozero::pbf_wire_type;
 constexpr uint32_t kCoreMagic = 0x55053847, kIdsMagic = 0x54432030;
 // Of a CoreEntry (CRIU's images/core.proto), its ThreadCoreEntry and the CredsEntry in that (images/creds.proto).
 constexpr protozero::pbf_tag_type kIdsField = 4, kThreadField = 5, kCredsField = 10;
-// Of a CoreEntry, its TaskCoreEntry, and of that the state; a process that has ended and waits for its parent (TASK_DEAD)
-// executes nothing any more, and CRIU saves no credentials of it.
+// Of a CoreEntry, its TaskCoreEntry, and of that the state; a process that has ended and waits for its parent
+// (TASK_DEAD) executes nothing any more, and CRIU saves no credentials of it.
 constexpr protozero::pbf_tag_type kTaskField = 3, kStateField = 1;
 constexpr uint64_t kDead = 2;
 constexpr protozero::pbf_tag_type kFirstUser = 1, kLastNumber = 8, kFirstCapabilities = 9, kBounding = 12,
@@ -187,9 +187,8 @@ bool CheckSavedRights(const std::string& folder, const Account& account, std::st
       return false;
     }
     bool same = true;
-    const bool read = ReadEntries(image, kIdsMagic, [&](protozero::pbf_reader entry) {
-      same = same && HasOnly(entry, own);
-    });
+    const bool read =
+        ReadEntries(image, kIdsMagic, [&](protozero::pbf_reader entry) { same = same && HasOnly(entry, own); });
     if (read && same) continue;
     *error = "the image asks for namespaces that are not the job's (" + name + ")";
     return false;

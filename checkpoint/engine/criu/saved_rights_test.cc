@@ -37,7 +37,8 @@ std::string Creds(uint32_t changed = 0, uint32_t number = 0) {
   for (uint32_t tag = 1; tag <= 8; ++tag) {
     creds.add_uint32(tag, tag == changed ? number : tag % 2 == 1 ? kUser : kGroup);
   }
-  for (const uint32_t tag : {9, 10, 11, 12, 13, 19}) creds.add_uint32(tag, tag == changed ? number : tag == 12 ? ~0u : 0);
+  for (const uint32_t tag : {9, 10, 11, 12, 13, 19})
+    creds.add_uint32(tag, tag == changed ? number : tag == 12 ? ~0u : 0);
   creds.add_uint32(14, changed == 14 ? number : 27);
   return bytes;
 }

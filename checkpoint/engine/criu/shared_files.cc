@@ -94,8 +94,8 @@ bool IsCriuLink(const std::string& leaf) {
          leaf.find_first_not_of("0123456789", strlen(kLink)) == std::string::npos;
 }
 
-// `path`, or if that is the name of a deleted file, another one that the file has in the same folder. Empty: none. A link
-// of CRIU's is none: the dump that made it takes it away.
+// `path`, or if that is the name of a deleted file, another one that the file has in the same folder. Empty: none. A
+// link of CRIU's is none: the dump that made it takes it away.
 std::string PresentName(const std::string& path, uint64_t inode) {
   if (path.size() <= strlen(kDeleted) || path.substr(path.size() - strlen(kDeleted)) != kDeleted) return path;
   const std::string folder = FolderOf(path);
@@ -128,7 +128,8 @@ std::set<std::string> LinksIn(std::string_view image) {
   return links;
 }
 
-// The mapped files of a process: the path, the inode, whether it is shared and may be written, and a link of /proc's to it.
+// The mapped files of a process: the path, the inode, whether it is shared and may be written, and a link of /proc's to
+// it.
 void ForEachMapping(
     const std::string& process,
     const std::function<void(const std::string& path, uint64_t inode, bool shared, const std::string& link)>& body) {
@@ -162,8 +163,8 @@ void ForEachDescriptor(
   });
 }
 
-// Whether a link of /proc's leads to another file system, where other files have the same numbers: that of a container's
-// own /dev/shm, for instance.
+// Whether a link of /proc's leads to another file system, where other files have the same numbers: that of a
+// container's own /dev/shm, for instance.
 bool IsElsewhere(const std::string& link, const struct stat& facts) {
   struct stat other;
   return stat(link.c_str(), &other) == 0 && other.st_dev != facts.st_dev;
@@ -301,8 +302,8 @@ void FindSharedFiles(const std::vector<int>& pids, const std::string& own_folder
   std::set<std::string> known;
   for (const FileFacts& one : facts->shared_files()) known.insert(one.path());
   for (const FileFacts& one : facts->shared_folders()) known.insert(one.path());
-  // What others have as well is not the job's to bring back. Looking at all processes takes time, and nobody has it while
-  // the job stands still.
+  // What others have as well is not the job's to bring back. Looking at all processes takes time, and nobody has it
+  // while the job stands still.
   if (std::any_of(found.begin(), found.end(), [&](const auto& one) { return known.count(one.first) == 0; })) {
     ForEachEntry("/proc", [&](const std::string& name) {
       const int pid = atoi(name.c_str());
@@ -436,7 +437,8 @@ bool SettleLinks(const ProcessFacts& facts, const std::string& image_folder, std
     }
   });
   if (!unknown.empty()) {
-    *error = "the job uses " + unknown + ", which was deleted and still has another name, so that it cannot be restored; " +
+    *error = "the job uses " + unknown +
+             ", which was deleted and still has another name, so that it cannot be restored; " +
              "close it before the checkpoint";
     return false;
   }
@@ -476,7 +478,8 @@ bool RestoreSharedFiles(const ProcessFacts& facts, int image, std::string_view f
   for (const std::string& path : LinksIn(files)) {
     const int number = LinkedFile(path);
     unlink(path.c_str());  // what a restore that was killed has left
-    if (number < facts.shared_files_size() && link(facts.shared_files(number).path().c_str(), path.c_str()) == 0) continue;
+    if (number < facts.shared_files_size() && link(facts.shared_files(number).path().c_str(), path.c_str()) == 0)
+      continue;
     *error = "cannot make " + path + ", by which CRIU finds a file of the job: " + strerror(errno);
     return false;
   }

@@ -217,7 +217,8 @@ class SnapshotTest : public testing::Test {
   void Save(const std::string& image, bool stop) {
     ASSERT_TRUE(DescribeProcesses(job_, close_tcp_, &facts_, &error_)) << error_;
     PageReceiver pages(SavedBytes(job_));
-    ASSERT_TRUE(DumpProcesses(job_, facts_, folder_ + image, folder_ + "/job", stop, nullptr, &pages, &error_)) << error_;
+    ASSERT_TRUE(DumpProcesses(job_, facts_, folder_ + image, folder_ + "/job", stop, nullptr, &pages, &error_))
+        << error_;
     ASSERT_TRUE(pages.Finish(&error_)) << error_;
   }
 
@@ -236,7 +237,8 @@ class SnapshotTest : public testing::Test {
     fflush(stdout);
     dup2(out, 1);
     std::vector<int> opened;
-    const bool ok = RestoreCommand(job_, facts_, folder_ + image, folder_ + image, folder_ + "/job", -1, &plan.command, &opened, &error_);
+    const bool ok = RestoreCommand(job_, facts_, folder_ + image, folder_ + image, folder_ + "/job", -1, &plan.command,
+                                   &opened, &error_);
     dup2(before, 1);
     close(before);
     ASSERT_TRUE(ok) << error_;

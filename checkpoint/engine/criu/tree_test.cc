@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Jobs of several processes are saved by CRIU, ended and restored, with what such jobs share: memory of every kind, Unix
-// sockets and pipes between them, children that have ended, sessions of their own. Needs root and a CRIU that works
-// (tools/setup-criu).
+// Jobs of several processes are saved by CRIU, ended and restored, with what such jobs share: memory of every kind,
+// Unix sockets and pipes between them, children that have ended, sessions of their own. Needs root and a CRIU that
+// works (tools/setup-criu).
 //
 // Each subject is a function that runs in the job: it starts its processes, says that it is ready, waits for "go" and
 // looks whether everything is as it was.
@@ -61,12 +61,13 @@ constexpr size_t kMegabyte = 1 << 20;
 std::string g_folder;  // of the job, in a subject
 
 [[noreturn]] void Fail(int line, const char* what) {
-  std::ofstream(g_folder + "/failed", std::ios::app) << "line " << line << ": " << what << ": " << strerror(errno) << "\n";
+  std::ofstream(g_folder + "/failed", std::ios::app)
+      << "line " << line << ": " << what << ": " << strerror(errno) << "\n";
   _exit(1);
 }
 
-#define MUST(condition)                          \
-  do {                                           \
+#define MUST(condition)                           \
+  do {                                            \
     if (!(condition)) Fail(__LINE__, #condition); \
   } while (0)
 
@@ -93,7 +94,6 @@ void Join(pid_t child) {
   MUST(waitpid(child, &status, 0) == child);
   MUST(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
-
 
 // A child that, each time it is asked through a socket, does `work` and answers with its result.
 class Worker {
@@ -309,8 +309,8 @@ void UnixSockets() {
   for (Worker* worker : {&stream, &datagrams, &packets, &reader}) worker->End();
 }
 
-// Pipes with something in them, a named one, eventfd, timerfd and signalfd, an epoll over them, inotify: all shared with
-// a child.
+// Pipes with something in them, a named one, eventfd, timerfd and signalfd, an epoll over them, inotify: all shared
+// with a child.
 void Descriptors() {
   int ends[2];
   MUST(pipe2(ends, O_CLOEXEC) == 0 && write(ends[1], "in the pipe", 12) == 12);
@@ -371,8 +371,9 @@ void NoAsyncQueue() {
   const auto all_refused = [&] {
     bool in_thread = false;
     std::thread([&] { in_thread = refused(); }).join();
-    const std::string probe = "exec /usr/bin/python3 -c 'import ctypes, sys; libc = ctypes.CDLL(None, use_errno=True); "
-                              "sys.exit(libc.syscall(425, 4, bytes(120)) != -1 or ctypes.get_errno() != 38)'";
+    const std::string probe =
+        "exec /usr/bin/python3 -c 'import ctypes, sys; libc = ctypes.CDLL(None, use_errno=True); "
+        "sys.exit(libc.syscall(425, 4, bytes(120)) != -1 or ctypes.get_errno() != 38)'";
     return refused() && worker.Ask(0) == 1 && in_thread && system(probe.c_str()) == 0;
   };
   MUST(prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 0);
@@ -525,7 +526,8 @@ class TreeTest : public testing::Test {
   void Run(const Plan& plan) {
     int code;
     std::string error;
-    ASSERT_TRUE(StartIsolated(plan, &isolated_, &error, &code)) << error << CriuErrors(g_folder + "/job/criu-restore.log");
+    ASSERT_TRUE(StartIsolated(plan, &isolated_, &error, &code))
+        << error << CriuErrors(g_folder + "/job/criu-restore.log");
     job_.set_inner_pid(isolated_.inner_pid);
     job_.set_init_pid(isolated_.init);
     job_.set_pid(isolated_.pid);
@@ -564,7 +566,8 @@ class TreeTest : public testing::Test {
     ASSERT_TRUE(DescribeProcesses(job_, /*close_tcp=*/false, &facts_, &error)) << error;
     PageReceiver pages(SavedBytes(job_));
     ASSERT_TRUE(DumpProcesses(job_, facts_, g_folder + "/image", g_folder + "/job", stop, nullptr, &pages, &error))
-        << error << "\n" << LastLines(g_folder + "/job/criu-dump.log");
+        << error << "\n"
+        << LastLines(g_folder + "/job/criu-dump.log");
     ASSERT_TRUE(pages.Finish(&error)) << error;
   }
 
@@ -584,7 +587,8 @@ class TreeTest : public testing::Test {
     plan.environment = {std::string("PATH=") + getenv("PATH")};
     std::vector<int> opened;
     const std::string image = g_folder + "/image";
-    ASSERT_TRUE(RestoreCommand(job_, facts_, image, image, g_folder + "/job", -1, &plan.command, &opened, &error)) << error;
+    ASSERT_TRUE(RestoreCommand(job_, facts_, image, image, g_folder + "/job", -1, &plan.command, &opened, &error))
+        << error;
     Run(plan);
     for (int fd : opened) close(fd);
   }
@@ -598,7 +602,8 @@ class TreeTest : public testing::Test {
   }
 
   // The subject is saved twice, restored, and finds all as it was. `meanwhile`: after it has ended.
-  void SaveAndRestore(const std::string& name, const std::function<void()>& meanwhile = [] {}) {
+  void SaveAndRestore(
+      const std::string& name, const std::function<void()>& meanwhile = [] {}) {
     ASSERT_NO_FATAL_FAILURE(StartSubject(name));
     for (int i = 0; i < 2; ++i) {
       ASSERT_NO_FATAL_FAILURE(Save(true));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A SnapshotEngine for tests: it saves nothing, and notes what state the processes are in. Each of its steps can be made
-// to fail.
+// A SnapshotEngine for tests: it saves nothing, and notes what state the processes are in. Each of its steps can be
+// made to fail.
 #ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_TESTING_FAKE_ENGINE_H_
 #define CUDA_REMOTE_CHECKPOINT_ENGINE_TESTING_FAKE_ENGINE_H_
 
@@ -53,7 +53,8 @@ class FakeEngine final : public SnapshotEngine {
     return true;
   }
   bool Summarize(const std::string&, SavedSummary*, std::string*) const override { return true; }
-  std::unique_ptr<SavedProcesses> Open(const Job&, const std::string&, const std::string&, std::string* error) override {
+  std::unique_ptr<SavedProcesses> Open(const Job&, const std::string&, const std::string&,
+                                       std::string* error) override {
     *error = "nothing is saved";
     return nullptr;
   }

@@ -14,8 +14,8 @@ uint64_t Eval(const std::string& body, const std::vector<uint64_t>& in, const st
   for (size_t i = 0; i < in.size(); ++i) {
     const std::string at = "[%rd2+" + std::to_string(8 * i) + "];\n", n = std::to_string(10 + i);
     loads += "ld.global.b64 %rd" + n + ", " + at + "ld.global.b32 %r" + n + ", " + at;
-    loads += "ld.global.b16 %h" + n + ", " + at +
-             "ld.global.f32 %f" + n + ", " + at + "ld.global.f64 %fd" + n + ", " + at;
+    loads +=
+        "ld.global.b16 %h" + n + ", " + at + "ld.global.f32 %f" + n + ", " + at + "ld.global.f64 %fd" + n + ", " + at;
   }
   const char* type = result.compare(0, 3, "%rd") == 0   ? "b64"
                      : result.compare(0, 3, "%fd") == 0 ? "f64"
@@ -166,7 +166,8 @@ TEST(Arith, PackingMoves) {
   EXPECT_EQ(0x89abcdefu, Eval("mov.b64 {%r1, %r2}, %rd10;", {0x0123456789abcdef}, "%r1"));
   EXPECT_EQ(0x0123u, Eval("mov.b64 {%h1, %h2, %h3, %h4}, %rd10;", {0x0123456789abcdef}, "%h4"));
   EXPECT_EQ(0x04030201u, Eval(".reg .b8 %b<4>;\ncvt.u8.u32 %b0, 1;\ncvt.u8.u32 %b1, 2;\ncvt.u8.u32 %b2, 3;\n"
-                              "cvt.u8.u32 %b3, 4;\nmov.b32 %r1, {%b0, %b1, %b2, %b3};", {}, "%r1"));
+                              "cvt.u8.u32 %b3, 4;\nmov.b32 %r1, {%b0, %b1, %b2, %b3};",
+                              {}, "%r1"));
   EXPECT_EQ(7u, Eval(".reg .b128 %q;\nmov.b128 %q, {%rd10, %rd11};\nmov.b128 {%rd3, %rd4}, %q;", {6, 7}, "%rd4"));
   EXPECT_EQ(0x01234567u, Eval("mov.b64 {_, %r2}, %rd10;", {0x0123456789abcdef}, "%r2"));
 }

@@ -43,23 +43,23 @@ TEST_P(Async, Pipeline) {
 
 TEST(Mbarrier, ByHand) {
   TestDevice device;
-  ASSERT_TRUE(device.Load(Kernel(
-      ".shared .align 16 .b8 bar[8];\n.shared .align 16 .b8 tile[32];\n"
-      "mbarrier.init.shared::cta.b64 [bar], 2;\n"
-      "mbarrier.arrive.shared::cta.b64 %rd3, [bar];\n"
-      "mbarrier.pending_count.b64 %r1, %rd3;\n"
-      "mbarrier.test_wait.shared::cta.b64 %p1, [bar], %rd3;\n"                     // no
-      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 32;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 %p2, [bar], 0;\n"                 // no: the bytes are missing
-      "mov.u32 %r2, tile;\n"
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%rd2], 32, [bar];\n"
-      "mbarrier.try_wait.shared::cta.b64 %p3, [bar], %rd3;\n"                      // yes
-      "mbarrier.test_wait.parity.shared::cta.b64 %p4, [bar], 1;\n"                 // no: the new phase
-      "cp.async.bulk.global.shared::cta.bulk_group [%rd1+16], [%r2], 32;\ncp.async.bulk.commit_group;\n"
-      "cp.async.bulk.wait_group 0;\n"
-      "selp.u32 %r3, 1, 0, %p1;\nselp.u32 %r4, 1, 0, %p2;\nselp.u32 %r5, 1, 0, %p3;\nselp.u32 %r6, 1, 0, %p4;\n"
-      "st.global.v4.u32 [%rd1], {%r3, %r4, %r5, %r6};\nst.global.u32 [%rd1+48], %r1;\n"
-      "mbarrier.inval.shared::cta.b64 [bar];\n")));
+  ASSERT_TRUE(device.Load(
+      Kernel(".shared .align 16 .b8 bar[8];\n.shared .align 16 .b8 tile[32];\n"
+             "mbarrier.init.shared::cta.b64 [bar], 2;\n"
+             "mbarrier.arrive.shared::cta.b64 %rd3, [bar];\n"
+             "mbarrier.pending_count.b64 %r1, %rd3;\n"
+             "mbarrier.test_wait.shared::cta.b64 %p1, [bar], %rd3;\n"  // no
+             "mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 32;\n"
+             "mbarrier.test_wait.parity.shared::cta.b64 %p2, [bar], 0;\n"  // no: the bytes are missing
+             "mov.u32 %r2, tile;\n"
+             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%rd2], 32, [bar];\n"
+             "mbarrier.try_wait.shared::cta.b64 %p3, [bar], %rd3;\n"       // yes
+             "mbarrier.test_wait.parity.shared::cta.b64 %p4, [bar], 1;\n"  // no: the new phase
+             "cp.async.bulk.global.shared::cta.bulk_group [%rd1+16], [%r2], 32;\ncp.async.bulk.commit_group;\n"
+             "cp.async.bulk.wait_group 0;\n"
+             "selp.u32 %r3, 1, 0, %p1;\nselp.u32 %r4, 1, 0, %p2;\nselp.u32 %r5, 1, 0, %p3;\nselp.u32 %r6, 1, 0, %p4;\n"
+             "st.global.v4.u32 [%rd1], {%r3, %r4, %r5, %r6};\nst.global.u32 [%rd1+48], %r1;\n"
+             "mbarrier.inval.shared::cta.b64 [bar];\n")));
   auto* in = device.Array<uint32_t>(8);
   auto* out = device.Array<uint32_t>(16);
   for (uint32_t i = 0; i < 8; ++i) in[i] = 100 + i;
@@ -75,8 +75,9 @@ TEST(Mbarrier, ByHand) {
 
 TEST(Mbarrier, TooManyArrivalsAreAFault) {
   TestDevice device;
-  ASSERT_TRUE(device.Load(Kernel(".shared .align 8 .b64 bar;\nmbarrier.init.shared.b64 [bar], 1;\n"
-                                 "mbarrier.arrive.noComplete.shared.b64 %rd3, [bar], 5;\n")));
+  ASSERT_TRUE(
+      device.Load(Kernel(".shared .align 8 .b64 bar;\nmbarrier.init.shared.b64 [bar], 1;\n"
+                         "mbarrier.arrive.noComplete.shared.b64 %rd3, [bar], 5;\n")));
   EXPECT_EQ(Fault::kInvalidCode, device.Run("test", {1}, {1}, uint64_t{0}, uint64_t{0}).fault);
 }
 
@@ -95,11 +96,11 @@ TEST(Cluster, ABlockIsAClusterOfItsOwn) {
 
 TEST(Stack, AllocaSaveAndRestore) {
   TestDevice device;
-  ASSERT_TRUE(device.Load(Kernel(
-      "stacksave.u64 %rd3;\nalloca.u64 %rd4, 64, 16;\nst.local.u32 [%rd4+60], 7;\nalloca.u64 %rd5, 64, 16;\n"
-      "st.local.u32 [%rd5], 8;\nld.local.u32 %r1, [%rd4+60];\nstackrestore.u64 %rd3;\nalloca.u64 %rd6, 64, 16;\n"
-      "setp.eq.u64 %p1, %rd4, %rd6;\nselp.u32 %r2, 1, 0, %p1;\nst.global.v2.u32 [%rd1], {%r1, %r2};\n"
-      "setp.eq.u64 %p2, %rd2, 0;\n@%p2 ret;\nalloca.u64 %rd7, %rd2, 8;\n")));
+  ASSERT_TRUE(device.Load(
+      Kernel("stacksave.u64 %rd3;\nalloca.u64 %rd4, 64, 16;\nst.local.u32 [%rd4+60], 7;\nalloca.u64 %rd5, 64, 16;\n"
+             "st.local.u32 [%rd5], 8;\nld.local.u32 %r1, [%rd4+60];\nstackrestore.u64 %rd3;\nalloca.u64 %rd6, 64, 16;\n"
+             "setp.eq.u64 %p1, %rd4, %rd6;\nselp.u32 %r2, 1, 0, %p1;\nst.global.v2.u32 [%rd1], {%r1, %r2};\n"
+             "setp.eq.u64 %p2, %rd2, 0;\n@%p2 ret;\nalloca.u64 %rd7, %rd2, 8;\n")));
   auto* out = device.Array<uint32_t>(2);
   auto result = device.Run("test", {1}, {1}, out, uint64_t{0});
   ASSERT_TRUE(result.ok()) << result.message;

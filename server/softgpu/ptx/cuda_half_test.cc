@@ -24,10 +24,22 @@ class Halves : public ::testing::TestWithParam<const char*> {
     ASSERT_TRUE(result.ok()) << result.message;
     for (int i = 0; i < n; ++i) {
       const double a = Unpack(in[3 * i], format), b = Unpack(in[3 * i + 1], format), c = Unpack(in[3 * i + 2], format);
-      const double expected[] = {a + b, a - b, a * b, std::fma(a, b, c), -a, std::fabs(a), std::fmax(a, b),
-                                 std::fmin(a, b), a / b, std::sqrt(std::fabs(a)), double(float(a) * 3.0f),
-                                 a < b ? 1.0 : 0.0, std::exp(c),
-                                 std::log(std::fabs(a)), 7.0, std::floor(a)};
+      const double expected[] = {a + b,
+                                 a - b,
+                                 a * b,
+                                 std::fma(a, b, c),
+                                 -a,
+                                 std::fabs(a),
+                                 std::fmax(a, b),
+                                 std::fmin(a, b),
+                                 a / b,
+                                 std::sqrt(std::fabs(a)),
+                                 double(float(a) * 3.0f),
+                                 a < b ? 1.0 : 0.0,
+                                 std::exp(c),
+                                 std::log(std::fabs(a)),
+                                 7.0,
+                                 std::floor(a)};
       for (int k = 0; k < 16; ++k) {
         // Division, exponential and logarithm may be off by a unit.
         const int slack = k == 8 || k == 12 || k == 13 ? 2 : 0;

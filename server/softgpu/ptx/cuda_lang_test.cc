@@ -18,8 +18,14 @@ class Lang : public ::testing::TestWithParam<const char*> {
 };
 INSTANTIATE_TEST_SUITE_P(Builds, Lang, ::testing::Values("lang_75.ptx", "lang_90.ptx", "lang_debug.ptx"));
 
-struct Pair { int a; double b; char c[5]; };
-struct Big { long long v[20]; };
+struct Pair {
+  int a;
+  double b;
+  char c[5];
+};
+struct Big {
+  long long v[20];
+};
 
 TEST_P(Lang, StructsByValue) {
   auto* out = device_.Array<Pair>(32);
@@ -98,8 +104,17 @@ TEST_P(Lang, Switches) {
 
 template <class T>
 void CheckIntegers(TestDevice* device, const char* kernel) {
-  std::vector<T> interesting = {0, 1, 2, 3, 7, T(-1), T(-2), T(100), std::numeric_limits<T>::max(),
-                                std::numeric_limits<T>::min(), T(std::numeric_limits<T>::max() / 3),
+  std::vector<T> interesting = {0,
+                                1,
+                                2,
+                                3,
+                                7,
+                                T(-1),
+                                T(-2),
+                                T(100),
+                                std::numeric_limits<T>::max(),
+                                std::numeric_limits<T>::min(),
+                                T(std::numeric_limits<T>::max() / 3),
                                 T(0x5a5a5a5a5a5a5a5aLL)};
   auto* a = device->Array<T>(144);
   auto* b = device->Array<T>(144);
@@ -114,9 +129,12 @@ void CheckIntegers(TestDevice* device, const char* kernel) {
   using U = std::make_unsigned_t<T>;
   for (int i = 0; i < 144; ++i) {
     const T x = a[i], y = b[i];
-    const T expected[] = {T(U(x) + U(y)), T(U(x) - U(y)), T(uint64_t(x) * uint64_t(y)), T(x / y), T(x % y), T(x & y),
-                          T(x | y), T(x ^ y), T(uint64_t(x) << (y & 7)), T(x >> (y & 7)), T(x < y), T(x <= y),
-                          T(x == y), T(~x), T(U(0) - U(x)), x > y ? x : y};
+    const T expected[] = {T(U(x) + U(y)),  T(U(x) - U(y)), T(uint64_t(x) * uint64_t(y)),
+                          T(x / y),        T(x % y),       T(x & y),
+                          T(x | y),        T(x ^ y),       T(uint64_t(x) << (y & 7)),
+                          T(x >> (y & 7)), T(x < y),       T(x <= y),
+                          T(x == y),       T(~x),          T(U(0) - U(x)),
+                          x > y ? x : y};
     for (int k = 0; k < 16; ++k) {
       EXPECT_EQ(+expected[k], +out[16 * i + k]) << kernel << " operation " << k << " of " << +x << ", " << +y;
     }
@@ -184,8 +202,9 @@ D Clamped(double v) {
 }
 
 TEST_P(Lang, Conversions) {
-  const double values[] = {0,    1.5,  -1.5, 2.5,   -2.5,        0.49999999999999994, 1e9,  -3e9,  4.2e9,  1e19,
-                           -1e19, 1e30, -1e30, 1e-320, 16777217.0, -0.1,               255.9, 1e308, 3.4028236e38};
+  const double values[] = {0,           1.5,   -1.5, 2.5,   -2.5,   0.49999999999999994, 1e9,  -3e9,  4.2e9,
+                           1e19,        -1e19, 1e30, -1e30, 1e-320, 16777217.0,          -0.1, 255.9, 1e308,
+                           3.4028236e38};
   const size_t n = sizeof values / sizeof values[0];
   auto* in = device_.Array<double>(n);
   std::copy(values, values + n, in);

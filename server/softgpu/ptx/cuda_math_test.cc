@@ -117,19 +117,27 @@ TEST_P(Math, SingleExponentials) {
 
 TEST_P(Math, SingleRootsAndSpecial) {
   One<float>("f_sqrtf", HOST(sqrt), -1, 1e6, 0);
-  One<float>("f_rsqrtf", [](double v) { return 1 / std::sqrt(v); }, 0, 1e6, 3);
+  One<float>(
+      "f_rsqrtf", [](double v) { return 1 / std::sqrt(v); }, 0, 1e6, 3);
   One<float>("f_cbrtf", HOST(cbrt), -1e6, 1e6, 2);
   One<float>("f_erff", HOST(erf), -5, 5, 3);
   One<float>("f_erfcf", HOST(erfc), -5, 9, 5);
   One<float>("f_tgammaf", HOST(tgamma), 0, 36, 6);
   One<float>("f_lgammaf", HOST(lgamma), 3, 1e5, 7);
-  One<float>("f_j0f", [](double v) { return ::j0(v); }, -8, 8, 0, 1e-6);
+  One<float>(
+      "f_j0f", [](double v) { return ::j0(v); }, -8, 8, 0, 1e-6);
   for (const char* kernel : {"f_floorf", "f_ceilf", "f_roundf", "f_rintf", "f_truncf"}) {
     const std::string name(kernel + 2);
-    One<float>(kernel, [&](double v) {
-      return name == "floorf" ? std::floor(v) : name == "ceilf" ? std::ceil(v) : name == "roundf" ? std::round(v)
-             : name == "rintf" ? std::nearbyint(v) : std::trunc(v);
-    }, -20, 20, 0);
+    One<float>(
+        kernel,
+        [&](double v) {
+          return name == "floorf"   ? std::floor(v)
+                 : name == "ceilf"  ? std::ceil(v)
+                 : name == "roundf" ? std::round(v)
+                 : name == "rintf"  ? std::nearbyint(v)
+                                    : std::trunc(v);
+        },
+        -20, 20, 0);
   }
   Two<float>("f_fmodf", HOST2(fmod), -100, 100, 0);
   Two<float>("f_remainderf", HOST2(remainder), -100, 100, 0);
@@ -137,9 +145,12 @@ TEST_P(Math, SingleRootsAndSpecial) {
   Two<float>("f_fmaxf", HOST2(fmax), -100, 100, 0);
   Two<float>("f_fminf", HOST2(fmin), -100, 100, 0);
   Two<float>("f_copysignf", HOST2(copysign), -100, 100, 0);
-  Two<float>("f_nextafterf", [](double v, double w) { return double(std::nextafter(float(v), float(w))); }, -9, 9, 0);
-  Two<float>("f_divf", [](double v, double w) { return double(float(v) / float(w)); }, -100, 100, 0);
-  Two<float>("f___fdividef", [](double v, double w) { return v / w; }, 1, 100, 2);
+  Two<float>(
+      "f_nextafterf", [](double v, double w) { return double(std::nextafter(float(v), float(w))); }, -9, 9, 0);
+  Two<float>(
+      "f_divf", [](double v, double w) { return double(float(v) / float(w)); }, -100, 100, 0);
+  Two<float>(
+      "f___fdividef", [](double v, double w) { return v / w; }, 1, 100, 2);
 }
 
 TEST_P(Math, Double) {
@@ -155,7 +166,8 @@ TEST_P(Math, Double) {
   One<double>("d_log10", HOST(log10), 0, 1e6, 2);
   One<double>("d_log1p", HOST(log1p), -1, 100, 2);
   One<double>("d_sqrt", HOST(sqrt), -1, 1e9, 0);
-  One<double>("d_rsqrt", [](double v) { return 1 / std::sqrt(v); }, 0, 1e9, 2);
+  One<double>(
+      "d_rsqrt", [](double v) { return 1 / std::sqrt(v); }, 0, 1e9, 2);
   One<double>("d_cbrt", HOST(cbrt), -1e6, 1e6, 2);
   One<double>("d_erf", HOST(erf), -6, 6, 3);
   One<double>("d_erfc", HOST(erfc), -6, 26, 6);
@@ -181,7 +193,8 @@ TEST_P(Math, Double) {
   Two<double>("d_fmin", HOST2(fmin), -100, 100, 0);
   Two<double>("d_copysign", HOST2(copysign), -100, 100, 0);
   Two<double>("d_nextafter", HOST2(nextafter), -100, 100, 0);
-  Two<double>("d_div", [](double v, double w) { return v / w; }, -100, 100, 0);
+  Two<double>(
+      "d_div", [](double v, double w) { return v / w; }, -100, 100, 0);
 }
 
 }  // namespace

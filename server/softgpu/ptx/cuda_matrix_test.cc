@@ -94,16 +94,23 @@ struct Product {
   Element element, sum;
 };
 constexpr Shape kSquare = {16, 16, 16}, kTall = {32, 8, 16}, kWide = {8, 32, 16};
-constexpr Product kProducts[] = {
-    {"f16_f32", kSquare, Element::kF16, Element::kF32},   {"f16_f32", kTall, Element::kF16, Element::kF32},
-    {"f16_f32", kWide, Element::kF16, Element::kF32},     {"f16_f16", kSquare, Element::kF16, Element::kF16},
-    {"f16_f16", kTall, Element::kF16, Element::kF16},     {"f16_f16", kWide, Element::kF16, Element::kF16},
-    {"bf16_f32", kSquare, Element::kBf16, Element::kF32}, {"bf16_f32", kTall, Element::kBf16, Element::kF32},
-    {"bf16_f32", kWide, Element::kBf16, Element::kF32},   {"tf32", {16, 16, 8}, Element::kTf32, Element::kF32},
-    {"f64", {8, 8, 4}, Element::kF64, Element::kF64},     {"u8", kSquare, Element::kU8, Element::kS32},
-    {"u8", kTall, Element::kU8, Element::kS32},           {"u8", kWide, Element::kU8, Element::kS32},
-    {"s8", kSquare, Element::kS8, Element::kS32},         {"s8", kTall, Element::kS8, Element::kS32},
-    {"s8", kWide, Element::kS8, Element::kS32}};
+constexpr Product kProducts[] = {{"f16_f32", kSquare, Element::kF16, Element::kF32},
+                                 {"f16_f32", kTall, Element::kF16, Element::kF32},
+                                 {"f16_f32", kWide, Element::kF16, Element::kF32},
+                                 {"f16_f16", kSquare, Element::kF16, Element::kF16},
+                                 {"f16_f16", kTall, Element::kF16, Element::kF16},
+                                 {"f16_f16", kWide, Element::kF16, Element::kF16},
+                                 {"bf16_f32", kSquare, Element::kBf16, Element::kF32},
+                                 {"bf16_f32", kTall, Element::kBf16, Element::kF32},
+                                 {"bf16_f32", kWide, Element::kBf16, Element::kF32},
+                                 {"tf32", {16, 16, 8}, Element::kTf32, Element::kF32},
+                                 {"f64", {8, 8, 4}, Element::kF64, Element::kF64},
+                                 {"u8", kSquare, Element::kU8, Element::kS32},
+                                 {"u8", kTall, Element::kU8, Element::kS32},
+                                 {"u8", kWide, Element::kU8, Element::kS32},
+                                 {"s8", kSquare, Element::kS8, Element::kS32},
+                                 {"s8", kTall, Element::kS8, Element::kS32},
+                                 {"s8", kWide, Element::kS8, Element::kS32}};
 
 template <class T>
 uint64_t Word(T value) {
@@ -150,8 +157,8 @@ TEST_P(Matrices, ProductsOfWmma) {
   int ran = 0;
   for (const Product& p : kProducts) {
     const auto [m, n, k] = p.shape;
-    const std::string kernel = std::string("product_") + p.name + "_m" + std::to_string(m) + "n" + std::to_string(n) +
-                               "k" + std::to_string(k);
+    const std::string kernel =
+        std::string("product_") + p.name + "_m" + std::to_string(m) + "n" + std::to_string(n) + "k" + std::to_string(k);
     if (!Has(kernel)) continue;
     const uint32_t bytes = ElementBits(p.element) / 8, sum_bytes = ElementBits(p.sum) / 8;
     const auto fill = [](uint8_t* to, Element element, uint32_t count, uint32_t factor) {

@@ -8,6 +8,7 @@
 namespace cuda_remote::softgpu::ptx {
 namespace {
 
+// clang-format off
 struct And { template <class T> static T Do(T a, T b) { return T(a & b); } };
 struct Or { template <class T> static T Do(T a, T b) { return T(a | b); } };
 struct Xor { template <class T> static T Do(T a, T b) { return T(a ^ b); } };
@@ -15,13 +16,16 @@ struct Not { template <class T> static T Do(T a) { return T(~a); } };
 struct NotPred { static uint8_t Do(uint8_t a) { return (a & 1) ^ 1; } };
 struct Cnot { template <class T> static T Do(T a) { return T(a == 0 ? 1 : 0); } };
 struct Popc { template <class T> static T Do(T a) { return T(__builtin_popcountll(a)); } };
+// clang-format on
 struct Clz {
-  template <class T> static T Do(T a) {
+  template <class T>
+  static T Do(T a) {
     return T(a == 0 ? 8 * sizeof(T) : size_t(__builtin_clzll(a)) - (64 - 8 * sizeof(T)));
   }
 };
 struct Brev {
-  template <class T> static T Do(T a) {
+  template <class T>
+  static T Do(T a) {
     T out = 0;
     for (size_t i = 0; i < 8 * sizeof(T); ++i) {
       out = T(out << 1 | (a & 1));

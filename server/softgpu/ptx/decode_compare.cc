@@ -8,13 +8,16 @@
 namespace cuda_remote::softgpu::ptx {
 namespace {
 
+// clang-format off
 struct Eq { template <class T> static bool Do(T a, T b) { return a == b; } };
 struct Ne { template <class T> static bool Do(T a, T b) { return a < b || a > b; } };
 struct Lt { template <class T> static bool Do(T a, T b) { return a < b; } };
 struct Le { template <class T> static bool Do(T a, T b) { return a <= b; } };
 struct Gt { template <class T> static bool Do(T a, T b) { return a > b; } };
 struct Ge { template <class T> static bool Do(T a, T b) { return a >= b; } };
+// clang-format on
 // Unordered: true with a NaN.
+// clang-format off
 struct Equ { template <class T> static bool Do(T a, T b) { return !(a < b || a > b); } };
 struct Neu { template <class T> static bool Do(T a, T b) { return !(a == b); } };
 struct Ltu { template <class T> static bool Do(T a, T b) { return !(a >= b); } };
@@ -23,6 +26,7 @@ struct Gtu { template <class T> static bool Do(T a, T b) { return !(a <= b); } }
 struct Geu { template <class T> static bool Do(T a, T b) { return !(a < b); } };
 struct Num { template <class T> static bool Do(T a, T b) { return a == a && b == b; } };
 struct Nan { template <class T> static bool Do(T a, T b) { return !(a == a && b == b); } };
+// clang-format on
 
 template <class T, class C>
 const Op* Compare(const Op* op, uint64_t* r, Thread*) {
@@ -39,8 +43,10 @@ template <class C>
 const Op* CompareHalf(const Op* op, uint64_t* r, Thread*) {
   const Format& format = (op->imm & 1) != 0 ? kBfloat : kHalf;
   const int shift = (op->imm & 2) != 0 ? 16 : 0;
-  r[op->d] = C::Do(Unpack(uint32_t(r[op->a] >> shift) & 0xffff, format),
-                   Unpack(uint32_t(r[op->b] >> shift) & 0xffff, format)) ? 1 : 0;
+  r[op->d] =
+      C::Do(Unpack(uint32_t(r[op->a] >> shift) & 0xffff, format), Unpack(uint32_t(r[op->b] >> shift) & 0xffff, format))
+          ? 1
+          : 0;
   return op + 1;
 }
 

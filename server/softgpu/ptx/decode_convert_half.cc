@@ -17,7 +17,7 @@ int64_t Packed(const Conversion& c) {
          int64_t(c.sat) << 25 | int64_t(c.relu) << 26 | int64_t(c.satfinite) << 27 | int64_t(c.ftz) << 28;
 }
 Conversion Unpacked(int64_t bits) {
-  return {Type(bits & 0xff),    Type(bits >> 8 & 0xff), Round(bits >> 16 & 0xff), (bits >> 24 & 1) != 0,
+  return {Type(bits & 0xff),     Type(bits >> 8 & 0xff), Round(bits >> 16 & 0xff), (bits >> 24 & 1) != 0,
           (bits >> 25 & 1) != 0, (bits >> 26 & 1) != 0,  (bits >> 27 & 1) != 0,    (bits >> 28 & 1) != 0};
 }
 

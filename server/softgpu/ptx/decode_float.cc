@@ -9,14 +9,17 @@
 namespace cuda_remote::softgpu::ptx {
 namespace {
 
+// clang-format off
 struct Add { template <class T> static T Do(T a, T b) { return a + b; } };
 struct Sub { template <class T> static T Do(T a, T b) { return a - b; } };
 struct Mul { template <class T> static T Do(T a, T b) { return a * b; } };
 struct Div { template <class T> static T Do(T a, T b) { return a / b; } };
 struct Fma { template <class T> static T Do(T a, T b, T c) { return std::fma(a, b, c); } };
+// clang-format on
 // C's fmin with a difference between -0 and 0.
 struct Min {
-  template <class T> static T Do(T a, T b) {
+  template <class T>
+  static T Do(T a, T b) {
     if (std::isnan(a)) return b;
     if (std::isnan(b)) return a;
     if (a == b) return std::signbit(a) ? a : b;
@@ -24,7 +27,8 @@ struct Min {
   }
 };
 struct Max {
-  template <class T> static T Do(T a, T b) {
+  template <class T>
+  static T Do(T a, T b) {
     if (std::isnan(a)) return b;
     if (std::isnan(b)) return a;
     if (a == b) return std::signbit(a) ? b : a;
@@ -33,7 +37,8 @@ struct Max {
 };
 template <class F>
 struct OrNan {
-  template <class T> static T Do(T a, T b) {
+  template <class T>
+  static T Do(T a, T b) {
     if (std::isnan(a) || std::isnan(b)) return std::numeric_limits<T>::quiet_NaN();
     return F::Do(a, b);
   }
@@ -41,7 +46,8 @@ struct OrNan {
 // The larger magnitude with the product's sign.
 template <class F>
 struct XorSign {
-  template <class T> static T Do(T a, T b) {
+  template <class T>
+  static T Do(T a, T b) {
     const bool negative = std::signbit(a) != std::signbit(b);
     const T value = F::Do(std::fabs(a), std::fabs(b));
     return negative ? -value : value;
@@ -103,8 +109,8 @@ bool Emit2(Decoder& d, Round round) {
   const Type type = d.TypeFromEnd();
   const bool plain = round == Round::kNearest && !d.Has("ftz") && !d.Has("sat");
   const bool single = type == Type::kF32;
-  const Handler fn = plain ? (single ? RunBinary<float, F> : RunBinary<double, F>)
-                           : (single ? Slow2<float, F> : Slow2<double, F>);
+  const Handler fn =
+      plain ? (single ? RunBinary<float, F> : RunBinary<double, F>) : (single ? Slow2<float, F> : Slow2<double, F>);
   if (!d.Simple(fn, type, 2)) return false;
   d.code().ops.back().n = uint16_t(round);
   d.code().ops.back().imm = (d.Has("ftz") ? 1 : 0) | (d.Has("sat") ? 2 : 0);
@@ -129,8 +135,8 @@ bool DecodePairs(Decoder& d) {
 
 template <class F>
 bool EmitMinMax(Decoder& d) {
-  if (d.Has("xorsign")) return d.Has("NaN") ? Emit2<XorSign<OrNan<F>>>(d, Round::kNearest)
-                                            : Emit2<XorSign<F>>(d, Round::kNearest);
+  if (d.Has("xorsign"))
+    return d.Has("NaN") ? Emit2<XorSign<OrNan<F>>>(d, Round::kNearest) : Emit2<XorSign<F>>(d, Round::kNearest);
   return d.Has("NaN") ? Emit2<OrNan<F>>(d, Round::kNearest) : Emit2<F>(d, Round::kNearest);
 }
 

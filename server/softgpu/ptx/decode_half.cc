@@ -86,9 +86,12 @@ bool DecodeHalf(Decoder& d) {
   if (d.types().size() != 1) return d.Unsupported();
   const Type type = d.TypeFromEnd();
   const std::string& opcode = d.in().opcode;
-  static const struct { const char* name; HalfOp operation; size_t sources; } kOps[] = {
-      {"add", kAdd, 2}, {"sub", kSub, 2}, {"mul", kMul, 2}, {"fma", kFma, 3}, {"neg", kNeg, 1},
-      {"abs", kAbs, 1}, {"min", kMin, 2}, {"max", kMax, 2}, {"ex2", kEx2, 1}, {"tanh", kTanh, 1}};
+  static const struct {
+    const char* name;
+    HalfOp operation;
+    size_t sources;
+  } kOps[] = {{"add", kAdd, 2}, {"sub", kSub, 2}, {"mul", kMul, 2}, {"fma", kFma, 3}, {"neg", kNeg, 1},
+              {"abs", kAbs, 1}, {"min", kMin, 2}, {"max", kMax, 2}, {"ex2", kEx2, 1}, {"tanh", kTanh, 1}};
   for (const auto& entry : kOps) {
     if (opcode != entry.name) continue;
     if (!d.Simple(RunHalf, Type::kB32, entry.sources)) return false;

@@ -13,6 +13,7 @@ using U = std::make_unsigned_t<T>;
 // Twice as wide.
 template <class T>
 struct Wide;
+// clang-format off
 template <>
 struct Wide<uint16_t> { using type = uint32_t; };
 template <>
@@ -25,19 +26,33 @@ template <>
 struct Wide<uint64_t> { using type = unsigned __int128; };
 template <>
 struct Wide<int64_t> { using type = __int128; };
+// clang-format on
 
 // Unsigned arithmetic where the sign does not matter: signed overflow would be undefined in C++.
+// clang-format off
 struct Add { template <class T> static T Do(T a, T b) { return T(U<T>(a) + U<T>(b)); } };
 struct Sub { template <class T> static T Do(T a, T b) { return T(U<T>(a) - U<T>(b)); } };
 struct MulLo { template <class T> static T Do(T a, T b) { return T(uint64_t(a) * uint64_t(b)); } };
+// clang-format on
 struct MulHi {
-  template <class T> static T Do(T a, T b) {
+  template <class T>
+  static T Do(T a, T b) {
     using W = typename Wide<T>::type;
     return T((W(a) * W(b)) >> (8 * sizeof(T)));
   }
 };
-struct MadLo { template <class T> static T Do(T a, T b, T c) { return T(uint64_t(a) * uint64_t(b) + uint64_t(c)); } };
-struct MadHi { template <class T> static T Do(T a, T b, T c) { return T(U<T>(MulHi::Do(a, b)) + U<T>(c)); } };
+struct MadLo {
+  template <class T>
+  static T Do(T a, T b, T c) {
+    return T(uint64_t(a) * uint64_t(b) + uint64_t(c));
+  }
+};
+struct MadHi {
+  template <class T>
+  static T Do(T a, T b, T c) {
+    return T(U<T>(MulHi::Do(a, b)) + U<T>(c));
+  }
+};
 struct AddSat32 {
   static int32_t Do(int32_t a, int32_t b) {
     const int64_t sum = int64_t(a) + b;
@@ -54,32 +69,38 @@ struct MadHiSat32 {
   static int32_t Do(int32_t a, int32_t b, int32_t c) { return AddSat32::Do(MulHi::Do(a, b), c); }
 };
 struct Div {
-  template <class T> static T Do(T a, T b) {
+  template <class T>
+  static T Do(T a, T b) {
     if (b == 0) return T(-1);  // what NVIDIA GPUs give
     if (std::is_signed<T>::value && b == T(-1)) return T(U<T>(0) - U<T>(a));
     return T(a / b);
   }
 };
 struct Rem {
-  template <class T> static T Do(T a, T b) {
+  template <class T>
+  static T Do(T a, T b) {
     if (b == 0) return a;
     if (std::is_signed<T>::value && b == T(-1)) return 0;
     return T(a % b);
   }
 };
+// clang-format off
 struct Abs { template <class T> static T Do(T a) { return a < 0 ? T(U<T>(0) - U<T>(a)) : a; } };
 struct Neg { template <class T> static T Do(T a) { return T(U<T>(0) - U<T>(a)); } };
 struct Min { template <class T> static T Do(T a, T b) { return a < b ? a : b; } };
 struct Max { template <class T> static T Do(T a, T b) { return a > b ? a : b; } };
+// clang-format on
 template <class F>
 struct Relu {
-  template <class T> static T Do(T a, T b) {
+  template <class T>
+  static T Do(T a, T b) {
     const T value = F::Do(a, b);
     return value < 0 ? T(0) : value;
   }
 };
 struct Sad {
-  template <class T> static T Do(T a, T b, T c) {
+  template <class T>
+  static T Do(T a, T b, T c) {
     const U<T> difference = a < b ? U<T>(U<T>(b) - U<T>(a)) : U<T>(U<T>(a) - U<T>(b));
     return T(U<T>(c) + difference);
   }
@@ -175,8 +196,8 @@ bool DecodeMad24(Decoder& d) {
   const bool mad = d.in().opcode == "mad24";
   if (!d.Operands(mad ? 4 : 3, mad ? 4 : 3)) return false;
   const bool is_signed = IsSigned(d.TypeFromEnd()), high = d.Has("hi");
-  const Handler fn = is_signed ? (high ? Mad24<true, true> : Mad24<true, false>)
-                               : (high ? Mad24<false, true> : Mad24<false, false>);
+  const Handler fn =
+      is_signed ? (high ? Mad24<true, true> : Mad24<true, false>) : (high ? Mad24<false, true> : Mad24<false, false>);
   const Type type = d.TypeFromEnd();
   const int32_t a = d.Src(1, type), b = d.Src(2, type), c = mad ? d.Src(3, type) : d.Const(0);
   d.Emit(fn, d.Dst(0), a, b, c);

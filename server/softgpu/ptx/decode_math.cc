@@ -9,6 +9,7 @@ namespace cuda_remote::softgpu::ptx {
 namespace {
 
 // The approximate functions are computed in double and rounded once: closer than the hardware's, which is allowed.
+// clang-format off
 struct Sin { static double Do(double a) { return std::sin(a); } };
 struct Cos { static double Do(double a) { return std::cos(a); } };
 struct Exp2 { static double Do(double a) { return std::exp2(a); } };
@@ -17,6 +18,7 @@ struct Tanh { static double Do(double a) { return std::tanh(a); } };
 struct Rsqrt { static double Do(double a) { return a == 0 ? std::copysign(HUGE_VAL, a) : 1.0 / std::sqrt(a); } };
 struct Sqrt { template <class T> static T Do(T a) { return std::sqrt(a); } };
 struct Rcp { template <class T> static T Do(T a) { return T(1) / a; } };
+// clang-format on
 
 template <class F, bool ftz>
 const Op* Approximate(const Op* op, uint64_t* r, Thread*) {
@@ -61,8 +63,10 @@ template <class F>
 bool EmitExact(Decoder& d) {
   const Type type = d.TypeFromEnd();
   if (!d.Simple(type == Type::kF32 ? Exact<float, F> : Exact<double, F>, type, 1)) return false;
-  const Round round =
-      d.Has("rz") ? Round::kZero : d.Has("rm") ? Round::kDown : d.Has("rp") ? Round::kUp : Round::kNearest;
+  const Round round = d.Has("rz")   ? Round::kZero
+                      : d.Has("rm") ? Round::kDown
+                      : d.Has("rp") ? Round::kUp
+                                    : Round::kNearest;
   d.code().ops.back().n = uint16_t(round);
   d.code().ops.back().imm = d.Has("ftz") ? 1 : 0;
   return true;

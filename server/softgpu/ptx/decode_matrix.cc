@@ -60,8 +60,8 @@ void Gather(const Tiles& tiles, const std::vector<int32_t>& slots, const Thread*
     for (uint32_t i = 0; i < tiles.count(); ++i) {
       const Place place = tiles.At(lane, i);
       if (place.quad != quad) continue;
-      const uint32_t at = tiles.use == Use::kB ? place.column * tiles.shape.k + place.row
-                                               : place.row * tiles.columns() + place.column;
+      const uint32_t at =
+          tiles.use == Use::kB ? place.column * tiles.shape.k + place.row : place.row * tiles.columns() + place.column;
       out[at] = number(Take(tiles, slots, threads[lane].r, i));
     }
   }
@@ -380,7 +380,8 @@ bool DecodeMultiply(Decoder& d, bool wmma) {
   matrix->saturate = d.Has("satfinite");
   matrix->exclusive = d.Has("xor");
   if (!Slots(d, 0, true, Type::kB32, &matrix->d_slots) || !Slots(d, 1, false, RegisterType(a), &matrix->a_slots) ||
-      !Slots(d, 2, false, RegisterType(a), &matrix->b_slots) || !Slots(d, 3, false, RegisterType(c), &matrix->c_slots)) {
+      !Slots(d, 2, false, RegisterType(a), &matrix->b_slots) ||
+      !Slots(d, 3, false, RegisterType(c), &matrix->c_slots)) {
     return false;
   }
   if (!CheckRegisters(d, matrix->a, matrix->a_slots, wmma) || !CheckRegisters(d, matrix->b, matrix->b_slots, wmma) ||
@@ -391,7 +392,7 @@ bool DecodeMultiply(Decoder& d, bool wmma) {
 }
 
 bool Address(Decoder& d, size_t operand, MatrixOp* matrix) {
-  const Where space = d.Has("global") ? Where::kGlobal
+  const Where space = d.Has("global")                           ? Where::kGlobal
                       : d.Has("shared") || d.Has("shared::cta") ? Where::kShared
                                                                 : Where::kGeneric;
   Decoder::Address address;
@@ -419,15 +420,16 @@ bool DecodeFragment(Decoder& d) {
   matrix->store = d.Has("store");
   matrix->row_major = d.Has("row");
   const size_t data = matrix->store ? 1 : 0;
-  if (!Slots(d, data, !matrix->store, RegisterType(tiles.element), &matrix->d_slots) || !Address(d, 1 - data, matrix.get())) {
+  if (!Slots(d, data, !matrix->store, RegisterType(tiles.element), &matrix->d_slots) ||
+      !Address(d, 1 - data, matrix.get())) {
     return false;
   }
   if (!CheckRegisters(d, tiles, matrix->d_slots, tiles.use != Use::kC)) return false;
   const bool bits = ElementBits(tiles.element) < 8;
   // Elements of less than a byte lie along k in memory, too.
   if (bits && matrix->row_major != (tiles.use == Use::kA)) return d.Unsupported();
-  matrix->stride = d.in().operands.size() == 3 ? d.Src(2, Type::kU32)
-                                               : d.Const(matrix->row_major ? tiles.columns() : tiles.rows());
+  matrix->stride =
+      d.in().operands.size() == 3 ? d.Src(2, Type::kU32) : d.Const(matrix->row_major ? tiles.columns() : tiles.rows());
   return EmitMatrix(d, std::move(matrix));
 }
 
@@ -445,7 +447,8 @@ bool DecodeRows(Decoder& d) {
   matrix->transposed = d.Has("trans");
   matrix->count = d.Has("x4") ? 4 : d.Has("x2") ? 2 : 1;
   const size_t data = matrix->store ? 1 : 0;
-  if (!Slots(d, data, !matrix->store, Type::kB32, &matrix->d_slots) || !Address(d, 1 - data, matrix.get())) return false;
+  if (!Slots(d, data, !matrix->store, Type::kB32, &matrix->d_slots) || !Address(d, 1 - data, matrix.get()))
+    return false;
   if (matrix->d_slots.size() != matrix->count) return d.Fail("wrong number of registers");
   return EmitMatrix(d, std::move(matrix));
 }
@@ -454,7 +457,8 @@ bool DecodeMovmatrix(Decoder& d) {
   if (!d.Allow("sync aligned m8n8 trans") || !d.Operands(2, 2) || d.TypeFromEnd() != Type::kB16) return d.Unsupported();
   auto matrix = std::make_unique<MatrixOp>();
   matrix->run = Transpose;
-  if (!Slots(d, 0, true, Type::kB32, &matrix->d_slots) || !Slots(d, 1, false, Type::kB32, &matrix->a_slots)) return false;
+  if (!Slots(d, 0, true, Type::kB32, &matrix->d_slots) || !Slots(d, 1, false, Type::kB32, &matrix->a_slots))
+    return false;
   return EmitMatrix(d, std::move(matrix));
 }
 

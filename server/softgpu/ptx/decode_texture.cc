@@ -70,8 +70,8 @@ const Op* RunTex(const Op* op, uint64_t* r, Thread* t) {
     float at[3] = {};
     for (int i = 0; i < ask.dimensions; ++i) at[i] = Get<float>(r[slots[1 + i]]);
     const float level = ask.level ? Get<float>(r[slots[4]]) : 0.0f;
-    texel = ask.cube ? SampleCube(*texture, at, layer, level)
-                     : Sample(*texture, ask.dimensions, at, layer, level, &access);
+    texel =
+        ask.cube ? SampleCube(*texture, at, layer, level) : Sample(*texture, ask.dimensions, at, layer, level, &access);
   }
   if (access.failed()) return nullptr;
   for (int i = 0; i < 4; ++i) r[op->more[i]] = texel.word[i];
@@ -191,10 +191,10 @@ bool DecodePlace(Decoder& d, const Operand& operand, bool layered, int dimension
 
 bool Geometry(Decoder& d, int* dimensions, bool* layered) {
   *layered = d.Has("a1d") || d.Has("a2d") || d.Has("acube");
-  *dimensions = d.Has("1d") || d.Has("a1d")                                ? 1
-                : d.Has("2d") || d.Has("a2d")                              ? 2
-                : d.Has("3d") || d.Has("cube") || d.Has("acube")           ? 3
-                                                                           : 0;
+  *dimensions = d.Has("1d") || d.Has("a1d")                      ? 1
+                : d.Has("2d") || d.Has("a2d")                    ? 2
+                : d.Has("3d") || d.Has("cube") || d.Has("acube") ? 3
+                                                                 : 0;
   return *dimensions != 0 || d.Unsupported();
 }
 

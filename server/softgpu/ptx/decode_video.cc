@@ -111,8 +111,9 @@ struct VideoName {
   const char* name;
   Video operation;
 };
-constexpr VideoName kNames[] = {{"vadd", kAdd}, {"vsub", kSub}, {"vabsdiff", kAbsdiff}, {"vmin", kMin}, {"vmax", kMax},
-                                {"vavrg", kAvrg}, {"vset", kSet}, {"vshl", kShl}, {"vshr", kShr}, {"vmad", kMad}};
+constexpr VideoName kNames[] = {{"vadd", kAdd}, {"vsub", kSub},   {"vabsdiff", kAbsdiff}, {"vmin", kMin},
+                                {"vmax", kMax}, {"vavrg", kAvrg}, {"vset", kSet},         {"vshl", kShl},
+                                {"vshr", kShr}, {"vmad", kMad}};
 
 std::optional<Compare> FindCompare(const Decoder& d) {
   static constexpr const char* kCompares[] = {"eq", "ne", "lt", "le", "gt", "ge"};
@@ -163,9 +164,9 @@ bool DecodeVideo(Decoder& d) {
 }  // namespace
 
 void AddVideoOps(DecodeTable* table) {
-  for (const char* name : {"vadd", "vsub", "vabsdiff", "vmin", "vmax", "vset", "vshl", "vshr", "vmad", "vadd2", "vsub2",
-                           "vabsdiff2", "vmin2", "vmax2", "vavrg2", "vset2", "vadd4", "vsub4", "vabsdiff4", "vmin4",
-                           "vmax4", "vavrg4", "vset4"}) {
+  for (const char* name : {"vadd",  "vsub",  "vabsdiff",  "vmin",      "vmax",  "vset",   "vshl",   "vshr",
+                           "vmad",  "vadd2", "vsub2",     "vabsdiff2", "vmin2", "vmax2",  "vavrg2", "vset2",
+                           "vadd4", "vsub4", "vabsdiff4", "vmin4",     "vmax4", "vavrg4", "vset4"}) {
     (*table)[name] = DecodeVideo;
   }
 }

@@ -10,10 +10,26 @@ namespace {
 
 // Op::n: what the meeting is for.
 enum Operation : uint16_t {
-  kUp, kDown, kBfly, kIdx,            // shfl
-  kAll, kAny, kUni, kBallot,          // vote
-  kMatchAny32, kMatchAny64, kMatchAll32, kMatchAll64,
-  kAdd, kMinU, kMaxU, kMinS, kMaxS, kAnd, kOr, kXor,   // redux
+  kUp,
+  kDown,
+  kBfly,
+  kIdx,  // shfl
+  kAll,
+  kAny,
+  kUni,
+  kBallot,  // vote
+  kMatchAny32,
+  kMatchAny64,
+  kMatchAll32,
+  kMatchAll64,
+  kAdd,
+  kMinU,
+  kMaxU,
+  kMinS,
+  kMaxS,
+  kAnd,
+  kOr,
+  kXor,  // redux
   kNothing,
 };
 
@@ -59,8 +75,8 @@ void Shuffle(Block* block, uint32_t base, uint32_t members) {
         break;
     }
     if (!valid) from = int32_t(lane);
-    // The value of a lane that does not take part is not defined: what it brought to this instruction, as in a warp that
-    // executes it at once, else the own one.
+    // The value of a lane that does not take part is not defined: what it brought to this instruction, as in a warp
+    // that executes it at once, else the own one.
     const Thread& source = block->threads[base + uint32_t(from)];
     const bool there = (members >> from & 1) != 0 || (source.state == State::kWarp && source.pc == op);
     t.r[op->d] = uint32_t(there ? block->threads[base + uint32_t(from)].value : t.value);

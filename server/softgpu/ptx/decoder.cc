@@ -13,13 +13,12 @@ struct TypeName {
 };
 
 constexpr TypeName kNames[] = {
-    {"b8", Type::kB8, 1},         {"u8", Type::kU8, 1},         {"s8", Type::kS8, 1},       {"b16", Type::kB16, 2},
-    {"u16", Type::kU16, 2},       {"s16", Type::kS16, 2},       {"b32", Type::kB32, 4},     {"u32", Type::kU32, 4},
-    {"s32", Type::kS32, 4},       {"b64", Type::kB64, 8},       {"u64", Type::kU64, 8},     {"s64", Type::kS64, 8},
-    {"b128", Type::kB128, 16},    {"f16", Type::kF16, 2},       {"bf16", Type::kBf16, 2},   {"f16x2", Type::kF16x2, 4},
-    {"bf16x2", Type::kBf16x2, 4}, {"f32", Type::kF32, 4},       {"f64", Type::kF64, 8},     {"tf32", Type::kTf32, 4},
-    {"pred", Type::kPred, 1},     {"e4m3", Type::kE4m3, 1},     {"e5m2", Type::kE5m2, 1},
-    {"e4m3x2", Type::kE4m3x2, 2},
+    {"b8", Type::kB8, 1},         {"u8", Type::kU8, 1},     {"s8", Type::kS8, 1},     {"b16", Type::kB16, 2},
+    {"u16", Type::kU16, 2},       {"s16", Type::kS16, 2},   {"b32", Type::kB32, 4},   {"u32", Type::kU32, 4},
+    {"s32", Type::kS32, 4},       {"b64", Type::kB64, 8},   {"u64", Type::kU64, 8},   {"s64", Type::kS64, 8},
+    {"b128", Type::kB128, 16},    {"f16", Type::kF16, 2},   {"bf16", Type::kBf16, 2}, {"f16x2", Type::kF16x2, 4},
+    {"bf16x2", Type::kBf16x2, 4}, {"f32", Type::kF32, 4},   {"f64", Type::kF64, 8},   {"tf32", Type::kTf32, 4},
+    {"pred", Type::kPred, 1},     {"e4m3", Type::kE4m3, 1}, {"e5m2", Type::kE5m2, 1}, {"e4m3x2", Type::kE4m3x2, 2},
     {"e5m2x2", Type::kE5m2x2, 2},
 };
 
@@ -80,9 +79,7 @@ uint32_t SizeOf(Type type) {
   return 0;
 }
 
-bool IsSigned(Type type) {
-  return type == Type::kS8 || type == Type::kS16 || type == Type::kS32 || type == Type::kS64;
-}
+bool IsSigned(Type type) { return type == Type::kS8 || type == Type::kS16 || type == Type::kS32 || type == Type::kS64; }
 
 bool IsFloat(Type type) { return type == Type::kF32 || type == Type::kF64; }
 
@@ -340,8 +337,8 @@ bool Decoder::ResolveAddress(const Operand& operand, Where space, bool param_spa
     return true;
   }
   if (space == Where::kGeneric) {  // ld [name]: the variable's own space
-    const bool shared = (symbol != nullptr && symbol->kind == Symbol::Kind::kShared) ||
-                        program().shared_names.count(base.name) != 0;
+    const bool shared =
+        (symbol != nullptr && symbol->kind == Symbol::Kind::kShared) || program().shared_names.count(base.name) != 0;
     address->where = shared ? Where::kShared : Where::kGlobal;
   }
   address->slot = Const(bits);

@@ -18,15 +18,38 @@
 namespace cuda_remote::softgpu::ptx {
 
 enum class Type : uint8_t {
-  kNone, kB8, kU8, kS8, kB16, kU16, kS16, kB32, kU32, kS32, kB64, kU64, kS64, kB128,
-  kF16, kBf16, kF16x2, kBf16x2, kF32, kF64, kTf32, kPred,
-  kE4m3, kE5m2, kE4m3x2, kE5m2x2,
+  kNone,
+  kB8,
+  kU8,
+  kS8,
+  kB16,
+  kU16,
+  kS16,
+  kB32,
+  kU32,
+  kS32,
+  kB64,
+  kU64,
+  kS64,
+  kB128,
+  kF16,
+  kBf16,
+  kF16x2,
+  kBf16x2,
+  kF32,
+  kF64,
+  kTf32,
+  kPred,
+  kE4m3,
+  kE5m2,
+  kE4m3x2,
+  kE5m2x2,
 };
 
 Type ParseType(std::string_view name);
 uint32_t SizeOf(Type type);
 bool IsSigned(Type type);
-bool IsFloat(Type type);   // f32 and f64
+bool IsFloat(Type type);  // f32 and f64
 // The unsigned type of the same size; Type itself for what is no integer.
 Type Unsigned(Type type);
 
@@ -93,7 +116,7 @@ class Decoder {
   std::vector<Type> types_;
   std::string error_;
   std::map<uint64_t, int32_t> consts_;
-  std::vector<uint32_t> starts_;   // of each instruction in ops
+  std::vector<uint32_t> starts_;  // of each instruction in ops
   std::vector<std::pair<size_t, uint32_t>> patches_;
   std::vector<std::pair<std::vector<const Op*>*, std::vector<uint32_t>>> table_patches_;
   uint16_t cache_ = 0;
@@ -103,29 +126,29 @@ class Decoder {
 using DecodeFunction = bool (*)(Decoder& d);
 using DecodeTable = std::unordered_map<std::string_view, DecodeFunction>;
 
-void AddIntegerOps(DecodeTable* table);    // decode_int.cc
-void AddBitOps(DecodeTable* table);        // decode_bits.cc
-void AddFloatOps(DecodeTable* table);      // decode_float.cc: add, mul, ... for all kinds of numbers
-void AddMathOps(DecodeTable* table);       // decode_math.cc: sqrt, sin, ...
-void AddCompareOps(DecodeTable* table);    // decode_compare.cc
-void AddMoveOps(DecodeTable* table);       // decode_move.cc
-void AddConvertOps(DecodeTable* table);    // decode_convert.cc
-void AddMemoryOps(DecodeTable* table);     // decode_memory.cc
-void AddAtomicOps(DecodeTable* table);     // decode_atomic.cc
-void AddFlowOps(DecodeTable* table);       // decode_flow.cc
-void AddSyncOps(DecodeTable* table);       // decode_sync.cc
-void AddWarpOps(DecodeTable* table);       // decode_warp.cc
-void AddAsyncOps(DecodeTable* table);      // decode_async.cc
-void AddMbarrierOps(DecodeTable* table);   // decode_mbarrier.cc
-void AddTextureOps(DecodeTable* table);    // decode_texture.cc
-void AddMatrixOps(DecodeTable* table);     // decode_matrix.cc
-void AddVideoOps(DecodeTable* table);      // decode_video.cc
+void AddIntegerOps(DecodeTable* table);   // decode_int.cc
+void AddBitOps(DecodeTable* table);       // decode_bits.cc
+void AddFloatOps(DecodeTable* table);     // decode_float.cc: add, mul, ... for all kinds of numbers
+void AddMathOps(DecodeTable* table);      // decode_math.cc: sqrt, sin, ...
+void AddCompareOps(DecodeTable* table);   // decode_compare.cc
+void AddMoveOps(DecodeTable* table);      // decode_move.cc
+void AddConvertOps(DecodeTable* table);   // decode_convert.cc
+void AddMemoryOps(DecodeTable* table);    // decode_memory.cc
+void AddAtomicOps(DecodeTable* table);    // decode_atomic.cc
+void AddFlowOps(DecodeTable* table);      // decode_flow.cc
+void AddSyncOps(DecodeTable* table);      // decode_sync.cc
+void AddWarpOps(DecodeTable* table);      // decode_warp.cc
+void AddAsyncOps(DecodeTable* table);     // decode_async.cc
+void AddMbarrierOps(DecodeTable* table);  // decode_mbarrier.cc
+void AddTextureOps(DecodeTable* table);   // decode_texture.cc
+void AddMatrixOps(DecodeTable* table);    // decode_matrix.cc
+void AddVideoOps(DecodeTable* table);     // decode_video.cc
 
 // add, sub, mul, ... of integers, when the opcode is shared with floats.
 bool DecodeIntegerArithmetic(Decoder& d);
-bool DecodeHalf(Decoder& d);               // decode_half.cc: f16, bf16 and their pairs
+bool DecodeHalf(Decoder& d);  // decode_half.cc: f16, bf16 and their pairs
 
-bool DecodeWarpBarrier(Decoder& d);        // decode_warp.cc: bar.warp.sync
+bool DecodeWarpBarrier(Decoder& d);  // decode_warp.cc: bar.warp.sync
 
 // A kernel with everything that it calls; Prepared::error says what is wrong.
 std::shared_ptr<const Prepared> Prepare(const Program& program, const Function& kernel);
@@ -147,25 +170,25 @@ const Op* RunTernary(const Op* op, uint64_t* r, Thread*) {
   return op + 1;
 }
 
-#define CUDA_REMOTE_PICK_INTEGER(run, type, F)                    \
-  switch (type) {                                                 \
-    case Type::kU16:                                              \
-    case Type::kB16:                                              \
-      return run<uint16_t, F>;                                    \
-    case Type::kS16:                                              \
-      return run<int16_t, F>;                                     \
-    case Type::kU32:                                              \
-    case Type::kB32:                                              \
-      return run<uint32_t, F>;                                    \
-    case Type::kS32:                                              \
-      return run<int32_t, F>;                                     \
-    case Type::kU64:                                              \
-    case Type::kB64:                                              \
-      return run<uint64_t, F>;                                    \
-    case Type::kS64:                                              \
-      return run<int64_t, F>;                                     \
-    default:                                                      \
-      return nullptr;                                             \
+#define CUDA_REMOTE_PICK_INTEGER(run, type, F) \
+  switch (type) {                              \
+    case Type::kU16:                           \
+    case Type::kB16:                           \
+      return run<uint16_t, F>;                 \
+    case Type::kS16:                           \
+      return run<int16_t, F>;                  \
+    case Type::kU32:                           \
+    case Type::kB32:                           \
+      return run<uint32_t, F>;                 \
+    case Type::kS32:                           \
+      return run<int32_t, F>;                  \
+    case Type::kU64:                           \
+    case Type::kB64:                           \
+      return run<uint64_t, F>;                 \
+    case Type::kS64:                           \
+      return run<int64_t, F>;                  \
+    default:                                   \
+      return nullptr;                          \
   }
 
 // The handler of F for 16-, 32- or 64-bit integers; null: `type` is something else.

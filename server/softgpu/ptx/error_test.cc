@@ -15,15 +15,15 @@ std::string CheckError(const std::string& body, const std::string& before = "") 
 TEST(Errors, UnknownInstructionsAreNamedWithTheirLine) {
   const std::string error = CheckError("wgmma.fence.sync.aligned;");
   EXPECT_NE(std::string::npos, error.find("kernel test: line 15: instruction 'wgmma' is not supported: "
-                                          "wgmma.fence.sync.aligned;")) << error;
+                                          "wgmma.fence.sync.aligned;"))
+      << error;
 }
 
 TEST(Errors, UnsupportedForms) {
   for (const char* body :
        {"add.frobnicate.f32 %f1, %f2, %f3;", "shfl.down.b32 %r1, %r2, 1, 31;", "ld.global.u32.sometimes %r1, [%rd1];",
         "barrier.cluster.leave;", "add.u32 %r1, %r2;", "cvt.rn.f32.f8 %f1, %h1;", "mov.u32 %r1, %nosuch;",
-        "bra nowhere;",
-        "call nothing, ();", "setp.approximately.u32 %p1, %r1, %r2;", "mov.b64 {%r1, %r2, %r3}, %rd1;",
+        "bra nowhere;", "call nothing, ();", "setp.approximately.u32 %p1, %r1, %r2;", "mov.b64 {%r1, %r2, %r3}, %rd1;",
         "tex.2d.v4.f16x2.s32 {%r1,%r2,%r3,%r4}, [%rd1, {%r1, %r2}];", "mov.u64 %rd1, undefined_name;",
         "ld.global.v2.u32 %r1, [%rd1];", "st.param.u32 [out], %r1;", "ld.param.u32 %r1, [in+64];",
         "lop3.b32 %r1, %r2, %r3, %r4, %r5;", "add.u32 5, %r1, %r2;"}) {
@@ -34,16 +34,16 @@ TEST(Errors, UnsupportedForms) {
 }
 
 TEST(Errors, UnsupportedCodeOfACalledFunction) {
-  const std::string error =
-      CheckError("call helper, ();", ".func helper()\n{\nwgmma.fence.sync.aligned;\nret;\n}\n");
+  const std::string error = CheckError("call helper, ();", ".func helper()\n{\nwgmma.fence.sync.aligned;\nret;\n}\n");
   EXPECT_NE(std::string::npos, error.find("function helper: line 6")) << error;
 }
 
 TEST(Errors, UnsupportedCodeBehindAPointerFailsWhenCalled) {
   const std::string helper = ".func helper()\n{\nwgmma.fence.sync.aligned;\nret;\n}\n";
-  const std::string call = "setp.eq.u64 %p1, %rd2, 0;\n@%p1 bra end;\nmov.u64 %rd3, helper;\n"
-                           "proto: .callprototype _ ();\n"
-                           "call %rd3, (), proto;\nend:";
+  const std::string call =
+      "setp.eq.u64 %p1, %rd2, 0;\n@%p1 bra end;\nmov.u64 %rd3, helper;\n"
+      "proto: .callprototype _ ();\n"
+      "call %rd3, (), proto;\nend:";
   TestDevice device;
   ASSERT_TRUE(device.Load(Kernel(call, helper)));
   std::string error;
@@ -60,16 +60,18 @@ TEST(Errors, CallOfNoFunction) {
 
 TEST(Errors, RunningPastTheEnd) {
   TestDevice device;
-  ASSERT_TRUE(device.Load(".version 8.0\n.target sm_80\n.address_size 64\n.entry test()\n{\n.reg .b32 %r;\n"
-                          "mov.u32 %r, 1;\n}\n"));
+  ASSERT_TRUE(
+      device.Load(".version 8.0\n.target sm_80\n.address_size 64\n.entry test()\n{\n.reg .b32 %r;\n"
+                  "mov.u32 %r, 1;\n}\n"));
   const auto result = device.Run("test", {1}, {1});
   EXPECT_TRUE(result.ok() || result.fault == Fault::kInvalidCode);
 }
 
 TEST(Errors, LaunchesOutOfRange) {
   TestDevice device;
-  ASSERT_TRUE(device.Load(".version 8.0\n.target sm_80\n.address_size 64\n"
-                          ".entry test(.param .u32 n) .reqntid 32, 2, 1\n{\nret;\n}\n"));
+  ASSERT_TRUE(
+      device.Load(".version 8.0\n.target sm_80\n.address_size 64\n"
+                  ".entry test(.param .u32 n) .reqntid 32, 2, 1\n{\nret;\n}\n"));
   EXPECT_TRUE(device.Run("test", {1}, {32, 2}, 5).ok());
   EXPECT_EQ(Fault::kInvalidLaunch, device.Run("test", {1}, {64, 1}, 5).fault);
   EXPECT_EQ(Fault::kInvalidLaunch, device.Run("test", {0}, {32, 2}, 5).fault);

@@ -37,10 +37,10 @@ struct Operand {
     kSink,     // _
   };
   Kind kind = Kind::kNone;
-  bool negated = false;        // !p
+  bool negated = false;  // !p
   int32_t slot = -1;
-  int32_t pair = -1;           // d|p: the slot of p, -2 for _
-  int32_t scope = -1;          // where the name was written
+  int32_t pair = -1;   // d|p: the slot of p, -2 for _
+  int32_t scope = -1;  // where the name was written
   uint64_t bits = 0;
   int64_t offset = 0;
   std::string name;
@@ -48,10 +48,10 @@ struct Operand {
 };
 
 struct Instruction {
-  std::string opcode;                 // "ld"
+  std::string opcode;                  // "ld"
   std::vector<std::string> modifiers;  // "global", "v4", "f32"
   std::vector<Operand> operands;
-  int32_t guard = -1;                 // slot of the predicate
+  int32_t guard = -1;  // slot of the predicate
   bool guard_negated = false;
   uint32_t line = 0;
 
@@ -65,7 +65,7 @@ struct Instruction {
 
 struct SharedVar {
   std::string name;
-  uint64_t size = 0;   // 0: .extern, the dynamic part
+  uint64_t size = 0;  // 0: .extern, the dynamic part
   uint32_t align = 1;
   bool external = false;
 };
@@ -82,8 +82,8 @@ struct Formal {
 struct Symbol {
   enum class Kind : uint8_t { kReg, kFrame, kKernelParam, kShared, kLabel, kPrototype, kTargets };
   Kind kind = Kind::kReg;
-  bool param = false;   // kFrame: declared .param
-  uint32_t value = 0;   // slot, frame offset, parameter offset, index into shared, instruction index, index
+  bool param = false;  // kFrame: declared .param
+  uint32_t value = 0;  // slot, frame offset, parameter offset, index into shared, instruction index, index
   uint32_t size = 0;
 };
 
@@ -109,9 +109,9 @@ struct Function {
   bool visible = false;
   uint32_t line = 0;
   std::vector<Formal> returns, params;
-  uint32_t param_bytes = 0;   // kernels
-  uint32_t frame_bytes = 0;   // .local variables and .param space of functions and calls
-  uint32_t local_bytes = 0;   // .local variables alone
+  uint32_t param_bytes = 0;  // kernels
+  uint32_t frame_bytes = 0;  // .local variables and .param space of functions and calls
+  uint32_t local_bytes = 0;  // .local variables alone
   uint32_t slots = 0;
   uint32_t register_words = 0;
   std::vector<Scope> scopes;  // [0] is the function's own
@@ -170,7 +170,7 @@ struct SharedLayout {
 
 struct Reachable {
   std::vector<std::pair<const Function*, const Program*>> functions;  // the kernel first
-  std::set<const Function*> direct;   // not only through a function pointer
+  std::set<const Function*> direct;                                   // not only through a function pointer
   SharedLayout shared;
 };
 

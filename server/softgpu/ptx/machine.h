@@ -37,17 +37,17 @@ struct Op {
   int32_t d = 0, a = 0, b = 0, c = 0;  // slots
   union {
     int64_t imm = 0;
-    const Op* target;        // of a branch
-    const void* aux;         // owned by Code
+    const Op* target;  // of a branch
+    const void* aux;   // owned by Code
   };
   const int32_t* more = nullptr;  // further slots, owned by Code
   uint32_t line = 0;
-  uint16_t n = 1;            // elements of a vector, or a variant of the operation
-  uint16_t cache = 0;        // entry of the interval cache
+  uint16_t n = 1;      // elements of a vector, or a variant of the operation
+  uint16_t cache = 0;  // entry of the interval cache
 };
 
 // The slots of a frame below the function's own registers.
-constexpr int32_t kBaseSlot = 0;    // local address of the frame's memory
+constexpr int32_t kBaseSlot = 0;  // local address of the frame's memory
 constexpr int32_t kFirstRegister = 1;
 
 struct CallInfo;
@@ -56,45 +56,45 @@ struct CallInfo;
 struct Code {
   const Function* function = nullptr;
   const Program* program = nullptr;
-  std::string unsupported;             // not empty: why the function cannot run
+  std::string unsupported;  // not empty: why the function cannot run
   std::vector<Op> ops;
-  std::vector<uint64_t> frame;         // first contents of the slots
-  uint32_t frame_bytes = 0;            // of local memory
+  std::vector<uint64_t> frame;  // first contents of the slots
+  uint32_t frame_bytes = 0;     // of local memory
   std::vector<std::unique_ptr<int32_t[]>> lists;
   std::vector<std::unique_ptr<CallInfo>> calls;
   std::vector<std::unique_ptr<std::vector<const Op*>>> tables;
-  std::vector<std::shared_ptr<void>> owned;   // what Op::aux points to
+  std::vector<std::shared_ptr<void>> owned;  // what Op::aux points to
 };
 
 // One value that a call hands over.
 struct Passed {
-  int32_t slot = -1;     // register, else:
-  uint32_t offset = 0;   // in the frame's local memory
+  int32_t slot = -1;    // register, else:
+  uint32_t offset = 0;  // in the frame's local memory
   uint32_t bytes = 0;
 };
 
 enum class SystemCall : uint8_t { kNone, kPrintf, kAssert, kMalloc, kFree, kSetConditional };
 
 struct CallInfo {
-  const Code* callee = nullptr;           // null: indirect or system
+  const Code* callee = nullptr;  // null: indirect or system
   SystemCall system = SystemCall::kNone;
-  std::vector<Passed> args, results;      // of the caller
+  std::vector<Passed> args, results;  // of the caller
 };
 
 // A kernel and everything that it can reach, decoded for its layout of shared memory.
 struct Prepared {
   Reachable reach;
-  std::vector<std::unique_ptr<Code>> codes;   // the kernel first
+  std::vector<std::unique_ptr<Code>> codes;  // the kernel first
   std::unordered_map<uint64_t, const Code*> by_address;
   std::unordered_map<const Function*, Code*> by_function;
-  bool reserved_shared = false;   // the code asks for the part that the system keeps for cooperative groups
+  bool reserved_shared = false;  // the code asks for the part that the system keeps for cooperative groups
   std::string error;
 };
 
 constexpr uint32_t kReservedShared = 1024;
 
 struct Frame {
-  const Op* back = nullptr;      // the call
+  const Op* back = nullptr;  // the call
   const Code* code = nullptr;
   uint32_t register_base = 0;
   uint32_t local_base = 0;
@@ -106,7 +106,7 @@ enum class State : uint8_t { kReady, kWarp, kConverge, kBarrier, kDone };
 enum class Meet : uint8_t { kShfl, kVote, kMatch, kRedux, kSync, kElect, kActive, kMatrix };
 
 struct Thread {
-  uint64_t* r = nullptr;         // the running function's frame
+  uint64_t* r = nullptr;  // the running function's frame
   const Op* pc = nullptr;
   Block* block = nullptr;
   State state = State::kReady;
@@ -130,7 +130,7 @@ constexpr uint32_t kNamedBarriers = 16, kClusterBarrier = 16;
 
 struct Barrier {
   uint32_t arrived = 0;
-  uint32_t expected = 0;         // 0: all threads of the block
+  uint32_t expected = 0;  // 0: all threads of the block
   uint32_t ors = 0, count = 0;
   bool ands = true;
   std::vector<uint32_t> waiting;
@@ -148,16 +148,16 @@ struct Worker {
 };
 
 struct Warp {
-  uint32_t live = 0;                  // lanes that have not ended
-  uint32_t waiting = 0;               // lanes in State::kWarp
+  uint32_t live = 0;     // lanes that have not ended
+  uint32_t waiting = 0;  // lanes in State::kWarp
 };
 
 struct Block {
   LaunchState* launch = nullptr;
   Worker* worker = nullptr;
   Cluster* cluster = nullptr;
-  uint32_t rank = 0;                  // in the cluster
-  uint32_t place[3] = {0, 0, 0};      // in the cluster
+  uint32_t rank = 0;              // in the cluster
+  uint32_t place[3] = {0, 0, 0};  // in the cluster
   uint32_t ctaid[3] = {0, 0, 0};
   uint8_t* shared = nullptr;
   uint64_t shared_bytes = 0;
@@ -172,9 +172,9 @@ struct Block {
 struct Cluster {
   std::vector<std::unique_ptr<Block>> blocks;  // by rank
   uint32_t index[3] = {0, 0, 0};
-  uint32_t live = 0;                           // threads of all blocks that have not ended
-  uint32_t arrived = 0;                        // those of them that are at the barrier
-  uint32_t phase = 0;                          // of the barrier
+  uint32_t live = 0;     // threads of all blocks that have not ended
+  uint32_t arrived = 0;  // those of them that are at the barrier
+  uint32_t phase = 0;    // of the barrier
 };
 
 // An address in another block's shared memory, as mapa makes it: rank + 1 above the offset. Without a rank: one's own.
@@ -192,7 +192,7 @@ struct LaunchState {
   std::atomic<bool> stop{false};
   // What grid.sync() works with: its size and a counter of arrivals. %envreg1 and %envreg2 say where, if cooperative.
   alignas(64) uint32_t workspace[16] = {64};
-  std::mutex mutex;              // of result and of options->print
+  std::mutex mutex;  // of result and of options->print
   LaunchResult result;
 };
 

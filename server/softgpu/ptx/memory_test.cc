@@ -57,7 +57,11 @@ TEST(Memory, SharedLocalAndGenericAddresses) {
 }
 
 TEST(Memory, BadAddressesAreNamed) {
-  const struct { const char* body; Fault fault; const char* text; } cases[] = {
+  const struct {
+    const char* body;
+    Fault fault;
+    const char* text;
+  } cases[] = {
       {"ld.global.u32 %r1, [%rd1+1073741824];", Fault::kIllegalAddress, "illegal global access of 4 bytes at 0x"},
       {"mov.u64 %rd3, 0;\nld.global.u32 %r1, [%rd3];", Fault::kIllegalAddress, "at 0x0"},
       {"mov.u64 %rd3, -8;\nst.u64 [%rd3], %rd1;", Fault::kIllegalAddress, "line"},
@@ -88,17 +92,19 @@ TEST(Memory, BadAddressesAreNamed) {
 
 TEST(Memory, KernelParametersByAddress) {
   TestDevice device;
-  ASSERT_TRUE(device.Load(
-      ".version 8.0\n.target sm_80\n.address_size 64\n"
-      ".visible .entry test(.param .u32 n, .param .u64 .ptr .align 1 out, .param .align 4 .b8 s[12])\n{\n"
-      ".reg .b64 %rd<8>; .reg .b32 %r<8>;\n"
-      "ld.param.u64 %rd1, [out];\nmov.b64 %rd2, s;\ncvta.param.u64 %rd3, %rd2;\n"
-      "ld.u32 %r1, [%rd3+8];\nld.param.u32 %r2, [s+4];\nld.param.u32 %r3, [%rd2];\nadd.u32 %r1, %r1, %r2;\n"
-      "add.u32 %r1, %r1, %r3;\nst.global.u32 [%rd1], %r1;\nret;\n}\n"));
+  ASSERT_TRUE(
+      device.Load(".version 8.0\n.target sm_80\n.address_size 64\n"
+                  ".visible .entry test(.param .u32 n, .param .u64 .ptr .align 1 out, .param .align 4 .b8 s[12])\n{\n"
+                  ".reg .b64 %rd<8>; .reg .b32 %r<8>;\n"
+                  "ld.param.u64 %rd1, [out];\nmov.b64 %rd2, s;\ncvta.param.u64 %rd3, %rd2;\n"
+                  "ld.u32 %r1, [%rd3+8];\nld.param.u32 %r2, [s+4];\nld.param.u32 %r3, [%rd2];\nadd.u32 %r1, %r1, %r2;\n"
+                  "add.u32 %r1, %r1, %r3;\nst.global.u32 [%rd1], %r1;\nret;\n}\n"));
   EXPECT_EQ(8u, device.module().kernels()[0].params[1].offset);
   EXPECT_EQ(28u, device.module().kernels()[0].param_bytes);
   auto* out = device.Array<uint32_t>(1);
-  struct { uint32_t v[3]; } s = {{100, 20, 3}};
+  struct {
+    uint32_t v[3];
+  } s = {{100, 20, 3}};
   const auto result = device.Run("test", {1}, {1}, 1u, out, s);
   ASSERT_TRUE(result.ok()) << result.message;
   EXPECT_EQ(123u, out[0]);
@@ -106,15 +112,15 @@ TEST(Memory, KernelParametersByAddress) {
 
 TEST(Memory, GlobalInitializersAndRelocations) {
   TestDevice device;
-  ASSERT_TRUE(device.Load(Kernel(
-      "ld.global.u64 %rd3, [pointer];\nld.u32 %r1, [%rd3];\nst.global.u32 [%rd1], %r1;\n"
-      "ld.const.f32 %f1, [c+4];\nst.global.f32 [%rd1+4], %f1;\n"
-      "ld.global.u64 %rd4, [bytes];\nld.u32 %r2, [%rd4];\nst.global.u32 [%rd1+8], %r2;\n",
-      ".global .align 4 .u32 array[2][2] = {{1, 2}, {3, 4}};\n"
-      ".global .u64 pointer = generic(array)+12;\n"
-      ".const .align 4 .f32 c[3] = {0f3F800000, -2.5, 3};\n"
-      ".global .align 8 .u8 bytes[8] = {0xFF(array), 0xFF00(array), 0xFF0000(array), 0xFF000000(array), "
-      "0xFF00000000(array), 0xFF0000000000(array), 0xFF000000000000(array), 0xFF00000000000000(array)};\n")));
+  ASSERT_TRUE(device.Load(
+      Kernel("ld.global.u64 %rd3, [pointer];\nld.u32 %r1, [%rd3];\nst.global.u32 [%rd1], %r1;\n"
+             "ld.const.f32 %f1, [c+4];\nst.global.f32 [%rd1+4], %f1;\n"
+             "ld.global.u64 %rd4, [bytes];\nld.u32 %r2, [%rd4];\nst.global.u32 [%rd1+8], %r2;\n",
+             ".global .align 4 .u32 array[2][2] = {{1, 2}, {3, 4}};\n"
+             ".global .u64 pointer = generic(array)+12;\n"
+             ".const .align 4 .f32 c[3] = {0f3F800000, -2.5, 3};\n"
+             ".global .align 8 .u8 bytes[8] = {0xFF(array), 0xFF00(array), 0xFF0000(array), 0xFF000000(array), "
+             "0xFF00000000(array), 0xFF0000000000(array), 0xFF000000000000(array), 0xFF00000000000000(array)};\n")));
   auto* out = device.Array<uint32_t>(4);
   const auto result = device.Run("test", {1}, {1}, out, out);
   ASSERT_TRUE(result.ok()) << result.message;

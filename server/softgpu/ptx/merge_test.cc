@@ -14,7 +14,8 @@ constexpr char kUser[] =
     ".extern .shared .align 16 .b8 dynamic[];\n"
     ".extern .func (.param .b32 r) vprintf(.param .b64 a, .param .b64 b);\n"
     ".global .align 4 .u32 own = 1;\n.global .align 4 .u32 list[2] = {1, 2};\n"
-    ".visible .entry user(.param .u64 p)\n{\n.reg .b32 %r<4>;\n{ .param .b32 x; .param .b32 y; ld.global.u32 %r1, [own];\n"
+    ".visible .entry user(.param .u64 p)\n{\n.reg .b32 %r<4>;\n{ .param .b32 x; .param .b32 y; ld.global.u32 %r1, "
+    "[own];\n"
     "st.param.b32 [x], %r1; call.uni (y), helper, (x); ld.param.b32 %r2, [y]; }\nret;\n}\n"
     ".section .debug_str\n{\n.b8 104,0\n}\n";
 constexpr char kHelper[] =
@@ -67,7 +68,8 @@ TEST(Merge, TwiceIsAnError) {
 
 TEST(Merge, AnyText) {
   std::string merged, error;
-  for (const char* text : {"", "{", "}}}}", ".version", ".target sm_", "(((", ".extern .func", "\"", ".version 7.0\n{{{ \x01"}) {
+  for (const char* text :
+       {"", "{", "}}}}", ".version", ".target sm_", "(((", ".extern .func", "\"", ".version 7.0\n{{{ \x01"}) {
     Merge({text, kHelper, text}, &merged, &error);
   }
 }

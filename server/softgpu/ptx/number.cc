@@ -8,8 +8,8 @@ uint32_t Pack(double value, const Format& format, Round round, bool saturate) {
   std::memcpy(&bits, &value, 8);
   const int exponent_bits = format.bias == 127 ? 8 : format.bias == 15 ? 5 : 4;
   const uint32_t sign = uint32_t(bits >> 63) << (exponent_bits + format.mantissa);
-  const uint32_t max_finite = (uint32_t(format.max_exponent) << format.mantissa) +
-                              (1u << format.mantissa) - (format.infinities ? 1 : 2);
+  const uint32_t max_finite =
+      (uint32_t(format.max_exponent) << format.mantissa) + (1u << format.mantissa) - (format.infinities ? 1 : 2);
   const uint32_t infinity = format.infinities ? max_finite + 1 : max_finite + 1;  // E4M3: NaN
   int exponent = int(bits >> 52 & 0x7ff);
   uint64_t mantissa = bits & ((uint64_t{1} << 52) - 1);

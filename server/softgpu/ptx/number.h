@@ -16,7 +16,7 @@ enum class Round : uint8_t { kNearest, kZero, kDown, kUp, kAway };
 
 // A binary format narrower than double.
 struct Format {
-  int mantissa;      // explicit bits
+  int mantissa;  // explicit bits
   int bias;
   int max_exponent;  // biased, of the largest finite number
   bool infinities;   // else the largest exponent holds numbers, and NaN is all ones (E4M3)

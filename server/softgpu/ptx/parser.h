@@ -31,7 +31,7 @@ class Parser {
   struct VarType {
     uint32_t align = 0;
     uint32_t vector = 1;
-    uint32_t bytes = 0;   // of one element; 0: none named
+    uint32_t bytes = 0;  // of one element; 0: none named
     bool is_float = false;
     bool managed = false;
     bool pred = false;

@@ -101,8 +101,8 @@ bool Parser::FunctionDirectives(Function* function, KernelInfo* kernel) {
     } else if (name == "maxclusterrank") {
       kernel->max_cluster = uint32_t(std::min<uint64_t>(values[0], kMaxCluster));
     } else if (name == "maxnreg" || name == "minnctapersm" || name == "maxnctapersm" || name == "noreturn" ||
-               name == "unified" || name == "abi_preserve" ||
-               name == "abi_preserve_control" || name == "attribute" || name == "language") {
+               name == "unified" || name == "abi_preserve" || name == "abi_preserve_control" || name == "attribute" ||
+               name == "language") {
       if (name == "attribute" && (!Expect('(') || !SkipTo(')'))) return false;
     } else {
       return Fail("unknown directive ." + name);

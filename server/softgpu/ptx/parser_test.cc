@@ -60,7 +60,10 @@ TEST(Parser, SharedMemoryOfCalledFunctionsCounts) {
 }
 
 TEST(Parser, ErrorsNameTheLine) {
-  const struct { const char* body; const char* text; } cases[] = {
+  const struct {
+    const char* body;
+    const char* text;
+  } cases[] = {
       {".entry k()\n{\nmov.u32 %r1 5;\n}\n", "line 6: "},
       {".entry k()\n{\nret\n}\n", "line 7: "},
       {".global .u33 x;\n", "line 4: unknown type .u33: .global .u33 x;"},
@@ -104,13 +107,17 @@ TEST(Parser, DebugSectionsAndOldLinesAreSkipped) {
 
 TEST(Parser, LinkedModules) {
   std::string error;
-  auto library = Parse(".visible .func (.param .b32 r) add_one(.param .b32 a)\n{\n.reg .b32 %r<2>;\n"
-                       "ld.param.b32 %r1, [a];\n"
-                       "add.u32 %r1, %r1, 1;\nst.param.b32 [r], %r1;\nret;\n}\n", &error);
+  auto library = Parse(
+      ".visible .func (.param .b32 r) add_one(.param .b32 a)\n{\n.reg .b32 %r<2>;\n"
+      "ld.param.b32 %r1, [a];\n"
+      "add.u32 %r1, %r1, 1;\nst.param.b32 [r], %r1;\nret;\n}\n",
+      &error);
   ASSERT_NE(nullptr, library) << error;
-  auto module = Parse(".extern .func (.param .b32 r) add_one(.param .b32 a);\n.entry k()\n{\n"
-                      ".param .b32 p; .param .b32 q;\n"
-                      "call (q), add_one, (p);\nret;\n}\n", &error);
+  auto module = Parse(
+      ".extern .func (.param .b32 r) add_one(.param .b32 a);\n.entry k()\n{\n"
+      ".param .b32 p; .param .b32 q;\n"
+      "call (q), add_one, (p);\nret;\n}\n",
+      &error);
   ASSERT_NE(nullptr, module) << error;
   module->LinkWith({library.get(), module.get()});
   EXPECT_TRUE(module->Check("k", &error)) << error;

@@ -15,10 +15,10 @@ struct TypeSize {
 };
 
 constexpr TypeSize kTypes[] = {
-    {"b8", 1, false},    {"u8", 1, false},   {"s8", 1, false},   {"b16", 2, false},    {"u16", 2, false},
-    {"s16", 2, false},   {"f16", 2, false},  {"bf16", 2, false}, {"b32", 4, false},    {"u32", 4, false},
-    {"s32", 4, false},   {"f32", 4, true},   {"f16x2", 4, false}, {"bf16x2", 4, false}, {"tf32", 4, false},
-    {"b64", 8, false},   {"u64", 8, false},  {"s64", 8, false},  {"f64", 8, true},     {"b128", 16, false},
+    {"b8", 1, false},     {"u8", 1, false},         {"s8", 1, false},      {"b16", 2, false},    {"u16", 2, false},
+    {"s16", 2, false},    {"f16", 2, false},        {"bf16", 2, false},    {"b32", 4, false},    {"u32", 4, false},
+    {"s32", 4, false},    {"f32", 4, true},         {"f16x2", 4, false},   {"bf16x2", 4, false}, {"tf32", 4, false},
+    {"b64", 8, false},    {"u64", 8, false},        {"s64", 8, false},     {"f64", 8, true},     {"b128", 16, false},
     {"texref", 8, false}, {"samplerref", 8, false}, {"surfref", 8, false},
 };
 
@@ -50,12 +50,12 @@ bool Parser::TypeOf(VarType* type) {
       }  // the ')' itself is passed below
     } else if (name == "ptr") {
       pointee = true;  // an .align behind it is that of the memory pointed to
-    } else if (name == "global" || name == "const" || name == "shared" || name == "local" ||
-               name == "param" || name == "noalias") {
+    } else if (name == "global" || name == "const" || name == "shared" || name == "local" || name == "param" ||
+               name == "noalias") {
       // .ptr .global of parameters: says what a pointer points to
     } else {
-      const auto* found = std::find_if(std::begin(kTypes), std::end(kTypes),
-                                       [&](const TypeSize& entry) { return name == entry.name; });
+      const auto* found =
+          std::find_if(std::begin(kTypes), std::end(kTypes), [&](const TypeSize& entry) { return name == entry.name; });
       if (found == std::end(kTypes)) return Fail("unknown type ." + name);
       type->bytes = found->bytes;
       type->is_float = found->is_float;

@@ -41,15 +41,15 @@ struct ParamInfo {
 struct KernelInfo {
   std::string name;
   std::vector<ParamInfo> params;
-  uint32_t param_bytes = 0;           // end of the last parameter
-  uint32_t static_shared_bytes = 0;   // of the kernel and the functions that it can reach
-  uint32_t local_bytes = 0;           // the kernel's own frame
-  uint32_t register_estimate = 16;    // something plausible for CU_FUNC_ATTRIBUTE_NUM_REGS
-  uint32_t max_threads = 1024;        // product of .maxntid or .reqntid, else 1024
-  uint32_t required_block[3] = {0, 0, 0};  // .reqntid; zeros: none
+  uint32_t param_bytes = 0;                  // end of the last parameter
+  uint32_t static_shared_bytes = 0;          // of the kernel and the functions that it can reach
+  uint32_t local_bytes = 0;                  // the kernel's own frame
+  uint32_t register_estimate = 16;           // something plausible for CU_FUNC_ATTRIBUTE_NUM_REGS
+  uint32_t max_threads = 1024;               // product of .maxntid or .reqntid, else 1024
+  uint32_t required_block[3] = {0, 0, 0};    // .reqntid; zeros: none
   uint32_t required_cluster[3] = {0, 0, 0};  // .reqnctapercluster; zeros: none
-  bool needs_cluster = false;         // .explicitcluster: a launch has to give a size if the code does not
-  uint32_t max_cluster = 0;           // .maxclusterrank; 0: not given
+  bool needs_cluster = false;                // .explicitcluster: a launch has to give a size if the code does not
+  uint32_t max_cluster = 0;                  // .maxclusterrank; 0: not given
   uint32_t line = 0;
 };
 
@@ -58,10 +58,10 @@ enum class Space : uint8_t { kGlobal, kConst };
 // A place in a variable's initial bytes that holds an address.
 struct Relocation {
   uint32_t offset = 0;
-  uint32_t bytes = 8;        // 1, 4 or 8 bytes are written
-  std::string symbol;        // a variable or a function
+  uint32_t bytes = 8;  // 1, 4 or 8 bytes are written
+  std::string symbol;  // a variable or a function
   int64_t addend = 0;
-  uint32_t shift = 0;        // bits by which the address is shifted right (mask() operands)
+  uint32_t shift = 0;  // bits by which the address is shifted right (mask() operands)
 };
 
 struct GlobalInfo {
@@ -69,16 +69,16 @@ struct GlobalInfo {
   Space space = Space::kGlobal;
   uint64_t size = 0;
   uint32_t align = 1;
-  bool visible = false;      // .visible, .weak or .common: the host may ask for it by name
-  bool external = false;     // .extern: some other module defines it
-  bool managed = false;      // .attribute(.managed)
-  std::string initial;       // shorter than size: the rest is zero
+  bool visible = false;   // .visible, .weak or .common: the host may ask for it by name
+  bool external = false;  // .extern: some other module defines it
+  bool managed = false;   // .attribute(.managed)
+  std::string initial;    // shorter than size: the rest is zero
   std::vector<Relocation> relocations;
 };
 
 struct Interval {
   uint64_t begin = 0;
-  uint64_t end = 0;          // one past the last byte
+  uint64_t end = 0;  // one past the last byte
   bool writable = true;
 };
 
@@ -105,23 +105,23 @@ constexpr uint32_t kMaxCluster = 16, kPortableCluster = 8;
 
 struct LaunchOptions {
   Dim3 grid, block;
-  Dim3 cluster;                       // of blocks; the grid consists of whole ones. Its blocks run together
-  bool explicit_cluster = false;      // somebody asked for this size: %is_explicit_cluster
+  Dim3 cluster;                   // of blocks; the grid consists of whole ones. Its blocks run together
+  bool explicit_cluster = false;  // somebody asked for this size: %is_explicit_cluster
   uint32_t dynamic_shared_bytes = 0;
-  std::string_view params;            // the parameter block, at least KernelInfo::param_bytes
+  std::string_view params;  // the parameter block, at least KernelInfo::param_bytes
   MemoryMap* memory = nullptr;
-  TextureUnit* textures = nullptr;    // texture.h; absent: no handle is known
+  TextureUnit* textures = nullptr;  // texture.h; absent: no handle is known
   // Text of printf. Called by one thread at a time, whole messages.
   std::function<void(std::string_view)> print;
   // Texts of failed assertions; absent: print gets them.
   std::function<void(std::string_view)> complain;
   const std::atomic<bool>* cancel = nullptr;  // set: the launch ends soon with kCancelled
-  bool cooperative = false;           // all blocks are resident (grid.sync())
-  uint32_t host_threads = 0;          // 0: as many as the machine has
-  uint32_t stack_bytes = 1 << 20;     // local memory of one thread, call frames included
+  bool cooperative = false;                   // all blocks are resident (grid.sync())
+  uint32_t host_threads = 0;                  // 0: as many as the machine has
+  uint32_t stack_bytes = 1 << 20;             // local memory of one thread, call frames included
   uint32_t max_shared_bytes = 227 * 1024;
   uint64_t grid_id = 0;
-  uint64_t instruction_limit = 0;     // not 0: about so many on one host thread, then kCancelled (tests)
+  uint64_t instruction_limit = 0;  // not 0: about so many on one host thread, then kCancelled (tests)
   // In-kernel malloc and free; absent: malloc returns null. Called from several threads at a time.
   std::function<uint64_t(uint64_t bytes)> device_malloc;
   std::function<void(uint64_t address)> device_free;
@@ -146,8 +146,8 @@ enum class Fault : uint8_t {
 
 struct LaunchResult {
   Fault fault = Fault::kNone;
-  std::string message;                // kernel, PTX line, block and thread
-  uint64_t instructions = 0;          // executed in all threads
+  std::string message;        // kernel, PTX line, block and thread
+  uint64_t instructions = 0;  // executed in all threads
   bool ok() const { return fault == Fault::kNone; }
 };
 
@@ -162,12 +162,12 @@ class Module {
   const std::vector<KernelInfo>& kernels() const;
   const KernelInfo* FindKernel(std::string_view name) const;
   const std::vector<GlobalInfo>& globals() const;
-  int version_major() const;          // of .version
+  int version_major() const;  // of .version
   int version_minor() const;
-  int target() const;                 // of .target: 75, 80, ...
+  int target() const;  // of .target: 75, 80, ...
 
-  // Gives the functions that other modules could see (not kernels) addresses: `place` gets how many instructions one has.
-  // Once, before Image, Check and Launch. The others keep the numbers that they have. Returns the addresses.
+  // Gives the functions that other modules could see (not kernels) addresses: `place` gets how many instructions one
+  // has. Once, before Image, Check and Launch. The others keep the numbers that they have. Returns the addresses.
   std::vector<uint64_t> PlaceFunctions(const std::function<uint64_t(uint64_t instructions)>& place);
   // How many instructions a kernel has.
   uint64_t KernelInstructions(std::string_view kernel) const;

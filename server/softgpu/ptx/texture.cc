@@ -171,7 +171,8 @@ Texel SampleLevel(const Texture& texture, const Image& image, int dimensions, co
   return Weigh(between, dimensions, [&](int corner) {
     int64_t index[3] = {0, 0, 0};
     for (int axis = 0; axis < dimensions; ++axis) {
-      index[axis] = Place(between[axis].first + (corner >> axis & 1), int64_t(SizeOf(image, axis)), ModeOf(texture, axis));
+      index[axis] =
+          Place(between[axis].first + (corner >> axis & 1), int64_t(SizeOf(image, axis)), ModeOf(texture, axis));
     }
     return ReadElement(texture, image, index, dimensions, layer, access);
   });
@@ -199,7 +200,8 @@ void DirectionOf(const OnCube& on, float* direction) {
 }
 
 // The element of a face; one beyond an edge is the neighbouring face's.
-Texel ReadAcross(const Texture& texture, const Image& image, uint32_t face, uint32_t first_slice, const int64_t* index) {
+Texel ReadAcross(const Texture& texture, const Image& image, uint32_t face, uint32_t first_slice,
+                 const int64_t* index) {
   const int64_t size = int64_t(image.width);
   const float step = 2.0f / float(size);
   OnCube on = {face, (float(index[0]) + 0.5f) * step - 1, (float(index[1]) + 0.5f) * step - 1};

@@ -32,8 +32,8 @@ struct Texture {
   bool linear_memory = false;  // coordinates are element numbers, outside of it are zeros
   bool in_memory = false;      // the elements lie in device memory, which may be gone, or end before the texture does
   bool layered = false;
-  bool cube = false;           // six slices are the faces of a cube: +x, -x, +y, -y, +z, -z
-  bool seamless = false;       // filtering goes across a cube's edges
+  bool cube = false;      // six slices are the faces of a cube: +x, -x, +y, -y, +z, -z
+  bool seamless = false;  // filtering goes across a cube's edges
   bool normalized_coordinates = false;
   bool linear_filter = false;
   bool linear_mipmaps = false;

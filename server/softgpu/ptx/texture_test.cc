@@ -266,9 +266,10 @@ TEST_F(TextureTest, Instructions) {
 
 TEST_F(TextureTest, CubeInstructions) {
   TestDevice device;
-  ASSERT_TRUE(device.Load(Kernel("mov.f32 %f1, 0f3F800000;\nmov.f32 %f2, 0f3F000000;\nmov.u32 %r1, 1;\n"
-                                 "tex.cube.v4.f32.f32 {%f4, %f5, %f6, %f7}, [%rd2, {%f1, %f2, %f2, %f2}];\n"
-                                 "st.global.f32 [%rd1], %f4;\n")));
+  ASSERT_TRUE(
+      device.Load(Kernel("mov.f32 %f1, 0f3F800000;\nmov.f32 %f2, 0f3F000000;\nmov.u32 %r1, 1;\n"
+                         "tex.cube.v4.f32.f32 {%f4, %f5, %f6, %f7}, [%rd2, {%f1, %f2, %f2, %f2}];\n"
+                         "st.global.f32 [%rd1], %f4;\n")));
   device.options.textures = this;
   std::vector<float> faces(6);
   for (size_t i = 0; i < 6; ++i) faces[i] = float(i + 40);
@@ -283,9 +284,10 @@ TEST_F(TextureTest, CubeInstructions) {
   texture.cube = true;
   ASSERT_TRUE(device.Run("test", {}, {}, uint64_t(out), uint64_t(7)).ok());
   EXPECT_EQ(*out, 40);
-  ASSERT_TRUE(device.Load(Kernel("mov.f32 %f1, 0fBF800000;\nmov.f32 %f2, 0f3F000000;\nmov.u32 %r1, 0;\n"
-                                 "tex.acube.v4.f32.f32 {%f4, %f5, %f6, %f7}, [%rd2, {%r1, %f1, %f2, %f2}];\n"
-                                 "st.global.f32 [%rd1], %f4;\n")));
+  ASSERT_TRUE(
+      device.Load(Kernel("mov.f32 %f1, 0fBF800000;\nmov.f32 %f2, 0f3F000000;\nmov.u32 %r1, 0;\n"
+                         "tex.acube.v4.f32.f32 {%f4, %f5, %f6, %f7}, [%rd2, {%r1, %f1, %f2, %f2}];\n"
+                         "st.global.f32 [%rd1], %f4;\n")));
   ASSERT_TRUE(device.Run("test", {}, {}, uint64_t(out), uint64_t(7)).ok());
   EXPECT_EQ(*out, 41);
 }

@@ -53,8 +53,8 @@ TEST(Video, PartsOfWords) {
       for (int variant = 0; variant < 16; ++variant) {
         const bool sd = (variant & 1) != 0, sa = (variant & 2) != 0, sb = (variant & 4) != 0, sat = (variant & 8) != 0;
         const auto type = [](bool is_signed) { return is_signed ? ".s32" : ".u32"; };
-        const std::string text = name + (parts == 1 ? "" : std::to_string(parts)) + type(sd) + type(sa) + type(sb) +
-                                 (sat ? ".sat" : "");
+        const std::string text =
+            name + (parts == 1 ? "" : std::to_string(parts)) + type(sd) + type(sa) + type(sb) + (sat ? ".sat" : "");
         const uint32_t a = random(), b = variant % 3 == 0 ? a ^ 0x80808080 : uint32_t(random()), c = random();
         const int bits = 32 / parts;
         const int64_t least = sd ? -(int64_t{1} << (bits - 1)) : 0, most = (int64_t{1} << (sd ? bits - 1 : bits)) - 1;

@@ -54,7 +54,8 @@ TEST_F(OutsideOfTheMask, HalvesWithTheirOwnMasks) {
 
 TEST_F(OutsideOfTheMask, WithoutAThreadOfTheMaskIsIllegal) {
   for (const char* code :
-       {"@%p1 bra end;\nvote.sync.ballot.b32 %r9, %p2, 0xffff;", "@%p1 bra end;\nshfl.sync.idx.b32 %r9, %r1, 0, 31, 0xffff;",
+       {"@%p1 bra end;\nvote.sync.ballot.b32 %r9, %p2, 0xffff;",
+        "@%p1 bra end;\nshfl.sync.idx.b32 %r9, %r1, 0, 31, 0xffff;",
         // Other threads are at another instruction.
         "@%p1 bra low;\nvote.sync.ballot.b32 %r9, %p2, 0xffff;\nbra end;\nlow: vote.sync.ballot.b32 %r9, %p2, 0xffff;",
         // Everybody names somebody else alone.
@@ -73,9 +74,10 @@ TEST_F(OutsideOfTheMask, ThreadsThatHaveEndedAreNotWaitedFor) {
 
 // Threads in the mask do not wait for others that never come by.
 TEST_F(OutsideOfTheMask, OthersThatSpinDoNotHoldUp) {
-  Expect("@%p1 bra meet;\nwait: ld.volatile.global.u32 %r3, [%rd1];\nsetp.ne.u32 %p3, %r3, 0xffff;\n@%p3 bra wait;\n"
-         "mov.u32 %r9, 1;\nbra end;\nmeet: setp.eq.u32 %p4, %r1, %r1;\nvote.sync.ballot.b32 %r9, %p4, 0xffff;",
-         [](uint32_t lane) { return lane < 16 ? 0xffffu : 1u; });
+  Expect(
+      "@%p1 bra meet;\nwait: ld.volatile.global.u32 %r3, [%rd1];\nsetp.ne.u32 %p3, %r3, 0xffff;\n@%p3 bra wait;\n"
+      "mov.u32 %r9, 1;\nbra end;\nmeet: setp.eq.u32 %p4, %r1, %r1;\nvote.sync.ballot.b32 %r9, %p4, 0xffff;",
+      [](uint32_t lane) { return lane < 16 ? 0xffffu : 1u; });
 }
 
 }  // namespace

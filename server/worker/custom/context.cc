@@ -19,8 +19,8 @@ bool IsDevice(const WorkerSession& worker, int device) {
   return device >= 0 && size_t(device) < worker.loaded().devices.size();
 }
 
-// Waits until the context is idle, lets `end` end it, then frees what it leaves. Runs on a waiter thread, since the wait
-// may be long and host functions must be answered meanwhile.
+// Waits until the context is idle, lets `end` end it, then frees what it leaves. Runs on a waiter thread, since the
+// wait may be long and host functions must be answered meanwhile.
 void EndContext(WorkerSession& worker, ReplyBuilder* reply, ContextRef context, ContextRemains remains,
                 std::function<CUresult()> end) {
   const DriverTable* const driver = &worker.driver();

@@ -40,7 +40,8 @@ bool Touched(const Side& side, const Extent& extent, uint64_t* address, uint64_t
   constexpr uint64_t kMost = uint64_t{1} << 48;
   const Wide pitch = side.pitch != 0 ? side.pitch : extent.width;
   const Wide height = side.height != 0 ? side.height : extent.height;
-  for (const uint64_t number : {side.x, side.y, side.z, side.pitch, side.height, extent.width, extent.height, extent.depth}) {
+  for (const uint64_t number :
+       {side.x, side.y, side.z, side.pitch, side.height, extent.width, extent.height, extent.depth}) {
     if (number > kMost) return false;
   }
   const Wide rows_before = Wide(side.z) * height + side.y;
@@ -70,7 +71,8 @@ CUresult CheckSide(WorkerSession& worker, const Side& side, const Extent& extent
       return worker.OwnsDeviceRange(address, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     case CU_MEMORYTYPE_HOST:
       if (payload) {
-        const bool packed = side.x == 0 && side.y == 0 && side.z == 0 && side.pitch == extent.width && extent.depth == 1;
+        const bool packed =
+            side.x == 0 && side.y == 0 && side.z == 0 && side.pitch == extent.width && extent.depth == 1;
         return packed && extent.packed() <= kMaxTotalPayloadBytes ? CUDA_SUCCESS : kMalformedRequest;
       }
       if (!Touched(side, extent, &address, &bytes)) return CUDA_ERROR_INVALID_VALUE;
@@ -87,25 +89,33 @@ Extent ExtentOf(const Copy& c) {
 }
 Side Source(CUDA_MEMCPY2D* c) {
   const bool host = c->srcMemoryType == CU_MEMORYTYPE_HOST;
-  return {c->srcMemoryType, host ? reinterpret_cast<uint64_t>(c->srcHost) : c->srcDevice, &c->srcArray, c->srcXInBytes,
-          c->srcY, 0, c->srcPitch, 0};
+  return {c->srcMemoryType, host ? reinterpret_cast<uint64_t>(c->srcHost) : c->srcDevice,
+          &c->srcArray,     c->srcXInBytes,
+          c->srcY,          0,
+          c->srcPitch,      0};
 }
 Side Target(CUDA_MEMCPY2D* c) {
   const bool host = c->dstMemoryType == CU_MEMORYTYPE_HOST;
-  return {c->dstMemoryType, host ? reinterpret_cast<uint64_t>(c->dstHost) : c->dstDevice, &c->dstArray, c->dstXInBytes,
-          c->dstY, 0, c->dstPitch, 0};
+  return {c->dstMemoryType, host ? reinterpret_cast<uint64_t>(c->dstHost) : c->dstDevice,
+          &c->dstArray,     c->dstXInBytes,
+          c->dstY,          0,
+          c->dstPitch,      0};
 }
 template <typename Copy>
 Side Source(Copy* c) {
   const bool host = c->srcMemoryType == CU_MEMORYTYPE_HOST;
-  return {c->srcMemoryType, host ? reinterpret_cast<uint64_t>(c->srcHost) : c->srcDevice, &c->srcArray, c->srcXInBytes,
-          c->srcY, c->srcZ, c->srcPitch, c->srcHeight};
+  return {c->srcMemoryType, host ? reinterpret_cast<uint64_t>(c->srcHost) : c->srcDevice,
+          &c->srcArray,     c->srcXInBytes,
+          c->srcY,          c->srcZ,
+          c->srcPitch,      c->srcHeight};
 }
 template <typename Copy>
 Side Target(Copy* c) {
   const bool host = c->dstMemoryType == CU_MEMORYTYPE_HOST;
-  return {c->dstMemoryType, host ? reinterpret_cast<uint64_t>(c->dstHost) : c->dstDevice, &c->dstArray, c->dstXInBytes,
-          c->dstY, c->dstZ, c->dstPitch, c->dstHeight};
+  return {c->dstMemoryType, host ? reinterpret_cast<uint64_t>(c->dstHost) : c->dstDevice,
+          &c->dstArray,     c->dstXInBytes,
+          c->dstY,          c->dstZ,
+          c->dstPitch,      c->dstHeight};
 }
 
 // What the driver does with a checked struct.
@@ -193,15 +203,13 @@ CUresult CopyShaped(Session& session, const Request& request, const In& in, Repl
 
 }  // namespace
 
-CUresult Custom_cuMemcpy2DAsync_v2(Session& session, const Request& request,
-                                   const wire::cuMemcpy2DAsync_v2_Request& in, wire::cuMemcpy2DAsync_v2_Reply*,
-                                   ReplyBuilder* reply) {
+CUresult Custom_cuMemcpy2DAsync_v2(Session& session, const Request& request, const wire::cuMemcpy2DAsync_v2_Request& in,
+                                   wire::cuMemcpy2DAsync_v2_Reply*, ReplyBuilder* reply) {
   return CopyShaped<CUDA_MEMCPY2D>(session, request, in, reply);
 }
 
-CUresult Custom_cuMemcpy3DAsync_v2(Session& session, const Request& request,
-                                   const wire::cuMemcpy3DAsync_v2_Request& in, wire::cuMemcpy3DAsync_v2_Reply*,
-                                   ReplyBuilder* reply) {
+CUresult Custom_cuMemcpy3DAsync_v2(Session& session, const Request& request, const wire::cuMemcpy3DAsync_v2_Request& in,
+                                   wire::cuMemcpy3DAsync_v2_Reply*, ReplyBuilder* reply) {
   return CopyShaped<CUDA_MEMCPY3D>(session, request, in, reply);
 }
 

@@ -119,8 +119,9 @@ CUresult Custom_cuGraphConditionalHandleCreate(Session& session, const Request&,
   if (result != CUDA_SUCCESS) return result;
   if (in.expected != 0 && handle != in.expected) {
     // Kernels have the other number among their arguments.
-    logging::Error("the driver numbers the conditional handles of a graph in another way than before ({} instead of {})",
-                  handle, in.expected);
+    logging::Error(
+        "the driver numbers the conditional handles of a graph in another way than before ({} instead of {})", handle,
+        in.expected);
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   out->handle = handle;
@@ -147,8 +148,8 @@ CUresult Custom_cuGraphKernelNodeSetAttribute(Session& session, const Request&,
   return session.driver().cuGraphKernelNodeSetAttribute(node, id, &value);
 }
 
-CUresult OpGraphNames(Session& session, const Request&, const wire::OpGraphNames_Request& in, wire::OpGraphNames_Reply* out,
-                      ReplyBuilder*) {
+CUresult OpGraphNames(Session& session, const Request&, const wire::OpGraphNames_Request& in,
+                      wire::OpGraphNames_Reply* out, ReplyBuilder*) {
   CUgraph graph;
   if (!session.Real(Kind::kGraph, in.graph, &graph)) return CUDA_ERROR_INVALID_VALUE;
   const DriverTable& driver = session.driver();

@@ -32,12 +32,13 @@ constexpr uint64_t kHostPage = 4096;
 // The descriptor was sent before the request, on another way.
 constexpr int kDescriptorTimeoutMs = 5000;
 
-// Maps the file where the client has it, or memory of this process's own (fd -1). Null if the file does not hold that range
-// or something is there already.
+// Maps the file where the client has it, or memory of this process's own (fd -1). Null if the file does not hold that
+// range or something is there already.
 void* MapAt(int fd, const wire::OpHostMap_Request& in) {
   void* const wanted = reinterpret_cast<void*>(in.address);
   if (fd < 0) {
-    void* const own = mmap(wanted, in.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    void* const own =
+        mmap(wanted, in.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
     if (own != MAP_FAILED && own != wanted) munmap(own, in.bytes);
     return own == wanted ? own : nullptr;
   }
@@ -46,7 +47,8 @@ void* MapAt(int fd, const wire::OpHostMap_Request& in) {
   // The last page of a file can be mapped whole.
   const uint64_t size = (uint64_t(facts.st_size) + kHostPage - 1) / kHostPage * kHostPage;
   if (in.offset > size || in.bytes > size - in.offset) return nullptr;
-  void* const got = mmap(wanted, in.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, off_t(in.offset));
+  void* const got =
+      mmap(wanted, in.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, off_t(in.offset));
   if (got == MAP_FAILED) return nullptr;
   if (got != wanted) {  // a kernel that does not know the flag
     munmap(got, in.bytes);
@@ -61,7 +63,8 @@ CUresult OpHostMap(Session& session, const Request&, const wire::OpHostMap_Reque
                    ReplyBuilder*) {
   WorkerSession& worker = Worker(session);
   // Without a descriptor it is the copy here of memory that the client has elsewhere (proto/mirror).
-  if (in.managed && (in.device < 0 || size_t(in.device) >= worker.loaded().devices.size())) return CUDA_ERROR_INVALID_DEVICE;
+  if (in.managed && (in.device < 0 || size_t(in.device) >= worker.loaded().devices.size()))
+    return CUDA_ERROR_INVALID_DEVICE;
   const int fd = in.tag == 0 ? -1 : worker.channel().TakeFd(in.tag, kDescriptorTimeoutMs);
   if (fd < 0 && in.tag != 0) return CUDA_ERROR_INVALID_VALUE;
   const bool aligned = in.address % kHostPage == 0 && in.bytes % kHostPage == 0 && in.offset % kHostPage == 0;
@@ -113,7 +116,8 @@ CUresult OpHostUnmap(Session& session, const Request&, const wire::OpHostUnmap_R
   if (it == worker.host_ranges().end()) return CUDA_ERROR_INVALID_VALUE;
   const HostRange range = it->second;
   worker.host_ranges().erase(it);
-  if (const DeviceRange* const known = worker.ranges().At(in.address); known != nullptr && known->kind == DeviceRange::kManaged) {
+  if (const DeviceRange* const known = worker.ranges().At(in.address);
+      known != nullptr && known->kind == DeviceRange::kManaged) {
     worker.ranges().Erase(in.address);
   }
   if (range.own) {

@@ -69,7 +69,8 @@ std::vector<int> DevicesThatReach(WorkerSession& worker, int device) {
 bool IsDone(WorkerSession& worker, const Work& work) {
   const DriverTable& driver = worker.driver();
   for (const auto& [context, stream] : work.streams) {
-    if (MakeCurrent(driver, context) == CUDA_SUCCESS && driver.cuStreamQuery(stream) == CUDA_ERROR_NOT_READY) return false;
+    if (MakeCurrent(driver, context) == CUDA_SUCCESS && driver.cuStreamQuery(stream) == CUDA_ERROR_NOT_READY)
+      return false;
   }
   for (const WorkMark& mark : work.marks) {
     if (driver.cuEventQuery(mark.event.get()) == CUDA_ERROR_NOT_READY) return false;

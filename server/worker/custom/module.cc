@@ -272,8 +272,8 @@ CUresult Custom_cuLibraryEnumerateKernels(Session& session, const Request&,
   return result;
 }
 
-CUresult OpCodeWords(Session& session, const Request&, const wire::OpCodeWords_Request& in, wire::OpCodeWords_Reply* out,
-                     ReplyBuilder* reply) {
+CUresult OpCodeWords(Session& session, const Request&, const wire::OpCodeWords_Request& in,
+                     wire::OpCodeWords_Reply* out, ReplyBuilder* reply) {
   uint64_t passed = 0;
   size_t bytes = 0;
   for (const auto& [handle, module] : Worker(session).modules()) {

@@ -66,8 +66,8 @@ CUresult Custom_cuOccupancyMaxPotentialBlockSizeWithFlags(
   int block = 0;
   t_table = in.table.empty() ? nullptr : &in.table;
   const CUresult result = session.driver().cuOccupancyMaxPotentialBlockSizeWithFlags(
-      &grid, &block, function, t_table != nullptr ? &DynamicBytes : nullptr, size_t(in.dynamic_bytes), in.block_size_limit,
-      in.flags);
+      &grid, &block, function, t_table != nullptr ? &DynamicBytes : nullptr, size_t(in.dynamic_bytes),
+      in.block_size_limit, in.flags);
   t_table = nullptr;
   out->min_grid_size = grid;
   out->block_size = block;

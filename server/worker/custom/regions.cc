@@ -55,8 +55,8 @@ struct FoundSymbol {
   std::string name;
 };
 
-// Whether this is a `__managed__` variable that the client mirrors. Its process then has the contents, and gives all of them
-// to another server.
+// Whether this is a `__managed__` variable that the client mirrors. Its process then has the contents, and gives all of
+// them to another server.
 bool IsMirrored(WorkerSession& worker, uint64_t object, uint64_t address) {
   std::lock_guard<std::mutex> lock(worker.mirror_mutex());
   const auto it = worker.mirrored().find(address);
@@ -92,7 +92,8 @@ void FindSymbols(WorkerSession& worker, uint64_t object, const ModuleFacts& modu
     one.region.device = context.device;
     one.region.module_index = module.index;
     const auto code = module.code.find(context_handle);
-    if (!symbol.code_words.empty() && code != module.code.end()) one.region.code = driverabi::HashOfAddresses(code->second);
+    if (!symbol.code_words.empty() && code != module.code.end())
+      one.region.code = driverabi::HashOfAddresses(code->second);
     found->push_back(std::move(one));
   }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls that wait for the GPU. The executor never does: short waits are watched for a moment, long ones are handed over.
+// Calls that wait for the GPU. The executor never does: short waits are watched for a moment, long ones are handed
+// over.
 
 #include <cuda.h>
 
@@ -53,16 +54,18 @@ CUresult Custom_cuCtxSynchronize(Session& session, const Request& request, const
   return SynchronizeContext(worker, request, worker.current_ref(), reply);
 }
 
-CUresult Custom_cuCtxSynchronize_v2(Session& session, const Request& request, const wire::cuCtxSynchronize_v2_Request& in,
-                                    wire::cuCtxSynchronize_v2_Reply*, ReplyBuilder* reply) {
+CUresult Custom_cuCtxSynchronize_v2(Session& session, const Request& request,
+                                    const wire::cuCtxSynchronize_v2_Request& in, wire::cuCtxSynchronize_v2_Reply*,
+                                    ReplyBuilder* reply) {
   WorkerSession& worker = Worker(session);
   const ContextInfo* const context = worker.FindContext(in.ctx != 0 ? in.ctx : session.CurrentContext());
   if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   return SynchronizeContext(worker, request, context->ref, reply);
 }
 
-CUresult Custom_cuStreamSynchronize(Session& session, const Request& request, const wire::cuStreamSynchronize_Request& in,
-                                    wire::cuStreamSynchronize_Reply*, ReplyBuilder* reply) {
+CUresult Custom_cuStreamSynchronize(Session& session, const Request& request,
+                                    const wire::cuStreamSynchronize_Request& in, wire::cuStreamSynchronize_Reply*,
+                                    ReplyBuilder* reply) {
   WorkerSession& worker = Worker(session);
   const DriverTable* const driver = &session.driver();
   CUstream stream;

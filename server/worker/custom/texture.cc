@@ -64,8 +64,8 @@ CUresult MakeNumbered(uint64_t wanted, const Make& make, const Destroy& destroy,
   }
   for (const uint64_t other : others) destroy(other);
   if (result == CUDA_ERROR_NOT_FOUND && !others.empty()) {
-    logging::Warn("a texture or surface object cannot be number {} again: the driver gave {} first, and up to {}", wanted,
-                 others.front(), highest);
+    logging::Warn("a texture or surface object cannot be number {} again: the driver gave {} first, and up to {}",
+                  wanted, others.front(), highest);
   }
   return result;
 }

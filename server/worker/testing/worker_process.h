@@ -27,8 +27,8 @@ class WorkerProcess {
   const WorkerReady& ready() const { return ready_; }
   pid_t pid() const { return pid_; }
 
-  // Opens the session. The channel, and with `raw_socket` and `raw_ring` duplicates of its descriptors, for clients that do
-  // not behave.
+  // Opens the session. The channel, and with `raw_socket` and `raw_ring` duplicates of its descriptors, for clients
+  // that do not behave.
   std::unique_ptr<ClientChannel> Connect(ChannelFds* raw = nullptr, const std::string& sharing_group = "",
                                          uint64_t session = 1);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What all test programs share: arguments, error checks, digests and the hook for checkpoint tests.
 //
-// The programs stay ordinary CUDA programs: nothing here knows of cuda-remote. A program calls app::Step(n) after step n;
-// the environment then decides what happens there:
+// The programs stay ordinary CUDA programs: nothing here knows of cuda-remote. A program calls app::Step(n) after step
+// n; the environment then decides what happens there:
 //
 //   CR_TEST_SYNC_FILE=FILE   every hook appends a line to FILE: "step N" (or "paused N", see below)
 //   CR_TEST_PAUSE_AT=3,9     after these steps the program appends "paused N" and waits until FILE.go.N exists
@@ -12,8 +12,8 @@
 // Without CR_TEST_SYNC_FILE the hook does nothing but the sleep. FILE is opened, written and closed at each line, so a
 // snapshot of the process never finds it open.
 //
-// Thread-safety: Step may be called by one thread at a time. Errors: a failed check prints the call, the error's name and
-// the source line to stderr and ends the program with exit code 1.
+// Thread-safety: Step may be called by one thread at a time. Errors: a failed check prints the call, the error's name
+// and the source line to stderr and ends the program with exit code 1.
 #ifndef CUDA_REMOTE_TESTS_APPS_SUPPORT_APP_H_
 #define CUDA_REMOTE_TESTS_APPS_SUPPORT_APP_H_
 
@@ -57,15 +57,15 @@ inline Options Parse(int argc, char** argv, Options defaults) {
   exit(1);
 }
 
-#define APP_CHECK(condition)                                                   \
-  do {                                                                         \
-    if (!(condition)) app::Fail(__FILE__, __LINE__, #condition, "not true");   \
+#define APP_CHECK(condition)                                                 \
+  do {                                                                       \
+    if (!(condition)) app::Fail(__FILE__, __LINE__, #condition, "not true"); \
   } while (0)
 
 #ifdef __CUDACC__
-#define CUDA_CHECK(call)                                                                                        \
-  do {                                                                                                          \
-    cudaError_t cuda_check_error = (call);                                                                      \
+#define CUDA_CHECK(call)                                                                                           \
+  do {                                                                                                             \
+    cudaError_t cuda_check_error = (call);                                                                         \
     if (cuda_check_error != cudaSuccess) app::Fail(__FILE__, __LINE__, #call, cudaGetErrorName(cuda_check_error)); \
   } while (0)
 #define LAUNCH_CHECK() CUDA_CHECK(cudaGetLastError())

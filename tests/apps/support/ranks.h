@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // For test programs of several processes ("ranks"): arguments, starting and awaiting the ranks, memory that they share.
 //
-// Rank 0 alone calls app::Step (app.h), so that a pause stops the whole job: the other ranks wait for rank 0 in their next
-// exchange. A rank that ends with an error ends the job: the process that started the ranks kills the others and ends
-// with exit code 1.
+// Rank 0 alone calls app::Step (app.h), so that a pause stops the whole job: the other ranks wait for rank 0 in their
+// next exchange. A rank that ends with an error ends the job: the process that started the ranks kills the others and
+// ends with exit code 1.
 #ifndef CUDA_REMOTE_TESTS_APPS_SUPPORT_RANKS_H_
 #define CUDA_REMOTE_TESTS_APPS_SUPPORT_RANKS_H_
 
@@ -71,8 +71,7 @@ void RunRanks(int count, const Body& body) {
 // Memory that all ranks forked later share; zeroed.
 template <typename T>
 T* Share(size_t count = 1) {
-  void* const memory =
-      mmap(nullptr, count * sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void* const memory = mmap(nullptr, count * sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   APP_CHECK(memory != MAP_FAILED);
   return static_cast<T*>(memory);
 }
@@ -135,7 +134,8 @@ class Barrier {
 #ifdef __CUDACC__
 __host__ __device__
 #endif
-inline unsigned Advance(unsigned state, unsigned add) {
+    inline unsigned
+    Advance(unsigned state, unsigned add) {
   return state * 1664525u + 1013904223u + add;
 }
 

@@ -2,6 +2,7 @@
 // Barriers in shared memory and asynchronous copies, as libcu++ and cooperative groups use them.
 #include <cooperative_groups.h>
 #include <cooperative_groups/memcpy_async.h>
+
 #include <cuda/barrier>
 #include <cuda/pipeline>
 namespace cg = cooperative_groups;
