@@ -25,8 +25,8 @@ extern char** environ;
 namespace cuda_remote::host {
 namespace {
 
-// Descriptors that are closed here are closed there, too: a socket's end cannot be sent closed, so /dev/null takes their
-// place.
+// Descriptors that are closed here are closed there, too: a socket's end cannot be sent closed, so /dev/null takes
+// their place.
 int Stream(int fd, int null) { return fcntl(fd, F_GETFD) >= 0 ? fd : null; }
 
 bool IsForeignPipe(int fd) {
@@ -36,8 +36,8 @@ bool IsForeignPipe(int fd) {
          system.f_type == PIPEFS_MAGIC;
 }
 
-// A process that copies between `fd` and a pipe of this user's, until its end; *ours is the pipe's end in place of `fd`. 0
-// on failure.
+// A process that copies between `fd` and a pipe of this user's, until its end; *ours is the pipe's end in place of
+// `fd`. 0 on failure.
 pid_t CopyThrough(int fd, int* ours) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return 0;
@@ -126,8 +126,8 @@ bool Hostd::AskForHosts(const std::string& hosts, HostReports* reports, std::str
   if (!hosts.empty()) AddOption("hosts", hosts, &request);
   const int folder = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC), null = open("/dev/null", O_RDWR | O_CLOEXEC);
   Reply reply;
-  const bool answered = folder >= 0 && null >= 0 && Send(socket_, request, {null, null, null, folder}) &&
-                        Receive(socket_, &reply);
+  const bool answered =
+      folder >= 0 && null >= 0 && Send(socket_, request, {null, null, null, folder}) && Receive(socket_, &reply);
   for (const int fd : {folder, null}) {
     if (fd >= 0) close(fd);
   }
@@ -135,7 +135,9 @@ bool Hostd::AskForHosts(const std::string& hosts, HostReports* reports, std::str
     *reports = reply.hosts();
     return true;
   }
-  *error = !answered ? "cr-hostd does not answer" : reply.text().empty() ? "cr-hostd answers something else" : reply.text();
+  *error = !answered              ? "cr-hostd does not answer"
+           : reply.text().empty() ? "cr-hostd answers something else"
+                                  : reply.text();
   return false;
 }
 

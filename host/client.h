@@ -26,13 +26,14 @@ class Hostd {
   Hostd(const Hostd&) = delete;
   Hostd& operator=(const Hostd&) = delete;
 
-  // Has cr-hostd do it, with this process's streams, working folder, environment and umask, and passes signals on. Returns
-  // the tool's exit code; `failed` if cr-hostd refuses, or ends. `name` is for messages. `elsewhere`, if not null, is set if
-  // cr-hostd does nothing for a process like this one; then everything is as before, and nothing was said but *elsewhere.
+  // Has cr-hostd do it, with this process's streams, working folder, environment and umask, and passes signals on.
+  // Returns the tool's exit code; `failed` if cr-hostd refuses, or ends. `name` is for messages. `elsewhere`, if not
+  // null, is set if cr-hostd does nothing for a process like this one; then everything is as before, and nothing was
+  // said but *elsewhere.
   int Run(const char* name, Request request, int failed, std::string* elsewhere = nullptr);
 
-  // What there is at these hosts ("HOST,HOST:PORT"; empty: at this one and at those that it knows). False and one sentence
-  // in *error; hosts that do not answer are in the reports.
+  // What there is at these hosts ("HOST,HOST:PORT"; empty: at this one and at those that it knows). False and one
+  // sentence in *error; hosts that do not answer are in the reports.
   bool AskForHosts(const std::string& hosts, HostReports* reports, std::string* error);
 
  private:

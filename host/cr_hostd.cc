@@ -127,7 +127,8 @@ class Server {
     for (const auto& [worker, user] : workers_) busy += user == peer.uid ? 1 : 0;
     // Root's are jobs that come from other hosts.
     if (peer.uid != 0 && busy >= options_.requests) {
-      Refuse(socket, "this user has " + std::to_string(busy) + " jobs and requests with cr-hostd already (--user-requests)");
+      Refuse(socket,
+             "this user has " + std::to_string(busy) + " jobs and requests with cr-hostd already (--user-requests)");
     } else if (known) {
       fflush(nullptr);
       const pid_t worker = fork();
@@ -162,7 +163,8 @@ class Server {
   std::map<pid_t, uid_t> workers_;
 };
 
-// The socket's folder is open to all, also if a tool of root's has made it for itself, and nobody but root may write to it.
+// The socket's folder is open to all, also if a tool of root's has made it for itself, and nobody but root may write to
+// it.
 bool MakeOpenFolder(const std::string& path, std::string* error) {
   if (!CheckFolder(path, FolderUse::kServe, error)) return false;
   if (chmod(path.c_str(), 0755) == 0) return true;
@@ -237,7 +239,8 @@ int Main(int argc, char** argv) {
       ->check(CLI::Range(size_t{1}, size_t{100000}));
   app.add_option("--listen", options.listen,
                  "also take jobs from other hosts: HOST:PORT, usually 0.0.0.0:" + std::string(kHostsPort));
-  app.add_option("--tls-cert", options.tls.cert, "this host's certificate (PEM), with the name by which others reach it");
+  app.add_option("--tls-cert", options.tls.cert,
+                 "this host's certificate (PEM), with the name by which others reach it");
   app.add_option("--tls-key", options.tls.key, "its key (PEM)");
   app.add_option("--tls-ca", options.tls.ca, "the authority that has signed the hosts' certificates (PEM)");
   app.add_option("--allow-host", options.hosts,
@@ -248,13 +251,15 @@ int Main(int argc, char** argv) {
                  "HOST or HOST:PORT of another cr-hostd, which cr-ps --hosts asks besides this one")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  app.add_option("--gpu-server", options.gpu_servers,
-                 "unix:PATH or HOST:PORT of a cr-server of this host's, for cr-ps --hosts (default: root's, if it runs)")
+  app.add_option(
+         "--gpu-server", options.gpu_servers,
+         "unix:PATH or HOST:PORT of a cr-server of this host's, for cr-ps --hosts (default: root's, if it runs)")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  app.add_option("--allow-address", options.addresses,
-                 "users may give their jobs addresses of this network (cr-run --address): ADDRESS/PREFIX[@INTERFACE], as in "
-                 "10.9.0.0/24 or 10.9.0.0/24@br0; none is allowed otherwise. May be given several times")
+  app.add_option(
+         "--allow-address", options.addresses,
+         "users may give their jobs addresses of this network (cr-run --address): ADDRESS/PREFIX[@INTERFACE], as in "
+         "10.9.0.0/24 or 10.9.0.0/24@br0; none is allowed otherwise. May be given several times")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_option("--ready-fd", options.ready_fd, "write a line to this descriptor and close it once ready");
@@ -290,7 +295,8 @@ int Main(int argc, char** argv) {
   if (!options.tls.empty() && !control::ReadTls(options.tls, &contents, &error)) return Fail(error);
   const std::string folder = options.socket.substr(0, options.socket.rfind('/'));
   if (!MakeOpenFolder(folder, &error) || !MakeOpenFolder(folder + "/users", &error) ||
-      !CheckFolder(settings.spool, FolderUse::kMake, &error) || !CheckFolder(settings.moves, FolderUse::kMake, &error)) {
+      !CheckFolder(settings.spool, FolderUse::kMake, &error) ||
+      !CheckFolder(settings.moves, FolderUse::kMake, &error)) {
     return Fail(error);
   }
   const int lock = open((options.socket + ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);

@@ -104,8 +104,8 @@ absl::StatusOr<ckptfmt::OpenedFolder> BeginImage(const std::string& dir) {
   struct stat facts;
   if (status.ok() && stat(dir.c_str(), &facts) == 0 && !ckptfmt::IsImage(dir) &&
       (!S_ISDIR(facts.st_mode) || !std::filesystem::is_empty(dir))) {
-    status = absl::AlreadyExistsError(
-        dir + " exists and is not a checkpoint image; choose another name, or move it away");
+    status =
+        absl::AlreadyExistsError(dir + " exists and is not a checkpoint image; choose another name, or move it away");
   }
   if (status.ok()) status = ckptfmt::CheckMayReplace(dir);
   if (!status.ok()) return status;

@@ -23,8 +23,8 @@ namespace cuda_remote::host {
 // The image may be the next one in a store (ckptfmt/image_store.h), which the process has locked meanwhile.
 class ImageGiver {
  public:
-  // `own`: the folder with the image's folder "image", once it is there. The user cannot reach it by a path. `path`: from
-  // this process's working folder. `keep`: not 0: the path is a store's, of which so many images of the job stay.
+  // `own`: the folder with the image's folder "image", once it is there. The user cannot reach it by a path. `path`:
+  // from this process's working folder. `keep`: not 0: the path is a store's, of which so many images of the job stay.
   static std::unique_ptr<ImageGiver> Begin(const checkpoint::Account& account, int own, const std::string& path,
                                            size_t keep, std::string* error);
   ~ImageGiver();
@@ -52,13 +52,13 @@ absl::Status MakeFoldersFor(const ckptfmt::OpenedFolder& folder, const std::stri
 // Makes everything in `folder` the account's. Nobody else can reach it.
 bool GiveFiles(const checkpoint::Account& account, int folder, std::string* error);
 
-// Reads the signature of the user's image whose folder is open as `image`, with her rights. False and *error: it has none,
-// it is not signed with `key`, or it is of another user's job. `dir` is for messages.
+// Reads the signature of the user's image whose folder is open as `image`, with her rights. False and *error: it has
+// none, it is not signed with `key`, or it is of another user's job. `dir` is for messages.
 bool ReadStatement(int image, const std::string& dir, const checkpoint::Account& account, const Key& key,
                    Statement* statement, std::string* error);
 
-// Copies the user's image at *path, or the newest in a folder of several (which *path then names), to the new folder `to`,
-// if it is signed with `key` for this user and is as it was then. *group, which may be null: SignImage's.
+// Copies the user's image at *path, or the newest in a folder of several (which *path then names), to the new folder
+// `to`, if it is signed with `key` for this user and is as it was then. *group, which may be null: SignImage's.
 bool TakeImage(const checkpoint::Account& account, const Key& key, const std::string& to, std::string* path,
                std::string* group, std::string* error);
 

@@ -30,8 +30,8 @@ constexpr int kMostGroups = 65536;
 // What must be the same as cr-hostd's, and how a person calls it.
 constexpr struct {
   const char *name, *called;
-} kNamespaces[] = {{"mnt", "mount"}, {"pid", "PID"},   {"net", "network"},
-                   {"user", "user"}, {"ipc", "IPC"},   {"uts", "UTS"}};
+} kNamespaces[] = {{"mnt", "mount"}, {"pid", "PID"}, {"net", "network"},
+                   {"user", "user"}, {"ipc", "IPC"}, {"uts", "UTS"}};
 
 std::string OfPeer(const Peer& peer, const std::string& name) {
   return "/proc/" + std::to_string(peer.pid) + "/" + name;
@@ -91,7 +91,8 @@ std::vector<Hierarchy> Hierarchies() {
   return found;
 }
 
-// A process without a controller of its own, such as in an own hierarchy of version 2 that is empty, has nothing to join.
+// A process without a controller of its own, such as in an own hierarchy of version 2 that is empty, has nothing to
+// join.
 bool JoinControlGroups(const Peer& peer, std::string* error) {
   const std::vector<Hierarchy> hierarchies = Hierarchies();
   std::ifstream own("/proc/self/cgroup"), theirs(OfPeer(peer, "cgroup"));
@@ -108,11 +109,12 @@ bool JoinControlGroups(const Peer& peer, std::string* error) {
     for (std::string name; std::getline(list, name, ',');) controllers.insert(name);
     bool joined = false;
     for (const Hierarchy& one : hierarchies) {
-      const bool is_it = controllers.empty() == one.controllers.empty() &&
-                         std::includes(one.controllers.begin(), one.controllers.end(), controllers.begin(),
-                                       controllers.end());
+      const bool is_it =
+          controllers.empty() == one.controllers.empty() &&
+          std::includes(one.controllers.begin(), one.controllers.end(), controllers.begin(), controllers.end());
       if (!is_it || path.compare(0, one.root.size(), one.root) != 0) continue;
-      const int procs = open((one.place + path.substr(one.root.size()) + "/cgroup.procs").c_str(), O_WRONLY | O_CLOEXEC);
+      const int procs =
+          open((one.place + path.substr(one.root.size()) + "/cgroup.procs").c_str(), O_WRONLY | O_CLOEXEC);
       joined = procs >= 0 && write(procs, "0", 1) == 1;
       if (procs >= 0) close(procs);
       if (joined) break;

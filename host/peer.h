@@ -22,13 +22,13 @@ struct Peer {
   bool no_new_privileges = false;
 };
 
-// The process at the other end of `socket`. Refuses one that is somewhere else than cr-hostd (another mount, PID, network
-// or user namespace, a chroot), where names mean other things; one with a seccomp filter, which a process of cr-hostd's
-// would not have; and one that has more than one user's rights.
+// The process at the other end of `socket`. Refuses one that is somewhere else than cr-hostd (another mount, PID,
+// network or user namespace, a chroot), where names mean other things; one with a seccomp filter, which a process of
+// cr-hostd's would not have; and one that has more than one user's rights.
 bool FindPeer(int socket, Peer* peer, std::string* error);
 
-// In a child that is to work for the peer, still as root: goes to its control groups, and takes on its resource limits (of
-// a job), processors, niceness and no-new-privileges.
+// In a child that is to work for the peer, still as root: goes to its control groups, and takes on its resource limits
+// (of a job), processors, niceness and no-new-privileges.
 bool JoinPeer(const Peer& peer, bool limits, std::string* error);
 
 }  // namespace cuda_remote::host

@@ -164,9 +164,9 @@ bool SignImage(const ckptfmt::OpenedFolder& folder, const Key& key, uint32_t use
   statement.set_group(part.checkpoint);
   statement.set_whole_job(part.whole_job);
   statement.set_host(HostName());
-  statement.set_signed_unix_ms(std::chrono::duration_cast<std::chrono::milliseconds>(
-                                   std::chrono::system_clock::now().time_since_epoch())
-                                   .count());
+  statement.set_signed_unix_ms(
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
+          .count());
   for (const std::string& path : paths) {
     const auto file = ckptfmt::OpenForReading(folder, path);
     uint64_t bytes = 0;
@@ -207,7 +207,8 @@ bool ReadSignature(std::string_view bytes, const Key& key, const std::string& im
     return false;
   }
   bool ok = statement->version() == kStatementVersion;
-  for (const SignedFile& one : statement->files()) ok = ok && IsImagePath(one.path()) && one.hash().size() == kHashBytes;
+  for (const SignedFile& one : statement->files())
+    ok = ok && IsImagePath(one.path()) && one.hash().size() == kHashBytes;
   if (!ok) *error = image + " was signed by a newer cr-hostd, which this one does not understand";
   return ok;
 }

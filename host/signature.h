@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A cr-hostd restores only what a cr-hostd with the same key has saved: it signs images. Images belong to their users, who
-// can change them.
+// A cr-hostd restores only what a cr-hostd with the same key has saved: it signs images. Images belong to their users,
+// who can change them.
 //
 // Functions return false and one sentence in *error. No state but Key's.
 #ifndef CUDA_REMOTE_HOST_SIGNATURE_H_

@@ -20,8 +20,8 @@ inline constexpr size_t kMostDescriptors = 4;
 
 bool Send(int socket, const google::protobuf::MessageLite& message, const std::vector<int>& descriptors = {});
 
-// Waits for a whole message. False if the peer has closed, sent something else, or more descriptors than kMostDescriptors;
-// `descriptors` (close-on-exec; the caller's also on failure) may be null: then none may come.
+// Waits for a whole message. False if the peer has closed, sent something else, or more descriptors than
+// kMostDescriptors; `descriptors` (close-on-exec; the caller's also on failure) may be null: then none may come.
 bool Receive(int socket, google::protobuf::MessageLite* message, std::vector<int>* descriptors = nullptr);
 
 }  // namespace cuda_remote::host

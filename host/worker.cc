@@ -35,12 +35,12 @@
 #include <thread>
 #include <vector>
 
+#include "checkpoint/engine/engines.h"
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/caller.h"
 #include "checkpoint/job/caller.pb.h"
 #include "checkpoint/job/forwarded_signals.h"
 #include "checkpoint/job/hostd_places.h"
-#include "checkpoint/engine/engines.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/transaction/at_step.h"
 #include "ckptfmt/folder.h"
@@ -82,7 +82,7 @@ constexpr const char* kNotForTools[] = {"CUDA_REMOTE_SERVER", "CUDA_REMOTE_JOB_D
 // What root's tools accept of a user. Everything else, such as --user, --job-dir and --trust-owner, is root's to say.
 struct Tool {
   const char* name;
-  bool runs_job;    // in the foreground until the job ends
+  bool runs_job;     // in the foreground until the job ends
   bool takes_image;  // reads one
   bool makes_image;  // for the user
   std::set<std::string> flags, values;
@@ -271,10 +271,10 @@ class Worker {
   std::vector<GroupPart> parts_;
   SaveBegin group_begin_;
   std::unique_ptr<Sets> sets_;
-  double every_ = 0;  // seconds; 0: once
+  double every_ = 0;        // seconds; 0: once
   std::string checkpoint_;  // of the part's image
   checkpoint::Job job_;
-  bool last_ = false;   // the tool's second run, after which the job ends here
+  bool last_ = false;  // the tool's second run, after which the job ends here
   bool moved_ = false, doubtful_ = false;
   std::atomic<bool> cancelled_{false};
   std::string move_problem_;
@@ -316,7 +316,8 @@ bool Worker::ReadRequest(std::string* error) {
   }
   for (size_t i = 0; i < 3; ++i) {
     if (IsHarmless(fds_[i])) continue;
-    *error = "descriptor " + std::to_string(i) + " is a file of the kernel's, to which cr-hostd does not write; use a pipe";
+    *error =
+        "descriptor " + std::to_string(i) + " is a file of the kernel's, to which cr-hostd does not write; use a pipe";
     return false;
   }
   for (const Tool& tool : Tools()) {
@@ -481,8 +482,8 @@ bool Worker::MakeImagesFolder(std::string* error) {
 }
 
 // What an image says of its job, and of the job's processes.
-bool ReadFacts(const std::string& image, std::unique_ptr<ckptfmt::ImageReader>* reader,
-               checkpoint::SavedSummary* saved, std::string* error) {
+bool ReadFacts(const std::string& image, std::unique_ptr<ckptfmt::ImageReader>* reader, checkpoint::SavedSummary* saved,
+               std::string* error) {
   using ckptfmt::ImageReader;
   auto opened = ImageReader::Open(image, ImageReader::Owner::kTrusted, ImageReader::Parts::kFacts);
   if (!opened.ok()) {
@@ -510,7 +511,8 @@ bool Worker::TakeMembersImage(std::string* error) {
     return false;
   }
   const auto about = image->info().client_info.find("job");
-  if (request_.job().empty() && about != image->info().client_info.end() && checkpoint::JobFromJson(about->second, &job_)) {
+  if (request_.job().empty() && about != image->info().client_info.end() &&
+      checkpoint::JobFromJson(about->second, &job_)) {
     request_.set_job(job_.directory().substr(job_.directory().rfind('/') + 1));
   }
   // Nobody listens at a pipe or a terminal any more.
@@ -535,7 +537,8 @@ bool Worker::BeginGroup(std::string* error) {
     return false;
   }
   if (!Regroups() && !IsJobName(request_.job())) {
-    *error = "\"" + request_.job() + "\" cannot be the name of a job; with --hosts, JOB is the name that it has on all hosts "
+    *error = "\"" + request_.job() +
+             "\" cannot be the name of a job; with --hosts, JOB is the name that it has on all hosts "
              "(cr-run --name)";
     return false;
   }
@@ -574,8 +577,7 @@ bool Worker::BeginGroup(std::string* error) {
   group_begin_.mutable_user()->set_group(peer_.account.group);
   for (const gid_t group : peer_.account.groups) group_begin_.mutable_user()->add_groups(group);
   user_output_ = fcntl(fds_[1], F_DUPFD_CLOEXEC, 3);
-  if (keep_ > 0 || Regroups())
-    sets_ = std::make_unique<Sets>(parts_, settings_.tls, key_, group_begin_.user(), image_);
+  if (keep_ > 0 || Regroups()) sets_ = std::make_unique<Sets>(parts_, settings_.tls, key_, group_begin_.user(), image_);
   return true;
 }
 
@@ -590,8 +592,10 @@ bool Worker::Begin(std::string* error) {
   }
   if (AsksForHosts()) return true;
   const bool of_hosts = Rejoins() || tool_->name == std::string(kArriveTool) || tool_->name == std::string(kMemberTool);
-  if (root != of_hosts || Arrives() != (tool_->name == std::string(kArriveTool)) || IsMember() != (of_hosts && !Arrives())) {
-    *error = root ? "root needs no cr-hostd: start the tool without it" : "cr-hostd does not know the tool " + request_.tool();
+  if (root != of_hosts || Arrives() != (tool_->name == std::string(kArriveTool)) ||
+      IsMember() != (of_hosts && !Arrives())) {
+    *error = root ? "root needs no cr-hostd: start the tool without it"
+                  : "cr-hostd does not know the tool " + request_.tool();
     elsewhere_ = root;
     return false;
   }
@@ -609,11 +613,13 @@ bool Worker::Begin(std::string* error) {
   }
   if (IsMember()) {
     if (!FindMember(error) || !ListArguments(error)) return false;
-    Log(peer_.account, "a part of job " + request_.job() + (Rejoins() ? " is restarted" : " is saved") + ", image " + image_);
+    Log(peer_.account,
+        "a part of job " + request_.job() + (Rejoins() ? " is restarted" : " is saved") + ", image " + image_);
     return StartTool(error);
   }
   if (IsGroup()) {
-    Log(peer_.account, std::string(tool_->program) + " of job " + request_.job() + " on several hosts, image " + image_);
+    Log(peer_.account,
+        std::string(tool_->program) + " of job " + request_.job() + " on several hosts, image " + image_);
     return BeginGroup(error);
   }
   if ((tool_->takes_image || tool_->makes_image) && (image_.empty() || image_.find('\0') != std::string::npos)) {
@@ -722,7 +728,8 @@ bool Worker::StartTool(std::string* error) {
   for (const std::string& network : settings_.addresses) facts.add_addresses(network);
   int ends[2], failure[2];
   const int memory = memfd_create("cr-hostd-caller", MFD_CLOEXEC);
-  if (memory < 0 || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0 || pipe2(failure, O_CLOEXEC) != 0) {
+  if (memory < 0 || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0 ||
+      pipe2(failure, O_CLOEXEC) != 0) {
     *error = std::string("cannot start the tool: ") + strerror(errno);
     return false;
   }
@@ -814,7 +821,8 @@ void Worker::PassOn() {
   Control control;
   if (!Receive(socket_, &control)) {
     peer_gone_ = true;
-    // A part that runs ends by its tool: killed, it would leave the address in use by what its connections have to send.
+    // A part that runs ends by its tool: killed, it would leave the address in use by what its connections have to
+    // send.
     if (goes_on_ || released_) return;
     // As when somebody kills cr-run, or a tool that works on a job.
     kill(child_, tool_->runs_job ? SIGKILL : SIGTERM);
@@ -833,7 +841,8 @@ void Worker::PassOn() {
 void Worker::LookForRoom() {
   if ((!tool_->makes_image && !Moves()) || full_ || HasRoom(spool_, 0)) return;
   full_ = true;
-  Tell(Reply::NOTE, 0, "there is no room left in cr-hostd's folder " + settings_.spool + "; the checkpoint is given up");
+  Tell(Reply::NOTE, 0,
+       "there is no room left in cr-hostd's folder " + settings_.spool + "; the checkpoint is given up");
   kill(child_, SIGTERM);
 }
 
@@ -981,7 +990,8 @@ int Worker::RepeatGroup() {
 
 // Streams for the tool, whose words are this worker's to say.
 bool Worker::OpenStreams(std::string* error) {
-  fds_ = {open("/dev/null", O_RDWR | O_CLOEXEC), memfd_create("output", MFD_CLOEXEC), memfd_create("errors", MFD_CLOEXEC)};
+  fds_ = {open("/dev/null", O_RDWR | O_CLOEXEC), memfd_create("output", MFD_CLOEXEC),
+          memfd_create("errors", MFD_CLOEXEC)};
   for (int* const kept : {&tool_output_, &tool_errors_}) {
     if (*kept >= 0) close(*kept);
   }
@@ -1003,7 +1013,8 @@ bool Worker::BeginMove(std::string* error) {
   }
   if (!checkpoint::ReadJob(job_folder_, &job_, error)) return false;
   if (job_.terminal()) {
-    *error = "the job has a terminal, which cannot go to another host; start it without one (cr-run ... < /dev/null | cat)";
+    *error =
+        "the job has a terminal, which cannot go to another host; start it without one (cr-run ... < /dev/null | cat)";
     return false;
   }
   if (server_.empty() && job_.server().compare(0, 5, "unix:") == 0) {
@@ -1054,8 +1065,10 @@ bool Worker::AnnounceMove(const std::string& image, std::string* error) {
     // As 2>&1 has it.
     if (stream.fd == 2 && replaced.count(stream.target)) continue;
     const char* const option = stream.fd == 1 ? "--output" : "--error";
-    *error = "the job's descriptor " + std::to_string(stream.fd) + " is a pipe or a terminal, which stays here; name a "
-             "file of " + host_ + " for it with " + option;
+    *error = "the job's descriptor " + std::to_string(stream.fd) +
+             " is a pipe or a terminal, which stays here; name a "
+             "file of " +
+             host_ + " for it with " + option;
     return false;
   }
   for (const ckptfmt::NeededFile& file : info.needs.files) {
@@ -1114,8 +1127,9 @@ void Worker::KeepDoubtful() {
   const bool stays = rename(spool_.c_str(), kept.c_str()) == 0;
   spool_.clear();  // in no case to be removed
   Tell(Reply::NOTE, 0,
-       host_ + " was told to let the job go on, and has not answered since. Look there whether it runs (cr-ps). It has "
-       "ended here; if it does not run there, root can restart it here: cr-restart " +
+       host_ +
+           " was told to let the job go on, and has not answered since. Look there whether it runs (cr-ps). It has "
+           "ended here; if it does not run there, root can restart it here: cr-restart " +
            (stays ? kept : settings_.spool) + kImages);
 }
 
@@ -1129,7 +1143,8 @@ bool Worker::MoveImage(std::string* error) {
   if (!SignImage(*folder, key_, peer_.account.user, PartOf(), error)) return false;
   if (!move_) move_ = MoveSource::Open(host_, settings_.tls, error);
   if (!move_) return false;
-  if (!WatchFor([&] { return (last_ || AnnounceMove(image, error)) && move_->SendImage(*folder, error); }, error)) return false;
+  if (!WatchFor([&] { return (last_ || AnnounceMove(image, error)) && move_->SendImage(*folder, error); }, error))
+    return false;
   if (!last_) {
     bytes_before_ = move_->sent_bytes();
     return true;
@@ -1197,9 +1212,10 @@ int Worker::FinishMove(int code) {
       const ssize_t ignored = write(user_output_, line.data(), line.size());
       static_cast<void>(ignored);
     } else if (!quiet_) {
-      snprintf(text, sizeof(text), "moved to %s in %.1f s (the job stood still for %.1f s): %.1f MiB sent while it ran, "
-               "%.1f MiB while it stood still", host_.c_str(), seconds, paused, double(bytes_before_) / (1 << 20),
-               double(after) / (1 << 20));
+      snprintf(text, sizeof(text),
+               "moved to %s in %.1f s (the job stood still for %.1f s): %.1f MiB sent while it ran, "
+               "%.1f MiB while it stood still",
+               host_.c_str(), seconds, paused, double(bytes_before_) / (1 << 20), double(after) / (1 << 20));
       Tell(Reply::NOTE, 0, text);
     }
     return 0;
@@ -1208,7 +1224,8 @@ int Worker::FinishMove(int code) {
   if (!move_problem_.empty()) error = move_problem_;
   while (!error.empty() && error.back() == '\n') error.pop_back();
   Tell(Reply::NOTE, 0,
-       request_.job() + " was not moved: " + error + (checkpoint::JobIsAlive(job_) ? "; the job goes on where it was" : ""));
+       request_.job() + " was not moved: " + error +
+           (checkpoint::JobIsAlive(job_) ? "; the job goes on where it was" : ""));
   return 1;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One request of an ordinary user, from its first message to the tool's exit code: in a process of its own, as root, which
-// goes on when cr-hostd ends.
+// One request of an ordinary user, from its first message to the tool's exit code: in a process of its own, as root,
+// which goes on when cr-hostd ends.
 #ifndef CUDA_REMOTE_HOST_WORKER_H_
 #define CUDA_REMOTE_HOST_WORKER_H_
 

@@ -91,7 +91,7 @@ struct Options {
   bool stop = false, tcp_close = false, json = false, quiet = false, times = false;
   double every = 0, timeout = 60;
   int compress = -1;  // what is faster
-  size_t keep = 0;  // 0: DIR is the image
+  size_t keep = 0;    // 0: DIR is the image
   std::optional<uint64_t> pool;
 };
 
@@ -230,8 +230,10 @@ void TellTransfer(const TransferTimes& times, Steps* steps) {
   steps->Part(times.slots, "for room in host memory (this and what follows: of " + std::to_string(times.threads) +
                                " threads together; " + std::to_string(times.page_faults) + " page faults)");
   steps->Part(times.requests, "sending requests for " + std::to_string(times.regions) + " regions");
-  steps->Part(times.channel, "waiting for " + count(times.channel_chunks, times.channel_bytes) + " through the channel");
-  steps->Part(times.copies, "waiting for " + count(times.shared_chunks, times.shared_bytes) + " through shared buffers");
+  steps->Part(times.channel,
+              "waiting for " + count(times.channel_chunks, times.channel_bytes) + " through the channel");
+  steps->Part(times.copies,
+              "waiting for " + count(times.shared_chunks, times.shared_bytes) + " through shared buffers");
   steps->Part(times.emptying, "copying out of shared buffers");
   steps->Part(times.using_, "handing chunks to the image");
   if (times.longest > 0) steps->Part(times.longest, "the longest wait, for " + times.longest_chunk);
@@ -327,8 +329,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, S
     if (!opened.ok()) return failed(opened.status());
     store.reset(opened->release());
   }
-  auto created =
-      store ? store->Create(writer_options) : ckptfmt::ImageWriter::Create(options.image, writer_options);
+  auto created = store ? store->Create(writer_options) : ckptfmt::ImageWriter::Create(options.image, writer_options);
   if (!created.ok()) return failed(created.status());
   const std::unique_ptr<ckptfmt::ImageWriter, DeleteAsRoot> image(created->release());
   image_rights.reset();
@@ -443,10 +444,10 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, S
   }
   steps.Done("reading GPU memory");
   if (outcome->saving.hashing > 0) {
-    steps.Part(outcome->saving.hashing,
-               "of it, hashing on the GPU: earlier images have " + Bytes(double(outcome->saving.unread_bytes)) +
-                   ", and " + Bytes(double(outcome->precopy.kept_bytes)) + " of " + Bytes(double(outcome->precopy.copied_bytes)) +
-                   " copied before are right");
+    steps.Part(outcome->saving.hashing, "of it, hashing on the GPU: earlier images have " +
+                                            Bytes(double(outcome->saving.unread_bytes)) + ", and " +
+                                            Bytes(double(outcome->precopy.kept_bytes)) + " of " +
+                                            Bytes(double(outcome->precopy.copied_bytes)) + " copied before are right");
   }
   steps.Part(outcome->saving.taking, "of it, copying " + Bytes(double(outcome->behind_bytes)) + " inside the GPU");
   steps.Part(outcome->saving.attaching, "of it, letting the GPU server map the buffers");
@@ -557,8 +558,8 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, S
     const AsRoot root;
     const absl::StatusOr<size_t> pruned = store->Prune(options.keep);
     if (!pruned.ok()) {
-      Say(kTool, "the image is complete, but old images could not be removed: " + std::string(pruned.status().message()) +
-                     "; the next checkpoint tries again");
+      Say(kTool, "the image is complete, but old images could not be removed: " +
+                     std::string(pruned.status().message()) + "; the next checkpoint tries again");
     }
     steps.Done("removing old images");
   }
@@ -640,8 +641,7 @@ void Tell(const Options& options, const Outcome& outcome) {
     json.End('}');
     puts(json.text().c_str());
   } else if (!options.quiet) {
-    const std::string time =
-        options.every > 0 ? TimeText(std::chrono::system_clock::now()) + ": " : std::string();
+    const std::string time = options.every > 0 ? TimeText(std::chrono::system_clock::now()) + ": " : std::string();
     const std::string shared =
         sizes.linked_bytes > 0 ? ", of which earlier images have " + Bytes(double(sizes.linked_bytes)) : std::string();
     fprintf(stderr,
@@ -681,10 +681,10 @@ int Repeat(const Options& options, const std::string& directory, const Job& job,
     } else if (!JobIsAlive(job)) {
       return ended();
     } else if (!cancelled()) {
-      Say(kTool, TimeText(now) + ": no checkpoint of " + NameFor(options) + ": " + error + "; the job goes on. " +
-                     (saved.empty() ? "There is no image from this run yet"
-                                    : last + " is still the image of " + saved) +
-                     "; the next try is at " + TimeText(now + interval));
+      Say(kTool,
+          TimeText(now) + ": no checkpoint of " + NameFor(options) + ": " + error + "; the job goes on. " +
+              (saved.empty() ? "There is no image from this run yet" : last + " is still the image of " + saved) +
+              "; the next try is at " + TimeText(now + interval));
     }
     do {
       if (!JobIsAlive(job)) return ended();
@@ -748,18 +748,20 @@ int Main(int argc, char** argv) {
   app.add_option("--timeout", options.timeout, "seconds to wait for CUDA calls that are in progress")
       ->capture_default_str()
       ->check(CLI::Range(0.001, 86400.0));
-  app.add_option("--compress", options.compress,
-                 "Zstandard level for GPU memory; 0: none (default: the fastest one, where it makes the checkpoint faster)")
+  app.add_option(
+         "--compress", options.compress,
+         "Zstandard level for GPU memory; 0: none (default: the fastest one, where it makes the checkpoint faster)")
       ->check(CLI::Range(0, 19));
   app.add_option(
          "--pool", options.pool,
          "host memory for GPU memory that waits to be written, as in 16G; of more than this the job waits for the "
          "files (default: half of what this machine and control group have left; with --stop 1 GiB at most)")
       ->transform(CLI::AsSizeValue(false));
-  app.add_option("--hosts", options.hosts,
-                 "HOST,HOST,...: the user's jobs of this name on these hosts, as one: all are saved at the same moment or none "
-                 "is; by their cr-hostds, each into DIR/member-N of its host (N: which one in this list, from 1). HOST/NAME is "
-                 "a job of another name on that host");
+  app.add_option(
+      "--hosts", options.hosts,
+      "HOST,HOST,...: the user's jobs of this name on these hosts, as one: all are saved at the same moment or none "
+      "is; by their cr-hostds, each into DIR/member-N of its host (N: which one in this list, from 1). HOST/NAME is "
+      "a job of another name on that host");
   app.add_flag("--json", options.json, "print times and sizes as JSON");
   app.add_flag("--times", options.times, "tell how long each step took");
   app.add_flag("--quiet", options.quiet, "print errors only");

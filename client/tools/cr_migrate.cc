@@ -158,7 +158,8 @@ bool OpenSessions(const Options& options, const std::string& directory, const Jo
         info = held->processes()[i]->info();
       } else {
         std::string ignored;
-        const auto agent = agent::AgentClient::Connect(directory, uint32_t(move.of.inner_pid), NameOf(move.of), &ignored);
+        const auto agent =
+            agent::AgentClient::Connect(directory, uint32_t(move.of.inner_pid), NameOf(move.of), &ignored);
         // It may have ended just now. If it has not, its session is opened when it is held.
         if (!agent || !agent->GetInfo(&info, &ignored)) continue;
       }
@@ -200,8 +201,8 @@ void ReplayCodeAhead(const CodeAhead& code, std::vector<Move>* moves) {
   }
 }
 
-// Copies GPU memory to new sessions on other machines while the job runs on. Whatever goes wrong, less is there when the
-// job stops.
+// Copies GPU memory to new sessions on other machines while the job runs on. Whatever goes wrong, less is there when
+// the job stops.
 void CopyBefore(const std::string& directory, bool quiet, uint64_t held, SharedBuffers* shared, ChunkPool* pool,
                 const std::function<bool()>& cancelled, std::vector<Move>* moves) {
   std::string ignored;
@@ -348,8 +349,8 @@ bool CompareAll(std::vector<Move>* moves, std::string* error) {
   return NoErrors(*moves, error);
 }
 
-bool Migrate(const Options& options, const std::string& directory, const Job& job, const std::function<bool()>& cancelled,
-             std::string* error) {
+bool Migrate(const Options& options, const std::string& directory, const Job& job,
+             const std::function<bool()>& cancelled, std::string* error) {
   const Clock::time_point start = Clock::now();
   JobClaim claim;
   if (!claim.Take(directory, kTool, cancelled, error)) return false;
@@ -455,7 +456,8 @@ bool Migrate(const Options& options, const std::string& directory, const Job& jo
         return !cancelled();
       };
       SkipChunk is_there;
-      if (move.copies) is_there = [&move](size_t region, uint64_t index) { return move.copies->IsThere(region, index); };
+      if (move.copies)
+        is_there = [&move](size_t region, uint64_t index) { return move.copies->IsThere(region, index); };
       if (!CopyMemory(move.process->channel(), move.regions, move.channel.get(), move.moved, move.handed_over, is_there,
                       shared.get(), go_on, &copied, error)) {
         return Of(move, moves.size(), error);
@@ -560,8 +562,9 @@ int Main(int argc, char** argv) {
   app.add_flag("--whole", whole,
                "move the job's processes, too, with its private files, from this host's cr-hostd to that of --to-host");
   app.add_option("--to-host", to_host, "of --whole: HOST or HOST:PORT, where the other cr-hostd listens");
-  app.add_option("--output", output,
-                 "of --whole: a file there for the job's standard output, behind what it holds; needed if that is a pipe");
+  app.add_option(
+      "--output", output,
+      "of --whole: a file there for the job's standard output, behind what it holds; needed if that is a pipe");
   app.add_option("--error", error_output, "of --whole: the same for its standard error; may be the same file");
   app.add_flag("--json", options.json, "print times and sizes as JSON");
   app.add_flag("--quiet", options.quiet, "print errors only");
@@ -584,8 +587,9 @@ int Main(int argc, char** argv) {
     }
     host::Request request = host::RequestOf(app, "move");
     auto* const given = request.mutable_options();
-    given->erase(std::remove_if(given->begin(), given->end(), [](const host::Option& one) { return one.name() == "whole"; }),
-                 given->end());
+    given->erase(
+        std::remove_if(given->begin(), given->end(), [](const host::Option& one) { return one.name() == "whole"; }),
+        given->end());
     for (host::Option& one : *given) {
       if (one.name() == "output" || one.name() == "error") one.set_value(Absolute(one.value()));
     }

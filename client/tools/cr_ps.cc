@@ -22,10 +22,10 @@
 #include "client/tools/local_jobs.h"
 #include "client/tools/table_text.h"
 #include "host/client.h"
-#include "proto/control/server_control.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/codec/json.h"
 #include "proto/codec/text.h"
+#include "proto/control/server_control.h"
 #include "proto/folder/private_folder.h"
 #include "proto/frame/version.h"
 
@@ -189,8 +189,8 @@ void PrintLimits(const control::ServerInfo& server) {
                                        Bytes(double(limits.user_memory())));
     const std::string gpus = OfLimit(std::to_string(usage.gpus_size()), limited ? limits.user_gpus() : 0,
                                      std::to_string(limits.user_gpus()));
-    printf("%s: sessions %s, GPU memory %s, GPUs %s%s\n", usage.identity().c_str(), sessions.c_str(),
-           memory.c_str(), gpus.c_str(), usage.gpus_size() == 0 ? "" : (" (" + Listed(usage.gpus()) + ")").c_str());
+    printf("%s: sessions %s, GPU memory %s, GPUs %s%s\n", usage.identity().c_str(), sessions.c_str(), memory.c_str(),
+           gpus.c_str(), usage.gpus_size() == 0 ? "" : (" (" + Listed(usage.gpus()) + ")").c_str());
   }
 }
 
@@ -295,8 +295,7 @@ void PrintTable(const control::ServerInfo& server, const control::ListSessionsRe
     const std::string job =
         (s.job().empty() ? "" : " [" + s.job() + "]") + (here.job ? " in " + here.job->directory : "");
     printf("%7" PRIu64 " %8u %8s %5s %5s %10s %10.0f %11s %11s %8.0f  %s%s%s (%s)\n", s.id(),
-           here.job ? unsigned(here.pid) : s.pid(),
-           s.worker_pid() ? std::to_string(s.worker_pid()).c_str() : "waits",
+           here.job ? unsigned(here.pid) : s.pid(), s.worker_pid() ? std::to_string(s.worker_pid()).c_str() : "waits",
            (s.gpus().empty() ? std::to_string(s.gpu()) : Listed(s.gpus())).c_str(), s.transport().c_str(),
            Bytes(double(s.device_bytes())).c_str(), s.calls_per_second(), Bytes(s.bytes_per_second()).c_str(),
            Ago(s.saved_unix_ms()).c_str(), s.seconds(), s.program().c_str(), job.c_str(),
@@ -317,7 +316,8 @@ int End(control::ServerControl* control, uint64_t session, const std::string& re
   return kExitNoSession;
 }
 
-// Shows all once. `here`: no server was named, so this shows the user's jobs, and the user's server on this machine if it runs.
+// Shows all once. `here`: no server was named, so this shows the user's jobs, and the user's server on this machine if
+// it runs.
 int Show(const std::string& address, bool here, const control::TlsFiles& tls, bool json) {
   std::string error;
   control::ServerInfo server;
@@ -351,7 +351,8 @@ int ShowHosts(const std::string& hosts, bool json) {
   std::string error;
   host::HostReports reports;
   const auto hostd = host::Hostd::Connect(&error);
-  if (!hostd && error.empty()) error = "there is no cr-hostd on this host (" + HostdSocket() + "), which asks the others";
+  if (!hostd && error.empty())
+    error = "there is no cr-hostd on this host (" + HostdSocket() + "), which asks the others";
   if (!hostd || !hostd->AskForHosts(hosts, &reports, &error)) {
     fprintf(stderr, "cr-ps: %s\n", error.c_str());
     return kExitNoServer;
@@ -378,9 +379,10 @@ int Main(int argc, char** argv) {
                  "unix:PATH of the server's socket or folder, or HOST:PORT (default: $CUDA_REMOTE_SERVER, "
                  "else this user's jobs here, and the sessions of this user's server here, if one runs)");
   CLI::Option* const all_hosts =
-      app.add_option("--hosts", hosts,
-                     "what there is at other hosts: HOST,HOST:PORT, or nothing for this one and those that its cr-hostd "
-                     "knows (cr-hostd --known-host)")
+      app.add_option(
+             "--hosts", hosts,
+             "what there is at other hosts: HOST,HOST:PORT, or nothing for this one and those that its cr-hostd "
+             "knows (cr-hostd --known-host)")
           ->expected(0, 1)
           ->excludes("--server");
   app.add_flag("--json", json, "for programs");

@@ -181,9 +181,9 @@ bool Plan(const Options& options, const ckptfmt::ImageInfo& info, std::vector<Pl
 // The ways to all places, and to the server of processes that begin to use CUDA later, which is returned. Null: failed.
 const GpuHost* OpenHosts(const Options& options, GpuHosts* hosts, std::vector<Placed>* placed, std::string* error) {
   const int own = options.rules.empty() ? options.gpu : -1;
-  const bool all_elsewhere = !placed->empty() && options.server.empty() &&
-                             std::none_of(placed->begin(), placed->end(),
-                                          [](const Placed& one) { return one.place.server.empty(); });
+  const bool all_elsewhere =
+      !placed->empty() && options.server.empty() &&
+      std::none_of(placed->begin(), placed->end(), [](const Placed& one) { return one.place.server.empty(); });
   const GpuHost* const first = hosts->Open(all_elsewhere ? placed->front().place.server : options.server, own, error);
   if (!first) return nullptr;
   for (Placed& one : *placed) {
@@ -230,10 +230,9 @@ bool FitsPlaces(const Options& options, const std::optional<Account>& account, c
 }
 
 // The sessions of all processes, at the same time: the objects of one may be shared with another, and wait for it.
-bool RestoreSessions(const std::vector<Placed>& placed, const std::optional<Account>& account,
-                     const std::string& scope, const ckptfmt::ImageReader& image,
-                     const std::vector<replay::Log>& logs, std::vector<Session>* sessions, Steps* steps,
-                     std::string* error) {
+bool RestoreSessions(const std::vector<Placed>& placed, const std::optional<Account>& account, const std::string& scope,
+                     const ckptfmt::ImageReader& image, const std::vector<replay::Log>& logs,
+                     std::vector<Session>* sessions, Steps* steps, std::string* error) {
   const ckptfmt::ImageInfo& info = image.info();
   std::vector<const replay::Log*> all;
   for (const replay::Log& log : logs) all.push_back(&log);
@@ -244,8 +243,8 @@ bool RestoreSessions(const std::vector<Placed>& placed, const std::optional<Acco
   for (size_t i = 0; i < sessions->size(); ++i) {
     threads.emplace_back([&, i] {
       Session& session = (*sessions)[i];
-      session.channel = RestoreObjects(placed[i], account, scope, ownerless[i], info.job, info.processes[i], logs[i],
-                                       &session.error);
+      session.channel =
+          RestoreObjects(placed[i], account, scope, ownerless[i], info.job, info.processes[i], logs[i], &session.error);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -431,7 +430,8 @@ int Run(const Options& options) {
   const std::string marker = job.directory() + "/.used-by-" + std::to_string(getpid());
   const auto mark = [&] {
     const ActAs user(shown_to);
-    if (directory != job.directory()) close(open(marker.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+    if (directory != job.directory())
+      close(open(marker.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   };
   mark();
   const auto remove_folders = [&] {
@@ -477,8 +477,8 @@ int Run(const Options& options) {
             (processes->ChangesFiles() ? load() && begin() : begin() && load());
   AtStep("restore processes");
   // Of a job that moves: until it runs here, it is the other host's. Of a part of a job on several hosts: all run, or
-  // none. Of one with an address of its own: a message for a connection that is not there yet would be answered with its
-  // end.
+  // none. Of one with an address of its own: a message for a connection that is not there yet would be answered with
+  // its end.
   const bool holds = caller && caller->holds();
   if (ok && (holds || network)) {
     error.clear();
@@ -538,19 +538,21 @@ int Main(int argc, char** argv) {
   app.add_option("--job-dir", options.directory,
                  "the job's folder (default: the one that it had); where cr-hostd does the restart, a name for it");
   AddOutputOptions(&app, &options.outputs);
-  app.add_flag("--cut-back", options.cut_back,
-               "cut the files that the job had by --output and --error back to their length at the checkpoint; it writes "
-               "the rest again");
+  app.add_flag(
+      "--cut-back", options.cut_back,
+      "cut the files that the job had by --output and --error back to their length at the checkpoint; it writes "
+      "the rest again");
   app.add_option("--cut", options.cut,
                  "also cut this file back, which the job has open for writing, whoever has written to it since");
   app.add_flag("--trust-owner", options.trust_owner,
                "also take an image that another user owns or may write: he can make the job do what he wants");
   app.add_flag("--times", options.times, "tell how long each step took");
-  app.add_option("--hosts", options.hosts,
-                 "HOST,HOST,...: restart the parts of a job on several hosts there, DIR/member-N on the host N, or those "
-                 "of the newest set in DIR (cr-checkpoint --hosts --keep), by their cr-hostds: all run, or none. "
-                 "HOST/NAME: under that name. --output and --error are then for streams that were pipes or terminals "
-                 "(default: /dev/null), with %n for N");
+  app.add_option(
+      "--hosts", options.hosts,
+      "HOST,HOST,...: restart the parts of a job on several hosts there, DIR/member-N on the host N, or those "
+      "of the newest set in DIR (cr-checkpoint --hosts --keep), by their cr-hostds: all run, or none. "
+      "HOST/NAME: under that name. --output and --error are then for streams that were pipes or terminals "
+      "(default: /dev/null), with %n for N");
   app.add_flag("--quiet", options.quiet, "print errors only");
   app.add_option("--caller", caller, "used by cr-hostd")->group("");
   try {
@@ -581,7 +583,8 @@ int Main(int argc, char** argv) {
       if (app.count("--server") == 0 && server) host::AddOption("server", server, &request);
       request.set_image(Absolute(options.image));
       if (!options.directory.empty() && !NameOfHostdFolder(options.directory, request.mutable_job())) {
-        return Fail("--job-dir " + options.directory + ": cr-hostd makes the folders of jobs itself; give the name of one, "
+        return Fail("--job-dir " + options.directory +
+                    ": cr-hostd makes the folders of jobs itself; give the name of one, "
                     "without slashes");
       }
       return hostd->Run(kTool, std::move(request), kExitFailed);

@@ -89,9 +89,7 @@ void SetVariable(std::vector<std::string>* environment, const std::string& name,
 
 // What a program finds of its user in its environment; what is said of the caller's folders does not hold.
 void SetUser(const Account& account, std::vector<std::string>* environment) {
-  const auto is_callers = [](const std::string& variable) {
-    return variable.compare(0, 16, "XDG_RUNTIME_DIR=") == 0;
-  };
+  const auto is_callers = [](const std::string& variable) { return variable.compare(0, 16, "XDG_RUNTIME_DIR=") == 0; };
   environment->erase(std::remove_if(environment->begin(), environment->end(), is_callers), environment->end());
   if (account.name.empty()) return;
   SetVariable(environment, "USER", account.name);
@@ -128,16 +126,19 @@ int Main(int argc, char** argv) {
   app.add_option("--name", name, "the job's name, for the other tools (default: cr-run's PID)");
   AddOutputOptions(&app, &output_options);
   app.add_option("--user", user, "run the program as this user, with his groups and without capabilities; needs root");
-  app.add_option("--address", address,
-                 "ADDRESS[/PREFIX][@INTERFACE]: an address of the job's own, which no other machine or job has; its TCP "
-                 "connections with other machines then go on after a checkpoint, a restart or a move. On INTERFACE, a bridge "
-                 "or an Ethernet interface (default: the one in whose network ADDRESS is)");
-  app.add_flag("--plain", plain,
-               "no namespaces: a program that sets LD_LIBRARY_PATH anew does not find the library. A job of root's cannot be "
-               "checkpointed then; that of an ordinary user can be, by root");
-  app.add_flag("--io-uring", io_uring,
-               "programs may use io_uring; a job that does cannot be checkpointed (default: they find none, and most do "
-               "without)");
+  app.add_option(
+      "--address", address,
+      "ADDRESS[/PREFIX][@INTERFACE]: an address of the job's own, which no other machine or job has; its TCP "
+      "connections with other machines then go on after a checkpoint, a restart or a move. On INTERFACE, a bridge "
+      "or an Ethernet interface (default: the one in whose network ADDRESS is)");
+  app.add_flag(
+      "--plain", plain,
+      "no namespaces: a program that sets LD_LIBRARY_PATH anew does not find the library. A job of root's cannot be "
+      "checkpointed then; that of an ordinary user can be, by root");
+  app.add_flag(
+      "--io-uring", io_uring,
+      "programs may use io_uring; a job that does cannot be checkpointed (default: they find none, and most do "
+      "without)");
   app.add_option("--caller", caller_fd, "used by cr-hostd")->group("");
   const int own = OwnWords(app, argc, argv);
   try {
@@ -170,7 +171,8 @@ int Main(int argc, char** argv) {
     // Null: there is no cr-hostd here.
     if (const auto hostd = host::Hostd::Connect(&error)) {
       host::Request request = host::RequestOf(app, "run");
-      if (server.empty() && getenv("CUDA_REMOTE_SERVER")) host::AddOption("server", getenv("CUDA_REMOTE_SERVER"), &request);
+      if (server.empty() && getenv("CUDA_REMOTE_SERVER"))
+        host::AddOption("server", getenv("CUDA_REMOTE_SERVER"), &request);
       request.set_job(name.empty() ? std::to_string(getpid()) : name);
       for (const std::string& word : plan.command) request.add_command(word);
       const int code = hostd->Run(kTool, std::move(request), kExitFailed, &error);
@@ -187,7 +189,8 @@ int Main(int argc, char** argv) {
   // In a job already: its processes belong to that one, with its server.
   if (!directory.empty() && IsInUse(Absolute(directory)) && app.count("--job-dir") == 0) {
     if (own_wishes) {
-      return Fail("this is in the job of " + directory + " already, whose processes all belong to it: leave the options "
+      return Fail("this is in the job of " + directory +
+                  " already, whose processes all belong to it: leave the options "
                   "of cr-run away, or unset CUDA_REMOTE_JOB_DIR and CUDA_REMOTE_SERVER to start another job");
     }
     std::vector<char*> words(argv + first, argv + argc);
@@ -225,7 +228,8 @@ int Main(int argc, char** argv) {
     return opened;
   };
   // In a user namespace it would have mounts of its own, and could not be saved. Without one, root's tools can save it.
-  const bool is_root = geteuid() == 0, own_mounts = !plain && (is_root || MayMount()), users_own = !is_root && !own_mounts;
+  const bool is_root = geteuid() == 0, own_mounts = !plain && (is_root || MayMount()),
+             users_own = !is_root && !own_mounts;
   if ((account && !OpenToUser(directory, directory, *account, &error)) ||
       (users_own && !MakeSocketFolder(directory, &error)) || !open_outputs()) {
     RemoveJobFolder(directory);
@@ -251,11 +255,8 @@ int Main(int argc, char** argv) {
   // An own server shows its one GPU as the first.
   const int seen = server.empty() ? -1 : gpu;
   const std::string program = plan.command[0].substr(plan.command[0].rfind('/') + 1);
-  const std::string shown = !name.empty()                                   ? name
-                            : (value = variable("CUDA_REMOTE_JOB")) && *value ? value
-                                                                            : program;
-  if (!WriteGpuServer(directory, host->server(), seen, &error) ||
-      !WriteThisJob(directory, directory, shown, &error)) {
+  const std::string shown = !name.empty() ? name : (value = variable("CUDA_REMOTE_JOB")) && *value ? value : program;
+  if (!WriteGpuServer(directory, host->server(), seen, &error) || !WriteThisJob(directory, directory, shown, &error)) {
     hosts.reset();
     RemoveJobFolder(directory);
     return Fail(error);

@@ -28,9 +28,9 @@ void Say(const char* tool, const std::string& text);
 // number of the signal that ended it, or kExitStopped if cr-checkpoint --stop did.
 // `terminal`: the job's own, null if it has none. `engine`: what saves the job; null if nothing does. Says when a
 // process of `job` uses this machine's own GPU.
-int FinishJob(const char* tool, const checkpoint::Isolated& isolated, const std::string& directory, const checkpoint::Job& job,
-              std::unique_ptr<checkpoint::JobTerminal> terminal, std::unique_ptr<checkpoint::GpuHosts> hosts,
-              checkpoint::SnapshotEngine* engine);
+int FinishJob(const char* tool, const checkpoint::Isolated& isolated, const std::string& directory,
+              const checkpoint::Job& job, std::unique_ptr<checkpoint::JobTerminal> terminal,
+              std::unique_ptr<checkpoint::GpuHosts> hosts, checkpoint::SnapshotEngine* engine);
 
 // Lets go of standard input and output, so that a pipe ends when the program closes it.
 void LetGoOfStreams();

@@ -50,8 +50,8 @@ std::vector<LocalJob> LocalJobs() {
       for (const CudaProcess& process : FindCudaProcesses(local.job, local.directory)) {
         agent::Info info;
         std::string ignored;
-        const auto agent = agent::AgentClient::Connect(local.directory, uint32_t(process.inner_pid), NameOf(process),
-                                                       &ignored);
+        const auto agent =
+            agent::AgentClient::Connect(local.directory, uint32_t(process.inner_pid), NameOf(process), &ignored);
         if (agent && agent->GetInfo(&info, &ignored)) local.sessions[info.session] = process.pid;
       }
       for (int pid : ProcessesOf(local.job)) local.processes[InnerPid(pid)] = pid;

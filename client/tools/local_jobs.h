@@ -19,8 +19,8 @@ struct LocalJob {
   checkpoint::Job job;
   bool alive = false;
   std::map<uint64_t, int> sessions;  // of its processes with CUDA; to their numbers on this machine
-  std::string server;            // the socket or address that it uses
-  std::map<int, int> processes;  // numbers in the job's namespace (here, without one) to this machine's
+  std::string server;                // the socket or address that it uses
+  std::map<int, int> processes;      // numbers in the job's namespace (here, without one) to this machine's
   std::vector<checkpoint::DeviceUser> device_users;
 };
 

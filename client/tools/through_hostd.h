@@ -9,11 +9,12 @@
 
 namespace cuda_remote::client::tools {
 
-// The name of the job that a person calls `job`, if cr-hostd has started it for this user; empty otherwise, and for root.
+// The name of the job that a person calls `job`, if cr-hostd has started it for this user; empty otherwise, and for
+// root.
 std::string JobOfHostd(const std::string& job);
 
-// Which of cr-hostd's folders of this user's jobs a person means: *name is its name, or the last part of its path. False
-// for another path.
+// Which of cr-hostd's folders of this user's jobs a person means: *name is its name, or the last part of its path.
+// False for another path.
 bool NameOfHostdFolder(const std::string& folder, std::string* name);
 
 // Has cr-hostd do it. Returns the exit code; `failed`, with a message, if there is no cr-hostd or it refuses.

@@ -2,11 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that the sources are as clang-format would write them, by the workspace's .clang-format.
 
-unformatted.txt lists the files that are not yet. It may only shrink: a file that is on the list and is formatted, or gone,
-must be taken off it, and a new file must be formatted.
-
-Usage: style_test.py [ROOT]            ROOT: the workspace (default: the one that this file, links followed, is in)
-       style_test.py --list [ROOT]     prints the files that are not formatted, and checks nothing
+Usage: style_test.py [ROOT]     ROOT: the workspace (default: the one that this file, links followed, is in)
 Exit code 0 if everything holds, else every violation and exit code 1.
 """
 
@@ -21,7 +17,6 @@ CLANG_FORMAT = "clang-format-14"
 TOPS = ("proto", "ckptfmt", "replay", "checkpoint", "host", "client", "server", "tests", "bench")
 SOURCE = (".h", ".cc", ".cu", ".cpp")
 WARNING = re.compile(r"(.*?):\d+:\d+: warning: code should be clang-formatted")
-LIST = "tests/style/unformatted.txt"
 
 
 def sources(root):
@@ -53,33 +48,15 @@ def unformatted(root):
         return len(paths), set().union(*pool.map(lambda part: unformatted_of(root, part), parts))
 
 
-def listed(root):
-    with open(os.path.join(root, LIST), encoding="utf-8") as f:
-        return [line for line in f.read().split("\n") if line and not line.startswith("#")]
-
-
 def problems(root):
     """How many files there are, and what is wrong."""
     count, wrong = unformatted(root)
-    entries = listed(root)
-    found = [f"{path}: is not formatted. Run: {CLANG_FORMAT} -i {path}" for path in sorted(wrong - set(entries))]
-    for path in entries:
-        if path not in wrong:
-            what = "is formatted now" if os.path.exists(os.path.join(root, path)) else "is gone"
-            found.append(f"{path}: {what}. Take it off {LIST}, which may only shrink")
-    if entries != sorted(set(entries)):
-        found.append(f"{LIST}: must be sorted, each file once")
-    return count, found
+    return count, [f"{path}: is not formatted. Run: {CLANG_FORMAT} -i {path}" for path in sorted(wrong)]
 
 
 def main(arguments):
-    only_list = arguments[:1] == ["--list"]
-    rest = arguments[1:] if only_list else arguments
-    root = os.path.abspath(rest[0]) if rest else os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+    root = os.path.abspath(arguments[0]) if arguments else os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
     try:
-        if only_list:
-            print("\n".join(sorted(unformatted(root)[1])))
-            return 0
         count, found = problems(root)
     except FileNotFoundError as error:
         sys.exit(f"style_test: there is no {error.filename}; tools/setup installs {CLANG_FORMAT}")

@@ -16,9 +16,9 @@ BAD = "int  main( ) {return 0;}\n"
 
 
 class StyleTest(unittest.TestCase):
-    def problems(self, files, unformatted=""):
+    def problems(self, files):
         with tempfile.TemporaryDirectory() as root:
-            files = dict(files, **{".clang-format": "BasedOnStyle: Google\n", style_test.LIST: unformatted})
+            files = dict(files, **{".clang-format": "BasedOnStyle: Google\n"})
             for path, text in files.items():
                 os.makedirs(os.path.dirname(os.path.join(root, path)), exist_ok=True)
                 with open(os.path.join(root, path), "w", encoding="utf-8") as f:
@@ -32,20 +32,6 @@ class StyleTest(unittest.TestCase):
         count, found = self.problems({"proto/a.cc": GOOD, "server/b.cu": BAD})
         self.assertEqual((count, len(found)), (2, 1))
         self.assertIn("server/b.cu: is not formatted. Run: clang-format-14 -i server/b.cu", found[0])
-
-    def test_a_listed_file_need_not_be_formatted(self):
-        self.assertEqual(self.problems({"proto/a.cc": BAD}, "# why\nproto/a.cc\n"), (1, []))
-
-    def test_the_list_shrinks(self):
-        _, found = self.problems({"proto/a.cc": GOOD}, "proto/a.cc\nproto/gone.cc\n")
-        self.assertEqual(len(found), 2)
-        self.assertIn("proto/a.cc: is formatted now", found[0])
-        self.assertIn("proto/gone.cc: is gone", found[1])
-
-    def test_the_list_is_sorted(self):
-        _, found = self.problems({"proto/a.cc": BAD, "proto/b.cc": BAD}, "proto/b.cc\nproto/a.cc\n")
-        self.assertEqual(len(found), 1)
-        self.assertIn("must be sorted", found[0])
 
     def test_other_files_are_not_sources(self):
         self.assertEqual(self.problems({"proto/a.cc": GOOD, "proto/a.py": BAD, "third_party/a.cc": BAD})[0], 1)

@@ -132,8 +132,9 @@ __device__ void Integers(T a, T b, T* out) {
     Integers<T>(a[threadIdx.x], b[threadIdx.x], out + 16 * threadIdx.x);  \
   }
 INTEGERS(i8, signed char)
-INTEGERS(u8, unsigned char) INTEGERS(i16, short) INTEGERS(u16, unsigned short) INTEGERS(i32, int)
-    INTEGERS(u32, unsigned) INTEGERS(i64, long long) INTEGERS(u64, unsigned long long)
+INTEGERS(u8, unsigned char)
+INTEGERS(i16, short) INTEGERS(u16, unsigned short) INTEGERS(i32, int) INTEGERS(u32, unsigned) INTEGERS(i64, long long)
+    INTEGERS(u64, unsigned long long)
 
         extern "C" __global__ void bits(unsigned a, unsigned b, unsigned c, unsigned long long d, unsigned* out) {
   out[0] = __popc(a);
