@@ -131,12 +131,12 @@ __device__ void Integers(T a, T b, T* out) {
   extern "C" __global__ void int_##name(const T* a, const T* b, T* out) { \
     Integers<T>(a[threadIdx.x], b[threadIdx.x], out + 16 * threadIdx.x);  \
   }
-INTEGERS(i8, signed char)
-INTEGERS(u8, unsigned char)
-INTEGERS(i16, short) INTEGERS(u16, unsigned short) INTEGERS(i32, int) INTEGERS(u32, unsigned) INTEGERS(i64, long long)
-    INTEGERS(u64, unsigned long long)
+// clang-format off
+INTEGERS(i8, signed char) INTEGERS(u8, unsigned char) INTEGERS(i16, short) INTEGERS(u16, unsigned short)
+INTEGERS(i32, int) INTEGERS(u32, unsigned) INTEGERS(i64, long long) INTEGERS(u64, unsigned long long)
+    // clang-format on
 
-        extern "C" __global__ void bits(unsigned a, unsigned b, unsigned c, unsigned long long d, unsigned* out) {
+    extern "C" __global__ void bits(unsigned a, unsigned b, unsigned c, unsigned long long d, unsigned* out) {
   out[0] = __popc(a);
   out[1] = __clz(a);
   out[2] = __ffs(a);
