@@ -43,6 +43,7 @@ std::string ToText(const Connection& connection);
 struct TcpLine {
   // The kernel's numbers of a socket's state (include/net/tcp_states.h).
   enum State : uint32_t {
+    kMade = 1,
     kBeingMade = 3,
     kEnds = 4,
     kTimeWait = 6,

@@ -19,6 +19,7 @@
 #include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/job/stand_ins.h"
 #include "ckptfmt/needs.h"
+#include "proto/folder/connection_lock.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -129,6 +130,8 @@ bool ReadNeeds(std::string_view image, const Job& job, const ProcessFacts& proce
   // Those that a restart makes itself.
   std::set<std::string> known;
   for (const FileFacts& file : process_facts.shared_files()) known.insert(file.path());
+  // A process that was about to connect to its GPU server has it open.
+  if (!job.directory().empty()) known.insert(job.directory() + "/" + kConnectionLockName);
   // A program that was just starting has it mapped, and it is the job's own.
   if (!job.stand_ins().empty()) known.insert(kLoaderCache);
   return ReadFilesImage(image, FileKind::kRegular, [&](protozero::pbf_reader facts) {

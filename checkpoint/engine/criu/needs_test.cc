@@ -81,6 +81,19 @@ TEST(Needs, TheLoadersCacheIsTheJobsOwn) {
   EXPECT_TRUE(without.files.empty());
 }
 
+// A process that was about to connect to its server had it open. A restart makes one before it restores the processes.
+TEST(Needs, TheLockOfConnectionsIsTheJobsOwn) {
+  std::string image = EmptyFilesImage();
+  Add(&image, "/run/job/connect.lock", O_RDWR, 0, {});
+  Add(&image, "/run/other/connect.lock", O_RDWR, 0, {});
+  Job job;
+  job.set_directory("/run/job");
+  ckptfmt::Needs needs;
+  ASSERT_TRUE(ReadNeeds(image, job, ProcessFacts(), nullptr, &needs));
+  ASSERT_EQ(needs.files.size(), 1u);
+  EXPECT_EQ(needs.files[0].path, "/run/other/connect.lock");
+}
+
 TEST(Needs, FilesGetOtherNamesAndNothingElseChanges) {
   std::string image = SampleImage();
   const auto rename = [](std::string_view path, FileChange* change) {

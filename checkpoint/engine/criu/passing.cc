@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 
 #include <algorithm>
 #include <array>
@@ -83,20 +85,26 @@ std::vector<sock_filter> FilterOf(int socket) {
   return filter;
 }
 
-// The states of a process's threads, a letter each.
-std::string StatesOf(int pid) {
-  std::string states;
+// Calls `use` with each thread's folder in /proc.
+void ForEachThreadOf(int pid, const std::function<void(const std::string& folder)>& use) {
   const std::string folder = "/proc/" + std::to_string(pid) + "/task";
   DIR* const threads = opendir(folder.c_str());
   while (const dirent* const thread = threads ? readdir(threads) : nullptr) {
-    if (thread->d_name[0] == '.') continue;
-    std::ifstream in(folder + "/" + thread->d_name + "/stat");
+    if (thread->d_name[0] != '.') use(folder + "/" + thread->d_name);
+  }
+  if (threads) closedir(threads);
+}
+
+// The states of a process's threads, a letter each.
+std::string StatesOf(int pid) {
+  std::string states;
+  ForEachThreadOf(pid, [&](const std::string& thread) {
+    std::ifstream in(thread + "/stat");
     std::string text;
     std::getline(in, text);
     const size_t name_end = text.rfind(") ");
     if (name_end != std::string::npos && name_end + 2 < text.size()) states += text[name_end + 2];
-  }
-  if (threads) closedir(threads);
+  });
   return states;
 }
 
@@ -146,6 +154,34 @@ std::vector<std::string> ParsePassing(std::istream& lines) {
   return found;
 }
 
+std::vector<std::string> MadeInConnect(const std::vector<int>& pids) {
+  std::vector<std::string> found;
+  for (const int pid : pids) {
+    const std::string process = "/proc/" + std::to_string(pid);
+    std::set<uint64_t> inodes;
+    ForEachThreadOf(pid, [&](const std::string& thread) {
+      // "NUMBER 0xARGUMENT ..." of the call that the thread is in, or was in when it was stopped.
+      std::ifstream in(thread + "/syscall");
+      long number = -1;
+      std::string descriptor;
+      if (!(in >> number >> descriptor) || number != SYS_connect) return;
+      const std::string file = process + "/fd/" + std::to_string(strtol(descriptor.c_str(), nullptr, 16));
+      struct stat facts;
+      if (stat(file.c_str(), &facts) == 0 && S_ISSOCK(facts.st_mode)) inodes.insert(facts.st_ino);
+    });
+    if (inodes.empty()) continue;
+    for (const char* const table : {"/net/tcp", "/net/tcp6"}) {
+      std::ifstream lines(process + table);
+      for (std::string line; std::getline(lines, line);) {
+        TcpLine facts;
+        if (!ParseTcpLine(line, &facts) || facts.state != TcpLine::kMade || inodes.count(facts.inode) == 0) continue;
+        found.push_back("the program is about to learn that the connection " + ToText(facts.connection) + " is made");
+      }
+    }
+  }
+  return found;
+}
+
 void KeepCallersOut(const Job& job) {
   std::vector<sock_filter> filter = CallersFilter(job.network().address());
   const sock_fprog program = {static_cast<unsigned short>(filter.size()), filter.data()};
@@ -186,7 +222,10 @@ bool BringToStandstill(const Job& job, const std::function<bool(int)>& signal, s
     Becomes(none_passes, kRunning);
     signal(SIGSTOP);
     const std::vector<int> pids = ProcessesOf(job);
-    if (Becomes([&] { return AllStand(pids); }, kStandstill) && Becomes(none_passes, kStandstill)) return true;
+    if (Becomes([&] { return AllStand(pids); }, kStandstill) && Becomes(none_passes, kStandstill)) {
+      passing = MadeInConnect(pids);
+      if (passing.empty()) return true;
+    }
     if (steady_clock::now() >= end) break;
     signal(SIGCONT);
   }

@@ -5,7 +5,8 @@
 // restart: those that are being made, those that nobody has accepted yet, and those that were closed and still have
 // something to send. As long as the network works, they pass: the job accepts them, or the other machine's kernel
 // acknowledges what was sent, also for a process that stands still. So new callers are kept out first, then the
-// processes stand still, and then the rest is awaited.
+// processes stand still, and then the rest is awaited. If that has interrupted a call of connect() whose connection is
+// there now, the processes run on for a moment.
 //
 // Not thread-safe. Needs root.
 #ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_PASSING_H_
@@ -29,6 +30,10 @@ std::vector<std::string> ParsePassing(std::istream& lines);
 // as they are.
 void KeepCallersOut(const Job& job);
 void LetCallersIn(const Job& job);
+
+// The connections that were made while a thread, which stands still now, waited for them in connect(). Its call begins
+// anew. In a process that goes on it then succeeds, but the socket of a restored one would refuse it (EISCONN).
+std::vector<std::string> MadeInConnect(const std::vector<int>& pids);
 
 // Stops the processes, by SIGSTOP through `signal`, at a moment when no connection passes. *stopped_before: those that
 // somebody else had stopped, as numbered inside. False and *error, which names a connection, if there is no such moment

@@ -1,8 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/engine/criu/passing.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <fstream>
 #include <protozero/pbf_writer.hpp>
 #include <sstream>
 
@@ -39,6 +47,50 @@ TEST(Passing, FindsConnectionsOfNoProcess) {
       "the last 31 bytes yet");
   EXPECT_NE(found[3].find(":41006"), std::string::npos);
   EXPECT_NE(found[4].find(":41007"), std::string::npos);
+}
+
+// A child waits in connect() for a listener whose queue is full, and stands still when its connection is made.
+TEST(Passing, FindsConnectionsMadeInConnect) {
+  const int listener = socket(AF_INET, SOCK_STREAM, 0), first = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(listen(listener, 0), 0);  // one may wait
+  ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  ASSERT_EQ(connect(first, reinterpret_cast<sockaddr*>(&address), size), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const int second = socket(AF_INET, SOCK_STREAM, 0);
+    _exit(connect(second, reinterpret_cast<sockaddr*>(&address), size) == 0 ? 7 : 8);
+  }
+  const auto waits_in_connect = [&] {
+    std::ifstream in("/proc/" + std::to_string(child) + "/syscall");
+    long number = -1;
+    return in >> number && number == SYS_connect;
+  };
+  while (!waits_in_connect()) usleep(1000);
+  EXPECT_THAT(MadeInConnect({child}), testing::IsEmpty());  // it is not made
+  kill(child, SIGSTOP);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, WUNTRACED), child);
+  ASSERT_TRUE(WIFSTOPPED(status));
+  EXPECT_THAT(MadeInConnect({child}), testing::IsEmpty());
+  ASSERT_GE(accept(listener, nullptr, nullptr), 0);
+  // Its kernel asks again after a second, and after two more.
+  std::vector<std::string> found;
+  for (int tries = 0; tries < 3000 && found.empty(); ++tries) {
+    usleep(10000);
+    found = MadeInConnect({child});
+  }
+  EXPECT_THAT(found,
+              testing::ElementsAre(testing::HasSubstr("-> 127.0.0.1:" + std::to_string(ntohs(address.sin_port)))));
+  kill(child, SIGCONT);
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 7) << "the call succeeds";
+  close(first);
+  close(listener);
 }
 
 // A core-*.img of a process in this state (TASK_ALIVE: 1, TASK_DEAD: 2, TASK_STOPPED: 3).
