@@ -176,6 +176,17 @@ def children_of(parent, name):
     return found
 
 
+def handles_of(pids):
+    """Descriptors of those processes that are there: a number may be another process's once one has ended."""
+    handles = []
+    for pid in pids:
+        try:
+            handles.append(os.pidfd_open(pid))
+        except ProcessLookupError:
+            pass
+    return handles
+
+
 def descendants(parent):
     """The PIDs of all processes below `parent`, nearest first."""
     children = {}
@@ -359,13 +370,14 @@ class Lab:
 
     def __exit__(self, kind, value, trace):
         for process in reversed(self.processes):
-            below = descendants(process.pid) if process.running() else []
+            below = handles_of(descendants(process.pid)) if process.running() else []
             process.end()
-            for pid in below:
+            for handle in below:
                 try:
-                    os.kill(pid, signal.SIGKILL)
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
                 except ProcessLookupError:
                     pass
+                os.close(handle)
         if self.keep or (kind is not None and os.environ.get("CR_TEST_KEEP")):
             print(f"kept: {self.folder}", flush=True)
         else:
