@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
@@ -11,6 +12,7 @@
 #include <fstream>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "client/session/session.h"
@@ -94,6 +96,27 @@ class UsedPages {
   bool swapping_ = true;
 };
 
+// Where this process has memory that can be read.
+class ReadableMemory {
+ public:
+  ReadableMemory() {
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) {
+      unsigned long long begin, end;
+      char permissions[5] = "";
+      if (sscanf(line.c_str(), "%llx-%llx %4s", &begin, &end, permissions) != 3 || permissions[0] != 'r') continue;
+      ranges_.emplace_back(end, begin);
+    }
+  }
+  bool Has(uint64_t place) const {
+    const auto range = std::upper_bound(ranges_.begin(), ranges_.end(), std::make_pair(place, ~uint64_t{0}));
+    return range != ranges_.end() && place >= range->second;
+  }
+
+ private:
+  std::vector<std::pair<uint64_t, uint64_t>> ranges_;  // each one's end and begin, in order
+};
+
 constexpr size_t kOverlap = sizeof(uint64_t) - 1;
 constexpr uint64_t kUnreadable = ~uint64_t{0};
 
@@ -126,7 +149,8 @@ class Buffer {
 // Searches bytes that come in pieces.
 class PieceSearch {
  public:
-  PieceSearch(const driverabi::AddressSearch& search, Buffer* buffer) : search_(search), buffer_(buffer) {}
+  PieceSearch(const driverabi::AddressSearch& search, const ReadableMemory& readable, Buffer* buffer)
+      : search_(search), readable_(readable), buffer_(buffer) {}
 
   // The next bytes of `file` do not follow the last ones.
   void Interrupt() { carried_ = 0; }
@@ -136,9 +160,21 @@ class PieceSearch {
     const ssize_t count = pread(file, buffer_->piece(), std::min(bytes, kPiece), off_t(offset));
     *got = count > 0 ? size_t(count) : 0;
     uint64_t found = 0;
-    if (*got != 0) {
-      const size_t at = search_.Find(buffer_->piece() - carried_, carried_ + *got);
-      if (at != driverabi::AddressSearch::kNone) found = place - carried_ + at;
+    const char* const begin = buffer_->piece() - carried_;
+    const size_t count_here = *got == 0 ? 0 : carried_ + *got;
+    for (size_t from = 0; found == 0;) {
+      const size_t at = search_.Find(begin, count_here, from);
+      if (at == driverabi::AddressSearch::kNone) break;
+      const uint64_t aligned = (offset - carried_ + at) / sizeof(uint64_t) * sizeof(uint64_t);
+      uint64_t words[2];
+      const bool whole = pread(file, words, sizeof(words), off_t(aligned)) == ssize_t(sizeof(words));
+      const auto is_pointer = [this](uint64_t word) { return readable_.Has(word); };
+      if (!whole || !driverabi::IsPartOfPointers(offset - carried_ + at - aligned, words, is_pointer)) {
+        found = place - carried_ + at;
+      }
+      // What was found must not stay on the stack, where the search would find it.
+      explicit_bzero(words, sizeof(words));
+      from = at + 1;
     }
     const size_t all = carried_ + *got;
     const size_t keep = std::min(all, kOverlap);
@@ -149,12 +185,13 @@ class PieceSearch {
 
  private:
   const driverabi::AddressSearch& search_;
+  const ReadableMemory& readable_;
   Buffer* const buffer_;
   size_t carried_ = 0;
 };
 
 // The address of an address of `search` in this process's memory; 0: there is none. kUnreadable: it cannot be read.
-uint64_t FindInOwnMemory(const driverabi::AddressSearch& search, Buffer* buffer) {
+uint64_t FindInOwnMemory(const driverabi::AddressSearch& search, const ReadableMemory& readable, Buffer* buffer) {
   const int memory = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
   if (memory < 0) return kUnreadable;
   const UsedPages pages;
@@ -162,7 +199,7 @@ uint64_t FindInOwnMemory(const driverabi::AddressSearch& search, Buffer* buffer)
   std::vector<char> used;
   for (const OwnMapping& mapping : OwnMappings()) {
     if (buffer->Is(mapping)) continue;
-    PieceSearch pieces(search, buffer);
+    PieceSearch pieces(search, readable, buffer);
     for (uint64_t begin = mapping.begin; begin < mapping.end && found == 0; begin += kPiece) {
       const uint64_t end = std::min(mapping.end, begin + kPiece);
       if (!pages.Read(mapping, begin, end, &used)) found = kUnreadable;
@@ -185,9 +222,10 @@ uint64_t FindInOwnMemory(const driverabi::AddressSearch& search, Buffer* buffer)
 }
 
 // The same in a file of the host arena, whose first byte lies at `base`.
-uint64_t FindInArena(const driverabi::AddressSearch& search, Buffer* buffer, int file, uint64_t base) {
+uint64_t FindInArena(const driverabi::AddressSearch& search, const ReadableMemory& readable, Buffer* buffer, int file,
+                     uint64_t base) {
   if (file < 0) return 0;
-  PieceSearch pieces(search, buffer);
+  PieceSearch pieces(search, readable, buffer);
   for (off_t begin = 0, end = 0; (begin = lseek(file, end, SEEK_DATA)) >= 0;) {
     end = lseek(file, begin, SEEK_HOLE);
     if (end <= begin) return kUnreadable;
@@ -280,10 +318,13 @@ bool Checkpoint::FindOldCode(std::string* error) {
     return false;
   }
   if (search.empty()) return true;
+  const ReadableMemory readable;
   Buffer buffer;
-  uint64_t found = buffer.ok() ? FindInOwnMemory(search, &buffer) : kUnreadable;
-  if (found == 0) found = FindInArena(search, &buffer, session_->host_arena().fd(), HostArena::kBase);
-  if (found == 0) found = FindInArena(search, &buffer, session_->managed_home().file(), HostArena::kManagedBase);
+  uint64_t found = buffer.ok() ? FindInOwnMemory(search, readable, &buffer) : kUnreadable;
+  if (found == 0) found = FindInArena(search, readable, &buffer, session_->host_arena().fd(), HostArena::kBase);
+  if (found == 0) {
+    found = FindInArena(search, readable, &buffer, session_->managed_home().file(), HostArena::kManagedBase);
+  }
   if (found == 0) return true;
   if (found == kUnreadable) {
     *error =

@@ -27,6 +27,18 @@ inline uint64_t HashOfAddresses(const std::vector<uint64_t>& addresses) {
   return hash != 0 ? hash : 1;
 }
 
+// Whether eight bytes that look like an address are parts of two aligned words that mean something else: each of the
+// two is a pointer (`is_pointer`), or none of its bytes there is other than zero. `words`: the two; `at`: where in them
+// the eight bytes begin, 0 to 7. A GPU function at 0x2802d5600000 looks like two zeros and the pointer 0x2802d560, and
+// the heap of a program that is not position-independent has such addresses. False for an aligned word: it is itself.
+template <typename IsPointer>
+bool IsPartOfPointers(uint64_t at, const uint64_t words[2], const IsPointer& is_pointer) {
+  if (at == 0) return false;
+  const unsigned shift = unsigned(at) * 8;
+  const bool of_first = words[0] >> shift != 0, of_second = words[1] << (64 - shift) != 0;
+  return (!of_first || is_pointer(words[0])) && (!of_second || is_pointer(words[1]));
+}
+
 class AddressSearch {
  public:
   static constexpr size_t kNone = ~size_t{0};

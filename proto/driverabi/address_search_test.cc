@@ -56,5 +56,20 @@ TEST(AddressSearchTest, FindsAllAtAnyPlace) {
   }
 }
 
+TEST(AddressSearchTest, PartsOfPointers) {
+  const auto is_pointer = [](uint64_t word) { return word >= 0x28000000 && word < 0x28040000; };
+  const uint64_t function = 0x280267c00000;
+  for (uint64_t at = 1; at < 8; ++at) {
+    // The function's bytes, and nothing else, in two words.
+    const uint64_t packed[2] = {function << 8 * at, function >> (64 - 8 * at)};
+    EXPECT_EQ(IsPartOfPointers(at, packed, is_pointer), at == 6) << at;
+  }
+  const uint64_t aligned[2] = {0x280267c0, 0};
+  EXPECT_FALSE(IsPartOfPointers(0, aligned, is_pointer)) << "an aligned word is itself";
+  const uint64_t behind_a_pointer[2] = {0x28012340, 0x280267c0}, behind_a_number[2] = {0x1234567800000000, 0x280267c0};
+  EXPECT_TRUE(IsPartOfPointers(6, behind_a_pointer, is_pointer)) << "none of its bytes is in the eight";
+  EXPECT_FALSE(IsPartOfPointers(6, behind_a_number, is_pointer)) << "0x280267c01234 is no part of a pointer";
+}
+
 }  // namespace
 }  // namespace cuda_remote::driverabi

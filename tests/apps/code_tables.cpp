@@ -3,9 +3,12 @@
 // else: of modules, and of a library that was loaded before one of the contexts was made. A kernel exchanges entries,
 // so the tables are not what loading made of them. A restart may put the functions elsewhere (docs/context-state.md).
 // With APP_COPY=device or APP_COPY=host one address is kept in GPU memory or in the program's memory as well; then it
-// may not. The driver API alone.
+// may not. APP_COPY=packed keeps it in the program's memory at an odd place. With APP_COPY=pointer the same bytes are a
+// zero and a pointer to the program's own memory; then it may. The driver API alone.
 #include <cuda.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
 
 #include <memory>
 #include <string>
@@ -18,6 +21,22 @@ static const int kFunctions = 3;
 // What function `index` of module `number` makes of x.
 static uint64_t Expected(int number, int index, uint64_t x) {
   return (x * uint64_t(2 * index + 3) + uint64_t(number)) ^ (x >> (index + 1));
+}
+
+// Two words whose bytes from the eighth on are the function address at `table`, which is a multiple of 256. Where
+// `mapped`, the second one is a pointer to memory, as an allocator's lists are full of.
+static void KeepPacked(CUdeviceptr table, bool mapped, uint64_t words[2]) {
+  uint64_t function;
+  CU_CHECK(cuMemcpyDtoH(&function, table, sizeof(function)));
+  APP_CHECK(function % 256 == 0);
+  words[0] = 0;
+  words[1] = function >> 8;
+  explicit_bzero(&function, sizeof(function));
+  void* const page = reinterpret_cast<void*>(words[1] / 4096 * 4096);
+  if (mapped) {
+    APP_CHECK(mmap(page, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) ==
+              page);
+  }
 }
 
 static std::string Image(int number) {
@@ -163,8 +182,9 @@ int main(int argc, char** argv) {
   CUdeviceptr table, kept_there = 0;
   size_t bytes;
   CU_CHECK(cuModuleGetGlobal(&table, &bytes, one_module, "table"));
-  const auto kept_here = std::make_unique<uint64_t>(0);
+  const auto kept_here = std::make_unique<uint64_t[]>(2);
   if (copy == "host") CU_CHECK(cuMemcpyDtoH(kept_here.get(), table + 8, 8));
+  if (copy == "packed" || copy == "pointer") KeepPacked(table + 8, copy == "pointer", kept_here.get());
   if (copy == "device") {
     CU_CHECK(cuMemAlloc(&kept_there, 64));
     CU_CHECK(cuMemsetD32(kept_there, 0, 16));
@@ -196,5 +216,5 @@ int main(int argc, char** argv) {
     digest.Add(values, sizeof(values));
   }
   printf("code_tables modules=%d steps=%d digest=%016" PRIx64 "\n", options.size, options.steps, digest.value());
-  return *kept_here == 1 ? 1 : 0;  // it is there to the end
+  return kept_here[0] == 1 ? 1 : 0;  // it is there to the end
 }

@@ -1071,10 +1071,35 @@ def kept_addresses(context):
     lab = context.lab
     if not lab.software:
         return
-    for kept, words in (("device", r"GPU memory at 0x\w+"), ("host", r"the program's own memory at 0x\w+")):
+    own = r"the program's own memory at 0x\w+"
+    for kept, words in (("device", r"GPU memory at 0x\w+"), ("host", own), ("packed", own)):
         words += " holds the address of a GPU function that lies elsewhere on this server than before"
         lab.env["APP_COPY"] = kept
         refuse_other_places(context, kept, context.app("code_tables", 16), words)
+
+
+@case
+def pointers_like_addresses(context):
+    """A pointer of the program whose bytes, read from an odd place, are such an address does not stop a move or a restart."""
+    lab = context.lab
+    if not lab.software:
+        return  # a real GPU puts functions where it does
+    lab.env["APP_COPY"] = "pointer"
+    command = context.app("code_tables", 16)
+    job = lab.job("pointer", command, lab.server("first").unix, pause_at=[5])
+    job.wait_paused(5, 60)
+    image = context.path("image")
+    lab.run("checkpoint", [lab.tool("cr-checkpoint"), job.id, image], 60)
+    lab.env["SOFTGPU_PLACES"] = "process"
+    other = lab.server("other")
+    del lab.env["SOFTGPU_PLACES"]
+    lab.run("migrate", [lab.tool("cr-migrate"), job.id, "--to", other.unix], 60)
+    job.go(5)
+    job.expect_success(60)
+    harness.same("after the move", job.stdout(), context.expected(command))
+    os.truncate(job.out, 0)
+    context.restart(image, other, "restart").expect_success(60)
+    harness.same("after the restart", job.stdout().splitlines()[-1:], context.expected(command).splitlines()[-1:])
 
 
 @case
