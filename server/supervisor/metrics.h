@@ -2,7 +2,7 @@
 // cr-server --metrics: what the server does, for Prometheus, over HTTP.
 //
 // GET /metrics, in Prometheus' text format, at an address of its own. Whoever can connect to it can read the names of
-// jobs, programs' owners and amounts, and nothing else. docs/tools.md lists the names. Thread-safe.
+// jobs, programs' owners and amounts, and nothing else. docs/metrics.md lists the names. Thread-safe.
 #ifndef CUDA_REMOTE_SERVER_SUPERVISOR_METRICS_H_
 #define CUDA_REMOTE_SERVER_SUPERVISOR_METRICS_H_
 

@@ -5,7 +5,7 @@ code span that is a path of the tree, as `proto/frame/handle.h`, names something
 first column of a folder README's table of files; every page of docs/ is in the README's table and in mkdocs.yml; prose lines
 are not longer than 100 columns.
 
-Needs Python alone. Where mkdocs is installed, docs/build then makes the site in strict mode, too.
+docs/build then makes the site in strict mode, for which mkdocs has to be there (tools/setup installs it).
 
 Usage: docs_test.py [ROOT]    ROOT: the workspace (default: the one that this file, links followed, is in)
 """
@@ -13,7 +13,6 @@ Usage: docs_test.py [ROOT]    ROOT: the workspace (default: the one that this fi
 import glob
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,7 @@ SKIP = {".git", ".cache", "node_modules", "packages"}
 # Made by proto/gen; each of its rows is a line.
 GENERATED = {"proto/api/COVERAGE.md"}
 # Folders of the tree: a code span that begins with one of them is a path.
-FOLDERS = ("bench", "checkpoint", "ckptfmt", "client", "docs", "packaging", "proto", "replay", "server", "tests", "tools")
+FOLDERS = ("bench", "checkpoint", "ckptfmt", "client", "docs", "host", "packaging", "proto", "replay", "server", "tests", "tools")
 SPAN = re.compile(r"`((?:" + "|".join(FOLDERS) + r")/[\w./-]+)`")
 # CHANGELOG.md tells of files of its time. What the build makes is not in the tree.
 MAY_BE_GONE = {"CHANGELOG.md"}
@@ -189,14 +188,11 @@ def main():
     problems = check(root)
     for problem in problems:
         print(problem)
-    if shutil.which("mkdocs"):
-        with tempfile.TemporaryDirectory() as out:
-            built = subprocess.run([os.path.join(root, "docs/build"), out], capture_output=True, text=True)
-            if built.returncode != 0 or not os.path.exists(out + "/index.html"):
-                problems.append("docs/build failed")
-                print(built.stdout + built.stderr)
-    else:
-        print("mkdocs is not installed: the site was not built")
+    with tempfile.TemporaryDirectory() as out:
+        built = subprocess.run([os.path.join(root, "docs/build"), out], capture_output=True, text=True)
+        if built.returncode != 0 or not os.path.exists(out + "/index.html"):
+            problems.append("docs/build failed")
+            print(built.stdout + built.stderr)
     sys.exit(1 if problems else 0)
 
 

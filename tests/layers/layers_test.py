@@ -226,8 +226,28 @@ def check_call_facts(root, problems):
 LICENSE = "SPDX-License-Identifier: Apache-2.0"
 
 
+# Besides sources, what says its licence in its first or second line.
+LICENSED = re.compile(r"(^|/)(BUILD\.bazel|WORKSPACE|\.bazelrc|\.clang-format|\.clang-tidy)$|\.(sh|textproto|yml|yaml|conf|service)$")
+
+NOT_SOURCES = {"generated", "golden", "packages", "site", "third_party"}
+
+
 def check_text(root, problems):
     count = 0
+    for folder, names, leaves in os.walk(root):
+        names[:] = sorted(n for n in names if not n.startswith((".", "bazel-", "__")) and n not in NOT_SOURCES)
+        for leaf in leaves:
+            full = os.path.join(folder, leaf)
+            path = os.path.relpath(full, root)
+            if os.path.islink(full) or path == ".bazelrc.local":
+                continue
+            with open(full, encoding="utf-8", errors="replace") as f:
+                first = [f.readline(), f.readline()]
+            if not (LICENSED.search(path) or first[0].startswith("#!")):
+                continue
+            count += 1
+            if not any(LICENSE in line for line in first):
+                problems.append(f"{path}:1: must begin with a comment that says {LICENSE}")
     for path in files(root, MAY_INCLUDE):
         if not path.endswith(SOURCE + (".py", ".bzl", ".proto")) or "/golden/" in path or "generated" in path:
             continue

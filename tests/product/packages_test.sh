@@ -25,6 +25,7 @@ mkdir "$work"/{up,work,root,out,prefix}
 
 echo "== packages"
 "$top/tools/package" --product "$product" "$work/out" || fail "tools/package failed"
+lintian --allow-root --fail-on error,warning "$work"/out/*.deb || fail "lintian complains of the packages"
 
 echo "== installation under a prefix"
 "$top/tools/install" --product "$product" "$work/prefix/cr" >/dev/null || fail "tools/install failed"
