@@ -68,6 +68,7 @@ APPS = {
     "driver_link": 28,
     "unloads": 30,
     "unloads_constants": 30,
+    "code_linked": 24,
     "code_places": 24,
     "code_tables": 20,
     "context_state": 24,
@@ -181,7 +182,16 @@ DELETES_ITS_FILES = ("torch_loader",)
 LATE_MS = 20
 
 # Programs for several GPUs, and how many of them the software GPU then has.
-SOFTWARE_GPUS = {"code_places": 2, "free_apart": 2, "kernel_heap": 2, "managed_gpus": 2, "peers": 2, "vmm": 2}
+SOFTWARE_GPUS = {
+    "code_linked": 2,
+    "code_places": 2,
+    "code_tables": 2,
+    "free_apart": 2,
+    "kernel_heap": 2,
+    "managed_gpus": 2,
+    "peers": 2,
+    "vmm": 2,
+}
 
 
 class Case:

@@ -10,8 +10,9 @@
 namespace cuda_remote::softgpu {
 namespace {
 
-// Above all that a kernel can read or write (ptx.h), and above the addresses that the interpreter gives by itself.
-constexpr uint64_t kCodeBase = 0x0006000000000000, kSlotBytes = uint64_t{1} << 36;
+// Above all that a kernel can read or write (ptx.h), and above the addresses that the interpreter gives by itself. Not
+// a round number: memory is searched for these addresses at every byte, and has a 6 between zeros in many places.
+constexpr uint64_t kCodeBase = 0x00065a7e91c00000, kSlotBytes = uint64_t{1} << 36;
 constexpr uint64_t kBlock = 2 << 20;
 // As the driver measures pieces: an instruction takes 16 bytes, and behind each piece some are left.
 constexpr uint64_t kInstruction = 16, kBehind = 0x880, kUnit = 0x100;
