@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Addresses of code in modules that were compiled in several units and linked: only there real GPUs have any
 // (docs/driver-notes.md). Objects with virtual functions lie in GPU memory; tables of functions and of member functions
-// in __device__, __constant__ and static variables; and some addresses in GPU memory as well. Each step calls through all
-// of these in modules of two contexts (on two GPUs, if there are) and of a library in both, and compares with a model.
+// in __device__, __constant__ and static variables; and some addresses in GPU memory as well. Each step calls through
+// all of these in modules of two contexts (on two GPUs, if there are) and of a library in both, and compares with a
+// model.
 //
-// Where code lies follows from what was loaded and used before. A module is loaded first and gone before the first step;
-// other modules come into the room that was left, are unloaded again and come back in another order; and kernels are
-// first used late. The addresses in GPU memory are of modules that were loaded before any was unloaded: a restart brings
-// these functions back to their places. The others may lie elsewhere, and only tables hold their addresses. With
-// APP_KEEP=all GPU memory has these as well, and a restart may be refused (docs/context-state.md). The driver API alone.
+// Where code lies follows from what was loaded and used before. A module is loaded first and gone before the first
+// step; other modules come into the room that was left, are unloaded again and come back in another order; and kernels
+// are first used late. The addresses in GPU memory are of modules that were loaded before any was unloaded: a restart
+// brings these functions back to their places. The others may lie elsewhere, and only tables hold their addresses. With
+// APP_KEEP=all GPU memory has these as well, and a restart may be refused (docs/context-state.md). The driver API
+// alone.
 #include "tests/apps/code_linked.h"
 
 #include <cuda.h>
@@ -120,7 +122,9 @@ Unit Load(int number, uint32_t seed, CUcontext context, bool keeps) {
 
 void Unload(const Unit& unit) {
   CU_CHECK(cuCtxSetCurrent(unit.context));
-  for (CUdeviceptr memory : {unit.objects, unit.storage, unit.pointers, unit.values}) CU_CHECK(cuMemFree(memory));
+  for (CUdeviceptr memory : {unit.objects, unit.storage, unit.pointers, unit.values}) {
+    if (memory != 0) CU_CHECK(cuMemFree(memory));
+  }
   CU_CHECK(cuModuleUnload(unit.module));
 }
 

@@ -16,12 +16,12 @@
 enum : int {
   kFunctions = 4,
   kObjects = 4,
-  kOfTable = kObjects,                  // by a __device__ variable
-  kOfFixed = kOfTable + kFunctions,     // by a __constant__ variable
-  kOfHidden = kOfFixed + kFunctions,    // by a static __device__ variable
-  kOfInner = kOfHidden + kFunctions,    // by a static variable of a function
-  kOfMembers = kOfInner + kFunctions,   // by pointers to member functions, which a __device__ variable holds
-  kOfPointers = kOfMembers + 2,         // by addresses in GPU memory
+  kOfTable = kObjects,                 // by a __device__ variable
+  kOfFixed = kOfTable + kFunctions,    // by a __constant__ variable
+  kOfHidden = kOfFixed + kFunctions,   // by a static __device__ variable
+  kOfInner = kOfHidden + kFunctions,   // by a static variable of a function
+  kOfMembers = kOfInner + kFunctions,  // by pointers to member functions, which a __device__ variable holds
+  kOfPointers = kOfMembers + 2,        // by addresses in GPU memory
   kTargets = kOfPointers + kFunctions,
 };
 

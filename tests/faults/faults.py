@@ -1110,7 +1110,7 @@ def bare_addresses(context):
     first = lab.server("first")
     job = lab.job("job", command, first.unix, pause_at=[3])
     job.wait_paused(3, 60)
-    words = "the module with the kernel (collect|apply) takes addresses of functions in its code"
+    words = "the module with the kernel (Make|Collect|Exchange|Run|Late) takes addresses of functions in its code"
     for tool in (
         [lab.tool("cr-checkpoint"), job.id, context.path("image")],
         [lab.tool("cr-migrate"), job.id, "--to", lab.server("second").unix],
@@ -1121,6 +1121,71 @@ def bare_addresses(context):
     job.go(3)
     job.expect_success(60)
     harness.same("after what was refused", job.stdout(), context.expected(command))
+
+
+@case
+def kept_linked(context):
+    """Addresses of linked functions in GPU memory, where modules lie in the room of others: right after a move and a restart, or
+    refused by the name of a place."""
+    lab = context.lab
+    lab.env["APP_KEEP"] = "all"
+    points = (5, 13)
+    command = context.app("code_linked", 16)
+    expected = context.expected(command)
+    words = r"GPU memory at 0x\w+ holds the address of a GPU function that lies elsewhere on this server than before"
+    refused = 0
+
+    def goes_on(process, mention):
+        nonlocal refused
+        if process.wait(90) == 0:
+            return True
+        must_fail(process, mention=mention)
+        refused += 1
+        return False
+
+    job = lab.job("job", command, lab.server("first").unix, pause_at=points)
+    images = []
+    for step in points:
+        job.wait_paused(step, 60)
+        images.append(context.path(f"image{step}"))
+        lab.run(f"checkpoint{step}", [lab.tool("cr-checkpoint"), job.id, images[-1]])
+        move = [lab.tool("cr-migrate"), job.id, "--to", lab.server(f"to{step}").unix]
+        goes_on(lab.start(harness.Process(lab, f"migrate{step}", move)), words + ".*the job goes on where it was")
+        job.go(step)
+    job.expect_success(60)
+    harness.same("after the moves", job.stdout(), expected)
+    for number, image in enumerate(images):
+        os.truncate(job.out, 0)
+        if goes_on(context.restart(image, lab.server(f"again{number}"), f"restart{number}"), words):
+            harness.same(f"restarted from {image}", job.stdout(), expected)
+    print(f"     {refused} of {2 * len(points)} were refused", flush=True)
+    if lab.software and refused == 0:
+        raise Failure("nothing was refused, so this shows nothing: code lay in the room of other code")
+
+
+@case
+def module_loading(context):
+    """Linked modules whose kernels the driver loads at once, or when they are first used, are moved and restarted."""
+    lab = context.lab
+    command = context.app("code_linked", 16)
+    expected = context.expected(command)
+    servers = [lab.server(name) for name in ("first", "second")]
+    for loading in ("LAZY", "EAGER"):
+        settings = {"CUDA_MODULE_LOADING": loading}
+        native = lab.run(f"native-{loading}", command, 60, dict(lab.native_environment(), **settings))
+        harness.same(f"{loading}, natively", native.stdout(), expected)
+        job = lab.job(f"job-{loading}", command, servers[0].unix, pause_at=[6, 9], env=settings)
+        job.wait_paused(6, 60)
+        lab.run(f"move-{loading}", [lab.tool("cr-migrate"), job.id, "--to", servers[1].unix])
+        job.go(6)
+        job.wait_paused(9, 60)
+        image = context.path(f"image-{loading}")
+        lab.run(f"checkpoint-{loading}", [lab.tool("cr-checkpoint"), "--stop", job.id, image])
+        job.wait(30)
+        restarted = context.restart(image, servers[0], f"restart-{loading}")
+        job.go(9)
+        restarted.expect_success(60)
+        harness.same(f"{loading}, moved and restarted", job.stdout(), expected)
 
 
 @case

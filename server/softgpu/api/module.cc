@@ -2,8 +2,6 @@
 // Modules and libraries.
 #include "server/softgpu/core/module.h"
 
-#include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <iterator>
 
@@ -133,8 +131,7 @@ SOFTGPU_API cuModuleUnload(CUmodule handle) {
 SOFTGPU_API cuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {
   SOFTGPU_ENTER();
   if (mode == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const char* const wanted = std::getenv("CUDA_MODULE_LOADING");
-  *mode = wanted && std::strcmp(wanted, "EAGER") == 0 ? CU_MODULE_EAGER_LOADING : CU_MODULE_LAZY_LOADING;
+  *mode = GetSettings().eager_loading ? CU_MODULE_EAGER_LOADING : CU_MODULE_LAZY_LOADING;
   return CUDA_SUCCESS;
 }
 

@@ -190,6 +190,9 @@ CUresult Module::Load(const ContextPtr& context, const std::string& ptx, const V
   module->code_ = std::move(code);
   module->home_ = home;
   module->code_addresses_.swap(code_addresses);
+  if (GetSettings().eager_loading) {
+    for (const FunctionPtr& function : module->functions_) module->LoadKernel(*function);
+  }
   *out = std::move(module);
   return CUDA_SUCCESS;
 }

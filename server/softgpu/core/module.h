@@ -71,7 +71,7 @@ class Module : public std::enable_shared_from_this<Module> {
   const std::vector<FunctionPtr>& functions() const { return functions_; }
   FunctionPtr FindFunction(const std::string& name) const;
   AllocationPtr FindGlobal(const std::string& name) const;
-  // Gives a kernel's code its place, at the kernel's first use.
+  // Gives a kernel's code its place: at the kernel's first use, or when its module is loaded (CUDA_MODULE_LOADING).
   void LoadKernel(Function& function);
   // Takes the variables out of the memory map and the functions out of the registry. No kernel of the module may run.
   void Unload();

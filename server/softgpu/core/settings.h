@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Settings of the software GPU, read from the environment once, and its messages.
 //
-// CUDA_VISIBLE_DEVICES (ordinals), SOFTGPU_DEVICES, SOFTGPU_CAPABILITY (as in 8.0), SOFTGPU_MEMORY (bytes, with K, M or
-// G), SOFTGPU_MEMORY_FILE (machine_memory.h), SOFTGPU_UUID, SOFTGPU_THREADS, SOFTGPU_FAIL, SOFTGPU_DELAY_US,
-// SOFTGPU_PLACES, SOFTGPU_LATE_MS, SOFTGPU_LAST_IS_FASTEST: README.md. Thread-safe.
+// CUDA_VISIBLE_DEVICES (ordinals), CUDA_MODULE_LOADING, SOFTGPU_DEVICES, SOFTGPU_CAPABILITY (as in 8.0), SOFTGPU_MEMORY
+// (bytes, with K, M or G), SOFTGPU_MEMORY_FILE (machine_memory.h), SOFTGPU_UUID, SOFTGPU_THREADS, SOFTGPU_FAIL,
+// SOFTGPU_DELAY_US, SOFTGPU_PLACES, SOFTGPU_LATE_MS, SOFTGPU_LAST_IS_FASTEST: README.md. Thread-safe.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_CORE_SETTINGS_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_CORE_SETTINGS_H_
 
@@ -24,6 +24,7 @@ struct Settings {
   uint32_t kernel_threads = 0;                // 0: as many as the machine has
   uint32_t delay_us = 0;                      // before every kernel and copy
   uint64_t places_seed = 0;                   // where code, heaps and exec_slots.h lie; 0: where in every process
+  bool eager_loading = false;                 // kernels get their places when their module is loaded
   bool last_is_fastest = false;               // which is then the first device, but with CUDA_DEVICE_ORDER=PCI_BUS_ID
   uint32_t late_ms = 0;                       // 0: streams begin their work at once
 };
