@@ -95,7 +95,11 @@ bool PlaceProcesses(const std::vector<PlacementRule>& rules, const Place& otherw
   std::vector<int> ranks;
   for (const PlacedProcess& process : processes) ranks.push_back(process.rank);
   if (std::all_of(ranks.begin(), ranks.end(), [](int rank) { return rank < 0; })) {
-    for (size_t i = 0; i < ranks.size(); ++i) ranks[i] = int(i);
+    // Not in the order of the list: the system may have started a restarted job's processes in another one.
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      ranks[i] = int(std::count_if(processes.begin(), processes.end(),
+                                   [&](const PlacedProcess& other) { return other.pid < processes[i].pid; }));
+    }
   }
   places->assign(processes.size(), otherwise);
   std::vector<const PlacementRule*> by(processes.size(), nullptr);

@@ -8,8 +8,8 @@
 // A process's device 0 is the first GPU of its list, and so on. Without a list it has all GPUs of the server; without a
 // server, the one that is the job's. Processes that nobody maps go to the job's server.
 //
-// Ranks are those of the launcher (checkpoint/job/ranks.h); if no process has one, the processes are counted in the
-// order of the list, from 0.
+// Ranks are those of the launcher (checkpoint/job/ranks.h); if no process has one, the processes are counted from 0, by
+// the numbers that the job knows, which a restart does not change.
 //
 // Functions return false and one sentence in *error. No state.
 #ifndef CUDA_REMOTE_CHECKPOINT_GPU_PLACEMENT_H_

@@ -75,6 +75,16 @@ TEST(Placement, WithoutRanksProcessesAreCounted) {
   EXPECT_EQ(places[2], kJobs);
 }
 
+TEST(Placement, WithoutRanksTheOrderOfTheListDoesNotCount) {
+  std::vector<PlacementRule> rules;
+  std::vector<Place> places;
+  std::string error;
+  ASSERT_TRUE(ParsePlacement({"0=gpu8:7070", "2=gpu9:7070"}, &rules, &error)) << error;
+  const std::vector<PlacedProcess> processes = {{30, -1, "app"}, {10, -1, "app"}, {20, -1, "app"}};
+  ASSERT_TRUE(PlaceProcesses(rules, kJobs, processes, &places, &error)) << error;
+  EXPECT_THAT(places, testing::ElementsAre(Place{"gpu9:7070", {}}, Place{"gpu8:7070", {}}, kJobs));
+}
+
 TEST(Placement, ByProcessNumber) {
   const std::vector<Place> places = Placed({"pid:101=gpu8:7070", "0=:3"}, {1, -1, 0});
   EXPECT_EQ(places[0], kJobs);

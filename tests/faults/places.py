@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs of several CUDA processes whose processes are placed on servers and GPUs by --map.
 
-Usage: places.py --product DIR --apps DIR --programs DIR [--only CASE,...] [--keep] [--logs FILE]
+Usage: places.py --product DIR --apps DIR --programs DIR [--driver LIB] [--only CASE,...] [--keep] [--logs FILE]
 
-Needs the software GPU: servers here have several GPUs. Exit code: 0 all passed, 1 some failed, 2 wrong use.
+Most cases need the software GPU, whose number of GPUs and memory they set. Exit code: 0 all passed, 1 some failed, 2 wrong use.
+With --driver, on a machine with one GPU or more: over_tcp; with two or more: spread_and_gathered, shared_and_swapped,
+spinning_and_swapped.
 """
 
 import argparse
@@ -44,10 +46,10 @@ class Context:
             raise Failure(f"the program {name} is neither in {self.options.programs} nor in {self.options.apps}")
         return os.path.abspath(path)
 
-    def server(self, name, gpus=1, memory="64M"):
+    def server(self, name, gpus=1, memory="64M", **options):
         self.lab.env.update({"SOFTGPU_DEVICES": str(gpus), "SOFTGPU_MEMORY": memory})
         try:
-            return self.lab.server(name)
+            return self.lab.server(name, **options)
         finally:
             del self.lab.env["SOFTGPU_DEVICES"], self.lab.env["SOFTGPU_MEMORY"]
 
@@ -86,7 +88,7 @@ class Ranks:
         self.context = context
         self.count = count
         command = [context.program("apart"), "--ranks", str(count), "--size", str(size)]
-        self.job = context.lab.job("job", command, server.unix, gpu=gpu)
+        self.job = context.lab.job("job", command, server.tcp or server.unix, gpu=gpu)
         self.expect_running(self.job)
 
     def rank(self, number):
@@ -121,6 +123,12 @@ class Ranks:
         if got != want:
             raise Failure(f"the ranks {pids} are at {got}, not at {want}\n{carrier.describe()}")
 
+    def stop(self, carrier, image):
+        """Saves the job, whose end it waits for."""
+        self.context.tool("cr-checkpoint", "--stop", self.job.id, image)
+        if carrier.wait(LIMIT) != 121:
+            raise Failure(f"the job was not stopped\n{carrier.describe()}")
+
     def finish(self, carrier):
         open(self.job.sync + ".end", "w").close()
         carrier.expect_success(LIMIT)
@@ -140,9 +148,7 @@ def servers_and_gpus(context):
     ranks.expect_places(ranks.job, [(two, [0]), (two, [1]), (other, [0]), (other, [1])])
     # What is on several servers is saved as a whole.
     image = context.path("image")
-    context.tool("cr-checkpoint", "--stop", ranks.job.id, image)
-    if ranks.job.wait(LIMIT) != 121:
-        raise Failure(f"the job was not stopped\n{ranks.job.describe()}")
+    ranks.stop(ranks.job, image)
     for server in (two, other):
         wait_for(lambda: not context.sessions(server), LIMIT, lambda: f"sessions are left on {server.unix}")
     carrier = context.restart(image, "--map", f"0-1={two.unix}:1", "--map", f"2-3={two.unix}:0")
@@ -157,6 +163,40 @@ def servers_and_gpus(context):
     ranks.count += 1
     ranks.expect_places(carrier, [(first, [0]), (other, [1]), (other, [1]), (other, [1]), (first, [0])])
     context.tool("cr-checkpoint", ranks.job.id, context.path("again"))
+    ranks.finish(carrier)
+
+
+@case
+def spread_and_gathered(context):
+    """Four ranks move from one GPU to two, come back from an image with the GPUs swapped, and move to one GPU together."""
+    first, second = context.server("first", gpus=2), context.server("second", gpus=2)
+    ranks = Ranks(context, first, 4)
+    ranks.expect_places(ranks.job, [(first, [0])] * 4)
+    context.tool("cr-migrate", ranks.job.id, "--to", second.unix, "--map", "0-1=:0", "--map", "2-3=:1")
+    ranks.expect_places(ranks.job, [(second, [0])] * 2 + [(second, [1])] * 2)
+    image = context.path("image")
+    ranks.stop(ranks.job, image)
+    carrier = context.restart(image, "--server", first.unix, "--map", "0-1=:1", "--map", "2-3=:0")
+    ranks.expect_places(carrier, [(first, [1])] * 2 + [(first, [0])] * 2)
+    context.tool("cr-migrate", ranks.job.id, "--to", second.unix, "--map", "0-3=:1")
+    ranks.expect_places(carrier, [(second, [1])] * 4)
+    ranks.finish(carrier)
+
+
+@case
+def over_tcp(context):
+    """Two ranks with servers that are reached over TCP: they move to two of them, and come back from an image the other way round."""
+    first, second, third = (context.server(name, listen=True) for name in ("first", "second", "third"))
+    ranks = Ranks(context, first, 2)
+    context.tool("cr-migrate", ranks.job.id, "--to", second.tcp, "--map", f"1={third.tcp}:0")
+    ranks.expect_places(ranks.job, [(second, [0]), (third, [0])])
+    image = context.path("image")
+    ranks.stop(ranks.job, image)
+    carrier = context.restart(image, "--map", f"0={third.tcp}:0", "--map", f"1={second.tcp}:0")
+    ranks.expect_places(carrier, [(third, [0]), (second, [0])])
+    # From there to a server over a socket of this machine, and to one over TCP.
+    context.tool("cr-migrate", ranks.job.id, "--map", f"0={second.unix}:0", "--map", f"1={first.tcp}:0")
+    ranks.expect_places(carrier, [(second, [0]), (first, [0])])
     ranks.finish(carrier)
 
 
@@ -211,9 +251,7 @@ def more_than_half(context):
     context.tool("cr-migrate", ranks.job.id, "--to", cannot_map.unix, refused="CUDA_ERROR_OUT_OF_MEMORY")
     ranks.expect_places(ranks.job, [(first, [0])] * 2)
     image = context.path("image")
-    context.tool("cr-checkpoint", "--stop", ranks.job.id, image)
-    if ranks.job.wait(LIMIT) != 121:
-        raise Failure(f"the job was not stopped\n{ranks.job.describe()}")
+    ranks.stop(ranks.job, image)
     wait_for(lambda: not context.sessions(first), LIMIT, lambda: f"sessions are left on {first.unix}")
     carrier = context.restart(image, "--server", second.unix)
     ranks.expect_places(carrier, [(second, [0])] * 2)
@@ -384,8 +422,56 @@ def sharing(context):
     harness.same("placed", job.stdout(), context.lab.native("native", command))
 
 
+def swap_shared(context, program):
+    """A job whose ranks share memory of two GPUs: moved, and restarted from an image, each time with the GPUs swapped."""
+    first, second = context.server("first", gpus=2), context.server("second", gpus=2)
+    command = [context.program(program), "--steps", "300"]
+    # It is saved and moved while it runs: a rank that stands still keeps the others' kernels waiting.
+    job = context.lab.job("job", command, first.unix, step_ms=400)
+    job.wait_steps(3, LIMIT)
+    ranks = len(context.sessions(first))
+
+    def go_on(server, gpus, carrier):
+        places = list(context.sessions(server).values())
+        if places != [gpus] * ranks:
+            raise Failure(f"the ranks are on {places}\n{carrier.describe()}")
+        steps = len(job.steps())
+        wait_for(lambda: len(job.steps()) > steps + 2 or not carrier.running(), LIMIT, carrier.describe)
+        if not carrier.running():
+            raise Failure(f"the job has ended\n{carrier.describe()}")
+
+    go_on(first, [0], job)  # no list: all of them
+    context.tool("cr-migrate", job.id, "--map", f"0-{ranks - 1}={second.unix}:1,0")
+    go_on(second, [1, 0], job)
+    image = context.path("image")
+    context.tool("cr-checkpoint", "--stop", job.id, image)
+    job.wait(LIMIT)
+    carrier = context.restart(image, "--map", f"0-{ranks - 1}={first.unix}:0,1")
+    wait_for(lambda: len(context.sessions(first)) == ranks or not carrier.running(), LIMIT, carrier.describe)
+    go_on(first, [0, 1], carrier)
+    context.tool("cr-migrate", job.id, "--map", f"0-{ranks - 1}={second.unix}:1,0")
+    go_on(second, [1, 0], carrier)
+    job.hurry()
+    carrier.expect_success(LIMIT)
+    context.lab.env["SOFTGPU_DEVICES"] = "2"
+    harness.same("with the GPUs swapped", job.stdout(), context.lab.native("native", command))
+
+
+@case
+def shared_and_swapped(context):
+    """Ranks around a ring of memory and events that they share, on two GPUs (ipc_ring)."""
+    swap_shared(context, "ipc_ring")
+
+
+@case
+def spinning_and_swapped(context):
+    """Ranks whose kernels wait for each other in memory that they share, on two GPUs (peer_spin)."""
+    swap_shared(context, "peer_spin")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--driver", help="the driver library for the servers (default: the software GPU)")
     harness.run_cases_in_labs(parser, CASES, Context)
 
 

@@ -4,12 +4,18 @@
 The same hook as tests/apps/support/app.h: after each step the environment decides whether to note it (CR_TEST_SYNC_FILE), to wait
 there (CR_TEST_PAUSE_AT), or to sleep (CR_TEST_STEP_MS, until CR_TEST_SYNC_FILE.fast exists). Without these variables it does nothing. No file stays open, so a snapshot
 of the process never finds one. One thread.
+
+On SIGUSR1 a program writes the stacks of all its threads to its stderr; the tests ask for them when a case takes too long.
 """
 
 import argparse
+import faulthandler
 import hashlib
 import os
+import signal
 import time
+
+faulthandler.register(signal.SIGUSR1)
 
 
 def arguments(steps):

@@ -2,11 +2,8 @@
 """torchrun starts two processes that share one GPU: DistributedDataParallel over gloo, which sends gradients through TCP."""
 
 import os
-import sys
 
-import hook
-
-RANKS = 2
+import torch_ranks
 
 
 def train(steps):
@@ -18,9 +15,4 @@ def train(steps):
 
 
 if __name__ == "__main__":
-    options = hook.arguments(24)
-    if "RANK" in os.environ:
-        train(options.steps)
-    else:
-        run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-        os.execv(sys.executable, [sys.executable, *run, os.path.abspath(__file__), f"--steps={options.steps}"])
+    torch_ranks.main(train, 24, lambda: 2)

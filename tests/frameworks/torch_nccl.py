@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process with two GPUs: data-parallel training, NCCL, and peer copies."""
+"""One process with all GPUs: data-parallel training, NCCL, and peer copies."""
 
 import hook
 from torch_setup import torch
@@ -7,8 +7,9 @@ from torch import nn
 from torch.nn import functional
 
 options = hook.arguments(24)
+gpus = list(range(torch.cuda.device_count()))
 model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 10)).cuda()
-parallel = nn.DataParallel(model, device_ids=[0, 1])
+parallel = nn.DataParallel(model, device_ids=gpus)
 optimizer = torch.optim.Adam(model.parameters(), 1e-3)
 data = torch.Generator().manual_seed(1)
 for step in range(1, options.steps + 1):
@@ -19,7 +20,7 @@ for step in range(1, options.steps + 1):
     loss.backward()
     optimizer.step()
     # More than the gradients' few kilobytes.
-    parts = [torch.full((1 << 20,), float(step + rank), device=f"cuda:{rank}") for rank in range(2)]
+    parts = [torch.full((1 << 20,), float(step + gpu), device=f"cuda:{gpu}") for gpu in gpus]
     torch.cuda.nccl.all_reduce(parts)
     print(step, hook.exact(loss.item()), *(hook.exact(part.sum().item()) for part in parts))
     hook.step(step)

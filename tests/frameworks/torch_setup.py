@@ -7,6 +7,8 @@ import os
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # Compile in this process: no pool of processes beside the one that is saved.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# NCCL uses no multicast over NVLink: a multicast object spans GPUs of the whole machine, also those of others.
+os.environ["NCCL_NVLS_ENABLE"] = "0"
 
 import torch  # noqa: E402
 

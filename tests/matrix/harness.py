@@ -431,10 +431,56 @@ def same(what, got, want):
     raise Failure(f"{what}: the output differs from the native run's\n--- native\n{show(want)}\n--- got\n{show(got)}")
 
 
+def describe_processes(lab):
+    """What every process of a lab is doing, for a person who looks for the reason why a case did not end: one text.
+
+    Those that catch SIGUSR1 as the programs of tests/frameworks do write the stacks of their threads to their stderr.
+    """
+    text = []
+    for process in lab.processes:
+        if not process.running():
+            continue
+        for pid in [process.pid] + descendants(process.pid):
+            try:
+                folder = f"/proc/{pid}"
+                with open(f"{folder}/cmdline", "rb") as f:
+                    command = f.read().replace(b"\0", b" ").decode(errors="replace")
+                with open(f"{folder}/status") as f:
+                    status = dict(line.rstrip("\n").split(":\t", 1) for line in f if ":\t" in line)
+                lines = [f"== {process.name}: PID {pid}: {command[:300]}"]
+                fields = ("State", "PPid", "NSpid", "TracerPid", "SigBlk", "SigIgn", "SigCgt", "SigPnd", "ShdPnd")
+                lines.append("   " + ", ".join(f"{field} {status[field].strip()}" for field in fields if field in status))
+                for thread in sorted(os.listdir(f"{folder}/task"), key=int):
+                    task = f"{folder}/task/{thread}"
+                    what = [f"   thread {thread} {read(task + '/comm')} {state_of(thread)}", read(task + "/wchan")]
+                    what += ["syscall " + read(task + "/syscall"), " < ".join(read(task + "/stack").split("\n"))]
+                    lines.append("; ".join(part for part in what if part))
+                text += lines
+                catches = int(status["SigCgt"], 16) >> (signal.SIGUSR1 - 1) & 1
+                if catches and os.path.basename(command.split()[0]).startswith("python"):
+                    handle = os.pidfd_open(pid)
+                    signal.pidfd_send_signal(handle, signal.SIGUSR1)
+                    os.close(handle)
+            except (OSError, ValueError, KeyError) as error:
+                text.append(f"== {process.name}: PID {pid}: {error}")
+    time.sleep(2 if text else 0)  # until the stacks are written
+    return "\n".join(text)
+
+
+def read(path):
+    """The text of a short file, without the end of its last line; "" if it cannot be read."""
+    try:
+        with open(path, errors="replace") as f:
+            return f.read().strip()
+    except OSError:
+        return ""
+
+
 def keep_logs(lab, path, title):
-    """Appends the ends of all logs of a failed case to one file."""
+    """Appends to one file what the processes of a failed case are doing and the ends of all their logs."""
+    processes = describe_processes(lab)
     with open(path, "ab") as out:
-        out.write(f"\n######## {title}\n".encode())
+        out.write(f"\n######## {title}\n{processes}\n".encode())
         for process in lab.processes:
             for kind, name in (("stderr", process.log), ("stdout", process.out)):
                 try:
@@ -443,7 +489,7 @@ def keep_logs(lab, path, title):
                 except OSError:
                     continue
                 if data:
-                    out.write(f"==== {process.name} {kind}\n".encode() + data[-6000:] + b"\n")
+                    out.write(f"==== {process.name} {kind}\n".encode() + data[-40000 if kind == "stderr" else -6000 :] + b"\n")
         for folder, _, leaves in os.walk(lab.folder):
             for leaf in leaves:
                 if leaf.endswith(".log"):
@@ -475,6 +521,20 @@ def processes_with(word):
     return found
 
 
+def fail_on_sigterm():
+    """From now on SIGTERM makes the case that runs fail, as if a limit of its own were over, so that its logs are kept and its
+    processes ended. Returns a list that is not empty after that: no other case must be started then.
+    """
+    ended = []
+
+    def end(*_):
+        ended.append(True)
+        raise Failure("not done when this test was ended (SIGTERM)")
+
+    signal.signal(signal.SIGTERM, end)
+    return ended
+
+
 def run_cases(parser, cases, run_one):
     """The rest of a script that runs named cases: parses the command line, runs the chosen ones one after the other, prints a
     line for each and what failed, and exits with 1 if any did.
@@ -496,8 +556,11 @@ def run_cases(parser, cases, run_one):
         return
     if not getattr(options, "driver", None):  # else libraries for several GPUs may want to see the machine's network
         own_network()
+    ended = fail_on_sigterm()
     failed = 0
     for name in options.only.split(","):
+        if ended:
+            break
         if name not in cases:
             parser.error(f"{name} is not one of: {' '.join(cases)}")
         start = time.monotonic()

@@ -152,11 +152,21 @@ FRAMEWORKS = {
     "triton_kernels": (20, ("torch", "triton")),
     "nvml_questions": (2, ()),
     "torch_nccl": (24, ("torch",)),
+    "torch_nccl_shm": (24, ("torch",)),
     "torch_ddp": (24, ("torch",)),
+    "torch_ddp_shm": (24, ("torch",)),
+    "torch_tensor_parallel": (24, ("torch",)),
+    "torch_tensor_parallel_shm": (24, ("torch",)),
 }
 
-# The programs of frameworks that need several GPUs, real ones.
-SEVERAL_GPUS = {"torch_nccl": 2}
+# Programs under another name, and what the environment then says.
+VARIANTS = {
+    # NCCL sends through memory of the host, and not from GPU to GPU.
+    app + "_shm": (app, {"NCCL_P2P_DISABLE": "1"}) for app in ("torch_nccl", "torch_ddp", "torch_tensor_parallel")
+}
+
+# The programs of frameworks that need several GPUs, real ones. On one GPU the ranks of the others meet through TCP, in any case.
+SEVERAL_GPUS = {app: 2 for app in ("torch_nccl", *VARIANTS)}
 
 # Programs that the other modes are not for: without CUDA there is no session to save or to move.
 LIMITED = {"nvml_questions": ("native", "ring", "grpc")}
@@ -170,8 +180,9 @@ LIMITED_ON_GPUS["graph_launchable"] = ()
 # While one rank stands still at a step, for the test, the kernels of the others wait for its own, and no GPU becomes idle:
 # tests/faults saves and moves this program while it runs.
 LIMITED["peer_spin"] = ("native", "ring", "grpc", "embedded", "clients", "late_ring", "late_grpc")
-LIMITED["torch_ddp"] = ("native", "ring", "grpc", "restart", "live", "migrate")
-LIMITED["torch_nccl"] = ("native", "ring", "grpc", "restart", "live", "migrate", "migrate_ten")
+for nccl in ("torch_ddp", "torch_ddp_shm", "torch_nccl_shm", "torch_tensor_parallel", "torch_tensor_parallel_shm"):
+    LIMITED[nccl] = ("native", "ring", "grpc", "restart", "live", "migrate")
+LIMITED["torch_nccl"] = (*LIMITED["torch_ddp"], "migrate_ten")
 
 # Python deletes the folder of its queues' sockets when it ends, so that an older image finds it gone: restarted no more than
 # once from each.
@@ -468,14 +479,16 @@ def run_case(options, app, mode):
     start = time.monotonic()
     result = {"app": app, "mode": mode, "ok": False, "error": ""}
     try:
-        path = harness.find(options.apps, app + ".py" if app in FRAMEWORKS else app)
+        program, environment = VARIANTS.get(app, (app, {}))
+        path = harness.find(options.apps, program + ".py" if app in FRAMEWORKS else program)
         if path is None:
-            raise harness.Failure(f"the program {app} is not in {options.apps}")
+            raise harness.Failure(f"the program {program} is not in {options.apps}")
         with harness.Lab(options.product, options.driver, options.keep) as lab:
             # As on a large machine, whatever this one has: threads for large copies.
             lab.env["CUDA_REMOTE_COPY_THREADS"] = "3"
             # Of programs that do things at random; the same in all modes.
             lab.env["CR_TEST_SEED"] = str(options.seed)
+            lab.env.update(environment)
             lab.workers = options.workers
             if app in SOFTWARE_GPUS:
                 lab.env["SOFTGPU_DEVICES"] = str(SOFTWARE_GPUS[app])
@@ -533,9 +546,10 @@ def main():
     if not options.driver:  # else libraries for several GPUs may want to see the machine's network
         harness.own_network()
     started = time.monotonic()
+    ended = harness.fail_on_sigterm()
     results = []
     for app, mode in cases:
-        if time.monotonic() - started > options.total_limit:
+        if ended or time.monotonic() - started > options.total_limit:
             results.append({"app": app, "mode": mode, "ok": False, "error": "not run: out of time", "seconds": 0})
             continue
         result = run_case(options, app, mode)
