@@ -423,34 +423,40 @@ def sharing(context):
 
 
 def swap_shared(context, program):
-    """A job whose ranks share memory of two GPUs: moved, and restarted from an image, each time with the GPUs swapped."""
+    """A job whose ranks share memory of two GPUs is moved with the GPUs swapped, comes back from an image, and is moved again."""
     first, second = context.server("first", gpus=2), context.server("second", gpus=2)
-    command = [context.program(program), "--steps", "300"]
+    command = [context.program(program), "--steps", "100"]
     # It is saved and moved while it runs: a rank that stands still keeps the others' kernels waiting.
-    job = context.lab.job("job", command, first.unix, step_ms=400)
+    job = context.lab.job("job", command, first.unix, step_ms=1000)
     job.wait_steps(3, LIMIT)
     ranks = len(context.sessions(first))
 
-    def go_on(server, gpus, carrier):
-        places = list(context.sessions(server).values())
-        if places != [gpus] * ranks:
-            raise Failure(f"the ranks are on {places}\n{carrier.describe()}")
-        steps = len(job.steps())
-        wait_for(lambda: len(job.steps()) > steps + 2 or not carrier.running(), LIMIT, carrier.describe)
-        if not carrier.running():
-            raise Failure(f"the job has ended\n{carrier.describe()}")
+    def place(server, gpus):
+        return ["--map", f"0-{ranks - 1}={server.unix}:{gpus}"]
 
-    go_on(first, [0], job)  # no list: all of them
-    context.tool("cr-migrate", job.id, "--map", f"0-{ranks - 1}={second.unix}:1,0")
-    go_on(second, [1, 0], job)
+    def go_on(server, carrier):
+        wait_for(lambda: len(context.sessions(server)) == ranks or not carrier.running(), LIMIT, carrier.describe)
+        steps = len(job.steps())
+        wait_for(lambda: len(job.steps()) > steps + 1 or not carrier.running(), LIMIT, carrier.describe)
+        if not carrier.running():
+            raise Failure(f"the job has ended\n{carrier.describe()}\n{job.describe()}")
+
+    def move(server, gpus, stays, carrier):
+        tool = context.tool("cr-migrate", "--json", job.id, *place(server, gpus))
+        report = json.loads(tool.stdout())
+        # Memory is handed over to the new session where that is on the same GPU.
+        if (report["handed_over_bytes"] > 0) != stays or report["gpu_bytes"] == 0:
+            raise Failure(f"the move to {gpus} of {server.name}: {report}\n{tool.describe()}")
+        go_on(server, carrier)
+
+    move(second, "1,0", False, job)
     image = context.path("image")
     context.tool("cr-checkpoint", "--stop", job.id, image)
     job.wait(LIMIT)
-    carrier = context.restart(image, "--map", f"0-{ranks - 1}={first.unix}:0,1")
-    wait_for(lambda: len(context.sessions(first)) == ranks or not carrier.running(), LIMIT, carrier.describe)
-    go_on(first, [0, 1], carrier)
-    context.tool("cr-migrate", job.id, "--map", f"0-{ranks - 1}={second.unix}:1,0")
-    go_on(second, [1, 0], carrier)
+    carrier = context.restart(image, *place(first, "0,1"))
+    go_on(first, carrier)
+    move(second, "0,1", True, carrier)
+    move(first, "1,0", False, carrier)
     job.hurry()
     carrier.expect_success(LIMIT)
     context.lab.env["SOFTGPU_DEVICES"] = "2"
