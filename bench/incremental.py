@@ -3,12 +3,15 @@
 """What a checkpoint costs that follows another one: time and space of the first, of one of the same memory, and of one with
 a part of the memory changed, all into one store (cr-checkpoint --keep).
 
-Usage: incremental.py --product DIR --programs DIR [--mib N,...] [--changing P] [--folder DIR] [--driver FILE] [--check]
+Usage: incremental.py --product DIR --programs DIR [--mib N,...] [--changing P] [--folder DIR] [--driver FILE] [--native]
+                      [--json FILE] [--check]
 
 DIR of the product: cr-run, cr-server, cr-checkpoint, cr-restart, cr-inspect. Prints a table, a row for each checkpoint; the
-columns "of first" are what counts. After the last one, the job is ended and restarted from the newest image, and compares
-all of its memory. `raw` is a file of random bytes, written and flushed in the same folder. --check fails unless space,
-and what is not read, are what they should be; times are never checked. Needs root and CRIU.
+columns "of first" are what counts, and the bars are held against them. After the last one, the job is ended and restarted
+from the newest image, and compares all of its memory. `raw` is a file of random bytes, written and flushed in the same
+folder. --native adds what there is without cuda-remote: the driver's own checkpoint (cuCheckpointProcess*), a CRIU dump of
+the process, and the flush; each of them costs as much as the first. --check fails unless space, and what is not read, are
+what they should be; times are never checked. Needs root and CRIU.
 """
 
 import argparse
@@ -20,6 +23,11 @@ import sys
 import tempfile
 import time
 
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
+import timings  # noqa: E402
+
+RAW_MIB = 4096  # at most: the disk's rate shows in less time than its files take
 
 def row(*cells):
     print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
@@ -33,9 +41,12 @@ def wait_for(what, condition, limit):
         time.sleep(0.02)
 
 
+NOTHING = "nothing changed"
+
+
 class Measure:
-    def __init__(self, options, folder, mib):
-        self.options, self.folder, self.mib = options, folder, mib
+    def __init__(self, options, folder, mib, found):
+        self.options, self.folder, self.mib, self.found = options, folder, mib, found
         self.orders = os.path.join(folder, "orders")
         self.store = os.path.join(folder, "store")
         self.job_folder = os.path.join(folder, "job")
@@ -78,7 +89,7 @@ class Measure:
             raise RuntimeError(f"the job's memory is not what it was: {self.text()[-200:]}")
 
     def checkpoint(self, name, first=None):
-        told = json.loads(self.tool("cr-checkpoint", "--json", "--keep", "9", *self.options.checkpoint, self.job_folder, self.store))
+        told = json.loads(self.tool("cr-checkpoint", "--json", "--keep", "9", *self.options.checkpoint_option, self.job_folder, self.store))
         listed = json.loads(self.tool("cr-inspect", "--json", self.store))
         told["store_bytes"] = listed["total"]
         # What the store has grown by: no image is removed meanwhile.
@@ -93,7 +104,42 @@ class Measure:
             f"{gpu / 1e6:.1f}",
             of(gpu, base["grown_bytes"] - base["client_bytes"]), f"{told['client_bytes'] / 1e6:.1f}")
         told["gpu_grown"] = gpu
+        group = f"{self.mib / 1024:.3g} GiB, seconds of a checkpoint"
+        if base is told:
+            self.found.add("first", told["seconds"], group=group, name=name)
+            return told
+        changed, percent = name != NOTHING, float(self.options.changing)
+        what = "changed" if changed else NOTHING
+        self.found.add(f"{what}: time", told["seconds"], group=group, name=f"{name}: time", first=base["seconds"], mib=self.mib,
+                       percent=percent)  # fmt: skip
+        self.found.add(f"{what}: space", told["seconds"], group=group, name=f"{name}: space", mib=self.mib, percent=percent,
+                       value=gpu / (base["grown_bytes"] - base["client_bytes"]))  # fmt: skip
         return told
+
+    def native(self):
+        """The driver's checkpoint of such a job, CRIU's, and the flush, all as one."""
+        orders, images = os.path.join(self.folder, "native-orders"), os.path.join(self.folder, "native-images")
+        os.makedirs(orders)
+        os.makedirs(images)
+        out = os.path.join(self.folder, "native-out")
+        programs = self.options.programs
+        job = self.start(out, os.path.join(programs, "incremental_job"), str(self.mib), orders)
+        wait_for("the native job", lambda: "ready" in open(out).read() or job.poll() is not None, self.options.limit)
+        criu = os.environ.get("CUDA_REMOTE_CRIU", "criu")
+        save = (f'"{criu}" dump --tree {job.pid} --images-dir "{images}" --leave-running --shell-job --log-file dump.log '
+                f'&& sync -f "{images}"')  # fmt: skip
+        done = subprocess.run([os.path.join(programs, "native_checkpoint"), str(job.pid), os.path.join(orders, "none"), "sh", "-c", save],
+                              capture_output=True, text=True, timeout=self.options.limit, env=self.env)  # fmt: skip
+        os.killpg(job.pid, 9)
+        job.wait()
+        shutil.rmtree(images)
+        told = json.loads(done.stdout or '{"error": "native_checkpoint printed nothing"}')
+        if "error" in told:
+            raise RuntimeError(f"{told['error']} {done.stderr.strip()[-300:]}")
+        seconds = told["checkpoint_s"] + told["command_s"]
+        row(self.mib, "the driver's own, and CRIU", f"{seconds:.2f}", "100.0%", f"{seconds:.3f}", *["-"] * 6)
+        self.found.add("native", seconds, group=f"{self.mib / 1024:.3g} GiB, seconds of a checkpoint",
+                       name="the driver's own, and CRIU")  # fmt: skip
 
     def run(self):
         product = self.options.product
@@ -104,10 +150,10 @@ class Measure:
             raise RuntimeError(f"the job ended: {open(self.out + '.err').read()[-500:]}")
         self.raw()
         first = self.checkpoint("first")
-        same = self.checkpoint("nothing changed", first)
+        same = self.checkpoint(NOTHING, first)
         self.order(self.options.changing)
         changed = self.checkpoint(f"{self.options.changing}% changed", same)
-        again = self.checkpoint("nothing changed", changed)
+        again = self.checkpoint(NOTHING, changed)
         self.order("1")
         self.tool("cr-checkpoint", "--keep", "9", "--stop", self.job_folder, self.store)
         job.wait(self.options.limit)
@@ -128,15 +174,16 @@ class Measure:
     def raw(self):
         path = os.path.join(self.folder, "raw")
         block = os.urandom(16 << 20)
+        blocks = max(1, min(self.mib, RAW_MIB) // 16)
         start = time.monotonic()
         with open(path, "wb") as file:
-            for _ in range(max(1, self.mib // 16)):
+            for _ in range(blocks):
                 file.write(block)
             file.flush()
             os.fsync(file.fileno())
         seconds = time.monotonic() - start
         os.unlink(path)
-        row(self.mib, f"raw: {self.mib // 16 * 16 / seconds:.0f} MiB/s", f"{seconds:.2f}", *["-"] * 8)
+        row(self.mib, f"raw: {blocks * 16 / seconds:.0f} MiB/s", f"{seconds:.2f}", *["-"] * 8)
 
     def end(self):
         for process in self.processes:
@@ -154,17 +201,23 @@ def main():
     parser.add_argument("--folder", help="where images go (default: a temporary folder)")
     parser.add_argument("--driver", help="the driver library (CUDA_REMOTE_DRIVER)")
     parser.add_argument("--limit", type=float, default=300, help="seconds for each step")
-    parser.add_argument("--checkpoint", action="append", default=[], metavar="OPTION", help="one more for cr-checkpoint")
+    parser.add_argument("--native", action="store_true", help="the driver's own checkpoint and CRIU, too")
+    parser.add_argument("--json", help="file for the times; pause_plot.py draws them")
+    parser.add_argument("--checkpoint-option", action="append", default=[], metavar="OPTION", help="one more for cr-checkpoint")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     row("MiB", "checkpoint", "s", "of first", "pause s", "of it reading", "of it processes", "GPU memory not read, MB",
         "GPU memory stored, MB", "of first", "processes, MB")
     row(*["---"] * 11)
     failed = 0
+    found = timings.Timings("What a checkpoint costs that follows another one")
     for mib in options.mib.split(","):
         folder = tempfile.mkdtemp(prefix="incremental-", dir=options.folder)
-        measure = Measure(options, folder, int(mib))
+        measure = Measure(options, folder, int(mib), found)
         try:
+            # First, and its files are gone by then: the disk need not have room for both.
+            if options.native:
+                measure.native()
             measure.run()
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
             print(f"{mib} MiB: {error}", file=sys.stderr, flush=True)
@@ -172,6 +225,7 @@ def main():
         finally:
             measure.end()
             shutil.rmtree(folder, ignore_errors=True)
+    found.finish(options.json)
     return 1 if failed else 0
 
 

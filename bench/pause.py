@@ -2,16 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long a job stands still for a checkpoint and for a move, by GPU memory and by how much of it changes.
 
-Usage: pause.py --product DIR --programs DIR [--mib N,...] [--changing P,...] [--moves] [--far] [--no-checkpoints] [--native] [--seconds S] [--json FILE]
-       pause.py --product DIR --program COMMAND [--checkpoints N] [--seconds S]
+Usage: pause.py --product DIR --programs DIR [--mib N,...] [--changing P,...] [--moves] [--far] [--no-checkpoints] [options]
+       pause.py --product DIR --programs DIR --program COMMAND [--checkpoints N] [options]
 
-DIR of the product: cr-run, cr-server, cr-checkpoint, cr-migrate. Prints a table, a row for each job. The first column
-of times is what the tools report, the last one what the job saw: the longest time between two of its steps. `native`
-is the driver's own checkpoint (cuCheckpointProcess*: lock and checkpoint). Needs root and CRIU for checkpoints.
+DIR of the product: cr-run, cr-server, cr-checkpoint, cr-migrate. Prints a table, a row for each job, and then which
+bars are met. The first column of times is what the tools report, the last one what the job saw: the longest time
+between two of its steps. `native` is the driver's own checkpoint (cuCheckpointProcess*: lock and checkpoint), once for
+each amount of memory. Needs root and CRIU for checkpoints.
 
 With `--program`, live checkpoints of one program that prints a line for each of its steps, such as
 "python3 tests/frameworks/torch_gpt.py --steps 100000". A row for each; the last column is the memory that is the
 process's own at that time.
+
+Steps before and during: steps a second before the tool began, and while it copied GPU memory in rounds. Use --step-ms 0
+for the job's slowdown: a job that waits between its steps hides it.
 """
 
 import argparse
@@ -25,20 +29,58 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
-STEP_MS = 20
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
+import timings  # noqa: E402
 
 
 def log(*words):
     print(*words, file=sys.stderr, flush=True)
 
 
+class Line:
+    """Steps of a job that follow each other, `seconds` in all up to the moment `end` (time.monotonic)."""
+
+    def __init__(self, steps, seconds, longest, end):
+        self.steps, self.seconds, self.longest, self.end = steps, seconds, longest, end
+        self.begin = end - seconds
+
+
+def rate(lines):
+    """Steps a second."""
+    seconds = sum(line.seconds for line in lines)
+    return sum(line.steps for line in lines) / seconds if seconds else 0
+
+
+class Seen:
+    """What a job saw of a checkpoint or a move that began at the moment `began` and copied memory for `rounds` seconds before
+    the pause: the longest time between two steps, and the steps a second before it all and in the rounds (0: not known).
+    """
+
+    def __init__(self, lines, began, rounds):
+        after = [line for line in lines if line.end > began]
+        pause = max(after, key=lambda line: line.longest, default=None)
+        self.longest = pause.longest if pause else 0
+        # The first line has the start of the job in it.
+        self.before_lines = [line for line in lines[1:] if line.end <= began]
+        self.during_lines = [
+            line for line in after if line.end <= pause.begin + 1e-3 and line.begin >= pause.begin - rounds - 1e-3
+        ]  # fmt: skip
+        self.before, self.during = rate(self.before_lines), rate(self.during_lines)
+
+    def slowdown(self):
+        """The part of the steps that the rounds cost; None: not known."""
+        return 1 - self.during / self.before if self.before and self.during else None
+
+
 class Job:
     def __init__(self, options, folder, name, mib, percent, native=False):
         self.out = os.path.join(folder, name + ".out")
         self.name = name
-        command = [os.path.join(options.programs, "pause_job"), str(mib), str(percent), str(STEP_MS), "100000"]
+        command = [os.path.join(options.programs, "pause_job"), str(mib), str(percent), str(options.step_ms), "100000"]
         if not native:
             run = [os.path.join(options.product, "cr-run"), "--server", options.server, "--name", name, "--"]
             command = run + command
@@ -57,9 +99,12 @@ class Job:
             time.sleep(0.05)
 
     def lines(self):
-        """(steps a second, longest ms, wrong words) of each second so far."""
-        found = re.findall(r"steps (\d+) in ([\d.]+) s, longest ([\d.]+) ms, wrong (\d+)", self.text())
-        return [(int(a) / float(b), float(c), int(d)) for a, b, c, d in found]
+        """What it has printed so far: a Line for each of its lines."""
+        found = re.findall(r"steps (\d+) in ([\d.]+) s, longest ([\d.]+) ms, wrong (\d+), at ([\d.]+)\n", self.text())
+        wrong = max((int(line[3]) for line in found), default=0)
+        if wrong:
+            raise RuntimeError(f"{self.name}: {wrong} wrong words")
+        return [Line(int(a), float(b), float(c) / 1e3, float(e)) for a, b, c, _, e in found]
 
     def end(self):
         if self.process.poll() is None:
@@ -80,19 +125,41 @@ def tool(options, limit, *words):
 
 
 def measure(options, job, what):
-    """Runs `what`; returns its result and what the job saw meanwhile: longest ms, rate before and during."""
+    """Runs `what`; returns its result and what the job saw of it."""
     time.sleep(options.seconds)
-    before = job.lines()
+    began = time.monotonic()
     result = what()
-    time.sleep(1.2)
-    after = job.lines()
-    wrong = max((line[2] for line in after), default=0)
-    if wrong:
-        raise RuntimeError(f"{job.name}: {wrong} wrong words")
-    usual = sorted(line[0] for line in before[1:])
-    during = sorted(line[0] for line in after[len(before):])
-    middle = lambda values: values[len(values) // 2] if values else 0
-    return result, max((line[1] for line in after[len(before):]), default=0), middle(usual), middle(during)
+    time.sleep(0.5)
+    return result, Seen(job.lines(), began, result.get("before", {}).get("seconds", 0))
+
+
+class FullGpu:
+    """While it is entered, other programs find no more than options.leave_free MiB free on the GPU."""
+
+    def __init__(self, options):
+        self.options, self.process = options, None
+
+    def __enter__(self):
+        if self.options.leave_free is None:
+            return self
+        # cr-server starts another worker for the next session, which takes memory of the GPU, too.
+        time.sleep(2)
+        self.process = subprocess.Popen([os.path.join(self.options.programs, "hold_gpu"), str(self.options.leave_free)],
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
+        line = self.process.stdout.readline()
+        try:
+            got = json.loads(line)
+        except ValueError:
+            got = {"error": f"hold_gpu printed {line!r}"}
+        if "error" in got:
+            self.__exit__()
+            raise RuntimeError(got["error"])
+        log(f"{got['free_mib']} MiB are free on the GPU, another program holds {got['held_mib']} MiB")
+        return self
+
+    def __exit__(self, *_):
+        if self.process:
+            self.process.communicate()
 
 
 def private_bytes(pid):
@@ -104,99 +171,177 @@ def private_bytes(pid):
         return total + sum(private_bytes(int(child)) for child in children.read().split())
 
 
-def program(options, folder):
-    """Live checkpoints of options.program, one every options.seconds, and their rows."""
-    out = os.path.join(folder, "program.out")
-    image = os.path.join(folder, "image")
+class Watch:
+    """Notes when each line of a program's output came, as Lines of one step."""
+
+    def __init__(self, path):
+        self.path, self.times, self.stopped = path, [], threading.Event()
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self):
+        with open(self.path, "rb") as f:
+            while not self.stopped.wait(0.001):
+                self.times += [time.monotonic()] * f.read().count(b"\n")
+
+    def lines(self):
+        times = list(self.times)
+        return [Line(1, end - begin, end - begin, end) for begin, end in zip(times, times[1:])]
+
+    def end(self):
+        self.stopped.set()
+        self.thread.join()
+
+
+def start_program(options, folder, native=False):
+    """(process, Watch) of options.program, after its first steps."""
+    out = os.path.join(folder, "native.out" if native else "program.out")
     command = [os.path.join(options.product, "cr-run"), "--server", options.server, "--name", "pause-program", "--"]
     with open(out, "w") as stream:
-        process = subprocess.Popen(command + shlex.split(options.program), stdout=stream, stderr=stream,
-                                   stdin=subprocess.DEVNULL, start_new_session=True)
-    steps = lambda: open(out, errors="replace").read().count("\n")
+        process = subprocess.Popen(([] if native else command) + shlex.split(options.program), stdout=stream, stderr=stream,
+                                   stdin=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+    watch = Watch(out)
+    end = time.monotonic() + options.limit
+    while len(watch.times) < 5:
+        if time.monotonic() > end or process.poll() is not None:
+            end_program(process, watch)
+            raise RuntimeError("the program did not begin: " + open(out, errors="replace").read()[-300:])
+        time.sleep(0.1)
+    return process, watch
+
+
+def end_program(process, watch):
+    watch.end()
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def program(options, folder, found):
+    """Live checkpoints of options.program, one every options.seconds, and their rows."""
+    image = os.path.join(folder, "image")
+    process, watch = start_program(options, folder)
+    before, during, group = [], [], ""
     try:
-        end = time.monotonic() + options.limit
-        while steps() < 5:
-            if time.monotonic() > end or process.poll() is not None:
-                raise RuntimeError("the program did not begin: " + open(out, errors="replace").read()[-300:])
-            time.sleep(0.1)
         for number in range(options.checkpoints):
-            before = steps()
             time.sleep(options.seconds)
-            rate = (steps() - before) / options.seconds
-            got = tool(options, options.limit, "cr-checkpoint", "--json", "pause-program", image)
-            PAUSES.append({"mib": got["gpu_bytes"] >> 20, "percent": None, "what": "program",
-                           "pause_seconds": got["paused_seconds"]})
+            began = time.monotonic()
+            got = tool(options, options.limit, "cr-checkpoint", "--json", *options.checkpoint_option, "pause-program", image)
+            time.sleep(0.5)
+            # Not what the checkpoint before has to do with.
+            lines = [line for line in watch.lines() if line.begin >= began - options.seconds]
+            seen = Seen(lines, began, got["before"]["seconds"])
+            before += seen.before_lines
+            during += seen.during_lines
+            group = f"{os.path.basename(program_name(options))}, {got['gpu_bytes'] / 1e9:.1f} GB on the GPU"
+            found.add("program", got["paused_seconds"], group=group, name=f"live checkpoint {number + 1}")
             row(number + 1, f"{got['paused_seconds']:.3f}", f"{got['reading_seconds']:.3f}",
-                f"{got['dumping_seconds']:.3f}", f"{got['seconds']:.1f}", f"{rate:.1f}", f"{got['gpu_bytes'] / 1e9:.2f}",
-                f"{private_bytes(process.pid) / 1e6:.0f}")
+                f"{got['dumping_seconds']:.3f}", f"{got['seconds']:.1f}", f"{got['before']['seconds']:.2f}",
+                f"{seen.before:.1f} / {seen.during:.1f}", f"{seen.longest:.3f}", f"{got['gpu_bytes'] / 1e9:.2f}",
+                f"{private_bytes(process.pid) / 1e6:.0f}")  # fmt: skip
             shutil.rmtree(image)
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        end_program(process, watch)
+    # Of all together: one checkpoint's rounds are a few steps only.
+    if rate(before) and rate(during):
+        slowdown(found, group, rate(before), rate(during), sum(line.seconds for line in during))
+    if options.native:
+        process, watch = start_program(options, folder, native=True)
+        try:
+            time.sleep(options.seconds)
+            seconds = native_seconds(options, folder, process.pid)
+        finally:
+            end_program(process, watch)
+        found.add("native", seconds, group=group, name=NATIVE)
+        row(NATIVE, f"{seconds:.3f}", *["-"] * 8)
 
 
-PAUSES = []
+def program_name(options):
+    """The word that tells what options.program is: "python3 x.py" is x.py."""
+    words = [word for word in shlex.split(options.program) if not word.startswith("-")]
+    return words[1] if len(words) > 1 and os.path.basename(words[0]).startswith("python") else words[0]
 
 
-def note(mib, percent, what, seconds):
-    PAUSES.append({"mib": mib, "percent": percent, "what": what, "pause_seconds": seconds})
+NATIVE = "the driver's own (lock and checkpoint)"
+
+
+def slowdown(found, group, before, during, seconds):
+    """Notes what part of its steps a job lost in the rounds."""
+    found.add("slowdown", seconds, group=group, name="steps while rounds ran", value=1 - during / before)
 
 
 def row(*cells):
     print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
 
 
-def checkpoint(options, folder, mib, percent):
+def group_of(mib):
+    return f"{mib / 1024:.3g} GiB"
+
+
+def checkpoint(options, folder, found, mib, percent):
     job = Job(options, folder, f"pause-{mib}-{percent}", mib, percent)
     image = os.path.join(folder, "image")
+    room = options.leave_free is None
     try:
         job.wait_ready(60)
-        got, longest, usual, during = measure(
-            options, job, lambda: tool(options, options.limit, "cr-checkpoint", "--json", job.name, image))
-        note(mib, percent, "checkpoint", got["paused_seconds"])
+        with FullGpu(options):
+            got, seen = measure(options, job, lambda: tool(
+                options, options.limit, "cr-checkpoint", "--json", *options.checkpoint_option, job.name, image))  # fmt: skip
         before, behind = got.get("before", {}), got.get("behind", {})
+        name = f"live checkpoint, {percent}% changing" + ("" if room else f", {options.leave_free} MiB free")
+        found.add("checkpoint", got["paused_seconds"], group=group_of(mib), name=name, mib=mib, percent=percent, room=room,
+                  beside=got["dumping_seconds"])  # fmt: skip
         row(mib, f"{percent}%", "checkpoint", f"{got['paused_seconds']:.3f}", f"{got['reading_seconds']:.3f}",
             f"{got['dumping_seconds']:.3f}", f"{before.get('seconds', 0):.2f}", before.get("rounds", "-"),
             f"{before.get('copied_bytes', 0) / 1e9:.2f}", f"{before.get('kept_bytes', 0) / 1e9:.2f}",
             f"{behind.get('bytes', 0) / 1e9:.2f} in {behind.get('taking_seconds', 0):.3f} s",
-            f"{got['seconds']:.1f}", f"{usual:.1f} / {during:.1f}", f"{longest / 1e3:.3f}")
+            f"{got['seconds']:.1f}", f"{seen.before:.1f} / {seen.during:.1f}", f"{seen.longest:.3f}")
+        if seen.slowdown() is not None:
+            slowdown(found, f"{group_of(mib)}, {name}", seen.before, seen.during, before["seconds"])
     finally:
         job.end()
         shutil.rmtree(image, ignore_errors=True)
 
 
-def move(options, folder, mib, percent, to, what):
+def move(options, folder, found, mib, percent, to, what):
     job = Job(options, folder, f"move-{mib}-{percent}-{what.replace(' ', '-')}", mib, percent)
     try:
         job.wait_ready(60)
-        got, longest, usual, during = measure(
+        got, seen = measure(
             options, job, lambda: tool(options, options.limit, "cr-migrate", "--json", job.name, "--to", *to))
-        note(mib, percent, what, got["paused_seconds"])
-        before = got["before"]
+        before, name = got["before"], f"{what}, {percent}% changing"
+        found.add(what, got["paused_seconds"], group=group_of(mib), name=name, mib=mib, percent=percent)
         row(mib, f"{percent}%", what, f"{got['paused_seconds']:.3f}",
             f"{got['copying_seconds']:.3f} for {got['copied_bytes'] / 1e9:.2f} GB",
             f"{got['handing_over_seconds']:.3f} + {got['replaying_seconds']:.3f}", f"{got['ahead_seconds']:.2f}", before["rounds"],
             f"{before['copied_bytes'] / 1e9:.2f}", f"{before['kept_bytes'] / 1e9:.2f}",
             f"{got['handed_over_bytes'] / 1e9:.2f} + {got['direct_bytes'] / 1e9:.2f}", f"{got['seconds']:.1f}",
-            f"{usual:.1f} / {during:.1f}", f"{longest / 1e3:.3f}")
+            f"{seen.before:.1f} / {seen.during:.1f}", f"{seen.longest:.3f}")
+        if before["rounds"] and seen.slowdown() is not None:
+            slowdown(found, f"{group_of(mib)}, {name}", seen.before, seen.during, before["seconds"])
     finally:
         job.end()
 
 
-def native(options, folder, mib, percent):
-    job = Job(options, folder, f"native-{mib}-{percent}", mib, percent, native=True)
+def native_seconds(options, folder, pid):
+    """How long the driver's own checkpoint of that process takes."""
     flag = os.path.join(folder, "flag")
     open(flag, "w").close()
+    done = subprocess.run([os.path.join(options.programs, "native_checkpoint"), str(pid), flag, "true"],
+                          capture_output=True, text=True, timeout=options.limit)  # fmt: skip
+    got = json.loads(done.stdout)
+    if "error" in got:
+        raise RuntimeError(got["error"])
+    return got["checkpoint_s"]
+
+
+def native(options, folder, found, mib, percent):
+    job = Job(options, folder, f"native-{mib}-{percent}", mib, percent, native=True)
     try:
         job.wait_ready(60)
-        done = subprocess.run([os.path.join(options.programs, "native_checkpoint"), str(job.process.pid), flag, "true"],
-                              capture_output=True, text=True, timeout=options.limit)
-        got = json.loads(done.stdout)
-        if "error" in got:
-            raise RuntimeError(got["error"])
-        note(mib, percent, "native", got["checkpoint_s"])
-        row(mib, f"{percent}%", "native", f"{got['checkpoint_s']:.3f}", *["-"] * 10)
+        seconds = native_seconds(options, folder, job.process.pid)
+        found.add("native", seconds, group=group_of(mib), name=NATIVE, mib=mib)
+        row(mib, "any", "native", f"{seconds:.3f}", *["-"] * 10)
     finally:
         job.end()
 
@@ -229,7 +374,7 @@ class Server:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--product", required=True)
-    parser.add_argument("--programs", help="folder of pause_job and native_checkpoint")
+    parser.add_argument("--programs", help="folder of pause_job, native_checkpoint and hold_gpu")
     parser.add_argument("--program", help="command of a program to checkpoint, instead of pause_job")
     parser.add_argument("--checkpoints", type=int, default=6, help="how many, with --program")
     parser.add_argument("--mib", default="8192,32768", help="GPU memory of the jobs")
@@ -240,25 +385,36 @@ def main():
     parser.add_argument("--second-gpu", type=int, help="moves to this GPU, too")
     parser.add_argument("--native", action="store_true", help="the driver's own checkpoint, too")
     parser.add_argument("--seconds", type=float, default=4, help="how long a job runs before it is disturbed")
+    parser.add_argument("--step-ms", type=int, default=20, help="milliseconds from one step of a job to the next (%(default)s)")
+    parser.add_argument("--leave-free", type=int, metavar="MIB",
+                        help="another program takes all memory of the GPU but this before each checkpoint")
+    parser.add_argument("--checkpoint-option", action="append", default=[], metavar="OPTION", help="one more for cr-checkpoint")
     parser.add_argument("--json", help="file for the pauses; pause_plot.py draws them")
-    parser.add_argument("--limit", type=float, default=60, help="seconds for a checkpoint or a move")
+    parser.add_argument("--limit", type=float, default=300, help="seconds for a checkpoint or a move (%(default)s)")
     options = parser.parse_args()
-    if bool(options.programs) == bool(options.program):
-        parser.error("one of --programs and --program is needed")
+    if not options.programs and (not options.program or options.native):
+        parser.error("--programs is needed")
+    found = timings.Timings("How long a job stands still, in seconds")
     folder = tempfile.mkdtemp(prefix="cr-pause-", dir=os.environ.get("CR_PAUSE_DIR"))
     servers, far = [], None
     if options.program:
         os.mkdir(os.path.join(folder, "server"), 0o700)
         server = Server(options, os.path.join(folder, "server"), None)
         options.server = server.unix
-        row("checkpoint", "pause s", "of it GPU", "of it process", "all s", "steps/s", "GPU GB", "process MB")
-        row(*["---"] * 8)
+        row("checkpoint", "pause s", "of it GPU", "of it process", "all s", "before s", "steps/s before / during",
+            "seen by the job s", "GPU GB", "process MB")
+        row(*["---"] * 10)
+        failed = 0
         try:
-            program(options, folder)
+            program(options, folder, found)
+        except (RuntimeError, subprocess.TimeoutExpired, ValueError) as error:
+            failed += 1
+            log(f"{options.program}: {error}")
         finally:
             server.end()
             shutil.rmtree(folder, ignore_errors=True)
-        return 0
+        found.finish(options.json)
+        return 1 if failed else 0
     row("MiB", "changing", "what", "pause s", "of it GPU", "of it process, or handing over + replay", "before s", "rounds", "copied GB",
         "still right GB", "handed over + copied without the host GB", "all s", "steps/s before / during", "seen by the job s")
     row(*["---"] * 14)
@@ -275,16 +431,17 @@ def main():
             far = Server(options, os.path.join(folder, "far"), names[0][1], far=True)
         options.server = servers[0].unix
         for mib in map(int, options.mib.split(",")):
-            for percent in map(int, options.changing.split(",")):
-                work = [] if options.no_checkpoints else [lambda: checkpoint(options, folder, mib, percent)]
+            percents = [int(percent) for percent in options.changing.split(",")]
+            for percent in percents:
+                work = [] if options.no_checkpoints else [lambda: checkpoint(options, folder, found, mib, percent)]
                 if len(servers) > 1:
-                    work.append(lambda: move(options, folder, mib, percent, [servers[1].unix], "move, same GPU"))
+                    work.append(lambda: move(options, folder, found, mib, percent, [servers[1].unix], "move, same GPU"))
                 if len(servers) > 2:
-                    work.append(lambda: move(options, folder, mib, percent, [servers[2].unix], "move, second GPU"))
+                    work.append(lambda: move(options, folder, found, mib, percent, [servers[2].unix], "move, second GPU"))
                 if far:
-                    work.append(lambda: move(options, folder, mib, percent, [far.tcp], "move, gRPC over loopback"))
-                if options.native:
-                    work.append(lambda: native(options, folder, mib, percent))
+                    work.append(lambda: move(options, folder, found, mib, percent, [far.tcp], "move, gRPC over loopback"))
+                if options.native and percent == percents[0]:
+                    work.append(lambda: native(options, folder, found, mib, percent))
                 for one in work:
                     try:
                         one()
@@ -295,11 +452,7 @@ def main():
         for server in servers + ([far] if far else []):
             server.end()
         shutil.rmtree(folder, ignore_errors=True)
-    if options.json:
-        seen = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
-                              capture_output=True, text=True).stdout.splitlines()
-        with open(options.json, "w") as f:
-            json.dump({"environment": "; ".join(seen), "rows": PAUSES}, f, indent=1)
+    found.finish(options.json)
     return 1 if failed else 0
 
 

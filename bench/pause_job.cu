@@ -3,8 +3,9 @@
 // step that the part holds what the step before wrote, and now and then that the rest holds what it always held.
 //
 // Usage: pause_job MIB PERCENT STEP_MS SECONDS. Steps begin every STEP_MS (0: as soon as the one before is done).
-// Prints "ready", then a line a second, with the steps in it and the longest time from one step to the next, and
-// "wrong 0" in the end; exit code 1 if anything was wrong.
+// Prints "ready", then a line every tenth of a second, with the steps in it, the longest time from one step to the
+// next, and when the line's last step ended (CLOCK_MONOTONIC), and "wrong 0" in the end; exit code 1 if anything was
+// wrong.
 #include <cuda_runtime.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -27,7 +28,8 @@
 namespace {
 
 constexpr size_t kBlock = size_t{256} << 20;
-constexpr int kRestEvery = 100;  // steps
+constexpr int kRestEvery = 100;     // steps
+constexpr double kLineEvery = 0.1;  // seconds
 
 double Now() {
   timespec now;
@@ -95,7 +97,7 @@ int main(int argc, char** argv) {
   printf("ready\n");
   fflush(stdout);
   const double begin = Now();
-  double second = begin, last = begin, longest = 0;
+  double line = begin, last = begin, longest = 0;
   int steps = 0;
   for (uint64_t step = 1; Now() - begin < seconds; ++step) {
     const bool rest = step % kRestEvery == 0;
@@ -108,11 +110,12 @@ int main(int argc, char** argv) {
     longest = std::max(longest, now - last);
     last = now;
     ++steps;
-    if (now - second >= 1) {
+    if (now - line >= kLineEvery) {
       CHECK(cudaMemcpy(&found, wrong, sizeof(found), cudaMemcpyDeviceToHost));
-      printf("steps %d in %.3f s, longest %.1f ms, wrong %llu\n", steps, now - second, longest * 1e3, found);
+      printf("steps %d in %.4f s, longest %.1f ms, wrong %llu, at %.4f\n", steps, now - line, longest * 1e3, found,
+             now);
       fflush(stdout);
-      second = now;
+      line = now;
       steps = 0;
       longest = 0;
     }

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws how long jobs stood still, from the JSON of pause.py, as SVG: a bar for each checkpoint and move.
+"""Draws how long jobs stood still, or how long checkpoints took, from the JSON of pause.py or incremental.py, as SVG.
 
-Usage: pause_plot.py PAUSES.json PLOT.svg
+Usage: pause_plot.py TIMES.json PLOT.svg
 
-Python's standard library only; any browser shows the file.
+A bar for each checkpoint and move, and a red line where it should end (bars.json), on a logarithmic scale. Python's standard library only; any
+browser shows the file.
 """
 
 import os
@@ -13,22 +14,23 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import plot  # noqa: E402
 
-COLORS = {"checkpoint": "#1f77b4", "native": "#999999", "move": "#d95f02"}
-NAMES = {"native": "the driver's own (lock and checkpoint)", "checkpoint": "live checkpoint"}
+LEAST = 0.01  # seconds: where the scale begins
+COLORS = {"native": "#999999", "move": "#d95f02"}
+
+
+def color(what):
+    return COLORS.get("move" if what.startswith("move") else what, "#1f77b4")
 
 
 def draw(results):
-    """The SVG's text for what pause.py --json wrote."""
-    jobs = {}
+    """The SVG's text for what Timings.finish wrote."""
+    groups = {}
     for row in results["rows"]:
-        jobs.setdefault((row["mib"], row["percent"]), []).append(row)
-    groups = []
-    for (mib, percent), rows in sorted(jobs.items()):
-        kind = lambda what: "move" if what.startswith("move") else what
-        found = [(NAMES.get(row["what"], row["what"]), row["pause_seconds"], COLORS.get(kind(row["what"]), "#555"))
-                 for row in sorted(rows, key=lambda one: one["pause_seconds"])]  # fmt: skip
-        groups.append((f"{mib / 1024:g} GiB, {percent}% of it rewritten in each step", found))
-    return plot.bars("How long a job stands still, in seconds", results["environment"], groups)
+        if row["what"] == "slowdown" or row["name"].endswith(": space"):
+            continue  # no time
+        name = row["name"].removesuffix(": time")
+        groups.setdefault(row["group"], []).append((name, row["seconds"], color(row["what"]), row["limit"]))
+    return plot.bars(results["title"], results["environment"], list(groups.items()), least=LEAST)
 
 
 if __name__ == "__main__":

@@ -30,29 +30,39 @@ def picture(width, height, lines):
     return "\n".join([head, f'<rect width="{width}" height="{height}" fill="white"/>', *lines, "</svg>\n"])
 
 
-def bars(title, subtitle, groups, unit_steps=(0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)):
-    """The SVG's text for horizontal bars: groups of (heading, [(name, value, color), ...]), on one scale from 0."""
+def bars(title, subtitle, groups, unit_steps=(0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10), least=None):
+    """The SVG's text for horizontal bars: groups of (heading, [(name, value, color) or (name, value, color, limit), ...]), on
+    one scale from 0, or a logarithmic one from `least`. A limit is a red line; None: there is none.
+    """
     width, left, right, line, gap = 900, 250, 90, 22, 16
-    longest = max([value for _, rows in groups for _, value, _ in rows] + [0.1])
-    step = next((s for s in unit_steps if longest / s <= 10), longest)
-    where = lambda value: left + value / longest * (width - left - right)
+    groups = [(heading, [(*one, None)[:4] for one in rows]) for heading, rows in groups]
+    longest = max([value for _, rows in groups for _, *values in rows for value in values[::2] if value] + [0.1])
+    if least is None:
+        step = next((s for s in unit_steps if longest / s <= 10), longest)
+        ticks = [round(n * step, 6) for n in range(int(longest / step) + 1)]
+        part = lambda value: value / longest
+    else:
+        ticks = [tick for tick in (least * 10**n for n in range(9)) if tick <= longest * 1.001]
+        part = lambda value: math.log(max(value, least) / least) / math.log(longest / least)
+    where = lambda value: left + part(value) * (width - left - right)
     top = y = 68
     grid, body = [], []
     for heading, rows in groups:
         y += gap
         body.append(text_element(10, y + 4, heading, weight="bold"))
         y += line / 2
-        for name, value, color in rows:
+        for name, value, color, limit in rows:
             y += line
             body.append(text_element(left - 8, y - 6, name, 11, "end"))
             body.append(f'<rect x="{left}" y="{y - line + 5}" width="{max(where(value) - left, 1):.1f}" '
                         f'height="{line - 8}" fill="{color}"/>')  # fmt: skip
             body.append(text_element(where(value) + 6, y - 6, f"{value:.3f}", 11))
-    at = 0.0
-    while at <= longest:
-        grid.append(f'<line x1="{where(at):.1f}" x2="{where(at):.1f}" y1="{top}" y2="{y}" stroke="#ddd"/>')
-        grid.append(text_element(where(at), top - 3, f"{at:g}", 10, "middle", "#777"))
-        at = round(at + step, 6)
+            if limit is not None:
+                body.append(f'<line x1="{where(limit):.1f}" x2="{where(limit):.1f}" y1="{y - line + 3}" y2="{y - 1}" '
+                            f'stroke="#c00" stroke-width="2"/>')  # fmt: skip
+    for tick in ticks:
+        grid.append(f'<line x1="{where(tick):.1f}" x2="{where(tick):.1f}" y1="{top}" y2="{y}" stroke="#ddd"/>')
+        grid.append(text_element(where(tick), top - 3, f"{tick:g}", 10, "middle", "#777"))
     head = [text_element(10, 28, title, 15, weight="bold"), text_element(10, 46, subtitle, 11, color="#555")]
     return picture(width, f"{y + 20:.0f}", head + grid + body)
 

@@ -11,10 +11,12 @@ import xml.dom.minidom
 sys.dont_write_bytecode = True
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "../tests/matrix")]
+import pause  # noqa: E402
 import pause_plot  # noqa: E402
 import plot  # noqa: E402
 import report  # noqa: E402
 import stages  # noqa: E402
+import timings  # noqa: E402
 
 BARS = [
     {"rows": ["launch*"], "kind": "ratio", "ring": {"max": 0.5}, "grpc": {"max": 2}},
@@ -72,18 +74,49 @@ class ReportTest(unittest.TestCase):
         self.assertNotIn("ratios", judged["idle"])
 
     def test_plot_of_pauses(self):
-        rows = [
-            {"mib": mib, "percent": 5, "what": what, "pause_seconds": seconds}
-            for mib, what, seconds in ((8192, "checkpoint", 0.1), (8192, "native", 0.625), (32768, "move, <same> GPU", 0.0))
-        ]
-        text = pause_plot.draw({"environment": "a GPU & its driver", "rows": rows})
+        found = timings.Timings("Pauses", [{"what": "checkpoint", "max": 0.2, "of": "s"}])
+        for gib, what, seconds in ((8, "checkpoint", 0.1), (8, "native", 1.0), (32, "move, <same> GPU", 0.0), (8, "slowdown", 9.0)):
+            found.add(what, seconds, group=f"{gib} GiB, 5%", name=what)
+        text = pause_plot.draw({"title": "Pauses", "environment": "a GPU & its driver", "rows": found.rows})
         shown = xml.dom.minidom.parseString(text)
         words = [node.firstChild.data for node in shown.getElementsByTagName("text")]
-        for word in ("a GPU & its driver", "0.100", "0.625", "0.000", "move, <same> GPU", "8 GiB, 5% of it rewritten in each step"):
+        for word in ("a GPU & its driver", "0.100", "1.000", "0.000", "move, <same> GPU", "8 GiB, 5%", "32 GiB, 5%"):
             self.assertIn(word, words)
         bars = [float(node.getAttribute("width")) for node in shown.getElementsByTagName("rect")][1:]
         self.assertEqual(len(bars), 3)
-        self.assertAlmostEqual(bars[1] / bars[0], 6.25, 2)
+        # From 0.01 s on, 0.1 s is half of the way to 1 s.
+        self.assertAlmostEqual(bars[1] / bars[0], 2, 2)
+        limits = [node for node in shown.getElementsByTagName("line") if node.getAttribute("stroke") == "#c00"]
+        self.assertEqual(len(limits), 1)
+
+    def test_bars_of_timings(self):
+        found = timings.Timings("", [
+            {"what": "checkpoint", "gb": 32, "percent": 100, "room": True, "max": 0.15, "of": "s"},
+            {"what": "checkpoint", "gb": 32, "percent": 5, "room": False, "max": 0.25, "of": "s"},
+            {"what": "changed", "max": 0.15, "of": "of the first"},
+        ])  # fmt: skip
+
+        def add(what, seconds, **more):
+            row = found.add(what, seconds, group="g", name="n", **more)
+            return [(bar["max"], bar["is"], bar["met"]) for bar in row["bars"]], row["limit"]
+
+        self.assertEqual(add("checkpoint", 0.2, beside=0.08, mib=32768, percent=100), ([(0.15, 0.12, True)], 0.23))
+        self.assertEqual(add("checkpoint", 0.2, beside=0.02, mib=30518, percent=100), ([(0.15, 0.18, False)], 0.17))
+        self.assertEqual(add("checkpoint", 0.2, mib=32768, percent=5, room=False), ([(0.25, 0.2, True)], 0.25))
+        for other in ({"mib": 8192, "percent": 100}, {"mib": 32768, "percent": 5}, {"mib": 32768, "percent": 100, "room": False}):
+            self.assertEqual(add("checkpoint", 9, **other), ([], None))
+        self.assertEqual(add("changed", 2, first=20), ([(0.15, 0.1, True)], 3))
+        self.assertEqual(add("changed", 2, value=0.2), ([(0.15, 0.2, False)], None))
+        self.assertEqual([line.split(":")[0] for line in found.verdicts()], ["met", "missed", "met", "met", "missed"])
+
+    def test_steps_seen_of_a_pause(self):
+        line = pause.Line
+        # A second of 10 steps, one of rounds with 9, and a pause of half a second.
+        lines = [line(1, 1, 1, 1), line(10, 1, 0.1, 2), line(7, 0.7, 0.1, 2.7), line(9, 1, 0.1, 3.7), line(1, 0.5, 0.5, 4.2), line(10, 1, 0.1, 5.2)]
+        seen = pause.Seen(lines, 2.5, 1)
+        self.assertEqual((seen.longest, seen.before, seen.during), (0.5, 10, 9))
+        self.assertAlmostEqual(seen.slowdown(), 0.1)
+        self.assertIsNone(pause.Seen(lines, 2.5, 0).slowdown())
 
     def test_plot_is_xml(self):
         judged = self.judge(launch=row(native=[1.0], ring=[1000.0], grpc=[0.001]), copy=row("GB/s", "higher", native=[2.0], ring=[1.0]))
@@ -94,7 +127,7 @@ class ReportTest(unittest.TestCase):
 
     def test_every_bar_names_rows_that_are_measured(self):
         options = types.SimpleNamespace(
-            thread_counts=[1, 2, 4, 8, 16, 32, 64], session_counts=[1, 2, 4, 8, 16], checkpoint_mib=[1024]
+            thread_counts=[1, 2, 4, 8, 16, 32, 64], session_counts=[1, 2, 4, 8, 16], checkpoint_mib=[1024, 32768]
         )
         lab = types.SimpleNamespace(software=False)
         bench = types.SimpleNamespace(ways=list(stages.WAYS), options=options, lab=lab, has_torch=True)
