@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Test targets for the fault cases."""
 
-def fault_test(name, cases, size = "medium", script = "faults.py", alone = False):
-    """Runs some cases of a script (separated by commas); `alone`: while no other test runs."""
+def fault_test(name, cases, size = "medium", script = "faults.py", alone = False, extra_tags = []):
+    """Runs some cases of a script (separated by commas); `alone`: while no other test runs; `extra_tags`: Bazel's."""
     native.sh_test(
         name = name,
         size = size,
@@ -19,5 +19,5 @@ def fault_test(name, cases, size = "medium", script = "faults.py", alone = False
         tags = [
             "local",
             "no-sandbox",
-        ] + (["exclusive"] if alone else []),
+        ] + (["exclusive"] if alone else []) + extra_tags,
     )

@@ -1463,6 +1463,34 @@ def kernel_faults(context):
 
 
 @case
+def libraries(context):
+    """NVIDIA's libraries on the software GPU: what is PTX is right, what is machine code alone is an error, and one line says why."""
+    lab = context.lab
+    folder = "/usr/local/cuda/lib64"
+    names = [f"lib{name}.so" for name in ("cudart", "cufft", "curand", "cublas")]
+    absent = [name for name in names if not os.path.exists(f"{folder}/{name}")]
+    if absent:
+        raise Failure(f"{', '.join(absent)} not in {folder}: this case needs NVIDIA's packages libcublas, libcufft and libcurand")
+    command = [sys.executable, context.program("libraries.py"), folder]
+    failed = "sgemm returned 13\n"  # CUBLAS_STATUS_EXECUTION_FAILED
+    results = f"fft 64 right\nfft 100 right\nfft 256 right\nrandom right\nsaxpy right\n{failed}{failed}saxpy right\n"
+    server = lab.server(listen=True)
+    # Under cr-run the program's user sees what the server's driver prints, too.
+    ours, drivers = "cuda-remote: the server's GPU cannot run the code of a module", "softgpu: the image has machine code alone"
+    for way, start, lines in (
+        ("directly", lambda: lab.run("directly", command, 120, lab.native_environment()), [drivers]),
+        ("ring", lambda: lab.job("ring", command, server.unix), [ours, drivers]),
+        ("grpc", lambda: lab.job("grpc", command, server.tcp), [ours, drivers]),
+    ):
+        process = start()
+        process.expect_success(120)
+        harness.same(way, process.stdout(), results.encode())
+        said = sorted(process.stderr().splitlines())
+        if len(said) != len(lines) or not all(one.startswith(line) for one, line in zip(said, lines)):
+            raise Failure(f"{way}: stderr is not one line of each of these: {lines}\n{process.describe()}")
+
+
+@case
 def no_context(context):
     """On a thread without a current context every call answers as it does natively, and what is accepted is done."""
     lab = context.lab
