@@ -54,8 +54,9 @@ TEST_F(ModuleTest, EntryPoints) {
   EXPECT_EQ(CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND, status);
   EXPECT_EQ(0, server::MissingFunctions());
   // Refused by name.
-  CUtexref reference;
-  CU_IS(CUDA_ERROR_NOT_SUPPORTED, cuModuleGetTexRef(&reference, module_, "counter"));
+  size_t bytes;
+  CUmulticastObjectProp multicast = {};
+  CU_IS(CUDA_ERROR_NOT_SUPPORTED, cuMulticastGetGranularity(&bytes, &multicast, CU_MULTICAST_GRANULARITY_MINIMUM));
   const char* text;
   CU_OK(cuGetErrorName(CUDA_ERROR_NOT_SUPPORTED, &text));
   EXPECT_STREQ("CUDA_ERROR_NOT_SUPPORTED", text);
@@ -72,6 +73,10 @@ TEST_F(ModuleTest, GlobalsAndFunctions) {
   CU_OK(cuMemcpyDtoH_v2(values, table, 8));
   EXPECT_EQ(4u, values[1]);
   CU_IS(CUDA_ERROR_NOT_FOUND, cuModuleGetGlobal_v2(&table, &bytes, module_, "nothing"));
+  CUtexref texture;
+  CUsurfref surface;
+  CU_IS(CUDA_ERROR_NOT_FOUND, cuModuleGetTexRef(&texture, module_, "counter"));  // no reference
+  CU_IS(CUDA_ERROR_NOT_FOUND, cuModuleGetSurfRef(&surface, module_, "nothing"));
   CUfunction count_up;
   CU_OK(cuModuleGetFunction(&count_up, module_, "count_up"));
   CU_OK(cuLaunchKernel(count_up, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr));

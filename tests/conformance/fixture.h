@@ -226,6 +226,7 @@ class Case {
   CUmemoryPool ImportedPool();
   void* PoolDescriptor();
   CUarray Array(int i = 0);
+  CUarray SurfaceArray();
   CUmipmappedArray MipmappedArray();
   CUtexref TextureReference();
   CUtexref BoundTextureReference();

@@ -238,6 +238,14 @@ CUmemGenericAllocationHandle Case::MulticastObject() {
   });
 }
 
+CUarray Case::SurfaceArray() {
+  return Once<CUarray>("surface array", [&] {
+    CUarray array;
+    MAKE(cuArray3DCreate(&array, ArrayDescriptor3D()));
+    return array;
+  });
+}
+
 CUarray Case::Array(int i) {
   return Once<CUarray>("array" + std::to_string(i), [&] {
     CUarray array;
@@ -493,7 +501,7 @@ CUsurfref Case::SurfaceReference() {
 }
 
 CUsurfref Case::BoundSurfaceReference() {
-  MAKE(cuSurfRefSetArray(SurfaceReference(), Array(), 0));
+  MAKE(cuSurfRefSetArray(SurfaceReference(), SurfaceArray(), 0));
   return SurfaceReference();
 }
 

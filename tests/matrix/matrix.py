@@ -98,6 +98,7 @@ APPS = {
     "polling": 12,
     "texture_globals": 16,
     "texture_memory": 8,
+    "texture_references": 24,
     "textures": 16,
     "vmm": 14,
     "clusters": 16,

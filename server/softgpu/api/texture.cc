@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Texture and surface objects.
+#include "server/softgpu/api/texture.h"
+
 #include <algorithm>
 
 #include "server/softgpu/api/api.h"
@@ -150,6 +152,34 @@ bool IsPlainView(const CUDA_RESOURCE_VIEW_DESC& view, const ptx::Texture& textur
 }
 
 }  // namespace
+
+CUresult MakeTexture(const Context* context, const CUDA_RESOURCE_DESC& resource, const CUDA_TEXTURE_DESC& sampling,
+                     std::shared_ptr<TextureObject>* out) {
+  auto object = std::make_shared<TextureObject>();
+  object->context = context;
+  object->resource = resource;
+  object->sampling = sampling;
+  if (CUresult result = Resource(resource, object.get()); result != CUDA_SUCCESS) return result;
+  if (CUresult result = Sampling(sampling, &object->texture); result != CUDA_SUCCESS) return result;
+  *out = std::move(object);
+  return CUDA_SUCCESS;
+}
+
+CUresult MakeSurface(const Context* context, CUarray handle, std::shared_ptr<SurfaceObject>* out) {
+  ArrayPtr array = Registry<Array>::Get().Find(handle);
+  if (!array) return CUDA_ERROR_INVALID_HANDLE;
+  if ((array->facts.Flags & CUDA_ARRAY3D_SURFACE_LDST) == 0) return CUDA_ERROR_INVALID_VALUE;
+  auto object = std::make_shared<SurfaceObject>();
+  object->context = context;
+  object->resource.resType = CU_RESOURCE_TYPE_ARRAY;
+  object->resource.res.array.hArray = handle;
+  object->surface.image = array->image();
+  object->surface.element_bytes = uint32_t(array->element_bytes);
+  object->memory = array->memory;
+  *out = std::move(object);
+  return CUDA_SUCCESS;
+}
+
 }  // namespace cuda_remote::softgpu
 
 using namespace cuda_remote::softgpu;
@@ -158,12 +188,10 @@ SOFTGPU_API cuTexObjectCreate(CUtexObject* out, const CUDA_RESOURCE_DESC* resour
                               const CUDA_RESOURCE_VIEW_DESC* view) {
   SOFTGPU_ENTER_CONTEXT(context);
   if (out == nullptr || resource == nullptr || sampling == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  auto object = std::make_shared<TextureObject>();
-  object->context = context.get();
-  object->resource = *resource;
-  object->sampling = *sampling;
-  if (CUresult result = Resource(*resource, object.get()); result != CUDA_SUCCESS) return result;
-  if (CUresult result = Sampling(*sampling, &object->texture); result != CUDA_SUCCESS) return result;
+  std::shared_ptr<TextureObject> object;
+  if (CUresult result = MakeTexture(context.get(), *resource, *sampling, &object); result != CUDA_SUCCESS) {
+    return result;
+  }
   if (resource->flags != 0) return CUDA_ERROR_INVALID_VALUE;
   if (view != nullptr) {
     // A view of memory changes nothing, whatever it says.
@@ -216,15 +244,11 @@ SOFTGPU_API cuSurfObjectCreate(CUsurfObject* out, const CUDA_RESOURCE_DESC* reso
   if (out == nullptr || resource == nullptr || resource->resType != CU_RESOURCE_TYPE_ARRAY)
     return CUDA_ERROR_INVALID_VALUE;
   if (resource->res.array.hArray == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  ArrayPtr array = Registry<Array>::Get().Find(resource->res.array.hArray);
-  if (!array) return CUDA_ERROR_INVALID_HANDLE;
-  if ((array->facts.Flags & CUDA_ARRAY3D_SURFACE_LDST) == 0) return CUDA_ERROR_INVALID_VALUE;
-  auto object = std::make_shared<SurfaceObject>();
-  object->context = context.get();
+  std::shared_ptr<SurfaceObject> object;
+  if (CUresult result = MakeSurface(context.get(), resource->res.array.hArray, &object); result != CUDA_SUCCESS) {
+    return result;
+  }
   object->resource = *resource;
-  object->surface.image = array->image();
-  object->surface.element_bytes = uint32_t(array->element_bytes);
-  object->memory = array->memory;
   *out = SurfaceObjects().Enter(std::move(object));
   return CUDA_SUCCESS;
 }

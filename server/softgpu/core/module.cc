@@ -10,6 +10,7 @@
 #include "replay/modimg/modimg.h"
 #include "server/softgpu/core/allocate.h"
 #include "server/softgpu/core/settings.h"
+#include "server/softgpu/core/texture_objects.h"
 
 namespace cuda_remote::softgpu {
 
@@ -176,7 +177,10 @@ CUresult Module::Load(const ContextPtr& context, const std::string& ptx, const V
     allocation->kernel_writable = global.space != ptx::Space::kConst;
     allocation->release = [block]() mutable { block.reset(); };
     MemoryMap::Get().Add(allocation);
-    module->globals_[global.name] = allocation;
+    Variables& variables = global.reference == ptx::Reference::kTexture   ? module->texture_references_
+                           : global.reference == ptx::Reference::kSurface ? module->surface_references_
+                                                                          : module->globals_;
+    variables[global.name] = allocation;
   }
   for (const ptx::KernelInfo& info : code->kernels()) {
     auto function = std::make_shared<Function>();
@@ -206,8 +210,12 @@ void Module::Unload() {
     unloaded_ = true;
   }
   for (const FunctionPtr& function : functions_) Registry<Function>::Get().Remove(function.get());
-  for (const auto& [name, allocation] : globals_) {
-    MemoryMap::Get().Release(MemoryMap::Get().Remove(allocation->begin));
+  for (const auto& [name, allocation] : texture_references_) TextureObjects().Erase(allocation->begin);
+  for (const auto& [name, allocation] : surface_references_) SurfaceObjects().Erase(allocation->begin);
+  for (const Variables* variables : {&globals_, &texture_references_, &surface_references_}) {
+    for (const auto& [name, allocation] : *variables) {
+      MemoryMap::Get().Release(MemoryMap::Get().Remove(allocation->begin));
+    }
   }
   if (const ContextPtr home = home_.lock()) {
     std::lock_guard<std::mutex> lock(home->code_mutex);
@@ -237,6 +245,12 @@ AllocationPtr Module::FindGlobal(const std::string& name) const {
   if (it != globals_.end()) return it->second;
   it = shared_.find(name);
   return it == shared_.end() ? nullptr : it->second;
+}
+
+AllocationPtr Module::FindReference(const std::string& name, ptx::Reference kind) const {
+  const Variables& references = kind == ptx::Reference::kTexture ? texture_references_ : surface_references_;
+  const auto it = references.find(name);
+  return it == references.end() ? nullptr : it->second;
 }
 
 CUresult Kernel::FunctionFor(const ContextPtr& context, FunctionPtr* function) {

@@ -70,7 +70,10 @@ class Module : public std::enable_shared_from_this<Module> {
   const ptx::Module& code() const { return *code_; }
   const std::vector<FunctionPtr>& functions() const { return functions_; }
   FunctionPtr FindFunction(const std::string& name) const;
+  // Null for references too, as with the driver.
   AllocationPtr FindGlobal(const std::string& name) const;
+  // The variable that stands for a .texref or a .surfref; null if there is none of this name and kind.
+  AllocationPtr FindReference(const std::string& name, ptx::Reference kind) const;
   // Gives a kernel's code its place: at the kernel's first use, or when its module is loaded (CUDA_MODULE_LOADING).
   void LoadKernel(Function& function);
   // Takes the variables out of the memory map and the functions out of the registry. No kernel of the module may run.
@@ -82,7 +85,8 @@ class Module : public std::enable_shared_from_this<Module> {
   const Context* context_ = nullptr;
   std::unique_ptr<ptx::Module> code_;
   std::vector<FunctionPtr> functions_;
-  Variables globals_;
+  Variables globals_;  // without references
+  Variables texture_references_, surface_references_;
   Variables shared_;  // somebody else's
   std::mutex mutex_;
   bool unloaded_ = false;

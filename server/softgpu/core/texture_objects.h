@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Texture and surface objects by their numbers.
+// Texture and surface objects by their numbers, and what the references of modules refer to, by the references'
+// addresses.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_CORE_TEXTURE_OBJECTS_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_CORE_TEXTURE_OBJECTS_H_
 
@@ -51,6 +52,12 @@ class NumberedObjects {
     }
     objects_[number] = std::move(object);
     return number;
+  }
+
+  // Takes an object in under the address of a reference, in the place of another one. Addresses are far above numbers.
+  void Refer(uint64_t address, std::shared_ptr<T> object) {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    objects_[address] = std::move(object);
   }
 
   // Null if there is none of this number.

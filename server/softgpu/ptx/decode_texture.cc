@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Textures and surfaces through their objects: tex, tld4, suld, sust, txq, suq.
+// Textures and surfaces through their objects and through references: tex, tld4, suld, sust, txq, suq.
 #include <algorithm>
 
 #include "server/softgpu/ptx/decoder.h"
@@ -166,14 +166,21 @@ const Op* RunQuery(const Op* op, uint64_t* r, Thread* t) {
   return op + 1;
 }
 
+// The slot of the handle: an object's number in a register, or the address of a reference.
+bool DecodeHandle(Decoder& d, const Operand& operand, int32_t* handle) {
+  using Kind = Operand::Kind;
+  const bool found = operand.kind == Kind::kAddress && !operand.elements.empty() && operand.offset == 0;
+  const Kind kind = found ? operand.elements[0].kind : Kind::kNone;
+  if (kind != Kind::kReg && kind != Kind::kName) return d.Fail("a texture or surface is expected");
+  *handle = d.Source(operand.elements[0], Type::kU64);
+  return true;
+}
+
 // The handle's slot and those of the coordinates out of [handle, {coordinates}]: layer, then three.
 bool DecodePlace(Decoder& d, const Operand& operand, bool layered, int dimensions, Type coordinate, int32_t* handle,
                  std::vector<int32_t>* slots) {
-  if (operand.kind != Operand::Kind::kAddress || operand.elements.size() != 2 ||
-      operand.elements[0].kind != Operand::Kind::kReg) {
-    return d.Fail("only texture and surface objects are supported");
-  }
-  *handle = d.Source(operand.elements[0], Type::kU64);
+  if (!DecodeHandle(d, operand, handle)) return false;
+  if (operand.elements.size() != 2) return d.Fail("samplers apart from textures are not supported");
   const Operand& vector = operand.elements[1];
   const size_t first = layered ? 1 : 0;
   const bool single = vector.kind == Operand::Kind::kReg && first + size_t(dimensions) == 1;
@@ -288,12 +295,8 @@ bool DecodeSurface(Decoder& d) {
 
 bool DecodeQuery(Decoder& d) {
   if (!d.Allow("width height depth array_size num_mipmap_levels") || !d.Operands(2, 2)) return d.Unsupported();
-  const Operand& object = d.in().operands[1];
-  if (object.kind != Operand::Kind::kAddress || object.elements.size() != 1 ||
-      object.elements[0].kind != Operand::Kind::kReg) {
-    return d.Fail("only texture and surface objects are supported");
-  }
-  const int32_t handle = d.Source(object.elements[0], Type::kU64);
+  int32_t handle = 0;
+  if (!DecodeHandle(d, d.in().operands[1], &handle)) return false;
   const int32_t destination = d.Dst(0);
   Op& op = d.Emit(RunQuery, destination, handle);
   op.imm = d.Has("width")                          ? kWidth

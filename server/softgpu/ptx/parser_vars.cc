@@ -105,6 +105,8 @@ bool Parser::GlobalVar(const Linkage& linkage, Space space) {
     global.visible = linkage.visible;
     global.external = linkage.external;
     global.managed = type.managed;
+    if (type.name == "texref") global.reference = Reference::kTexture;
+    if (type.name == "surfref") global.reference = Reference::kSurface;
     if (!Advance()) return false;
     std::vector<uint64_t> dims;
     bool open = false;

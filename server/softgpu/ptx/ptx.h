@@ -64,6 +64,10 @@ struct Relocation {
   uint32_t shift = 0;  // bits by which the address is shifted right (mask() operands)
 };
 
+// What a variable refers to, if it is a .texref or a .surfref. Its address is then the handle under which a launch asks
+// for the texture or the surface (texture.h), and its bytes mean nothing.
+enum class Reference : uint8_t { kNone, kTexture, kSurface };
+
 struct GlobalInfo {
   std::string name;
   Space space = Space::kGlobal;
@@ -72,7 +76,8 @@ struct GlobalInfo {
   bool visible = false;   // .visible, .weak or .common: the host may ask for it by name
   bool external = false;  // .extern: some other module defines it
   bool managed = false;   // .attribute(.managed)
-  std::string initial;    // shorter than size: the rest is zero
+  Reference reference = Reference::kNone;
+  std::string initial;  // shorter than size: the rest is zero
   std::vector<Relocation> relocations;
 };
 
