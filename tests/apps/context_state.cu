@@ -56,6 +56,14 @@ static void Set(Side* side, CUdevice device, int number) {
   CU_CHECK(cuDeviceGetAttribute(&persisting, CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE, device));
   if (persisting > 0)
     CU_CHECK(cuCtxSetLimit(CU_LIMIT_PERSISTING_L2_CACHE_SIZE, size_t(persisting) / size_t(2 + number)));
+  // Of the device runtime: not every GPU has both.
+  const std::pair<CUlimit, size_t> of_device_runtime[] = {
+      {CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, size_t(3 + number)},
+      {CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT, size_t(4096 * (number + 1))}};
+  for (const auto& [limit, value] : of_device_runtime) {
+    const CUresult result = cuCtxSetLimit(limit, value);
+    if (result != CUDA_ERROR_UNSUPPORTED_LIMIT) CU_CHECK(result);
+  }
   CU_CHECK(cuCtxSetCacheConfig(number == 0 ? CU_FUNC_CACHE_PREFER_L1 : CU_FUNC_CACHE_PREFER_SHARED));
   int least = 0, greatest = 0;
   CU_CHECK(cuCtxGetStreamPriorityRange(&least, &greatest));
@@ -100,6 +108,12 @@ static State Ask(const Side& side, CUdevice device) {
     size_t bytes = 0;
     CU_CHECK(cuCtxGetLimit(&bytes, limit));
     state.Add("limit " + std::to_string(int(limit)), bytes);
+  }
+  for (const CUlimit limit : {CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT}) {
+    size_t value = 0;
+    const CUresult result = cuCtxGetLimit(&value, limit);
+    if (result != CUDA_ERROR_UNSUPPORTED_LIMIT) CU_CHECK(result);
+    state.Add("limit " + std::to_string(int(limit)), value);
   }
   CUfunc_cache cache;
   CU_CHECK(cuCtxGetCacheConfig(&cache));

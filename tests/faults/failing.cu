@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // A program whose kernel fails, in the way that its argument says: none, assert, illegal, misaligned, trap, or wild (a
 // store far away in a stream of its own). It prints on both sides of the fault, and then the errors that the runtime
-// gives.
+// gives. At the end, with the error that cannot be cleared, is a step (app::Step).
 //
 // Usage: failing KIND
 #include <cassert>
 #include <cstdio>
 #include <cstring>
+
+#include "tests/apps/support/app.h"
 
 __global__ void Speak(int number) { printf("device: line %d of thread %d\n", number, int(threadIdx.x)); }
 
@@ -71,5 +73,6 @@ int main(int argc, char** argv) {
   if (kind == 0) printf("%d %d %d %d\n", host[0], host[1], host[2], host[3]);
   // A reset makes the device usable again only for what has not failed; natively the process has to end.
   fflush(stdout);
+  app::Step(1);
   return 0;
 }

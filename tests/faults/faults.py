@@ -681,12 +681,16 @@ def held_value(context):
 
 @case
 def never_idle(context):
-    """Work that does not end: the lock is undone at its deadline, says why, and the job goes on as if nothing had been."""
+    """Work or a capture that does not end: the lock is undone at its deadline, says why, and the job goes on and can be saved later."""
     lab = context.lab
     server, other = lab.server("first"), lab.server("second")
-    for mode, why in (("endless", "1 stream has work"), ("function", "a host function .* has been running for")):
+    for mode, why in (
+        ("endless", "1 stream has work"),
+        ("function", "a host function .* has been running for"),
+        ("capture", "a stream is being captured into a graph"),
+    ):
         command = [context.program("held"), mode, "--steps", "5"]
-        job = lab.job(f"job_{mode}", command, server.unix)
+        job = lab.job(f"job_{mode}", command, server.unix, pause_at=[3])
         wait_for(lambda: "held 1" in job.steps() or not job.running(), 60, job.describe)
         image = context.path(f"image_{mode}")
         words = f"did not become idle in 1.0 s: .*{why}.*the job goes on"
@@ -699,7 +703,11 @@ def never_idle(context):
         if os.path.exists(image) or not job.running():
             raise Failure(f"{mode}: there is an image, or no job\n{job.describe()}")
         open(job.sync + ".end", "w").close()
-        job.expect_success(60)
+        job.wait_paused(3, 60)
+        lab.run(f"save_{mode}", [lab.tool("cr-checkpoint"), "--stop", job.id, image])
+        job.wait(30)
+        job.go(3)
+        context.restart(image, other, f"restart_{mode}").expect_success(60)
         harness.same(mode, job.stdout(), context.expected(command))
 
 
@@ -1442,14 +1450,27 @@ def sharing_killed(context):
 
 @case
 def kernel_faults(context):
-    """Failing kernels give the errors that they give natively, print what they print, and harm no other job."""
+    """Failing kernels give the errors that they give natively, print what they print, and harm no other job. A job with such an
+    error is not saved, and the error is named."""
     lab = context.lab
-    server = lab.server()
+    server, elsewhere = lab.server(), lab.server("elsewhere")
     other = lab.job("other", context.app(steps=200), server.unix, step_ms=10)
     for kind in ("none", "assert", "illegal", "misaligned", "trap", "wild"):
         command = [context.program("failing"), kind]
         native = lab.run(f"native-{kind}", command, 60, lab.native_environment())
-        job = lab.job(f"job-{kind}", command, server.unix)
+        job = lab.job(f"job-{kind}", command, server.unix, pause_at=[] if kind == "none" else [1])
+        if kind != "none":
+            job.wait_paused(1, 60)
+            error = re.search(rb"stream synchronize: cuda(Error\w+)", native.stdout()).group(1).decode()
+            # The tools name the driver's error.
+            name = "CUDA_" + "_".join(re.findall("[A-Z][a-z]*", error.replace("Failure", "Failed"))).upper()
+            image = context.path(f"image-{kind}")
+            for number, tool in enumerate((["cr-checkpoint", job.id, image], ["cr-migrate", job.id, "--to", elsewhere.unix])):
+                attempt = harness.Process(lab, f"save-{kind}-{number}", [lab.tool(tool[0]), *tool[1:]])
+                must_fail(lab.start(attempt), mention=f"the GPU's work did not finish cleanly: {name} ")
+            if os.path.exists(image) or not job.running():
+                raise Failure(f"{kind}: there is an image, or no job\n{job.describe()}")
+            job.go(1)
         job.expect_success(60)
         harness.same(kind, job.stdout(), native.stdout())
         if kind == "assert":

@@ -13,6 +13,7 @@
 //   endless     a kernel runs until the file FILE.end exists (FILE: CR_TEST_SYNC_FILE); the program makes no CUDA call
 //               before that
 //   function    the same with a host function
+//   capture     a stream is captured until that file exists
 //   busy        the same kernel, and the program goes on with work in another stream
 //   destroyed   a stream is destroyed with a host function in it that waits, so that no stream shows the work
 #include <cuda.h>
@@ -197,6 +198,25 @@ class Held {
     Launch(stream_, data_, step);
   }
 
+  void Capture(int step) {
+    if (step == 1) {
+      CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+      Launch(stream_, data_, 1);
+      SayHeld();
+      AwaitEnd();
+      Launch(stream_, data_, 2);
+      cudaGraph_t graph;
+      CUDA_CHECK(cudaStreamEndCapture(stream_, &graph));
+      size_t nodes = 0;
+      CUDA_CHECK(cudaGraphGetNodes(graph, nullptr, &nodes));
+      APP_CHECK(nodes == 2);
+      CUDA_CHECK(cudaGraphInstantiate(&graph_, graph, 0));
+      CUDA_CHECK(cudaGraphDestroy(graph));
+    }
+    CUDA_CHECK(cudaGraphLaunch(graph_, stream_));
+    Launch(other_, more_, step);
+  }
+
   void Busy(int step) {
     if (step == 1) {
       unsigned* device;
@@ -263,6 +283,7 @@ class Held {
   cudaStream_t stream_, other_;
   unsigned *data_, *more_, *flag_;
   volatile unsigned* pinned_;
+  cudaGraphExec_t graph_ = nullptr;
 };
 
 }  // namespace
@@ -272,10 +293,10 @@ int main(int argc, char** argv) {
   const struct {
     const char* name;
     void (Held::*run)(int step);
-  } modes[] = {{"query", &Held::Query},        {"work", &Held::Work},          {"value", &Held::Value},
-               {"poll", &Held::PollHost},      {"poll_copy", &Held::PollCopy}, {"sync", &Held::Sync},
-               {"endless", &Held::Endless},    {"function", &Held::Function},  {"busy", &Held::Busy},
-               {"destroyed", &Held::Destroyed}};
+  } modes[] = {{"query", &Held::Query},     {"work", &Held::Work},          {"value", &Held::Value},
+               {"poll", &Held::PollHost},   {"poll_copy", &Held::PollCopy}, {"sync", &Held::Sync},
+               {"endless", &Held::Endless}, {"function", &Held::Function},  {"capture", &Held::Capture},
+               {"busy", &Held::Busy},       {"destroyed", &Held::Destroyed}};
   for (const auto& one : modes) {
     if (mode != one.name) continue;
     const app::Options options = app::Parse(argc - 1, argv + 1, {20, 1});
@@ -291,7 +312,8 @@ int main(int argc, char** argv) {
     }
     return 0;
   }
-  fprintf(stderr, "usage: %s query|work|value|poll|poll_copy|sync|endless|function|busy|destroyed [--steps N]\n",
+  fprintf(stderr,
+          "usage: %s query|work|value|poll|poll_copy|sync|endless|function|capture|busy|destroyed [--steps N]\n",
           argv[0]);
   return 2;
 }

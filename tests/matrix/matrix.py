@@ -119,6 +119,7 @@ APPS = {
 # The same for programs that need a real GPU (--driver).
 ON_GPUS = {
     "graph_device_launch": 20,
+    "kernel_launches": 20,
 }
 
 # What starts a program of several processes that does not start them itself.
