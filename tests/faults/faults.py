@@ -1197,6 +1197,32 @@ def module_loading(context):
 
 
 @case
+def kernel_heap_refused(context):
+    """Where the heap of the driver's kernels cannot be saved, the kernel that allocates is named, and the job goes on."""
+    lab = context.lab
+    if lab.software:  # whose heap is saved, if a worker knows it by its name
+        lab.env["CUDA_REMOTE_DRIVER"] = shutil.copy(lab.driver, context.path("libcuda.so.1"))
+    command = context.app("kernel_heap", 16)
+    job = lab.job("job", command, lab.server("first").unix, pause_at=[5])
+    job.wait_paused(5, 60)
+    image = context.path("image")
+    words = (
+        "kernels of the module with the kernel .*(Change|Weigh).* allocate memory, and the heap that it comes from cannot be saved"
+    )
+    for tool in (
+        [lab.tool("cr-checkpoint"), job.id, image],
+        [lab.tool("cr-checkpoint"), "--stop", job.id, image],
+        [lab.tool("cr-migrate"), job.id, "--to", lab.server("second").unix],
+    ):
+        must_fail(lab.start(harness.Process(lab, f"tool{len(lab.processes)}", tool)), mention=words)
+    if os.path.exists(image) or not job.running():
+        raise Failure(f"there is an image, or no job\n{job.describe()}")
+    job.go(5)
+    job.expect_success(60)
+    harness.same("after refused tools", job.stdout(), context.expected(command))
+
+
+@case
 def client_killed(context):
     """kill -9 in mid-call: the server frees the session's worker; the other job is not disturbed."""
     lab = context.lab
