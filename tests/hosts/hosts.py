@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole jobs of an ordinary user move between two hosts, each with a cr-hostd, and go on where they were if they cannot.
 
-A host is made of mount, network and UTS namespaces: what it has in /dev/shm, in the user's home and in cr-hostd's folders
-is its own. Needs root, CRIU and iproute2. Python 3 standard library only.
+A host is made of mount, network and UTS namespaces: what it has in /dev/shm, in /tmp, in the user's home and in cr-hostd's
+folders is its own; the test's other folders are common to all. Needs root, CRIU and iproute2. Python 3 standard library only.
 
 Usage: hosts.py --product FOLDER --apps FOLDER [--only CASE,CASE] [--keep] [--list]
 """
@@ -32,7 +32,11 @@ PORT = 7071
 PREPARE = """
 set -e
 hostname {name}
-mount -t tmpfs -o mode=1777 none /dev/shm
+cd {lab}
+for folder in /dev/shm /tmp; do mount -t tmpfs -o mode=1777 none $folder; done
+mkdir -p {lab}
+mount --no-canonicalize --bind . {lab}
+cd /
 for folder in {home} {host}; do mount -t tmpfs -o mode=755 none $folder; done
 chown {user}:{user} {home}
 chmod 700 {home}
@@ -98,7 +102,7 @@ class Machine:
         """`bridge`: the name of one, which has the host's address; else its link has that."""
         words = {"link": self.link, "device": bridge or self.link}
         made = BRIDGE.format(**words) if bridge else ""
-        text = PREPARE.format(name=self.name, home=self.home, host=self.folder, user=VICTIM, address=self.address, bridge=made, **words)
+        text = PREPARE.format(name=self.name, lab=self.context.lab.folder, home=self.home, host=self.folder, user=VICTIM, address=self.address, bridge=made, **words)
         tool(*self.enter(0), "/bin/sh", "-c", text)
 
     def enter(self, user):
@@ -313,6 +317,41 @@ def moved(context):
     lab.go(9)
     lab.stands(15)
     lab.go(15)
+    lab.is_output(want)
+    harness.wait_for(lambda: not lab.a.has_job("hers"), LIMIT, lambda: "the ended job's folder stays")
+    lab.a.is_clean()
+    lab.b.is_clean()
+
+
+@case
+def moved_ranks(context):
+    """A job of MPI's ranks goes to the other host and back with what they have in common: session folders of Open MPI in
+    /tmp, which each host has for itself, and shared memory."""
+    lab = Lab(context)
+    lab.a.start()
+    lab.b.start()
+    program = os.path.join(context.product, "mpi_stencil_openmpi")
+    os.chmod(shutil.copy(harness.find(context.apps, "mpi_stencil_openmpi"), program), 0o755)
+    # Its ranks speak through shared memory alone.
+    command = ["mpirun.openmpi", "--oversubscribe", "--mca", "btl", "self,vader", "-n", "2", program, "--steps", "24"]
+    native = ["env", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", *command]
+    want = context.lab.native("native", native).decode()
+    sync = {"CR_TEST_SYNC_FILE": lab.sync, "CR_TEST_PAUSE_AT": "4,8,12", **VARIABLES(lab)}
+    words = ("--name", "hers", "--output", lab.out, "--error", lab.errors, "--", *command)
+    child = lab.a.begin(VICTIM, "cr-run", *words, **sync)
+    paused_at(lab.sync, 4, child)
+    sessions = lambda machine: [name for name in os.listdir(machine.path("/tmp")) if name.startswith("ompi.")]
+    if not sessions(lab.a) or sessions(lab.b):
+        raise Failure(f"Open MPI has {sessions(lab.a)} in A's /tmp, and {sessions(lab.b)} in B's")
+    for source, to, step, then in ((lab.a, lab.b, 4, 8), (lab.b, lab.a, 8, 12)):
+        worked(lab.move(source, to))
+        harness.wait_for(lambda: not source.has_job("hers"), LIMIT, lambda: f"the job is still on {source.name}")
+        if not sessions(to):
+            raise Failure(f"{to.name} has no session folder of Open MPI")
+        lab.go(step)
+        lab.stands(then)
+    ended(child, 121)
+    lab.go(12)
     lab.is_output(want)
     harness.wait_for(lambda: not lab.a.has_job("hers"), LIMIT, lambda: "the ended job's folder stays")
     lab.a.is_clean()
