@@ -29,8 +29,9 @@ namespace {
 constexpr char kSharedMemory[] = "/dev/shm/";
 // Where programs put what nobody keeps. Mapped files elsewhere are data, which a restart finds as they are.
 constexpr const char* kTemporary[] = {kSharedMemory, "/tmp/", "/var/tmp/", "/run/"};
-// Of a session of Open MPI: /tmp/ompi.HOST.USER/pid.NUMBER.
+// Of a session of Open MPI: /tmp/ompi.HOST.USER/pid.NUMBER where mpirun is, jf.NUMBER where its daemons are.
 constexpr char kOpenMpi[] = "/ompi.";
+constexpr const char* kSessions[] = {"/pid.", "/jf."};
 // How /proc ends the name of a file that has it no more.
 constexpr char kDeleted[] = " (deleted)";
 // CRIU's link to a file that has lost the name under which it was opened; and ours, which has the number of the shared
@@ -54,9 +55,13 @@ bool IsTemporary(const std::string& path) {
 // The folder of the Open MPI session that `path` is in; empty if it is in none.
 std::string SessionOf(const std::string& path) {
   const size_t at = path.find(kOpenMpi);
-  const size_t session = at == std::string::npos ? at : path.find("/pid.", at + 1);
-  const size_t end = session == std::string::npos ? session : path.find('/', session + 1);
-  return end == std::string::npos ? "" : path.substr(0, end);
+  if (at == std::string::npos) return "";
+  for (const char* const begin : kSessions) {
+    const size_t session = path.find(begin, at + 1);
+    const size_t end = session == std::string::npos ? session : path.find('/', session + 1);
+    if (end != std::string::npos) return path.substr(0, end);
+  }
+  return "";
 }
 
 void ForEachEntry(const std::string& folder, const std::function<void(const std::string&)>& body) {
