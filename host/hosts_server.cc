@@ -22,6 +22,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <string_view>
 
 #include "checkpoint/engine/engines.h"
 #include "checkpoint/engine/instruction_sets.h"
@@ -37,6 +38,7 @@
 #include "host/exchange.h"
 #include "host/group.h"
 #include "host/move.grpc.pb.h"
+#include "host/move_source.h"
 #include "host/move_state.h"
 #include "host/report.h"
 #include "host/request.pb.h"
@@ -55,6 +57,7 @@ constexpr int kMostMoves = 8;  // at a time
 constexpr size_t kIdBytes = 16;
 constexpr int kLookMs = 200;
 constexpr size_t kMostToldBytes = 2000;
+constexpr size_t kCopyBytes = 1u << 20;
 constexpr char kLog[] = "log";
 constexpr int kListenAttempts = 20, kListenPauseUs = 100000;
 
@@ -171,6 +174,7 @@ class Arrival {
   bool Say(const MoveDown& down) { return stream_->Write(down); }
   bool MakeFolder(std::string* error);
   bool TakeImage(const std::string& signature, std::string* error);
+  absl::Status TakeFile(const ckptfmt::OpenedFolder& folder, const SignedFile& file);
   bool Restore(const MoveRestore& restore, std::string* error);
 
   Stream* const stream_;
@@ -181,7 +185,9 @@ class Arrival {
   std::string folder_;
   std::unique_ptr<Closing> lock_;
   int images_ = 0;
-  std::map<std::string, std::string> files_;  // of all images, below the folder: by the hash of what is in them
+  std::string image_;                      // the last one's folder, below folder_
+  std::map<std::string, uint32_t> files_;  // of that image: the number of the file with this hash
+  std::vector<std::string> paths_;         // below folder_; of the file number N at N - 1; empty: that image lacks it
   bool handed_over_ = false, unknown_ = false;
 };
 
@@ -196,6 +202,56 @@ bool Arrival::MakeFolder(std::string* error) {
   return false;
 }
 
+// One that the image before does not have as a whole.
+absl::Status Arrival::TakeFile(const ckptfmt::OpenedFolder& folder, const SignedFile& file) {
+  const absl::Status incomplete = absl::UnavailableError("the source has not sent all of the image");
+  auto out = ckptfmt::OutputFile::Create(folder, file.path(), /*hashed=*/false);
+  if (!out.ok()) return out.status();
+  Digest digest;
+  absl::Status status;
+  const auto append = [&](std::string_view bytes) {
+    digest.Add(bytes.data(), bytes.size());
+    status = out->Append(bytes);
+  };
+  uint64_t left = file.bytes();
+  std::string part;
+  std::unique_ptr<Closing> opened;
+  uint32_t number = 0;  // of the opened file
+  for (MoveUp up; status.ok() && left > 0;) {
+    if (!stream_->Read(&up) || up.kind_case() != MoveUp::kData || up.data().pieces().empty()) return incomplete;
+    std::string_view data = up.data().data();
+    for (int i = 0; status.ok() && i < up.data().pieces_size(); ++i) {
+      const MovedPiece& piece = up.data().pieces(i);
+      if (piece.bytes() == 0 || piece.bytes() > left) return incomplete;
+      if (!HasRoom(folder_, piece.bytes()))
+        return absl::ResourceExhaustedError("there is no room left in " + settings_.spool);
+      left -= piece.bytes();
+      if (piece.file() == 0) {
+        if (piece.bytes() > data.size()) return incomplete;
+        append(data.substr(0, piece.bytes()));
+        data.remove_prefix(piece.bytes());
+        continue;
+      }
+      if (piece.file() > paths_.size()) return incomplete;
+      const std::string& path = paths_[piece.file() - 1];
+      if (number != piece.file()) {
+        opened = std::make_unique<Closing>(openat(lock_->get(), path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+        number = piece.file();
+        if (opened->get() < 0) return ckptfmt::SystemError("read", path, errno);
+      }
+      for (uint64_t done = 0; status.ok() && done < piece.bytes(); done += part.size()) {
+        part.resize(size_t(std::min<uint64_t>(piece.bytes() - done, kCopyBytes)));
+        status = ckptfmt::ReadAt(opened->get(), path, piece.offset() + done, &part[0], part.size());
+        if (status.ok()) append(part);
+      }
+    }
+  }
+  if (status.ok()) status = out->Finish().status();
+  if (status.ok() && digest.Finish() != file.hash())
+    status = absl::DataLossError(file.path() + " has not arrived as it was signed");
+  return status;
+}
+
 bool Arrival::TakeImage(const std::string& signature, std::string* error) {
   Statement statement;
   if (!ReadSignature(signature, key_, "the job's image", &statement, error)) return false;
@@ -203,8 +259,8 @@ bool Arrival::TakeImage(const std::string& signature, std::string* error) {
     *error = "the image is of a job of user " + std::to_string(statement.user()) + ", not of " + NameOf(account_);
     return false;
   }
-  const std::string name = images_ == 0 ? "image-first" : "image";
-  if (++images_ > 2) {
+  const std::string name = "image-" + std::to_string(++images_);
+  if (images_ > kMostRounds + 1) {
     *error = "there are too many images";
     return false;
   }
@@ -217,42 +273,41 @@ bool Arrival::TakeImage(const std::string& signature, std::string* error) {
   for (const char* below : {ckptfmt::kClientFolder, ckptfmt::kMemoryFolder, ckptfmt::kProcessesFolder}) {
     if (status.ok() && mkdirat(folder->fd(), below, 0700) != 0) status = ckptfmt::SystemError("create", below, errno);
   }
-  MoveUp up;
+  std::map<std::string, uint32_t> files;
+  std::vector<std::string> paths(paths_.size());
   for (int i = 0; status.ok() && i < statement.files_size(); ++i) {
     const SignedFile& one = statement.files(i);
+    const std::string path = name + "/" + one.path();
     status = MakeFoldersFor(*folder, one.path());
     if (!status.ok()) break;
-    const auto [known, is_new] = files_.emplace(one.hash(), name + "/" + one.path());
-    if (!is_new) {
-      if (linkat(lock_->get(), known->second.c_str(), folder->fd(), one.path().c_str(), 0) != 0)
-        status = ckptfmt::SystemError("link", one.path(), errno);
+    const auto again = files.find(one.hash()), before = files_.find(one.hash());
+    if (again == files.end() && before == files_.end()) {
+      status = TakeFile(*folder, one);
+      paths.push_back(path);
+      files.emplace(one.hash(), uint32_t(paths.size()));
       continue;
     }
-    auto out = ckptfmt::OutputFile::Create(*folder, one.path(), /*hashed=*/false);
-    status = out.status();
-    Digest digest;
-    for (uint64_t left = one.bytes(); status.ok() && left > 0;) {
-      if (!stream_->Read(&up) || up.kind_case() != MoveUp::kData || up.data().size() > left || up.data().empty()) {
-        status = absl::UnavailableError("the source has not sent all of the image");
-      } else if (!HasRoom(folder_, up.data().size())) {
-        status = absl::ResourceExhaustedError("there is no room left in " + settings_.spool);
-      } else {
-        digest.Add(up.data().data(), up.data().size());
-        left -= up.data().size();
-        status = out->Append(up.data());
-      }
-    }
-    if (status.ok()) status = out->Finish().status();
-    if (status.ok() && digest.Finish() != one.hash())
-      status = absl::DataLossError(one.path() + " has not arrived as it was signed");
+    const uint32_t number = again != files.end() ? again->second : before->second;
+    const std::string& there = again != files.end() ? paths[number - 1] : paths_[number - 1];
+    if (linkat(lock_->get(), there.c_str(), lock_->get(), path.c_str(), 0) != 0)
+      status = ckptfmt::SystemError("link", one.path(), errno);
+    files.emplace(one.hash(), number);
+    paths[number - 1] = path;
   }
   if (status.ok()) {
     auto out = ckptfmt::OutputFile::Create(*folder, ckptfmt::kSignatureName, /*hashed=*/false);
     status = out.ok() ? out->Append(signature) : out.status();
     if (status.ok()) status = out->Finish().status();
   }
-  if (!status.ok()) *error = std::string(status.message());
-  return status.ok();
+  if (!status.ok()) {
+    *error = std::string(status.message());
+    return false;
+  }
+  if (!image_.empty()) RemoveOwnFolder(folder_ + "/" + image_);
+  image_ = name;
+  files_ = std::move(files);
+  paths_ = std::move(paths);
+  return true;
 }
 
 // What the tool has written to its log.
@@ -269,7 +324,7 @@ bool Arrival::Restore(const MoveRestore& restore, std::string* error) {
     *error = "there is no image";
     return false;
   }
-  if (images_ == 1 && renameat(lock_->get(), "image-first", lock_->get(), "image") != 0) {
+  if (renameat(lock_->get(), image_.c_str(), lock_->get(), "image") != 0) {
     *error = std::string("cannot rename the image: ") + strerror(errno);
     return false;
   }

@@ -5,10 +5,14 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <set>
+#include <string_view>
 #include <thread>
 
 #include "ckptfmt/folder.h"
+#include "ckptfmt/manifest.h"
 #include "host/signature.h"
 #include "proto/control/status_text.h"
 
@@ -17,7 +21,8 @@ namespace {
 
 using std::chrono::seconds;
 
-constexpr size_t kPart = 1u << 20;
+constexpr size_t kPart = 1u << 20;  // a multiple of kPageBytes
+constexpr int kMostPieces = 4096;   // in a message
 // How long a destination that has been told to go on, and has fallen silent, is asked what became of it.
 constexpr seconds kSettleTime(60), kOneQuestion(5);
 
@@ -142,6 +147,61 @@ bool MoveSource::Begin(const MoveBegin& begin, std::vector<std::string>* notes, 
   return false;
 }
 
+// Its pages come to *pages.
+bool MoveSource::SendFile(const ckptfmt::OpenedFolder& folder, const SignedFile& file, uint32_t number,
+                          SentPages* pages, std::string* error) {
+  const auto opened = ckptfmt::OpenForReading(folder, file.path());
+  if (!opened.ok()) {
+    *error = std::string(opened.status().message());
+    return false;
+  }
+  // GPU memory that has not changed is in files that are the same.
+  const std::string folder_of_processes = std::string(ckptfmt::kClientFolder) + "/";
+  const bool by_page = file.path().compare(0, folder_of_processes.size(), folder_of_processes) == 0;
+  MoveUp up;
+  MovedData* const out = up.mutable_data();
+  const auto send = [&] {
+    if (out->pieces().empty()) return true;
+    if (!Write(up, error)) return false;
+    sent_bytes_ += out->data().size();
+    out->Clear();
+    return true;
+  };
+  const auto add = [&](uint64_t bytes, uint32_t from, uint64_t offset) {
+    MovedPiece* last = out->pieces().empty() ? nullptr : out->mutable_pieces(out->pieces_size() - 1);
+    if (!last || last->file() != from || (from != 0 && last->offset() + last->bytes() != offset)) {
+      last = out->add_pieces();
+      last->set_file(from);
+      last->set_offset(offset);
+    }
+    last->set_bytes(last->bytes() + bytes);
+  };
+  std::string part(kPart, '\0');
+  const SentPages::Page* last = nullptr;
+  for (uint64_t at = 0; at < file.bytes();) {
+    const size_t bytes = size_t(std::min<uint64_t>(file.bytes() - at, kPart));
+    if (!ckptfmt::ReadAt(opened->get(), folder.FullPath(file.path()), at, &part[0], bytes).ok()) {
+      *error = "cannot read the image's file " + file.path();
+      return false;
+    }
+    for (size_t begin = 0; begin < bytes;) {
+      const std::string_view piece(&part[begin], by_page ? std::min(kPageBytes, bytes - begin) : bytes);
+      const SentPages::Page* same = nullptr;
+      if (by_page && piece.size() == kPageBytes) {
+        pages->Add(SentPages::Describe(piece, number, at + begin));
+        last = same = pages_.Find(pages->last(), last);
+      }
+      add(piece.size(), same ? same->file : 0, same ? uint64_t(same->number) * kPageBytes : 0);
+      if (!same) out->mutable_data()->append(piece);
+      begin += piece.size();
+      if (out->pieces_size() >= kMostPieces && !send()) return false;
+    }
+    at += bytes;
+    if (out->data().size() >= kPart && !send()) return false;
+  }
+  return send();
+}
+
 bool MoveSource::SendImage(const ckptfmt::OpenedFolder& folder, std::string* error) {
   MoveUp up;
   SignatureFile signature;
@@ -152,26 +212,23 @@ bool MoveSource::SendImage(const ckptfmt::OpenedFolder& folder, std::string* err
     return false;
   }
   if (!Write(up, error)) return false;
+  std::map<std::string, uint32_t> files;
+  std::set<uint32_t> kept;
+  SentPages pages;
   for (const SignedFile& one : statement.files()) {
-    if (!sent_.insert(one.hash()).second) continue;
-    const auto file = ckptfmt::OpenForReading(folder, one.path());
-    for (uint64_t left = one.bytes(); file.ok() && left > 0;) {
-      std::string* const data = up.mutable_data();
-      data->resize(size_t(std::min<uint64_t>(left, kPart)));
-      const ssize_t got = read(file->get(), &(*data)[0], data->size());
-      if (got <= 0) {
-        *error = "cannot read the image's file " + one.path();
-        return false;
-      }
-      data->resize(size_t(got));
-      if (!Write(up, error)) return false;
-      left -= uint64_t(got);
-      sent_bytes_ += uint64_t(got);
-    }
-    if (file.ok()) continue;
-    *error = std::string(file.status().message());
-    return false;
+    if (files.count(one.hash()) != 0) continue;
+    const auto known = files_.find(one.hash());
+    const uint32_t number = known != files_.end() ? known->second : ++numbered_;
+    files.emplace(one.hash(), number);
+    if (known != files_.end())
+      kept.insert(number);
+    else if (!SendFile(folder, one, number, &pages, error))
+      return false;
   }
+  pages.AddFilesOf(pages_, kept);
+  pages.Sort();
+  files_ = std::move(files);
+  pages_ = std::move(pages);
   MoveDown down;
   return Await(MoveDown::kTaken, &down, error);
 }

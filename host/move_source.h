@@ -6,19 +6,24 @@
 #define CUDA_REMOTE_HOST_MOVE_SOURCE_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "ckptfmt/file.h"
 #include "host/move.grpc.pb.h"
+#include "host/sent_pages.h"
+#include "host/signature.pb.h"
 #include "proto/control/credentials.h"
 
 namespace cuda_remote::host {
 
 // Where a cr-hostd listens for others if --listen does not say a port, and where it is looked for.
 inline constexpr char kHostsPort[] = "7071";
+
+// So many images at most are sent while a job runs, before the last one.
+inline constexpr int kMostRounds = 5;
 
 // To the cr-hostd at `address` (HOST or HOST:PORT). Null and *error if the files for TLS are of no use. Nothing is
 // connected yet.
@@ -45,7 +50,7 @@ class MoveSource {
 
   // Says what the job needs. *error lists what the destination lacks; *notes: what may go wrong.
   bool Begin(const MoveBegin& begin, std::vector<std::string>* notes, std::string* error);
-  // Sends a signed image, but for files that an earlier one has, too.
+  // Sends a signed image, but for the files and the pages of processes' memory that the image before has, too.
   bool SendImage(const ckptfmt::OpenedFolder& folder, std::string* error);
   // Has the last one restored. True: the job is ready there, and does not run.
   bool Restore(const MoveRestore& restore, std::string* error);
@@ -67,6 +72,8 @@ class MoveSource {
   explicit MoveSource(std::string address) : address_(std::move(address)) {}
   bool Await(MoveDown::KindCase wanted, MoveDown* down, std::string* error);
   bool Write(const MoveUp& up, std::string* error);
+  bool SendFile(const ckptfmt::OpenedFolder& folder, const SignedFile& file, uint32_t number, SentPages* pages,
+                std::string* error);
   void Explain(std::string* error);
 
   const std::string address_;
@@ -75,7 +82,9 @@ class MoveSource {
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReaderWriter<MoveUp, MoveDown>> stream_;
   bool finished_ = false, failed_there_ = false;
-  std::set<std::string> sent_;  // hashes of files
+  std::map<std::string, uint32_t> files_;  // of the last image: the number of the file with this hash
+  uint32_t numbered_ = 0;                  // so many files have a number
+  SentPages pages_;                        // of these files
   uint64_t sent_bytes_ = 0;
 };
 

@@ -295,7 +295,7 @@ def moved(context):
     done = json.loads(worked(lab.move(lab.a, lab.b, "--json")).stdout)
     if done["host"] != lab.b.address or not 0 < done["paused_seconds"] <= done["seconds"]:
         raise Failure(f"cr-migrate reports {done}")
-    if not 0 < done["bytes_in_pause"] or not 0 < done["bytes_before"]:
+    if done["rounds"] != len(done["bytes_before"]) or 0 in [done["rounds"], done["bytes_in_pause"], *done["bytes_before"]]:
         raise Failure(f"cr-migrate reports {done}")
     _, said = child.communicate(timeout=LIMIT)
     if child.returncode != 121 or f"the job was moved to {lab.b.address}" not in said:
@@ -319,6 +319,35 @@ def moved(context):
     lab.go(15)
     lab.is_output(want)
     harness.wait_for(lambda: not lab.a.has_job("hers"), LIMIT, lambda: "the ended job's folder stays")
+    lab.a.is_clean()
+    lab.b.is_clean()
+
+
+@case
+def moved_in_rounds(context):
+    """What changes all the time is sent again while the job runs, page by page, and little of it is left for the pause."""
+    lab = Lab(context)
+    lab.a.start()
+    lab.b.start()
+    program = shutil.copy(os.path.join(context.apps, "..", "hosts", "mostly_still"), context.product)
+    os.chmod(program, 0o755)
+    stop = context.shared + "/stop"
+    words = ("--name", "hers", "--output", lab.out, "--error", lab.errors, "--", program, stop)
+    child = lab.a.begin(VICTIM, "cr-run", *words)
+    over = lambda: lab.a.read(lab.out) == "begins\n" or child.poll() is not None
+    harness.wait_for(over, LIMIT, lambda: f"the program does not begin: {lab.a.read(lab.errors)}")
+    for source, to in ((lab.a, lab.b), (lab.b, lab.a)):
+        done = json.loads(worked(lab.move(source, to, "--json")).stdout)
+        first, *more = done["bytes_before"]
+        if first < 320 << 20 or not more or done["rounds"] != 1 + len(more):
+            raise Failure(f"cr-migrate reports {done}")
+        # A twentieth of the pages of the host's memory has changed, and of the GPU's memory two chunks of 2 MiB.
+        if done["bytes_in_pause"] >= first / 4 or max(more) >= first / 4:
+            raise Failure(f"cr-migrate sends what has not changed: {done}")
+        harness.wait_for(lambda: not source.has_job("hers"), LIMIT, lambda: f"the job is still on {source.name}")
+    ended(child, 121)
+    open(stop, "w").close()
+    lab.is_output("begins\nall is as it must be\n")
     lab.a.is_clean()
     lab.b.is_clean()
 
