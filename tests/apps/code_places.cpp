@@ -45,10 +45,6 @@ static std::string TakingImage(int number, int length) {
       ".visible .const .align 8 .u64 fixed_" + id + "[3] = {" + names[2] + ", " + names[0] + ", " + names[1] + "};\n";
   text +=
       ".visible .global .align 8 .u64 virtual_" + id + "[4] = {0, " + id + ", " + names[1] + ", " + names[0] + "};\n";
-#ifdef APP_BARE
-  // One whose address no variable holds, so nobody can see from outside where it is.
-  text += ".visible .func bare()\n{\nret;\n}\n";
-#endif
   text +=
       ".visible .entry collect(.param .u64 p_to)\n{\n.reg .b64 %rd<8>;\nld.param.u64 %rd1, [p_to];\n"
       "mov.u64 %rd2, table_" +
@@ -58,9 +54,6 @@ static std::string TakingImage(int number, int length) {
             "], %rd4;\nld.const.u64 %rd4, [%rd3+" + std::to_string(8 * i) + "];\nst.global.u64 [%rd1+" +
             std::to_string(24 + 8 * i) + "], %rd4;\n";
   }
-#ifdef APP_BARE
-  text += "mov.u64 %rd7, bare;\nst.global.u64 [%rd1+56], %rd7;\n";
-#endif
   // An object: the address of its table; and a function's address that no table gave.
   text += "mov.u64 %rd5, virtual_" + id + ";\nst.global.u64 [%rd1+48], %rd5;\nmov.u64 %rd6, " + names[2] +
           ";\nst.global.u64 [%rd1+56], %rd6;\nret;\n}\n";
