@@ -8,21 +8,23 @@
 #include <cstdint>
 #include <string>
 
+#include "checkpoint/transaction/job_report.h"
+
 namespace cuda_remote::client::tools {
 
 // "1.2 GiB", "17 MiB", "300 B".
 std::string Bytes(double bytes);
 
-class Progress {
+class Progress final : public checkpoint::JobReport::LongStep {
  public:
   // `what`: "saving GPU memory". `quiet`: shows nothing.
   Progress(std::string what, bool quiet);
   // Ends the line.
-  ~Progress();
+  ~Progress() override;
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  void Update(uint64_t done, uint64_t total);
+  void Update(uint64_t done, uint64_t total) override;
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/tools/outputs.h"
+#include "checkpoint/job/outputs.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -11,7 +11,9 @@
 
 #include <algorithm>
 
-namespace cuda_remote::client::tools {
+#include "checkpoint/job/job.h"
+
+namespace cuda_remote::checkpoint {
 namespace {
 
 bool IsPlain(int fd) {
@@ -30,12 +32,6 @@ std::string Taken(const std::string& path) {
 }
 
 }  // namespace
-
-void AddOutputOptions(CLI::App* app, OutputOptions* options) {
-  app->add_option("--output", options->output, "file for the job's standard output, which no other job may have");
-  app->add_option("--error", options->error, "file for its standard error; may be the same one");
-  app->add_flag("--append", options->append, "go on behind what these files hold, instead of emptying them");
-}
 
 Outputs::~Outputs() {
   Hide();
@@ -62,7 +58,7 @@ bool Outputs::Lock(const std::vector<std::string>& paths, std::string* error) {
 }
 
 bool Outputs::OpenOne(const std::string& path, bool append, int index, std::string* error) {
-  paths_[index] = checkpoint::Absolute(path);
+  paths_[index] = Absolute(path);
   files_[index] = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (append ? O_APPEND : 0), 0666);
   if (files_[index] < 0) {
     *error = "cannot write " + path + ": " + strerror(errno);
@@ -119,4 +115,4 @@ std::vector<std::string> Outputs::all() const {
   return paths;
 }
 
-}  // namespace cuda_remote::client::tools
+}  // namespace cuda_remote::checkpoint

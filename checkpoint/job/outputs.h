@@ -3,22 +3,20 @@
 //
 // A file belongs to one running job: it is locked (flock) as long as the tool runs, so that two jobs, or two copies of
 // one, never write to it. Not thread-safe.
-#ifndef CUDA_REMOTE_CLIENT_TOOLS_OUTPUTS_H_
-#define CUDA_REMOTE_CLIENT_TOOLS_OUTPUTS_H_
+#ifndef CUDA_REMOTE_CHECKPOINT_JOB_OUTPUTS_H_
+#define CUDA_REMOTE_CHECKPOINT_JOB_OUTPUTS_H_
 
-#include <CLI/CLI.hpp>
+#include <cstdint>
 #include <string>
 #include <vector>
 
-#include "checkpoint/job/job.h"
+namespace cuda_remote::checkpoint {
 
-namespace cuda_remote::client::tools {
-
+// Files, as a person names them; empty: none.
 struct OutputOptions {
   std::string output, error;
-  bool append = false;
+  bool append = false;  // go on behind what they hold, instead of emptying them
 };
-void AddOutputOptions(CLI::App* app, OutputOptions* options);
 
 class Outputs {
  public:
@@ -53,6 +51,6 @@ class Outputs {
   std::vector<int> locks_;
 };
 
-}  // namespace cuda_remote::client::tools
+}  // namespace cuda_remote::checkpoint
 
-#endif  // CUDA_REMOTE_CLIENT_TOOLS_OUTPUTS_H_
+#endif  // CUDA_REMOTE_CHECKPOINT_JOB_OUTPUTS_H_

@@ -1,0 +1,425 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/transaction/restart_job.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "checkpoint/gpu/gpu_state.h"
+#include "checkpoint/job/cuda_processes.h"
+#include "checkpoint/job/stand_ins.h"
+#include "checkpoint/transaction/at_step.h"
+#include "proto/folder/this_job.h"
+#include "proto/frame/frame.h"
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+// How long a process that answers no more may take to end.
+constexpr int kEndMs = 2000;
+// How long the processes of a job may take whose cr-run was killed, and how often that is looked at.
+constexpr int kKilledMs = 10000, kLookMs = 10;
+
+// Where a restarted job of an ordinary user's own is, so that jobs of several users have names of their own.
+std::string FolderOfUsers(const Job& job, const Account& account) {
+  const std::string name = job.directory().substr(job.directory().rfind('/') + 1);
+  return JobsFolder() + "/" + name + "@" + (account.name.empty() ? std::to_string(account.user) : account.name);
+}
+
+// The processes of a job whose cr-run or cr-restart was killed end, too, but not in the same instant.
+bool GoesOn(const Job& job) {
+  for (int waited = 0; JobIsAlive(job) && !IsRunning(int(job.runner_pid())) && waited < kKilledMs; waited += kLookMs) {
+    usleep(kLookMs * 1000);
+  }
+  return JobIsAlive(job);
+}
+
+// Whether the job in `folder`, which is `whose`, runs.
+bool HasRunningJob(const std::string& folder, const std::optional<Account>& whose, Job* running) {
+  const ActAs user(whose);
+  std::string ignored;
+  return ReadJob(folder, running, &ignored) && GoesOn(*running);
+}
+
+}  // namespace
+
+RestartJob::~RestartJob() {
+  if (!done_) Undo();
+}
+
+bool RestartJob::Run(std::string* error) {
+  done_ = ReadImage(error) && sessions_.Plan(saved_, error) && OpenEngine(error) && CheckJob(error) &&
+          CheckFiles(error) && LockOutputs(error) && ChooseFolder(error) && MakeFolder(error) && MakeNetwork(error) &&
+          Restore(error) && GoOn(error);
+  if (!done_) Undo();
+  return done_;
+}
+
+// Opens and verifies the image, and reads what it says of the job.
+bool RestartJob::ReadImage(std::string* error) {
+  using Owner = ckptfmt::ImageReader::Owner;
+  auto opened = ckptfmt::ImageReader::Open(options_.image, options_.trust_owner ? Owner::kAnyone : Owner::kTrusted);
+  if (!opened.ok()) {
+    *error = std::string(opened.status().message());
+    if (absl::IsPermissionDenied(opened.status()) && !options_.trust_owner) *error += " (--trust-owner)";
+    return false;
+  }
+  saved_.image = std::move(*opened);
+  {
+    const auto progress = report_.Begin("verifying the image");
+    // The chunks of memory are compared as they are read, and the process only runs after all of them.
+    const absl::Status verified =
+        saved_.image->Verify([&](uint64_t done, uint64_t total) { progress->Update(done, total); },
+                             ckptfmt::ImageReader::Files::kAllButMemory);
+    if (!verified.ok()) {
+      *error = std::string(verified.message());
+      return false;
+    }
+  }
+  const ckptfmt::ImageInfo& info = saved_.image->info();
+  for (const ckptfmt::ProcessInfo& process : info.processes) {
+    if (process.wire_version == kWireVersion) continue;
+    *error = options_.image + " was made by a version with wire version " + std::to_string(process.wire_version) +
+             "; this one has " + std::to_string(kWireVersion);
+    return false;
+  }
+  const auto found = info.client_info.find("job");
+  engine_ = find_engine_(info, &facts_);
+  if (!engine_ || found == info.client_info.end() || !JobFromJson(found->second, &saved_.job)) {
+    *error = options_.image + " has no processes that could be restored (engine " + info.engine + ")";
+    return false;
+  }
+  if (!ReadLogs(error)) return false;
+  report_.Done("comparing the image but for GPU memory");
+  return true;
+}
+
+bool RestartJob::ReadLogs(std::string* error) {
+  const auto& processes = saved_.image->info().processes;
+  saved_.logs.resize(processes.size());
+  for (size_t i = 0; i < processes.size(); ++i) {
+    const absl::StatusOr<std::string> bytes = saved_.image->ReadLog(i);
+    if (!bytes.ok() || !replay::Log::Parse(*bytes, &saved_.logs[i], error)) {
+      *error = options_.image + ": the replay log of " + NameOf(processes[i]) +
+               " cannot be read: " + (bytes.ok() ? *error : std::string(bytes.status().message()));
+      return false;
+    }
+    const std::string calls = NotReplayableIn(saved_.logs[i]);
+    if (calls.empty()) continue;
+    *error = options_.image + ": " + NameOf(processes[i]) +
+             " has objects that cannot be made again here; they came from: " + calls;
+    return false;
+  }
+  return true;
+}
+
+bool RestartJob::OpenEngine(std::string* error) {
+  if (geteuid() != 0) {
+    *error = "restoring a process needs root, or cr-hostd, which does not run here";
+    return false;
+  }
+  if (!engine_->CheckUsable(error)) return false;
+  if (!caller_) engine_->KeepLogs(Absolute(options_.image));
+  processes_ = engine_->Open(saved_.job, facts_, saved_.image->client_dir(), error);
+  return processes_ != nullptr;
+}
+
+bool RestartJob::CheckJob(std::string* error) {
+  account_ = AccountOf(saved_.job);
+  return (!account_ || CheckAccount(*account_, error)) && (!caller_ || caller_->CheckSaved(account_, error)) &&
+         (!saved_.job.has_network() ||
+          CheckNetwork(saved_.job.mutable_network(), caller_ ? &caller_->addresses() : nullptr, error));
+}
+
+// Opens the files for the job's output, and compares all that the processes need with what is here.
+bool RestartJob::CheckFiles(std::string* error) {
+  {
+    const ActAs user(account_);
+    const mode_t before = caller_ ? umask(caller_->umask()) : 0;
+    const bool opened = outputs_.Open(options_.outputs, error);
+    if (caller_) umask(before);
+    if (!opened) return false;
+  }
+  RestoreOptions restore;
+  restore.cut_back = options_.cut_back;
+  for (const std::string& path : options_.cut) restore.cut.push_back(Absolute(path));
+  restore.needs = &saved_.image->info().needs;
+  for (const int fd : {1, 2}) {
+    if (!outputs_.path(fd).empty()) restore.outputs.push_back({fd, outputs_.path(fd), outputs_.size(fd)});
+  }
+  restore.cancelled = [this] { return report_.Cancelled(); };
+  restore.say = [this](const std::string& text) { report_.Say(text); };
+  return processes_->Check(restore, error);
+}
+
+// What the job had by --output and is not exchanged stays its own.
+bool RestartJob::LockOutputs(std::string* error) {
+  Job& job = saved_.job;
+  const std::vector<std::string> exchanged = processes_->Exchanged(), opened = outputs_.all();
+  std::vector<std::string> own;
+  for (const std::string& path : job.outputs()) {
+    if (std::find(exchanged.begin(), exchanged.end(), path) == exchanged.end()) own.push_back(path);
+  }
+  {
+    const ActAs user(account_);
+    if (!outputs_.Lock(own, error)) return false;
+  }
+  own.insert(own.end(), opened.begin(), opened.end());
+  job.clear_outputs();
+  for (const std::string& path : own) job.add_outputs(path);
+  return true;
+}
+
+bool RestartJob::ChooseFolder(std::string* error) {
+  const Job& job = saved_.job;
+  // The folder of a user's own job is his. The restarted one has one of root's, which it sees there.
+  if (job.users_own()) shown_to_ = account_;
+  const std::string usual = shown_to_ ? FolderOfUsers(job, *shown_to_) : job.directory();
+  directory_ = options_.directory.empty() ? usual : Absolute(options_.directory);
+  Job running;
+  std::string busy;
+  if (HasRunningJob(directory_, std::nullopt, &running)) busy = directory_;
+  if (shown_to_ && options_.directory.empty() && HasRunningJob(job.directory(), shown_to_, &running)) {
+    busy = job.directory();
+  }
+  if (busy.empty()) return true;
+  *error = "there is a running job in " + busy + " (PID " + std::to_string(running.pid()) +
+           "): end it first, or give the restarted one another folder with --job-dir";
+  return false;
+}
+
+bool RestartJob::MakeFolder(std::string* error) {
+  Job& job = saved_.job;
+  if (!ClaimJobFolder(directory_, error)) {
+    *error += " (--job-dir)";
+    return false;
+  }
+  std::string library_folder;
+  if (!LinkLibrary(directory_, &library_folder, error)) return false;
+  if (directory_ != job.directory()) {
+    const ActAs user(shown_to_);
+    if (!MakeShownFolder(job.directory(), error)) return false;
+  }
+  if (account_ && !OpenToUser(directory_, job.directory(), *account_, error)) return false;
+  // What killed an earlier tool has ended the job that was here.
+  if (!claim_.Take(
+          directory_, report_.Tool(), [this] { return report_.Cancelled(); }, error))
+    return false;
+  has_folder_ = true;
+  if (!WriteThisJob(directory_, job.directory(), saved_.image->info().job, error)) return false;
+  std::string problem;
+  if (!PlanStandIns(directory_, &job, &mounts_, &problem)) {
+    report_.Say(problem + "; programs with an environment of their own may use this machine's own GPU");
+  }
+  unlink((directory_ + "/stopped").c_str());
+  MarkFolder();
+  return true;
+}
+
+// The folder that the job knows is only where the other one is shown: it must stay as long as this job runs.
+void RestartJob::MarkFolder() {
+  if (directory_ == saved_.job.directory()) return;
+  const ActAs user(shown_to_);
+  marker_ = saved_.job.directory() + "/.used-by-" + std::to_string(getpid());
+  close(open(marker_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+}
+
+void RestartJob::RemoveFolders() {
+  if (!std::exchange(has_folder_, false)) return;
+  RemoveJobFolder(directory_);
+  if (marker_.empty()) return;
+  const ActAs user(shown_to_);
+  unlink(marker_.c_str());
+  rmdir(saved_.job.directory().c_str());
+}
+
+bool RestartJob::MakeNetwork(std::string* error) {
+  if (!saved_.job.has_network()) return true;
+  // A job that moves still has the address at the other host, which keeps it silent.
+  const bool ask = !caller_ || !caller_->holds() || is_part();
+  network_ = NetworkNamespace::Make(saved_.job.network(), ask, error);
+  return network_ != nullptr;
+}
+
+bool RestartJob::Restore(std::string* error) {
+  BlockForwardedSignals();
+  if (!sessions_.OpenHosts(SocketFolder(directory_), account_, error)) return false;
+  report_.Done("finding the job's files and the GPU server");
+  if (!sessions_.CheckPlaces(error)) return false;
+  // Both at once, but for files that are to be cut back: the process needs them so, and they stay as they are if the
+  // memory cannot be loaded.
+  const bool restored =
+      processes_->ChangesFiles() ? LoadGpus(error) && BeginProcesses(error) : BeginProcesses(error) && LoadGpus(error);
+  return restored && FinishProcesses(error);
+}
+
+bool RestartJob::BeginProcesses(std::string* error) {
+  outputs_.Show();
+  restore_ = processes_->Begin(directory_, mounts_, network_ ? network_->fd() : -1, error);
+  outputs_.Hide();
+  return restore_ != nullptr;
+}
+
+bool RestartJob::LoadGpus(std::string* error) {
+  const RestartPlaces& places = options_.places;
+  const int only = places.server.empty() && places.rules.empty() ? -1 : places.gpu;
+  const std::string scope = NewSharingScope();
+  return OpenSessions(scope, error) && WriteJobServer(directory_, sessions_.server(), only, scope, error) &&
+         LoadMemory(error);
+}
+
+bool RestartJob::Of(size_t process, std::string* error) const {
+  const auto& processes = saved_.image->info().processes;
+  if (processes.size() > 1) *error = NameOf(processes[process]) + ": " + *error;
+  return false;
+}
+
+bool RestartJob::OpenSessions(const std::string& scope, std::string* error) {
+  const size_t count = saved_.logs.size();
+  AtStep("open sessions");
+  struct Result {
+    bool ok = false;
+    std::string error;
+  };
+  std::vector<Result> results(count);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < count; ++i) {
+    threads.emplace_back([&, i] { results[i].ok = sessions_.Open(i, scope, &results[i].error); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (size_t i = 0; i < count; ++i) {
+    if (results[i].ok) continue;
+    *error = results[i].error;
+    return Of(i, error);
+  }
+  report_.Done("opening sessions with the GPU server, and making the GPU objects again");
+  return true;
+}
+
+bool RestartJob::LoadMemory(std::string* error) {
+  const ckptfmt::ImageReader& image = *saved_.image;
+  const size_t count = saved_.logs.size();
+  {
+    const auto progress = report_.Begin("loading GPU memory");
+    uint64_t before = 0;
+    for (size_t i = 0; i < count; ++i) {
+      const auto go_on = [&](uint64_t done, uint64_t) {
+        progress->Update(before + done, image.sizes().region_bytes);
+        return !report_.Cancelled();
+      };
+      AtStep("load GPU memory", i, count);
+      if (!sessions_.LoadMemory(i, go_on, error)) return Of(i, error);
+      for (const ckptfmt::Region& region : image.regions()) before += region.process == i ? region.bytes : 0;
+    }
+  }
+  report_.Done("comparing and loading GPU memory");
+  return true;
+}
+
+bool RestartJob::FinishProcesses(std::string* error) {
+  AtStep("restore processes");
+  // Of a job that moves: until it runs here, it is the other host's. Of a part of a job on several hosts: all run, or
+  // none. Of one with an address of its own: a message for a connection that is not there yet would be answered with
+  // its end.
+  const bool holds = caller_ && caller_->holds();
+  if (holds || network_) {
+    error->clear();
+    if (restore_->AwaitHeld(error)) {
+      if (holds && !caller_->Announce(kImageRestored, error)) return false;
+      if (network_ && !network_->Connect(error)) return false;
+    } else if (!error->empty()) {
+      return false;
+    }
+  }
+  restored_ = restore_->Finish(&isolated_, error);
+  if (restored_) report_.Done("restoring the process");
+  return restored_;
+}
+
+bool RestartJob::GoOn(std::string* error) {
+  bool ended = false;
+  DescribeJob();
+  if (!GiveSessions(&ended, error)) return false;
+  if (ended) {
+    report_.Say("the job ended before it had its GPU session again");
+  } else {
+    const Job& job = saved_.job;
+    std::string problem;
+    AtStep("unlock");
+    if (!WriteJob(directory_, job, &problem)) report_.Say(problem + "; the other tools will not find the job");
+    for (size_t i = 0; i < saved_.logs.size(); ++i) sessions_.NoteSaved(i, job.saved_unix_ms(), job.saved_bytes());
+    sessions_.Unlock();
+  }
+  if (is_part() && !caller_->Announce(kImageUsed, error)) return false;
+  report_.Done("giving it the session");
+  claim_.Release();
+  sessions_.LetGo();
+  network_.reset();
+  // It may be removed from now on.
+  saved_.image.reset();
+  std::string problem;
+  if (caller_ && !is_part() && !caller_->Announce(kImageUsed, &problem)) report_.Say(problem);
+  upkeep_ = engine_->BeginUpkeep();
+  return true;
+}
+
+// What the other tools are to know of the restored job.
+void RestartJob::DescribeJob() {
+  Job& job = saved_.job;
+  job.set_server(options_.places.server);
+  job.set_gpu(options_.places.gpu);
+  job.set_runner_pid(getpid());
+  job.set_caller_pid(caller_ ? caller_->pid() : 0);
+  job.set_init_pid(isolated_.init);
+  job.set_pid_namespace(PidNamespace(isolated_.init));
+  job.set_pid(isolated_.pid);
+  job.set_image(caller_ ? caller_->image() : Absolute(saved_.image->dir()));
+  job.set_saved_unix_ms(uint64_t(saved_.image->info().created_unix_ms));
+  job.set_saved_bytes(saved_.image->sizes().total_bytes);
+}
+
+// Gives the restored processes their GPU sessions. A process that has ended by itself meanwhile, as one may whose last
+// call was made before the checkpoint, needs none. *ended: so has all of the job.
+bool RestartJob::GiveSessions(bool* ended, std::string* error) {
+  const auto& processes = saved_.image->info().processes;
+  for (size_t i = 0; i < processes.size(); ++i) {
+    AtStep("give the session", i, processes.size());
+    const int pid = int(processes[i].pid);
+    const auto has_ended = [&] { return HasEnded(isolated_, 0) || !HasProcess(saved_.job, pid); };
+    if (sessions_.Give(i, directory_, has_ended, error)) continue;
+    *ended = HasEnded(isolated_, kEndMs);
+    if (*ended) return true;
+    if (!HasProcess(saved_.job, pid)) continue;
+    *error = "the restored process " + NameOf(processes[i]) + " did not take its GPU session: " + *error;
+    return false;
+  }
+  return true;
+}
+
+void RestartJob::Undo() {
+  // The others at its connections do not hear of it, and the restart can be tried again.
+  if (network_) network_->Silence();
+  if (std::exchange(restored_, false)) {
+    kill(isolated_.init, SIGKILL);
+    WaitForwarding(isolated_.init, true);
+  }
+  restore_.reset();
+  claim_.Release();
+  sessions_.LetGo();
+  sessions_.TakeHosts().reset();
+  RemoveFolders();
+  network_.reset();
+}
+
+void RestartJob::Clean() {
+  // What the job has written last is on its way through the terminal.
+  if (restore_->copier() > 0) waitpid(restore_->copier(), nullptr, 0);
+  RemoveFolders();
+}
+
+}  // namespace cuda_remote::checkpoint

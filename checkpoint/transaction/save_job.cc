@@ -1,0 +1,588 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/transaction/save_job.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/gpu/chunk_pool.h"
+#include "checkpoint/gpu/gpu_snapshot.h"
+#include "checkpoint/gpu/shared_buffers.h"
+#include "checkpoint/job/account.h"
+#include "checkpoint/job/caller.h"
+#include "checkpoint/job/cuda_processes.h"
+#include "checkpoint/job/job_claim.h"
+#include "checkpoint/job/ranks.h"
+#include "checkpoint/transaction/at_step.h"
+#include "checkpoint/transaction/live_job.h"
+#include "ckptfmt/image_store.h"
+#include "proto/codec/text.h"
+#include "proto/frame/frame.h"
+#include "proto/frame/version.h"
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr uint64_t kStopPool = uint64_t{1} << 30;
+// Requests to the session of a process that has ended are far from those that it has sent.
+constexpr uint64_t kBehindGap = uint64_t{1} << 40;
+// Of the pool, for what is read in the pause.
+constexpr uint64_t kPausePool = uint64_t{256} << 20;
+
+double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+uint64_t NowMs() {
+  using std::chrono::duration_cast, std::chrono::milliseconds, std::chrono::system_clock;
+  return uint64_t(duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count());
+}
+
+bool Ok(const absl::Status& status, std::string* error) {
+  if (!status.ok()) *error = std::string(status.message());
+  return status.ok();
+}
+
+std::string CommandOf(const Job& job) {
+  std::string text;
+  for (const std::string& word : job.command()) text += (text.empty() ? "" : " ") + word;
+  return text;
+}
+
+// Host memory for the GPU memory of the job; none of it is ready to be written to yet.
+std::unique_ptr<ChunkPool> MakePool(const SaveJobOptions& options, std::string* error) {
+  uint64_t limit = options.pool ? *options.pool : SpareMemory();
+  // A job that ends does not wait for anything: then more memory saves no time.
+  if (options.stop && !options.pool) limit = std::min(limit, kStopPool);
+  auto pool = std::make_unique<ChunkPool>(limit);
+  if (!pool->ok()) {
+    *error = "there is no memory to save GPU memory through";
+    return nullptr;
+  }
+  return pool;
+}
+
+// Copies of the job's GPU memory that are made while it runs, by session.
+using Precopies = std::map<uint64_t, std::unique_ptr<Precopy>>;
+
+// Looks at the job's memory while it runs. A process that cannot be asked has no copies; its memory is read in the
+// pause.
+Precopies LookBefore(const Job& job, const std::string& directory, const ckptfmt::ImageWriter& image, ChunkPool* pool,
+                     const std::function<bool()>& cancelled) {
+  const auto is_known = [&image](const ckptfmt::Region& region, uint64_t index, const ChunkHash& hash) {
+    return image.Has(region, index, {hash.low, hash.high});
+  };
+  Precopies copies;
+  for (const CudaProcess& process : FindCudaProcesses(job, directory)) {
+    std::string ignored;
+    const auto running = RunningProcess::Connect(process, directory, &ignored);
+    if (!running) continue;
+    auto& copy = copies[running->session()];
+    copy = std::make_unique<Precopy>(pool, is_known);
+    copy->Look(running.get(), cancelled, &ignored);
+  }
+  return copies;
+}
+
+// Makes as much of the pool ready as the job needs now.
+void PreparePool(const Job& job, const std::string& directory, const Precopies& copies, ChunkPool* pool,
+                 const std::function<bool()>& cancelled) {
+  uint64_t held = AskHeldBytes(job, directory);
+  for (const auto& [session, copy] : copies) held -= std::min(held, copy->known_bytes());
+  // Regions end within a slot.
+  if (held > 0) pool->Prepare(held + held / 16, cancelled);
+}
+
+void CopyBefore(const Job& job, const std::string& directory, const Precopies& copies, ChunkPool* pool,
+                SharedBuffers* shared, const std::function<bool()>& cancelled) {
+  // The pause needs room for what is read then.
+  uint64_t room = pool->limit() - std::min(pool->limit(), std::max(kPausePool, pool->limit() / 8));
+  for (const CudaProcess& process : FindCudaProcesses(job, directory)) {
+    std::string ignored;
+    const auto running = RunningProcess::Connect(process, directory, &ignored);
+    const auto copy = running ? copies.find(running->session()) : copies.end();
+    if (copy == copies.end() || room == 0) continue;
+    copy->second->Run(running.get(), shared, room, cancelled, &ignored);
+    room -= std::min(room, copy->second->held_bytes());
+  }
+}
+
+// What was taken on the GPU of one process, and how it is reached when the job runs again.
+struct Behind {
+  GpuSnapshot snapshot;
+  UseChunk use;
+  CudaProcess process;
+  // The session, should the process end before it has been read.
+  ChannelFds fds;
+  uint64_t next_sequence = 0;
+  Welcome welcome;
+
+  Behind() = default;
+  Behind(const Behind&) = delete;
+  Behind& operator=(const Behind&) = delete;
+  ~Behind() {
+    for (const int fd : {fds.socket, fds.ring}) {
+      if (fd >= 0) close(fd);
+    }
+  }
+};
+
+bool ReadBehind(Behind* behind, const std::string& directory, SharedBuffers* shared, ChunkPool* pool,
+                const Continue& go_on, std::string* error) {
+  if (behind->snapshot.bytes() == 0) return true;
+  if (const auto running = RunningProcess::Connect(behind->process, directory, error)) {
+    if (behind->snapshot.Read(running.get(), shared, pool, behind->use, go_on, error)) return true;
+    if (!EndsNow(behind->process.pid)) return false;
+  } else if (!EndsNow(behind->process.pid)) {
+    return false;
+  }
+  // It has ended. Its session has not: the tool still holds it.
+  const auto channel = ClientChannel::Adopt(behind->fds, behind->next_sequence, behind->welcome, error);
+  behind->fds = ChannelFds();
+  if (!channel) return false;
+  ChannelRequests requests(channel.get());
+  return behind->snapshot.Read(&requests, shared, pool, behind->use, go_on, error);
+}
+
+// What the image says of a process that is held, and which memory it has.
+bool DescribeHeld(const LiveJob& live, LiveProcess* process, ckptfmt::ProcessInfo* facts,
+                  std::vector<ckptfmt::Region>* regions, std::string* error) {
+  if (!Drain(process->channel(), error) || !DescribeServer(process->channel(), facts, error) ||
+      !ListRegions(process->channel(), regions, error, live.SessionsAt(process->info().server))) {
+    return false;
+  }
+  facts->pid = uint32_t(process->process().inner_pid);
+  facts->program = process->process().program;
+  facts->server = process->info().server;
+  facts->next_sequence = process->next_sequence();
+  facts->wire_version = kWireVersion;
+  facts->session = process->info().session;
+  facts->shared_memory = process->info().shared_memory;
+  facts->driver_settings = process->info().driver_settings;
+  facts->address_layout = process->info().address_layout;
+  facts->log_records = process->log().records();
+  facts->log_images = process->log().images();
+  return true;
+}
+
+// The rank of each process, for cr-restart --map: "0,1,-1".
+std::string RanksText(const LiveJob& live) {
+  std::vector<int> pids;
+  for (const auto& process : live.processes()) pids.push_back(process->process().pid);
+  std::string text;
+  for (const int rank : RanksOf(pids)) text += (text.empty() ? "" : ",") + std::to_string(rank);
+  return text;
+}
+
+struct DeleteAsRoot {
+  template <typename T>
+  void operator()(T* object) const {
+    const AsRoot root;
+    delete object;
+  }
+};
+
+// One checkpoint. Its steps are in the order in which they are declared.
+class Saving {
+ public:
+  Saving(const SaveJobOptions& options, const Job& job, const std::string& directory, SnapshotEngine* engine,
+         SessionKeeper* keeper, JobReport* report, SaveJobOutcome* outcome)
+      : options_(options),
+        job_(job),
+        directory_(directory),
+        engine_(*engine),
+        keeper_(keeper),
+        report_(*report),
+        outcome_(outcome),
+        live_(job, directory, claim_, &images_),
+        transaction_(job_, &live_, engine, keeper) {
+    save_.close_tcp = options.close_tcp;
+  }
+  ~Saving() { DropSnapshots(); }
+
+  bool Run(std::string* error);
+
+ private:
+  // While the job runs.
+  bool Claim(std::string* error);
+  bool BeginImage(std::string* error);
+  bool CopyWhileItRuns(std::string* error);
+  // In the pause.
+  bool Hold(std::string* error);
+  bool ListMemory(std::string* error);
+  bool ReadMemory(std::string* error);
+  bool ReadMemoryOf(size_t index, const Continue& go_on, std::string* error);
+  bool SaveProcesses(std::string* error);
+  bool GoOn(std::string* error);
+  // Behind it.
+  bool WriteLogs(std::string* error);
+  bool ReadSnapshots(std::string* error);
+  bool Finish(std::string* error);
+  void End();
+  void RemoveOldImages();
+  void NoteSaved();
+
+  // Of a checkpoint that fails before the job goes on.
+  void DropSnapshots();
+  // Says which process it was about, of several. False.
+  bool Of(const LiveProcess& process, std::string* error) const {
+    if (live_.processes().size() > 1) *error = process.Name() + ": " + *error;
+    return false;
+  }
+  bool Interrupted(std::string* error) const {
+    if (cancelled_()) *error = "interrupted";
+    return cancelled_();
+  }
+  // Over several hosts: all come so far, and stand still until all are saved.
+  bool waits() const { return caller_ && caller_->waits(); }
+
+  const SaveJobOptions& options_;
+  const Job& job_;
+  const std::string& directory_;
+  SnapshotEngine& engine_;
+  SessionKeeper* const keeper_;
+  JobReport& report_;
+  SaveJobOutcome* const outcome_;
+  const std::function<bool()> cancelled_ = [this] { return report_.Cancelled(); };
+  // Of cr-hostd's, which gives the image to its user when it is complete.
+  const Caller* const caller_ = Caller::Get();
+  const Clock::time_point start_ = Clock::now();
+
+  // In the order in which they were made; they go in the opposite one.
+  SaveOptions save_;
+  std::string facts_;  // the engine's
+  JobClaim claim_;
+  std::unique_ptr<ChunkPool> pool_;  // outlives the image, whose threads write out of it
+  std::string given_;                // what cr-hostd calls the image; empty: there is no cr-hostd
+  std::unique_ptr<ckptfmt::ImageStore, DeleteAsRoot> store_;
+  std::unique_ptr<ckptfmt::ImageWriter, DeleteAsRoot> image_;
+  Precopies copies_;
+  std::unique_ptr<SharedBuffers> shared_;
+  ImagesAhead images_;
+  LiveJob live_;
+  JobTransaction transaction_;
+  bool goes_on_ = false;
+  ckptfmt::ImageInfo info_;
+  std::vector<std::vector<ckptfmt::Region>> regions_;  // of each process
+  uint64_t memory_bytes_ = 0;                          // of all
+  bool fits_ = false;                                  // all of them into the pool
+  std::vector<std::unique_ptr<Behind>> behind_;        // of each process
+  std::shared_ptr<void> upkeep_;                       // beside the writing
+};
+
+bool Saving::Run(std::string* error) {
+  if (!Claim(error) || !BeginImage(error) || !CopyWhileItRuns(error) || !Hold(error) || !ListMemory(error) ||
+      !ReadMemory(error) || !SaveProcesses(error) || !(options_.stop || GoOn(error)) || !WriteLogs(error) ||
+      !ReadSnapshots(error) || !Finish(error)) {
+    return false;
+  }
+  if (options_.stop) End();
+  outcome_->sizes = image_->sizes();
+  RemoveOldImages();
+  if (!options_.stop) NoteSaved();
+  outcome_->seconds = Since(start_);
+  return true;
+}
+
+bool Saving::Claim(std::string* error) {
+  if (!caller_) engine_.KeepLogs(Absolute(options_.image));
+  // First the claim: another tool may be at work on the job's processes, or an engine may be that outlived one.
+  return (!JobIsAlive(job_) || claim_.Take(directory_, report_.Tool(), cancelled_, error)) &&
+         engine_.Describe(job_, save_, &facts_, error) && engine_.CheckUsable(error);
+}
+
+bool Saving::BeginImage(std::string* error) {
+  ckptfmt::WriterOptions writer_options;
+  writer_options.zstd_level = options_.compress;
+  writer_options.job_folder = job_.directory();
+  AtStep("begin the image");
+  if (caller_ && !caller_->Announce(kImageBegins, error, &given_)) return false;
+  {
+    // The image is root's also where this tool acts as the job's user.
+    const AsRoot root;
+    if (options_.keep > 0) {
+      auto opened = ckptfmt::ImageStore::Open(options_.image);
+      if (!Ok(opened.status(), error)) return false;
+      store_.reset(opened->release());
+    }
+    auto created =
+        store_ ? store_->Create(writer_options) : ckptfmt::ImageWriter::Create(options_.image, writer_options);
+    if (!Ok(created.status(), error)) return false;
+    image_.reset(created->release());
+  }
+  outcome_->image = !given_.empty() ? given_ : store_ ? image_->dir() : options_.image;
+  if (store_ && !store_->sharing().ok()) {
+    report_.Say("the image shares nothing with earlier ones: " + std::string(store_->sharing().message()));
+  }
+  pool_ = MakePool(options_, error);
+  return pool_ != nullptr;
+}
+
+bool Saving::CopyWhileItRuns(std::string* error) {
+  const bool ends = options_.stop;  // a job that ends waits for nothing
+  if (!ends) {
+    AtStep("look at GPU memory while the job runs");
+    copies_ = LookBefore(job_, directory_, *image_, pool_.get(), cancelled_);
+  }
+  report_.Done("looking at GPU memory while the job runs");
+  const Clock::time_point preparing = Clock::now();
+  if (!ends) PreparePool(job_, directory_, copies_, pool_.get(), cancelled_);
+  if (Interrupted(error)) return false;
+  shared_ = SharedBuffers::Make();
+  outcome_->preparing = Since(preparing);
+  outcome_->prepared_bytes = pool_->prepared();
+  if (!ends) engine_.Prepare(job_);
+  report_.Done("making host memory ready");
+  if (!ends) {
+    AtStep("copy GPU memory while the job runs");
+    CopyBefore(job_, directory_, copies_, pool_.get(), shared_.get(), cancelled_);
+  }
+  if (Interrupted(error)) return false;
+  report_.Done("copying GPU memory while the job runs");
+  if (waits() && !caller_->Announce(kJobReady, error)) return false;
+  if (!ends) {
+    AtStep("read module images");
+    images_.Read(job_, directory_);
+    report_.Done("reading module images while the job runs");
+  }
+  return true;
+}
+
+bool Saving::Hold(std::string* error) {
+  keeper_->Watch(&live_);
+  agent::LockOptions lock;
+  lock.timeout_ms = int(options_.timeout * 1000);
+  lock.cancelled = cancelled_;
+  if (!transaction_.Begin(lock, error)) return false;
+  report_.Done("locking the job");
+  if (!waits()) return true;
+  AtStep("wait for the other hosts to lock");
+  return caller_->Announce(kJobLocked, error);
+}
+
+bool Saving::ListMemory(std::string* error) {
+  AtStep("list GPU memory");
+  uint64_t pool_bytes = 0;
+  for (const auto& process : live_.processes()) {
+    ckptfmt::ProcessInfo facts;
+    std::vector<ckptfmt::Region> regions;
+    if (!DescribeHeld(live_, process.get(), &facts, &regions, error)) return Of(*process, error);
+    for (ckptfmt::Region& region : regions) {
+      region.process = uint32_t(regions_.size());
+      memory_bytes_ += region.bytes;
+    }
+    pool_bytes += PoolBytesFor(regions);
+    info_.processes.push_back(std::move(facts));
+    regions_.push_back(std::move(regions));
+  }
+  fits_ = pool_bytes <= pool_->limit();
+  // The processor and the disk are for the job until it goes on.
+  if (!options_.stop && fits_) image_->HoldChunks();
+  return true;
+}
+
+bool Saving::ReadMemory(std::string* error) {
+  const Clock::time_point reading = Clock::now();
+  {
+    const auto progress = report_.Begin("saving GPU memory");
+    uint64_t before = 0;
+    for (size_t i = 0; i < regions_.size(); ++i) {
+      const auto go_on = [&](uint64_t done, uint64_t) {
+        progress->Update(before + done, memory_bytes_);
+        return !cancelled_();
+      };
+      AtStep("read GPU memory", i, regions_.size());
+      if (!ReadMemoryOf(i, go_on, error)) return Of(*live_.processes()[i], error);
+      for (const ckptfmt::Region& region : regions_[i]) before += region.bytes;
+    }
+  }
+  outcome_->reading = Since(reading);
+  report_.Done(kStepReading);
+  return true;
+}
+
+bool Saving::ReadMemoryOf(size_t index, const Continue& go_on, std::string* error) {
+  LiveProcess& process = *live_.processes()[index];
+  const auto found = copies_.find(process.info().session);
+  Precopy* const copy = found == copies_.end() ? nullptr : found->second.get();
+  Behind* behind = nullptr;
+  if (!options_.stop) {
+    behind_.push_back(std::make_unique<Behind>());
+    behind = behind_.back().get();
+    behind->process = process.process();
+  }
+  if (!SaveMemory(process.channel(), regions_[index], image_.get(), pool_.get(), fits_, shared_.get(), copy,
+                  behind ? &behind->snapshot : nullptr, behind ? &behind->use : nullptr, go_on, &outcome_->saving,
+                  error)) {
+    return false;
+  }
+  if (behind && behind->snapshot.bytes() != 0) {
+    behind->fds = process.channel()->DupFds();
+    behind->next_sequence = process.next_sequence() + kBehindGap;
+    behind->welcome = process.channel()->welcome();
+    outcome_->behind_bytes += behind->snapshot.bytes();
+  }
+  if (copy) outcome_->precopy.Add(copy->times());
+  return true;
+}
+
+bool Saving::SaveProcesses(std::string* error) {
+  // Once more: threads, files and processes may have come since.
+  if (!engine_.Describe(job_, save_, &facts_, error)) return false;
+  report_.Done("looking at the job's processes again");
+  if (Interrupted(error)) return false;
+  info_.product_version = kVersion;
+  info_.job = live_.processes().empty() ? job_.name() : Printable(live_.processes()[0]->info().job);
+  info_.program = CommandOf(job_);
+  info_.pid = uint32_t(job_.inner_pid());
+  info_.job_folder = job_.directory();
+  info_.engine = engine_.Name();
+  info_.client_info["job"] = JobToJson(job_, /*one_line=*/true);
+  info_.client_info[info_.engine] = facts_;
+  info_.client_info["ranks"] = RanksText(live_);
+
+  const Clock::time_point dumping = Clock::now();
+  if (waits()) {
+    engine_.OnStill([this](std::string* problem) {
+      AtStep("wait for the other hosts to stand still");
+      return caller_->Announce(kJobStill, problem);
+    });
+  }
+  const auto after = options_.stop || waits() ? SnapshotEngine::After::kStop : SnapshotEngine::After::kRun;
+  if (!transaction_.Snapshot(facts_, image_->client_dir(), directory_, after, error) ||
+      !engine_.ListNeeds(job_, facts_, image_->client_dir(), &info_.needs, error)) {
+    return false;
+  }
+  outcome_->dumping = Since(dumping);
+  report_.Done("saving the process");
+  if (!waits()) return true;
+  AtStep("wait for the other hosts to be saved");
+  return caller_->Announce(kJobDumped, error);
+}
+
+bool Saving::GoOn(std::string* error) {
+  goes_on_ = true;
+  if (!transaction_.Resume(error)) return false;
+  outcome_->paused = transaction_.HeldSeconds();
+  report_.Done("giving the job its session back");
+  return true;
+}
+
+void Saving::DropSnapshots() {
+  for (size_t i = 0; !goes_on_ && i < behind_.size(); ++i) {
+    if (ClientChannel* const channel = live_.processes()[i]->channel()) behind_[i]->snapshot.Drop(channel);
+  }
+}
+
+bool Saving::WriteLogs(std::string* error) {
+  AtStep("write the logs");
+  for (const auto& process : live_.processes()) {
+    std::string log;
+    process->log().Serialize(&log);
+    const AsRoot root;
+    if (!Ok(image_->WriteLog(log), error)) return false;
+  }
+  report_.Done("writing the log");
+  return true;
+}
+
+bool Saving::ReadSnapshots(std::string* error) {
+  if (options_.stop) return true;
+  AtStep("read what was kept on the GPU");
+  const Clock::time_point reading = Clock::now();
+  uint64_t before = 0;
+  {
+    const auto progress = report_.Begin("reading what was kept on the GPU");
+    for (const auto& one : behind_) {
+      const auto go_on = [&](uint64_t done, uint64_t) {
+        progress->Update(before + done, outcome_->behind_bytes);
+        return !cancelled_();
+      };
+      if (!ReadBehind(one.get(), directory_, shared_.get(), pool_.get(), go_on, error)) return false;
+      before += one->snapshot.bytes();
+    }
+    outcome_->behind = Since(reading);
+  }
+  if (before != 0) report_.Done("reading what was kept on the GPU");
+  return true;
+}
+
+// Once all is in memory or in files: the files are written, and the image is complete.
+bool Saving::Finish(std::string* error) {
+  upkeep_ = engine_.BeginUpkeep();
+  AtStep("write GPU memory");
+  absl::Status written;
+  {
+    const auto progress = report_.Begin("writing GPU memory");
+    written = image_->WaitForChunks([&](uint64_t done, uint64_t total) {
+      progress->Update(done, total);
+      return !cancelled_();
+    });
+  }
+  report_.Done("hashing and writing GPU memory");
+  if (!Ok(written, error) || Interrupted(error)) return false;
+  AtStep("write the memory of processes");
+  if (!engine_.FinishFiles(error)) return false;
+  report_.Done("writing the memory of processes");
+  AtStep("commit the image");
+  {
+    const auto progress = report_.Begin("writing to the disk");
+    const AsRoot root;
+    const auto show = [&](uint64_t done, uint64_t total) { progress->Update(done, total); };
+    if (!Ok(image_->Commit(info_, show), error)) return false;
+  }
+  report_.Done("flushing to the disk");
+  if (!caller_) return true;
+  AtStep("give the image to its user");
+  if (!caller_->Announce(kImageComplete, error)) return false;
+  report_.Done("giving the image to its user");
+  return true;
+}
+
+void Saving::End() {
+  NoteStopped(directory_, given_.empty() ? Absolute(outcome_->image) : given_);
+  if (!transaction_.End()) report_.Say("the job could not be ended; it stands still");
+  outcome_->paused = transaction_.HeldSeconds();
+  report_.Done("ending the job");
+}
+
+void Saving::RemoveOldImages() {
+  if (!store_) return;
+  AtStep("remove old images");
+  const AsRoot root;
+  const absl::StatusOr<size_t> pruned = store_->Prune(options_.keep);
+  if (!pruned.ok()) {
+    report_.Say("the image is complete, but old images could not be removed: " +
+                std::string(pruned.status().message()) + "; the next checkpoint tries again");
+  }
+  report_.Done("removing old images");
+}
+
+// For cr-ps, now and after a move.
+void Saving::NoteSaved() {
+  Job told;
+  std::string problem;
+  if (!ReadJob(directory_, &told, &problem)) return;
+  told.set_saved_unix_ms(NowMs());
+  told.set_saved_bytes(outcome_->sizes.total_bytes);
+  if (!WriteJob(directory_, told, &problem)) report_.Say(problem);
+  for (const auto& process : live_.processes()) {
+    const ActAs user(AccountOf(job_));
+    TellSaved(GpuServerOf(directory_), process->info().session, told.saved_unix_ms(), told.saved_bytes());
+  }
+}
+
+}  // namespace
+
+bool SaveJob(const SaveJobOptions& options, const Job& job, const std::string& directory, SnapshotEngine* engine,
+             SessionKeeper* keeper, JobReport* report, SaveJobOutcome* outcome, std::string* error) {
+  return Saving(options, job, directory, engine, keeper, report, outcome).Run(error);
+}
+
+}  // namespace cuda_remote::checkpoint

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/transaction/saved_sessions.h"
+
+#include <stdlib.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "checkpoint/gpu/gpu_state.h"
+#include "checkpoint/transaction/live_job.h"
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+std::vector<const replay::Log*> Pointers(const std::vector<replay::Log>& logs) {
+  std::vector<const replay::Log*> all;
+  for (const replay::Log& log : logs) all.push_back(&log);
+  return all;
+}
+
+}  // namespace
+
+std::string NameOf(const ckptfmt::ProcessInfo& process) {
+  return process.program + " (PID " + std::to_string(process.pid) + ")";
+}
+
+bool GpuSessions::Plan(const SavedJob& saved, std::string* error) {
+  saved_ = &saved;
+  const ckptfmt::ImageInfo& info = saved.image->info();
+  // What cr-checkpoint has written: "0,1,-1". Older images have none.
+  std::vector<PlacedProcess> who;
+  const auto found = info.client_info.find("ranks");
+  std::istringstream ranks(found == info.client_info.end() ? "" : found->second);
+  for (const ckptfmt::ProcessInfo& process : info.processes) {
+    std::string rank;
+    const bool known = std::getline(ranks, rank, ',') && !rank.empty();
+    who.push_back({process.pid, known ? atoi(rank.c_str()) : -1, NameOf(process)});
+  }
+  // A server of the job's own has the one GPU only, unless processes are mapped to others.
+  const bool only = places_.gpu >= 0 && (!places_.server.empty() || !places_.rules.empty());
+  const Place otherwise = {places_.server, only ? std::vector<int>{places_.gpu} : std::vector<int>()};
+  std::vector<Place> places;
+  if (!PlaceProcesses(places_.rules, otherwise, who, &places, error)) return false;
+  for (size_t i = 0; i < places.size(); ++i) placed_.push_back({who[i].name, places[i], nullptr});
+  channels_.resize(placed_.size());
+  agents_.resize(placed_.size());
+  return true;
+}
+
+bool GpuSessions::OpenHosts(const std::string& folder, const std::optional<Account>& account, std::string* error) {
+  account_ = account;
+  hosts_ = std::make_unique<GpuHosts>(folder, /*detached=*/false, account);
+  const int own = places_.rules.empty() ? places_.gpu : -1;
+  const bool all_elsewhere =
+      !placed_.empty() && places_.server.empty() &&
+      std::none_of(placed_.begin(), placed_.end(), [](const Placed& one) { return one.place.server.empty(); });
+  first_ = hosts_->Open(all_elsewhere ? placed_.front().place.server : places_.server, own, error);
+  if (!first_) return false;
+  for (Placed& one : placed_) {
+    one.host = hosts_->Open(one.place.server, own, error);
+    if (!one.host) return false;
+  }
+  ownerless_ = OwnerlessAt(placed_, Pointers(saved_->logs));
+  return true;
+}
+
+bool GpuSessions::CheckPlaces(std::string* error) {
+  if (places_.rules.empty()) return true;
+  std::vector<std::vector<ckptfmt::Region>> regions(placed_.size());
+  for (const ckptfmt::Region& region : saved_->image->regions()) regions[region.process].push_back(region);
+  const ActAs user(account_);  // who asks the servers
+  return CheckSharing(placed_, Pointers(saved_->logs), error) && CheckRoom(placed_, regions, error);
+}
+
+bool GpuSessions::Open(size_t process, const std::string& scope, std::string* error) {
+  const ckptfmt::ProcessInfo& saved = Info(process);
+  const Placed& placed = placed_[process];
+  std::unique_ptr<ClientChannel> channel;
+  {
+    const ActAs user(account_);
+    channel = OpenSession(placed.host->socket_path(), saved.pid, saved.program, saved_->image->info().job,
+                          placed.place.gpus, saved.driver_settings, saved.address_layout, error);
+  }
+  if (!channel) return false;
+  ckptfmt::ProcessInfo here;
+  if (!DescribeServer(channel.get(), &here, error)) return false;
+  if (!CheckDevices(saved_->logs[process], saved.devices, here.devices, ToText(placed.place), error)) return false;
+  for (size_t i = 0; i < saved.devices.size(); ++i) {
+    if (here.devices[i].name == saved.devices[i].name) continue;
+    report_.Say("GPU " + std::to_string(i) + " of " + NameOf(saved) + " was a " + saved.devices[i].name +
+                "; here it is a " + here.devices[i].name);
+  }
+  if (!ReplayLog(saved_->logs[process], channel.get(), error, scope, ownerless_[process])) return false;
+  channels_[process] = std::move(channel);
+  return true;
+}
+
+bool GpuSessions::LoadMemory(size_t process, const Continue& go_on, std::string* error) {
+  return checkpoint::LoadMemory(*saved_->image, uint32_t(process), channels_[process].get(), go_on, error);
+}
+
+bool GpuSessions::Give(size_t process, const std::string& directory, const std::function<bool()>& ended,
+                       std::string* error) {
+  agents_[process] = GiveChannel(directory, Info(process).pid, NameOf(Info(process)), *channels_[process],
+                                 placed_[process].host->server(), ended, error);
+  return agents_[process] != nullptr;
+}
+
+void GpuSessions::NoteSaved(size_t process, uint64_t unix_ms, uint64_t bytes) {
+  const ActAs user(account_);
+  TellSaved(placed_[process].host->server(), channels_[process]->welcome().session, unix_ms, bytes);
+}
+
+void GpuSessions::Unlock() {
+  std::string ignored;
+  for (const auto& agent : agents_) {
+    if (agent) agent->Unlock(&ignored);
+  }
+  agents_.clear();
+}
+
+void GpuSessions::LetGo() {
+  agents_.clear();
+  channels_.clear();
+}
+
+}  // namespace cuda_remote::checkpoint
