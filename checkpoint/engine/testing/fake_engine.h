@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // A SnapshotEngine for tests: it saves nothing, and notes what state the processes are in. Each of its steps can be
-// made to fail.
+// made to fail. What it restores is one process of this machine that does nothing.
 #ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_TESTING_FAKE_ENGINE_H_
 #define CUDA_REMOTE_CHECKPOINT_ENGINE_TESTING_FAKE_ENGINE_H_
+
+#include <sys/types.h>
+#include <unistd.h>
 
 #include <functional>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "checkpoint/engine/snapshot_engine.h"
 
@@ -22,7 +26,7 @@ class FakeEngine final : public SnapshotEngine {
   std::string Name() const override { return "fake"; }
   EngineCapabilities Capabilities() const override { return {}; }
   void KeepLogs(const std::string&) override {}
-  bool CheckUsable(std::string*) const override { return true; }
+  bool CheckUsable(std::string* error) const override { return Step("usable", error); }
   std::string Version() const override { return {}; }
   bool Describe(const Job&, const SaveOptions&, std::string* facts, std::string* error) override {
     *facts = "facts";
@@ -53,18 +57,56 @@ class FakeEngine final : public SnapshotEngine {
     return true;
   }
   bool Summarize(const std::string&, SavedSummary*, std::string*) const override { return true; }
+  // This must outlive the result.
   std::unique_ptr<SavedProcesses> Open(const Job&, const std::string&, const std::string&,
                                        std::string* error) override {
-    *error = "nothing is saved";
-    return nullptr;
+    return Step("open", error) ? std::make_unique<Saved>(this) : nullptr;
   }
 
   // The processes stand still, or were ended.
   bool stopped() const { return stopped_; }
   bool ended() const { return ended_; }
 
+  // Of restores: those that have begun and are not over, and the processes that have come of them.
+  int restoring() const { return restoring_; }
+  const std::vector<pid_t>& restored() const { return restored_; }
+  // SavedProcesses::ChangesFiles.
+  void set_changes_files(bool changes) { changes_files_ = changes; }
+
  private:
-  bool Step(const std::string& name, std::string* error) {
+  class Restore final : public ProcessRestore {
+   public:
+    explicit Restore(FakeEngine* engine) : engine_(engine) { ++engine_->restoring_; }
+    ~Restore() override { --engine_->restoring_; }
+    bool Finish(Isolated* isolated, std::string* error) override {
+      if (!engine_->Step("finish", error)) return false;
+      const pid_t child = fork();
+      if (child == 0) {
+        while (true) pause();
+      }
+      isolated->init = isolated->pid = isolated->inner_pid = child;
+      engine_->restored_.push_back(child);
+      return true;
+    }
+
+   private:
+    FakeEngine* const engine_;
+  };
+
+  class Saved final : public SavedProcesses {
+   public:
+    explicit Saved(FakeEngine* engine) : engine_(engine) {}
+    bool Check(const RestoreOptions&, std::string* error) override { return engine_->Step("check", error); }
+    bool ChangesFiles() const override { return engine_->changes_files_; }
+    std::unique_ptr<ProcessRestore> Begin(const std::string&, std::vector<Mount>, int, std::string* error) override {
+      return engine_->Step("begin", error) ? std::make_unique<Restore>(engine_) : nullptr;
+    }
+
+   private:
+    FakeEngine* const engine_;
+  };
+
+  bool Step(const std::string& name, std::string* error) const {
     if (step_(name)) return true;
     *error = name + " was made to fail";
     return false;
@@ -72,7 +114,9 @@ class FakeEngine final : public SnapshotEngine {
 
   const std::function<bool(const std::string&)> step_;
   const std::function<void()> on_dump_;
-  bool stopped_ = false, ended_ = false;
+  bool stopped_ = false, ended_ = false, changes_files_ = false;
+  int restoring_ = 0;
+  std::vector<pid_t> restored_;
 };
 
 }  // namespace cuda_remote::checkpoint
