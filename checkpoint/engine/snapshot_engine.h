@@ -122,13 +122,17 @@ class SnapshotEngine {
   // Of what it uses here, such as "4.2"; as ckptfmt::Needs::engine_version has it. Empty: not installed, or not known.
   virtual std::string Version() const = 0;
 
+  // Before a job is started, by cr-run: adds to *plan what the job needs from its start so that it can be saved later.
+  // False and *error if such jobs cannot be saved here; they can be started all the same.
+  virtual bool PrepareStart(Plan* plan, std::string* error) = 0;
+
   // Collects in *facts what an image must record of the job's processes besides their memory. False if something cannot
   // be saved; *error says what it is, and what to do. Called twice: while the job runs, and again while it is stopped,
   // with the *facts of the first call, since processes may have changed. The image keeps *facts for Open.
   virtual bool Describe(const Job& job, const SaveOptions& options, std::string* facts, std::string* error) = 0;
 
   // Before the job stops for a Dump: makes ready what would take time then. May be left out.
-  virtual void Prepare(const Job& job) {}
+  virtual void PrepareDump(const Job& job) {}
   // What a Dump calls before it saves anything, once all is at a standstill that may change: the processes of a job
   // with an address of its own stand still, and what they have sent has arrived. If it returns false, the Dump fails.
   virtual void OnStill(std::function<bool(std::string*)> still) {}

@@ -142,8 +142,8 @@ pid_t Spawn(const Plan& plan, bool own_session, int* failure) {
       dup2(plan.restorer_output, 1);
       dup2(plan.restorer_output, 2);
     }
-    // A plain child cannot be saved anyway. The restorer brings back the filter that the saved job had.
-    if (own_session && !plan.restored_pid && !plan.io_uring && !WithholdIoUring()) {
+    // An ordinary user's plain child could have no such filter that leaves setuid programs as they are.
+    if (own_session && plan.withhold_io_uring && !WithholdIoUring()) {
       fprintf(stderr, "cuda-remote: io_uring cannot be kept from the job: %s; a program that uses it cannot be saved\n",
               strerror(errno));
     }
@@ -295,7 +295,7 @@ bool SetUp(const Plan& plan, OwnPtys* ptys, std::string* error) {
   if (plan.network >= 0) ShowOwnNetwork();
   ShowMounts(plan);
   std::string problem;
-  if (!ptys->Mount(plan.outside_ptys, &problem)) {
+  if (plan.own_ptys && !ptys->Mount(plan.outside_ptys, &problem)) {
     fprintf(stderr,
             "cuda-remote: %s; it has this machine's pseudo-terminals, whose numbers may be taken at a restart\n",
             problem.c_str());
@@ -446,8 +446,8 @@ bool BeginIsolated(const Plan& plan, Isolated* isolated, std::string* error) {
     return false;
   }
   fflush(nullptr);
-  const pid_t init = pid_t(
-      syscall(SYS_clone, CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | SIGCHLD, nullptr, nullptr, nullptr, nullptr));
+  const pid_t init = pid_t(syscall(SYS_clone, CLONE_NEWPID | CLONE_NEWNS | (plan.own_ipc ? CLONE_NEWIPC : 0) | SIGCHLD,
+                                   nullptr, nullptr, nullptr, nullptr));
   if (init == 0) {
     close(report[0]);
     Init(plan, report[1]);

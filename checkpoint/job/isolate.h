@@ -2,11 +2,10 @@
 // Runs a program in a PID namespace of its own, under a small init process, so that its process numbers can be had
 // again wherever a snapshot of it is restored.
 //
-// The namespace has its own /proc, and pseudo-terminals of its own (own_ptys.h). The program has an IPC namespace of
-// its own, too: CRIU saves System V shared memory, semaphores and message queues as those of a whole namespace only.
-// Everything else is seen as outside. The init process forwards signals to the program, reaps what it leaves behind,
-// and ends with it (which ends whatever is left in the namespace). It ends with the tool that started it, too. Needs
-// root.
+// The namespace has its own /proc. What else is the job's own, the plan says, which the snapshot engine has completed
+// (SnapshotEngine::PrepareStart). Everything else is seen as outside. The init process forwards signals to the program,
+// reaps what it leaves behind, and ends with it (which ends whatever is left in the namespace). It ends with the tool
+// that started it, too. Needs root.
 //
 // For single-threaded tools: functions that start something fork.
 #ifndef CUDA_REMOTE_CHECKPOINT_JOB_ISOLATE_H_
@@ -38,10 +37,16 @@ struct Plan {
   // then. Its output goes to `restorer_output`.
   pid_t restored_pid = 0;
   int restorer_output = -1;
+
+  // What the engine needs that is to save the program, or that restores it.
+  // A PID namespace: the program is to be started with StartIsolated, not StartPlain.
+  bool own_processes = false;
   // Where process numbers of the namespace begin, if the kernel allows that; they go up from there. 0: at 2.
   pid_t first_pid = 0;
-  // The program and what it starts may make an io_uring (io_uring.h). A job that has one cannot be saved.
-  bool io_uring = false;
+  bool own_ipc = false;   // an IPC namespace
+  bool own_ptys = false;  // pseudo-terminals of its own (own_ptys.h)
+  // The program and what it starts can make no io_uring (io_uring.h).
+  bool withhold_io_uring = false;
 
   // Not empty: this folder is seen as `seen_as` in the namespace, which is a folder of root's, or of the account's
   // (`of_account`): then it is looked for with his rights.

@@ -337,7 +337,7 @@ bool Saving::CopyWhileItRuns(std::string* error) {
   shared_ = SharedBuffers::Make();
   outcome_->preparing = Since(preparing);
   outcome_->prepared_bytes = pool_->prepared();
-  if (!ends) engine_.Prepare(job_);
+  if (!ends) engine_.PrepareDump(job_);
   report_.Done("making host memory ready");
   if (!ends) {
     AtStep("copy GPU memory while the job runs");

@@ -158,6 +158,7 @@ int Main(int argc, char** argv) {
   JobNetwork network;
   if (!address.empty() && !ParseNetwork(address, &network, &error)) return Fail("--address: " + error);
   if (!address.empty() && plain) return Fail("--address needs a namespace, and --plain makes none");
+  const std::unique_ptr<SnapshotEngine> engine = NewEngine();
   if (caller_fd >= 0 && !Caller::Take(caller_fd, &error)) return Fail(error);
   const Caller* const caller = Caller::Get();
   bool own_wishes = false;
@@ -276,12 +277,16 @@ int Main(int argc, char** argv) {
   value = variable("LD_LIBRARY_PATH");
   SetVariable(&plan.environment, "LD_LIBRARY_PATH", library_folder + (value && *value ? std::string(":") + value : ""));
 
-  plan.first_pid = ChooseFirstPid();
-  plan.io_uring = io_uring;
   Isolated isolated;
   int code = kExitFailed;
   job.Clear();
-  if (is_root && plain) job.set_no_checkpoint("it was started with --plain");
+  if (!engine->PrepareStart(&plan, &error)) {
+    job.set_no_checkpoint(error);
+    Say(kTool, error + "; the job runs, but cannot be checkpointed");
+  }
+  if (io_uring) plan.withhold_io_uring = false;
+  bool isolate = is_root && !plain && plan.own_processes;
+  if (is_root && plain && plan.own_processes) job.set_no_checkpoint("it was started with --plain");
   if (!is_root && own_mounts) job.set_no_checkpoint(kInUserNamespace);
   job.set_users_own(users_own);
   if (own_mounts && !PlanStandIns(directory, &job, &plan.mounts, &error))
@@ -289,7 +294,7 @@ int Main(int argc, char** argv) {
   bool started = false;
   std::unique_ptr<JobTerminal> terminal;
   outputs.Show();
-  if (is_root && !plain) {
+  if (isolate) {
     terminal = JobTerminal::Open(&error);
     if (!terminal && !error.empty()) Say(kTool, error + "; it has no job control");
     if (terminal) plan.terminal = terminal->job_end();
@@ -307,7 +312,7 @@ int Main(int argc, char** argv) {
       outputs.Hide();
       Say(kTool, error + "; the job runs, but cannot be checkpointed");
       outputs.Show();
-      code = 0;
+      isolate = false;
       terminal.reset();
       plan.terminal = -1;
       plan.mounts.clear();
@@ -316,7 +321,7 @@ int Main(int argc, char** argv) {
   }
   // What outlives its parent is this process's child then, and a checkpoint sees it.
   if (users_own) prctl(PR_SET_CHILD_SUBREAPER, 1);
-  if (!is_root || !job.no_checkpoint().empty()) started = StartPlain(plan, &isolated.pid, &error, &code);
+  if (!isolate) started = StartPlain(plan, &isolated.pid, &error, &code);
   outputs.Hide();
   if (!started) {
     hosts.reset();
@@ -340,7 +345,7 @@ int Main(int argc, char** argv) {
   if (!address.empty()) *job.mutable_network() = network;
   for (const std::string& path : outputs.all()) job.add_outputs(path);
   if (!WriteJob(directory, job, &error)) Say(kTool, error + "; the other tools will not find the job");
-  return FinishJob(kTool, isolated, directory, job, std::move(terminal), std::move(hosts), NewEngine().get());
+  return FinishJob(kTool, isolated, directory, job, std::move(terminal), std::move(hosts), engine.get());
 }
 
 }  // namespace

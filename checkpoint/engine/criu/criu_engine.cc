@@ -280,6 +280,16 @@ std::string CriuEngine::Version() const {
   return FindCriu(&criu, &ignored) ? CriuVersion(criu) : std::string();
 }
 
+bool CriuEngine::PrepareStart(Plan* plan, std::string*) {
+  // CRIU restores processes under the numbers that they had, and pseudo-terminals, too.
+  plan->own_processes = plan->own_ptys = true;
+  plan->first_pid = ChooseFirstPid();
+  // It saves System V shared memory, semaphores and message queues as those of a whole namespace only.
+  plan->own_ipc = true;
+  plan->withhold_io_uring = true;  // it can save none
+  return true;
+}
+
 bool CriuEngine::Describe(const Job& job, const SaveOptions& options, std::string* facts, std::string* error) {
   const AsRoot root;
   ProcessFacts found;
@@ -291,7 +301,7 @@ bool CriuEngine::Describe(const Job& job, const SaveOptions& options, std::strin
   return google::protobuf::util::MessageToJsonString(found, facts, print).ok();
 }
 
-void CriuEngine::Prepare(const Job& job) {
+void CriuEngine::PrepareDump(const Job& job) {
   const AsRoot root;
   const CriuFacts facts;
   prepared_ = std::make_unique<PageReceiver>(SavedBytes(job));

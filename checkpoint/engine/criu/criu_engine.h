@@ -20,8 +20,9 @@ class CriuEngine final : public SnapshotEngine {
   void KeepLogs(const std::string& prefix) override { logs_ = prefix; }
   bool CheckUsable(std::string* error) const override;
   std::string Version() const override;
+  bool PrepareStart(Plan* plan, std::string* error) override;
   bool Describe(const Job& job, const SaveOptions& options, std::string* facts, std::string* error) override;
-  void Prepare(const Job& job) override;
+  void PrepareDump(const Job& job) override;
   void OnStill(std::function<bool(std::string*)> still) override { still_ = std::move(still); }
   bool Dump(const Job& job, const std::string& facts, const std::string& image, const std::string& work, After after,
             std::string* error) override;

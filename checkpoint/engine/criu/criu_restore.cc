@@ -140,6 +140,7 @@ bool CriuRestore::MakeHold(std::string* error) {
 bool CriuRestore::Begin(const std::string& image_folder, std::string* error) {
   Plan plan;
   plan.restored_pid = job_.inner_pid();
+  plan.own_processes = plan.own_ipc = plan.own_ptys = true;  // CRIU brings back the filter against io_uring
   plan.first_pid = FreePid(facts_);
   if (directory_ != job_.directory()) {
     plan.folder = directory_;

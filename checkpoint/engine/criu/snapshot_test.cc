@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "checkpoint/engine/criu/criu.h"
+#include "checkpoint/engine/criu/criu_engine.h"
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
 
@@ -200,6 +201,7 @@ class SnapshotTest : public testing::Test {
     char self[PATH_MAX] = {};
     ASSERT_GT(readlink("/proc/self/exe", self, sizeof(self) - 1), 0);
     Plan plan;
+    ASSERT_TRUE(CriuEngine().PrepareStart(&plan, &error_)) << error_;
     plan.command = {self, kSubject, folder_ + "/job", std::to_string(steps), std::to_string(port)};
     plan.environment = {"A=B"};
     Start(plan, out, &isolated_);
@@ -230,6 +232,7 @@ class SnapshotTest : public testing::Test {
   void Restore(const std::string& image, int out) {
     Plan plan;
     plan.restored_pid = job_.inner_pid();
+    plan.own_processes = plan.own_ipc = plan.own_ptys = true;
     plan.first_pid = FreePid(facts_);
     plan.restorer_output = 2;
     plan.environment = {std::string("PATH=") + getenv("PATH")};

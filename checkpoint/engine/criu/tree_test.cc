@@ -47,6 +47,7 @@
 #include <vector>
 
 #include "checkpoint/engine/criu/criu.h"
+#include "checkpoint/engine/criu/criu_engine.h"
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
 
@@ -536,7 +537,9 @@ class TreeTest : public testing::Test {
 
   void Start(const std::vector<std::string>& command, bool io_uring = false) {
     Plan plan;
-    plan.io_uring = io_uring;
+    std::string error;
+    ASSERT_TRUE(CriuEngine().PrepareStart(&plan, &error)) << error;
+    if (io_uring) plan.withhold_io_uring = false;
     plan.command = command;
     for (char** variable = environ; *variable; ++variable) plan.environment.push_back(*variable);
     const int before[] = {fcntl(0, F_DUPFD_CLOEXEC, 10), fcntl(1, F_DUPFD_CLOEXEC, 10), fcntl(2, F_DUPFD_CLOEXEC, 10)};
@@ -582,6 +585,7 @@ class TreeTest : public testing::Test {
     Plan plan;
     std::string error;
     plan.restored_pid = job_.inner_pid();
+    plan.own_processes = plan.own_ipc = plan.own_ptys = true;
     plan.first_pid = FreePid(facts_);
     plan.restorer_output = 2;
     plan.environment = {std::string("PATH=") + getenv("PATH")};

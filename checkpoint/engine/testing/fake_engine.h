@@ -28,6 +28,10 @@ class FakeEngine final : public SnapshotEngine {
   void KeepLogs(const std::string&) override {}
   bool CheckUsable(std::string* error) const override { return Step("usable", error); }
   std::string Version() const override { return {}; }
+  bool PrepareStart(Plan* plan, std::string* error) override {
+    prepared_.push_back(*plan);
+    return Step("prepare start", error);
+  }
   bool Describe(const Job&, const SaveOptions&, std::string* facts, std::string* error) override {
     *facts = "facts";
     return Step("describe", error);
@@ -62,6 +66,9 @@ class FakeEngine final : public SnapshotEngine {
                                        std::string* error) override {
     return Step("open", error) ? std::make_unique<Saved>(this) : nullptr;
   }
+
+  // The plans of PrepareStart.
+  const std::vector<Plan>& prepared() const { return prepared_; }
 
   // The processes stand still, or were ended.
   bool stopped() const { return stopped_; }
@@ -115,6 +122,7 @@ class FakeEngine final : public SnapshotEngine {
   const std::function<bool(const std::string&)> step_;
   const std::function<void()> on_dump_;
   bool stopped_ = false, ended_ = false, changes_files_ = false;
+  std::vector<Plan> prepared_;
   int restoring_ = 0;
   std::vector<pid_t> restored_;
 };
