@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/engine/engines.h"
 #include "checkpoint/job/hostd_places.h"
 #include "checkpoint/job/network.h"
 #include "host/hosts_server.h"
@@ -57,7 +58,7 @@ here. The authority of --tls-ca must sign hosts only, or --allow-host names them
 All hosts need the same --key, and the same users.
 
 Runs in the foreground and writes what it does to standard error. SIGTERM and SIGINT end it; requests that are in progress
-and jobs that run go on. Needs root and CRIU (tools/setup-criu).
+and jobs that run go on.
 
 Exit codes: 0 ended by a signal, 1 failed, 2 wrong use, 3 another cr-hostd serves this socket.
 )";
@@ -225,7 +226,7 @@ int Main(int argc, char** argv) {
   CLI::App app("Saves and restores jobs of ordinary users, for their cr-run, cr-checkpoint, cr-restart and cr-migrate.",
                kTool);
   app.failure_message(WrongUse);
-  app.footer(kExamples);
+  app.footer("\nNeeds root and " + checkpoint::NewEngine()->Requirement() + ".\n" + kExamples);
   app.set_version_flag("--version", VersionLine(kTool));
   app.add_option("--socket", options.socket, "serve this socket; the folders of users' jobs are beside it")
       ->capture_default_str();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What saves and restores the processes of a job. CRIU is one engine (criu/); nothing outside of an engine's folder
-// knows its files, options or processes. Tests have one that saves nothing (testing/fake_engine.h).
+// knows its files, options or processes, nor its name, and no message does. Tests have one that saves nothing
+// (testing/fake_engine.h).
 //
 // An engine saves all processes of a job at one moment, whether they use CUDA or not. It is called while those that do
 // have let go of their GPU sessions (JobProcess::Release), so that it meets ordinary processes.
@@ -23,12 +24,11 @@
 
 namespace cuda_remote::checkpoint {
 
-// What an engine can do, for the tools' help and for choosing among several.
+// What an engine can do: the tools say what they can do with it, and refuse the rest.
 struct EngineCapabilities {
   bool needs_root = false;
-  bool keeps_tcp = false;      // connections between processes of the job are there again after a restart
-  bool several_hosts = false;  // processes on more than one host are saved as one job
-  bool incremental = false;    // saves what changed since an earlier image only
+  bool keeps_tcp = false;      // of a job with an address of its own, connections with other machines go on
+  bool several_hosts = false;  // a job's parts on several hosts can be saved at one moment (OnStill)
 };
 
 // What others must know of saved processes, such as a host that they are to go to.
@@ -112,9 +112,13 @@ class SnapshotEngine {
  public:
   virtual ~SnapshotEngine() = default;
 
-  // As the image's manifest has it: "criu".
+  // In lower case, as the image's manifest has it.
   virtual std::string Name() const = 0;
   virtual EngineCapabilities Capabilities() const = 0;
+  // What must be installed for it, for people: a name, and in parentheses how to get it.
+  virtual std::string Requirement() const = 0;
+  // The environment variables from which it takes settings.
+  virtual std::vector<std::string> Environment() const = 0;
   // Where it leaves what it says of a failure: in files whose paths begin so.
   virtual void KeepLogs(const std::string& prefix) = 0;
   // Whether it can work here at all: it is installed, and this user may use it.
@@ -139,8 +143,8 @@ class SnapshotEngine {
   // After a Dump: run on, or stand still until Resume or End.
   enum class After { kRun, kStop };
   // Saves the processes that Describe has seen into `image`, an empty folder. Logs of a failure go to the folder
-  // `work`, the job's, where names of an engine's files begin with one of kEngineFiles (job.h). On failure the
-  // processes run on. The contents of their memory may still be on their way then.
+  // `work`, the job's, where names of an engine's files begin with kEngineFiles (job.h). On failure the processes run
+  // on. The contents of their memory may still be on their way then.
   virtual bool Dump(const Job& job, const std::string& facts, const std::string& image, const std::string& work,
                     After after, std::string* error) = 0;
   // After a Dump: waits until all of its files are written. The processes may run on meanwhile, or be ended.

@@ -410,9 +410,8 @@ pid_t ChooseFirstPid() {
 }
 
 const char kInUserNamespace[] =
-    "it was started neither as root nor through cr-hostd, and has mounts of its own in a user namespace, which CRIU "
-    "cannot save; start it where cr-hostd runs, or with cr-run --plain, so that root can save it, or have root start "
-    "it "
+    "it was started neither as root nor through cr-hostd, and has mounts of its own in a user namespace, so it cannot "
+    "be saved; start it where cr-hostd runs, or with cr-run --plain, so that root can save it, or have root start it "
     "with cr-run --user";
 
 void BlockForwardedSignals() {

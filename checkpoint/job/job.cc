@@ -34,15 +34,8 @@ namespace {
 
 // From the program's folder: an installation with everything in one folder or with bin, lib and libexec, and Bazel's
 // tree.
-constexpr const char* kPlaces[] = {"",
-                                   "../lib/",
-                                   "../bin/",
-                                   "../libexec/",
-                                   "../",
-                                   "../relay/",
-                                   "../nvml/",
-                                   "../../server/supervisor/",
-                                   "../../checkpoint/engine/criu/"};
+constexpr const char* kPlaces[] = {"",    "../lib/",   "../bin/",  "../libexec/",
+                                   "../", "../relay/", "../nvml/", "../../server/supervisor/"};
 
 // Of files that the job's processes read. The folder is closed to other users, but not to the job's.
 constexpr mode_t kForProcesses = 0644;
@@ -580,11 +573,6 @@ std::vector<std::string> RemoveStaleJobs() {
 
 namespace {
 
-bool IsEnginesFile(const std::string& name) {
-  return std::any_of(std::begin(kEngineFiles), std::end(kEngineFiles),
-                     [&](const std::string& begin) { return name.compare(0, begin.size(), begin) == 0; });
-}
-
 // The sockets in a folder of a job's processes, an own server's, and what an engine has left.
 void RemoveSockets(const std::string& directory) {
   for (const char* name : {"/server/session.sock", "/server/control.sock", "/server/server.lock", "/server.log"}) {
@@ -594,7 +582,8 @@ void RemoveSockets(const std::string& directory) {
     while (const dirent* const entry = readdir(list)) {
       const std::string name = entry->d_name;
       const bool ours = (name.compare(0, 5, "relay") == 0 && (EndsWith(name, ".sock") || EndsWith(name, ".log"))) ||
-                        (name.compare(0, 5, "agent") == 0 && EndsWith(name, ".sock")) || IsEnginesFile(name);
+                        (name.compare(0, 5, "agent") == 0 && EndsWith(name, ".sock")) ||
+                        name.compare(0, strlen(kEngineFiles), kEngineFiles) == 0;
       if (ours) unlink((directory + "/" + name).c_str());
     }
     closedir(list);
@@ -628,10 +617,12 @@ void RemoveJobFolder(const std::string& directory) {
   rmdir(directory.c_str());
 }
 
-std::string FindCompanion(const std::string& name) {
-  const std::string folder = OwnFolder();
-  for (const char* place : kPlaces) {
-    const std::string path = folder + place + name;
+std::string FindCompanion(const std::string& name, const std::string& folder) {
+  const std::string own = OwnFolder();
+  std::vector<std::string> places(std::begin(kPlaces), std::end(kPlaces));
+  if (!folder.empty()) places.push_back("../../" + folder + "/");
+  for (const std::string& place : places) {
+    const std::string path = own + place + name;
     struct stat facts;
     if (stat(path.c_str(), &facts) != 0 || !S_ISREG(facts.st_mode)) continue;
     // Without links: the folder may be seen from another mount namespace, and the path is what a snapshot remembers.

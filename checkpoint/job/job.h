@@ -13,7 +13,7 @@
 //     sharing-scope   that scope, for older client libraries
 //     connect.lock    held by whoever connects to that server, and by a tool that keeps others from it
 //     tool.lock       held by the tool that works on the job (job_claim.h)
-//     criu-*          what the engine that saves and restores the job's processes has there (kEngineFiles)
+//     engine-*        what the engine that saves and restores the job's processes has there (kEngineFiles)
 //     relay*.sock, server/   sockets of the relay or of the job's own server
 //     stopped         the image that cr-checkpoint --stop has left, while it ends the job
 //
@@ -30,8 +30,8 @@
 
 namespace cuda_remote::checkpoint {
 
-// How the names of an engine's files in a job's folder begin: with its own name.
-inline constexpr const char* kEngineFiles[] = {"criu-"};
+// How the names of an engine's files in a job's folder begin.
+inline constexpr char kEngineFiles[] = "engine-";
 
 // Exit codes of tools that take a JOB (cr-checkpoint, cr-migrate, cr-trace), besides 0; and what JOB may be, for
 // --help.
@@ -168,8 +168,8 @@ std::vector<int> ProcessesOf(const Job& job);
 void RemoveJobFolder(const std::string& directory);
 
 // The path of a file that belongs to the product, as installed beside this program or in the build tree; empty if it is
-// nowhere.
-std::string FindCompanion(const std::string& name);
+// nowhere. `folder`: where the build tree has it, from its root; empty: where the programs and libraries are.
+std::string FindCompanion(const std::string& name, const std::string& folder = {});
 
 // A unique inode of a process's PID namespace; 0 if there is no such process.
 uint64_t PidNamespace(int pid);

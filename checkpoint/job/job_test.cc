@@ -143,7 +143,7 @@ TEST_F(JobTest, RemovedButForWhatIsNotOurs) {
   const std::string directory = folder_ + "/job";
   ASSERT_TRUE(MakeJobFolder(directory, &error_));
   ASSERT_TRUE(WriteJob(directory, Some(), &error_));
-  for (const char* name : {"/agent-2.sock", "/relay.sock", "/relay2.sock", "/criu-dump.log"})
+  for (const char* name : {"/agent-2.sock", "/relay.sock", "/relay2.sock", "/engine-dump.log"})
     std::ofstream(directory + name) << "x";
   std::ofstream(directory + "/mine") << "x";
   RemoveJobFolder(directory);

@@ -13,7 +13,7 @@ namespace cuda_remote::checkpoint {
 namespace {
 
 constexpr char kOwnNamespaces[] =
-    "it is in namespaces of its user's own, which CRIU cannot save; start it outside of them, with cr-run --plain";
+    "it is in namespaces of its user's own, so it cannot be saved; start it outside of them, with cr-run --plain";
 
 // Whom the process runs as. False if it has the numbers of more than one user.
 bool AccountOfProcess(int pid, const Account& owner, Account* account) {

@@ -292,6 +292,14 @@ bool Saving::Run(std::string* error) {
 
 bool Saving::Claim(std::string* error) {
   if (!caller_) engine_.KeepLogs(Absolute(options_.image));
+  if (engine_.Capabilities().needs_root && job_.no_checkpoint().empty()) {
+    const AsRoot root;
+    if (geteuid() != 0) {
+      *error = "saving processes needs root";
+      if (job_.users_own()) *error += ", who can save this job: cr-checkpoint " + job_.directory() + " DIR";
+      return false;
+    }
+  }
   // First the claim: another tool may be at work on the job's processes, or an engine may be that outlived one.
   return (!JobIsAlive(job_) || claim_.Take(directory_, report_.Tool(), cancelled_, error)) &&
          engine_.Describe(job_, save_, &facts_, error) && engine_.CheckUsable(error);

@@ -22,6 +22,7 @@
 #include "checkpoint/transaction/save_job.h"
 #include "checkpoint/transaction/session_keeper.h"
 #include "client/tools/background.h"
+#include "client/tools/engine_help.h"
 #include "client/tools/foreground.h"
 #include "client/tools/progress.h"
 #include "client/tools/steps.h"
@@ -56,9 +57,7 @@ still while the rest follows and its processes are saved; what must be hashed, c
 while the job goes on. That takes as much host memory as the job has GPU
 memory, if that is there (--pool); of a job with more than that, the rest goes through it while the job stands still.
 With --stop the memory is written as it comes, through a small pool. A checkpoint that fails, or is interrupted or
-killed, leaves the job running and no new image. Needs CRIU (tools/setup-criu) and root; where cr-hostd runs, an ordinary
-user saves jobs that her own cr-run has started. Where it does not run, root saves jobs that users have started with
-cr-run --plain.
+killed, leaves the job running and no new image.
 
 With --keep N, DIR holds the last N images of the job (image-000001, ...). What an earlier one has of the GPU memory is not
 written again. cr-restart DIR takes the newest, cr-restart DIR/image-000007 that one; cr-inspect DIR lists them.
@@ -72,6 +71,10 @@ next interval.
 Exit codes: 0 saved (--every: the job has ended, and was saved at least once), 1 failed (--every: the job has ended and was
 never saved), 2 wrong use, 3 interrupted (the job goes on; with --every the last image stays), 4 no such job.
 )";
+
+constexpr char kWithoutRoot[] =
+    "Where cr-hostd runs, an ordinary user saves jobs that her own cr-run has\n"
+    "started. Where it does not run, root saves jobs that users have started with cr-run --plain.";
 
 struct Options {
   std::string job, hosts;
@@ -283,7 +286,8 @@ int Main(int argc, char** argv) {
   int caller = -1;
   CLI::App app("Saves a running job: its processes, their GPU objects and their GPU memory.", kTool);
   app.failure_message(WrongUse);
-  app.footer(std::string(kWhichJob) + kExamples);
+  const std::unique_ptr<SnapshotEngine> engine = NewEngine();
+  app.footer(kWhichJob + NeedsText(*engine, kWithoutRoot) + kExamples);
   app.set_version_flag("--version", VersionLine("cr-checkpoint"));
   app.add_option("JOB", options.job, "which job")->required();
   app.add_option("DIR", options.save.image,
@@ -331,6 +335,10 @@ int Main(int argc, char** argv) {
   }
   std::string error;
   if (!options.hosts.empty()) {
+    if (!engine->Capabilities().several_hosts) {
+      Say(kTool, "--hosts: jobs on several hosts cannot be saved with " + engine->Requirement());
+      return kExitUsage;
+    }
     if (options.times) {
       Say(kTool, "--hosts excludes --times");
       return kExitUsage;

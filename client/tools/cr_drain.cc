@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/engine/engines.h"
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/hostd_places.h"
 #include "checkpoint/job/job.h"
@@ -77,8 +78,9 @@ int RunTool(const std::string& name, const std::vector<std::string>& words, cons
   const pid_t child = fork();
   if (child == 0) {
     std::vector<std::string> environment = {"PATH=/usr/local/bin:/usr/bin:/bin", "CUDA_REMOTE_HOSTD=" + HostdSocket()};
-    if (const char* const criu = getenv("CUDA_REMOTE_CRIU"))
-      environment.push_back(std::string("CUDA_REMOTE_CRIU=") + criu);
+    for (const std::string& name : NewEngine()->Environment()) {
+      if (const char* const value = getenv(name.c_str())) environment.push_back(name + "=" + value);
+    }
     if (const char* const own = getenv("XDG_RUNTIME_DIR"); own && !account)
       environment.push_back(std::string("XDG_RUNTIME_DIR=") + own);
     if (account) environment.push_back("HOME=" + account->home);

@@ -15,6 +15,7 @@
 #include "checkpoint/job/job.h"
 #include "checkpoint/transaction/restart_job.h"
 #include "checkpoint/transaction/saved_sessions.h"
+#include "client/tools/engine_help.h"
 #include "client/tools/foreground.h"
 #include "client/tools/output_options.h"
 #include "client/tools/through_hostd.h"
@@ -46,8 +47,7 @@ foreground, as under cr-run: signals go to it, and its output goes where it went
 names another one), and to this program's output if it was a pipe or a terminal. Files that the job has open must be
 where they were, as long as they were (--cut-back, --cut), and no other job may be writing to them. A restart that fails
 leaves the image as it is and can be tried again. The image must belong to root or
-to this user, and nobody else may be able to write to it (--trust-owner). Needs CRIU and root; where cr-hostd runs, an
-ordinary user restarts images that it has made of her own jobs.
+to this user, and nobody else may be able to write to it (--trust-owner).
 
 Ranks are those of mpirun, torchrun or srun; without one of these the processes are counted from 0, as cr-inspect shows
 them. A process that saw several GPUs needs as many at its place: its GPU 0 is the first of the list. Processes that
@@ -58,6 +58,9 @@ With --hosts, cr-restart ends when all parts run.
 Exit codes: the job's own; 128 + N if signal N ended it; 121 stopped by cr-checkpoint --stop; 125 the restart failed.
 --hosts: 0 all parts run; 125 no part does.
 )";
+
+constexpr char kWithoutRoot[] =
+    "Where cr-hostd runs, an ordinary user restarts images that it has made\nof her own jobs.";
 
 int Fail(const std::string& text) {
   Say(kTool, text);
@@ -88,7 +91,7 @@ int Main(int argc, char** argv) {
   std::vector<std::string> map;
   CLI::App app("Brings a saved job back, on this machine and any GPU server.", kTool);
   app.failure_message(WrongUse);
-  app.footer(kExamples);
+  app.footer(NeedsText(*NewEngine(), kWithoutRoot) + kExamples);
   app.set_version_flag("--version", VersionLine("cr-restart"));
   app.add_option("DIR", options.restart.image, "the image, or a folder of images, of which the newest is taken")
       ->required();
@@ -143,7 +146,7 @@ int Main(int argc, char** argv) {
     request.set_image(Absolute(options.restart.image));
     return ThroughHostd(kTool, std::move(request), kExitFailed);
   }
-  if (geteuid() != 0) {
+  if (NewEngine()->Capabilities().needs_root && geteuid() != 0) {
     if (const auto hostd = host::Hostd::Connect(&error)) {
       host::Request request = host::RequestOf(app, "restart");
       if (app.count("--server") == 0 && server) host::AddOption("server", server, &request);

@@ -159,6 +159,9 @@ int Main(int argc, char** argv) {
   if (!address.empty() && !ParseNetwork(address, &network, &error)) return Fail("--address: " + error);
   if (!address.empty() && plain) return Fail("--address needs a namespace, and --plain makes none");
   const std::unique_ptr<SnapshotEngine> engine = NewEngine();
+  if (!address.empty() && !engine->Capabilities().keeps_tcp) {
+    return Fail("--address: the connections of a job cannot be saved with " + engine->Requirement());
+  }
   if (caller_fd >= 0 && !Caller::Take(caller_fd, &error)) return Fail(error);
   const Caller* const caller = Caller::Get();
   bool own_wishes = false;

@@ -52,7 +52,8 @@ void PrintHosts(const host::HostReports& reports) {
     if (!host.draining().empty())
       printf("%s takes no jobs: %s\n", Printable(host.host()).c_str(), Printable(host.draining()).c_str());
     if (host.error().empty() && host.engine_version().empty())
-      printf("%s has no CRIU that works: jobs cannot be saved or restarted there\n", Printable(host.host()).c_str());
+      printf("%s has no snapshot engine that works: jobs cannot be saved or restarted there\n",
+             Printable(host.host()).c_str());
   }
   if (jobs == 0) return;
   printf("\n%-24s %-16s %-12s %-8s %8s %9s %11s %8s  %s\n", "HOST", "JOB", "USER", "STATE", "PID", "PROCESSES", "SAVED",

@@ -96,7 +96,7 @@ TEST(Inspect, WhatARestartNeeds) {
   TestFolder folder;
   Write(folder / "image", SampleLog());
   const Result result = Inspect(folder / "image");
-  for (const char* text : {"Linux 6.1.0-amd64, CRIU 4.2.1", "needs     /lib/libc.so.6, build id 8f001a\n",
+  for (const char* text : {"Linux 6.1.0-amd64, criu 4.2.1", "needs     /lib/libc.so.6, build id 8f001a\n",
                            "has       /opt/libcuda-remote.so, as client/kept/libcuda-remote.so\n",
                            "needs     /data/log, 17 bytes (written by the job)\n"}) {
     EXPECT_THAT(result.out, HasSubstr(text));

@@ -73,11 +73,13 @@ std::string Row(const std::string& name, const std::string& value) {
 }
 
 // What a restart needs of the machine, a line for each file.
-std::string Needs(const ckptfmt::Needs& needs, bool all) {
+std::string Needs(const ckptfmt::ImageInfo& info, bool all) {
+  const ckptfmt::Needs& needs = info.needs;
   std::string out;
   std::vector<std::string> system;
   if (!needs.kernel.empty()) system.push_back(absl::StrCat("Linux ", Printable(needs.kernel)));
-  if (!needs.engine_version.empty()) system.push_back(absl::StrCat("CRIU ", Printable(needs.engine_version)));
+  if (!needs.engine_version.empty())
+    system.push_back(absl::StrCat(Printable(info.engine), " ", Printable(needs.engine_version)));
   if (!system.empty()) out += Row("made with", absl::StrJoin(system, ", "));
   size_t shown = 0;
   for (const ckptfmt::NeededFile& file : needs.files) {
@@ -150,7 +152,7 @@ std::string PrintText(const Summary& summary, bool all) {
   if (sizes.linked_bytes > 0) {
     out += Row("", absl::StrCat(PrintBytes(sizes.linked_bytes), " of memory in files that other images have, too"));
   }
-  out += Needs(info.needs, all);
+  out += Needs(info, all);
   const auto& regions = reader.regions();
   out += Row("memory", absl::StrCat(PrintBytes(sizes.region_bytes), " in ", regions.size(),
                                     " regions; not stored: ", PrintBytes(sizes.zero_bytes), " of zeros, ",

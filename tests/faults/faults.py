@@ -763,7 +763,7 @@ def two_tools(context):
         held.truncate(0)
     lab.run("free", checkpoint)
     # Killed once CRIU has begun, when the process has given its session to the tool; which may be done sooner.
-    log = os.path.join(job.directory, "criu-dump.log")
+    log = os.path.join(job.directory, "engine-dump.log")
 
     def kill_in_dump(name, with_keeper):
         if os.path.exists(log):
@@ -856,7 +856,7 @@ def piped_output(context):
     wait_for(lambda: len(job.steps()) > steps or not job.running(), 60, job.describe)
 
     # cr-keeper is stopped before the tool is killed, so it cannot end. CRIU may be done before that.
-    image, log = context.path("image"), os.path.join(job.directory, "criu-dump.log")
+    image, log = context.path("image"), os.path.join(job.directory, "engine-dump.log")
     killed = False
     while not killed:
         tool = Piped(lab, [lab.tool("cr-checkpoint"), job.id, image])

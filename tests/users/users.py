@@ -334,7 +334,7 @@ def foreign_job(context):
         "import os, sys; job, facts, precious = sys.argv[1:]; os.mkdir(job, 0o755); "
         "open(job + '/job.json', 'w').write(facts); "
         "[os.symlink(precious, job + '/' + name) for name in "
-        "('gpu-server', 'gpu-server.new', 'job.json.new', 'connect.lock', 'stopped', 'criu-dump.log')]",
+        "('gpu-server', 'gpu-server.new', 'job.json.new', 'connect.lock', 'stopped', 'engine-dump.log')]",
         job, json.dumps(facts), precious,
     )  # fmt: skip
     image = os.path.join(context.lab.folder, "image")
@@ -963,13 +963,13 @@ def own_job_hostile(context):
         ("of another", "rewrite(at, pid=int(what))", str(others_pid), [f"process {others_pid},", "another user's rights"]),
         ("tool.lock", f"at += '/tool.lock'; {link}", precious, ["tool.lock"]),
         ("connect.lock", f"at += '/connect.lock'; {link}", precious, ["connect.lock"]),
-        ("dump.lock", f"at += '/criu-dump.lock'; {link}", precious, ["criu-dump.lock"]),
+        ("dump.lock", f"at += '/engine-dump.lock'; {link}", precious, ["engine-dump.lock"]),
         ("agent", f"at += '/user/agent-' + str(facts(at)['pid']) + '.sock'; {link}", others_agent, ["cannot connect"]),
         ("other's agent", f"at += '/user/agent-' + str(facts(at)['pid']) + '.sock'; {link}", others_socket, ["another user"]),
         ("own agent", f"at += '/user/agent-' + str(facts(at)['pid']) + '.sock'; {link}", own_socket, ["another process"]),
         ("sockets", "os.rename(at + '/user', at + '/away'); os.symlink(what, at + '/user')", others_job + "/user", []),
         ("stopped", f"at += '/stopped'; {link}", precious, None),
-        ("log", f"at += '/criu-dump.log'; {link}", precious, None),
+        ("log", f"at += '/engine-dump.log'; {link}", precious, None),
         ("more", "rewrite(at, init_pid=1, pid_namespace=str(os.stat('/proc/self/ns/pid').st_ino))", "", ["user's own"]),
         ("network", "rewrite(at, network={'address': '10.0.0.1', 'prefix': 8}, user={'id': 1, 'name': 'root'}, stand_ins="
          "[{'path': '/etc/passwd'}], directory='/etc')", "", None),

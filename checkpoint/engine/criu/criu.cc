@@ -726,11 +726,6 @@ bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std:
              (job.no_checkpoint().empty() ? "it has no PID namespace" : job.no_checkpoint());
     return false;
   }
-  if (geteuid() != 0) {
-    *error = "saving and restoring processes needs root";
-    if (job.users_own()) *error += ", who can save this job: cr-checkpoint " + job.directory() + " DIR";
-    return false;
-  }
   if (!HasCapabilities(error)) return false;
   if (!JobIsAlive(job)) {
     *error = "the job has ended";
@@ -866,7 +861,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
   for (const Stdio& stream : facts.stdio())
     if (stream.terminal()) command.insert(command.end(), {"--external", TerminalName(stream)});
   if (facts.shared_files_size() > 0) {
-    const std::string script = FindCompanion("cr-hold");
+    const std::string script = FindCompanion("cr-hold", kOwnFolder);
     if (script.empty()) {
       *error = "cr-hold is not beside this tool: the installation is incomplete";
       close(image);

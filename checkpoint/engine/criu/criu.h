@@ -72,11 +72,17 @@ int FreePid(const ProcessFacts& facts);
 // The first errors in CRIU's log `path`, for a message.
 std::string CriuErrors(const std::string& path);
 
-// Names of CRIU's logs in the work folder.
-inline constexpr char kDumpLog[] = "criu-dump.log";
+// Where the build tree has cr-hold.
+inline constexpr char kOwnFolder[] = "checkpoint/engine/criu";
+
+// Names of CRIU's logs in the work folder (kEngineFiles).
+inline constexpr char kDumpLog[] = "engine-dump.log";
+inline constexpr char kRestoreLog[] = "engine-restore.log";
 // Locked there as long as CRIU runs.
-inline constexpr char kDumpLock[] = "criu-dump.lock";
-inline constexpr char kRestoreLog[] = "criu-restore.log";
+inline constexpr char kDumpLock[] = "engine-dump.lock";
+// How the names of their copies beside an image end (SnapshotEngine::KeepLogs).
+inline constexpr char kKeptDumpLog[] = "criu-dump.log";
+inline constexpr char kKeptRestoreLog[] = "criu-restore.log";
 
 // Of a job that runs as another user: all in the open folder becomes root's, and a CRIU with that user's rights can
 // read it by a descriptor. Others cannot: nobody but root can come to it by its path.

@@ -264,6 +264,7 @@ EngineCapabilities CriuEngine::Capabilities() const {
   EngineCapabilities can;
   can.needs_root = true;
   can.keeps_tcp = true;
+  can.several_hosts = true;
   return can;
 }
 
@@ -315,7 +316,7 @@ bool CriuEngine::Dump(const Job& job, const std::string& facts, const std::strin
     *error = "what is known of the job's processes cannot be read";
     return false;
   }
-  const std::string kept = logs_ + "." + kDumpLog;
+  const std::string kept = logs_ + "." + kKeptDumpLog;
   std::unique_ptr<PageReceiver> pages = std::move(prepared_);
   if (!pages) pages = std::make_unique<PageReceiver>(SavedBytes(job));
   if (DumpProcesses(job, known, image, work, after == After::kStop, still_, pages.get(), error)) {

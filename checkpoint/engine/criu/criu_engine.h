@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "checkpoint/engine/criu/page_receiver.h"
 #include "checkpoint/engine/snapshot_engine.h"
@@ -17,6 +18,8 @@ class CriuEngine final : public SnapshotEngine {
  public:
   std::string Name() const override { return "criu"; }
   EngineCapabilities Capabilities() const override;
+  std::string Requirement() const override { return "CRIU (tools/setup-criu)"; }
+  std::vector<std::string> Environment() const override { return {"CUDA_REMOTE_CRIU"}; }
   void KeepLogs(const std::string& prefix) override { logs_ = prefix; }
   bool CheckUsable(std::string* error) const override;
   std::string Version() const override;

@@ -28,7 +28,7 @@ extern char** environ;
 namespace cuda_remote::checkpoint {
 namespace {
 
-constexpr char kHoldName[] = "criu-hold";
+constexpr char kHoldName[] = "engine-hold";
 constexpr char kShownImage[] = "/image";  // in the job's folder
 constexpr char kFilesImage[] = "files.img", kRemapsImage[] = "remap-fpath.img";
 constexpr int kLookMs = 200;
@@ -170,7 +170,7 @@ bool CriuRestore::Begin(const std::string& image_folder, std::string* error) {
   if (job_.terminal()) plan.terminal = terminal;
   plan.outside_ptys = PtyNames({terminal});
   plan.terminal_group = facts_.terminal_group();
-  const std::string hold = FindCompanion("cr-hold");
+  const std::string hold = FindCompanion("cr-hold", kOwnFolder);
   if (hold.empty()) {
     *error = "cr-hold is not beside cr-restart: the installation is incomplete";
     return false;
@@ -253,7 +253,7 @@ bool CriuRestore::Finish(Isolated* isolated, std::string* error) {
     unlink((Work() + "/stats-restore").c_str());
     if (ok) unlink(LogPath().c_str());
   }
-  if (failed && !logs_.empty()) KeepCriuLog(log, logs_ + "." + kRestoreLog, error);
+  if (failed && !logs_.empty()) KeepCriuLog(log, logs_ + "." + kKeptRestoreLog, error);
   CloseOpened();
   if (!files_image_.empty()) RemoveShownImage();
   *isolated = isolated_;

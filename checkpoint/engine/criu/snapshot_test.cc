@@ -194,7 +194,7 @@ class SnapshotTest : public testing::Test {
     const bool ok = StartIsolated(plan, isolated, &error, &code);
     dup2(before, 1);
     close(before);
-    ASSERT_TRUE(ok) << error << CriuErrors(folder_ + "/job/criu-restore.log");
+    ASSERT_TRUE(ok) << error << CriuErrors(folder_ + "/job/engine-restore.log");
   }
 
   void StartSubject(int steps, int out, int port = -1) {

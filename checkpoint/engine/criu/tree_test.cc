@@ -528,7 +528,7 @@ class TreeTest : public testing::Test {
     int code;
     std::string error;
     ASSERT_TRUE(StartIsolated(plan, &isolated_, &error, &code))
-        << error << CriuErrors(g_folder + "/job/criu-restore.log");
+        << error << CriuErrors(g_folder + "/job/engine-restore.log");
     job_.set_inner_pid(isolated_.inner_pid);
     job_.set_init_pid(isolated_.init);
     job_.set_pid(isolated_.pid);
@@ -570,7 +570,7 @@ class TreeTest : public testing::Test {
     PageReceiver pages(SavedBytes(job_));
     ASSERT_TRUE(DumpProcesses(job_, facts_, g_folder + "/image", g_folder + "/job", stop, nullptr, &pages, &error))
         << error << "\n"
-        << LastLines(g_folder + "/job/criu-dump.log");
+        << LastLines(g_folder + "/job/engine-dump.log");
     ASSERT_TRUE(pages.Finish(&error)) << error;
   }
 

@@ -25,6 +25,8 @@ class FakeEngine final : public SnapshotEngine {
 
   std::string Name() const override { return "fake"; }
   EngineCapabilities Capabilities() const override { return {}; }
+  std::string Requirement() const override { return "nothing"; }
+  std::vector<std::string> Environment() const override { return {}; }
   void KeepLogs(const std::string&) override {}
   bool CheckUsable(std::string* error) const override { return Step("usable", error); }
   std::string Version() const override { return {}; }
