@@ -26,6 +26,15 @@ MAY_INCLUDE = {
     "bench": {"proto", "ckptfmt", "replay", "checkpoint", "host", "client", "server", "tests", "bench"},
 }
 
+# The same for the folders in checkpoint/.
+MAY_INCLUDE_IN_CHECKPOINT = {
+    "job": set(),
+    "agent": {"job"},
+    "gpu": {"job"},
+    "engine": {"job"},
+    "transaction": {"agent", "job", "gpu", "engine"},
+}
+
 # Folders whose code is linked into libcuda-remote.so, and what may not appear in it.
 IN_LIBRARY = (
     "proto/agent",
@@ -75,8 +84,9 @@ ENDS_PROCESS = re.compile(r"(?<![\w.:>])(?:std::)?(abort|terminate|exit|_exit|qu
 
 # Of one engine, which nothing else may know.
 ENGINE = re.compile(r"^checkpoint/engine/(?!testing/)[^/]+/")
-# Its names for things.
-ENGINES_NAME = re.compile(r"\b\w*Criu\w*\b")
+# Nor its name, in code or in what people read.
+ENGINES_NAME = re.compile(r"criu", re.I)
+KNOWS_ENGINES = ("checkpoint/engine/criu/", "checkpoint/engine/engines.cc", "tests/", "bench/")
 
 SOURCE = (".h", ".cc", ".cpp", ".cu", ".inc")
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]')
@@ -111,9 +121,19 @@ def lines_without_comments(path):
         yield number, re.sub(r"//.*", "", line)
 
 
+TOKEN = re.compile(r'R"(?P<end>[^(\s]*)\(.*?\)(?P=end)"|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|(?P<comment>//[^\n]*|/\*.*?\*/)', re.S)
+
+
+def lines_with_strings(path):
+    """Yields (number, line) with comments blanked, and string literals as they are."""
+    text = open(path, encoding="utf-8", errors="replace").read()
+    blank = lambda match: re.sub(r"[^\n]", " ", match.group(0)) if match.group("comment") else match.group(0)
+    yield from enumerate(TOKEN.sub(blank, text).split("\n"), 1)
+
+
 def is_test(path):
     name = os.path.basename(path)
-    return bool(re.search(r"(_test|_fuzz|_fuzzer|_benchmark|_testing|_tool)\.", name)) or "/testing/" in path
+    return bool(re.search(r"(_test|_fuzz|_fuzzer|_benchmark|_testing|_tool)\.", name)) or "/testing" in path
 
 
 def check_includes(root, problems):
@@ -136,6 +156,10 @@ def check_includes(root, problems):
                 uses_checkpoint = path.startswith(("client/mpi/", "client/slurm/", "client/tools/")) or is_test(path)
                 if top == "client" and target_top == "checkpoint" and not uses_checkpoint:
                     problems.append(f"{path}:{number}: of client, only client/mpi, client/slurm and client/tools may include {target}")
+                parts, target_parts = path.split("/"), target.split("/")
+                if top == target_top == "checkpoint" and parts[1] != target_parts[1]:
+                    if target_parts[1] not in MAY_INCLUDE_IN_CHECKPOINT.get(parts[1], set()):
+                        problems.append(f"{path}:{number}: checkpoint/{parts[1]} must not include {target}")
                 engine = ENGINE.match(target)
                 if engine and not path.startswith("checkpoint/engine/"):
                     problems.append(f"{path}:{number}: what an engine is made of is its own: use checkpoint/engine/engines.h, not {target}")
@@ -143,11 +167,22 @@ def check_includes(root, problems):
                     problems.append(f"{path}:{number}: the client library must not use {target}")
                 if match.group(1) == '"' and "/" not in target and os.path.dirname(path) and not path.startswith("tests/apps"):
                     problems.append(f"{path}:{number}: include {target} by its path from the root of the workspace")
-            elif ENGINES_NAME.search(line) and not path.startswith("checkpoint/engine/"):
-                problems.append(f"{path}:{number}: only the engine may know CRIU: {line.strip()}")
             elif in_library and ENDS_PROCESS.search(line):
                 problems.append(f"{path}:{number}: the client library must never end the application: {line.strip()}")
     return f"{count} includes"
+
+
+def check_engine(root, problems):
+    """Who names an engine would have to be changed for the next one."""
+    count = 0
+    for path in files(root, MAY_INCLUDE):
+        if not path.endswith(SOURCE) or path.startswith(KNOWS_ENGINES) or is_test(path):
+            continue
+        count += 1
+        for number, line in lines_with_strings(os.path.join(root, path)):
+            if ENGINES_NAME.search(line) and not INCLUDE.match(line):
+                problems.append(f"{path}:{number}: only the engine may know its name; ask SnapshotEngine: {line.strip()}")
+    return f"{count} files"
 
 
 def check_packages(root, problems):
@@ -277,7 +312,7 @@ def main():
     if not os.path.exists(os.path.join(root, "WORKSPACE")):
         sys.exit(f"layers_test: no WORKSPACE in {root}; give the workspace's folder as argument")
     problems = []
-    for check in (check_includes, check_packages, check_readmes, check_call_facts, check_text):
+    for check in (check_includes, check_engine, check_packages, check_readmes, check_call_facts, check_text):
         before = len(problems)
         looked_at = check(root, problems)
         if looked_at.startswith("0 "):
