@@ -21,6 +21,7 @@
 #include "proto/chunkhash/chunk_hash.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/control/control.pb.h"
+#include "proto/control/socket_call.h"
 #include "proto/driverabi/address_search.h"
 #include "proto/driverabi/error_names.h"
 #include "proto/nvml/query.h"
@@ -59,13 +60,19 @@ bool Ask(ClientChannel* channel, uint32_t operation, const Request& request, con
   return true;
 }
 
-// Asks the server at `address` something outside of sessions. False if it cannot be reached that way (only one on this
-// machine can), or says no.
-bool AskServer(const std::string& address, nvml::Question question, nvml::Answer* answer) {
+// Of a server or a relay on this machine: "unix:PATH". Empty: the address is another one.
+std::string SocketOf(const std::string& address) {
   static constexpr char kUnix[] = "unix:";
-  if (address.compare(0, sizeof(kUnix) - 1, kUnix) != 0) return false;
+  return address.compare(0, sizeof(kUnix) - 1, kUnix) == 0 ? address.substr(sizeof(kUnix) - 1) : "";
+}
+
+// Asks the server at `address` about its GPUs. False if it cannot be reached that way (only one on this machine can),
+// or says no.
+bool AskServer(const std::string& address, nvml::Question question, nvml::Answer* answer) {
+  const std::string path = SocketOf(address);
+  if (path.empty()) return false;
   std::string error, body;
-  const int socket = ConnectServer(address.substr(sizeof(kUnix) - 1), &error);
+  const int socket = ConnectServer(path, &error);
   if (socket < 0) return false;
   question.pid = uint32_t(getpid());
   EncodeQuestion(question, &body);
@@ -103,15 +110,16 @@ std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid
 
 void TellSaved(const std::string& address, uint64_t session, uint64_t unix_ms, uint64_t bytes) {
   if (unix_ms == 0) return;
-  control::NoteSavedRequest saved;
-  saved.set_id(session);
-  saved.set_unix_ms(unix_ms);
-  saved.set_bytes(bytes);
-  nvml::Question question;
-  question.call = nvml::kNoteSaved;
-  question.input = saved.SerializeAsString();
-  nvml::Answer ignored;
-  AskServer(address, std::move(question), &ignored);
+  const std::string path = SocketOf(address);
+  if (path.empty()) return;
+  control::ControlCall call;
+  control::NoteSavedRequest* const saved = call.mutable_note_saved();
+  saved->set_id(session);
+  saved->set_unix_ms(unix_ms);
+  saved->set_bytes(bytes);
+  control::ControlAnswer ignored;
+  std::string problem;
+  control::CallOnSocket(path, call, kTellMs, &ignored, &problem);
 }
 
 bool CheckDevices(const replay::Log& log, const std::vector<ckptfmt::DeviceFacts>& before,

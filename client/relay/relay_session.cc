@@ -17,6 +17,7 @@
 #include "proto/channel/handshake.h"
 #include "proto/control/control.grpc.pb.h"
 #include "proto/control/credentials.h"
+#include "proto/control/grpc_call.h"
 #include "proto/control/message_check.h"
 #include "proto/control/status_text.h"
 #include "proto/control/tunnel_message.h"
@@ -159,24 +160,32 @@ RelaySession::OpenResult RelaySession::Open(std::unique_ptr<RelayStream>* stream
   }
 }
 
-void RelaySession::Ask(const std::string& question) {
+template <typename Work>
+grpc::Status RelaySession::CallServer(const Work& call) {
   channel_ = NewChannel();
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + kQueryTimeout);
-  control::QueryRequest request;
-  request.set_question(question);
-  if (checked_) control::AddChecksum(&request);
-  control::QueryReply reply;
   grpc::Status status = grpc::Status::CANCELLED;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!stopped_.load()) context_ = &context;
   }
-  if (context_) status = control::Control::NewStub(channel_)->Query(&context, request, &reply);
+  if (context_) status = call(control::Control::NewStub(channel_).get(), &context);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     context_ = nullptr;
   }
+  return status;
+}
+
+void RelaySession::Ask(const std::string& question) {
+  control::QueryRequest request;
+  request.set_question(question);
+  if (checked_) control::AddChecksum(&request);
+  control::QueryReply reply;
+  grpc::Status status = CallServer([&](control::Control::Stub* stub, grpc::ClientContext* context) {
+    return stub->Query(context, request, &reply);
+  });
   if (status.ok() && checked_ && !control::ChecksumIsRight(reply))
     status = grpc::Status(grpc::StatusCode::DATA_LOSS, "its answer has no checksum, or arrived damaged");
   std::string body = reply.answer();
@@ -188,6 +197,17 @@ void RelaySession::Ask(const std::string& question) {
     EncodeAnswer(answer, &body);
   }
   SendPacket(socket_, PacketType::kAnswer, body, -1);
+}
+
+void RelaySession::Control(const std::string& bytes) {
+  control::ControlCall call;
+  control::ControlAnswer answer;
+  if (!call.ParseFromString(bytes)) call.Clear();
+  const grpc::Status status = CallServer([&](control::Control::Stub* stub, grpc::ClientContext* context) {
+    return control::CallOverGrpc(stub, context, call, checked_, &answer);
+  });
+  if (!status.ok()) answer.set_error("no answer from the server " + address_ + ": " + control::StatusText(status));
+  SendPacket(socket_, PacketType::kControlAnswer, answer.SerializeAsString(), -1);
 }
 
 void RelaySession::WatchClient() {
@@ -217,6 +237,7 @@ void RelaySession::Run() {
     return;  // just a look whether we are here
   if (packet.fd >= 0) close(packet.fd);
   if (packet.type == PacketType::kQuery) return Ask(packet.body);
+  if (packet.type == PacketType::kControlCall) return Control(packet.body);
   if (packet.type != PacketType::kHello || !DecodeHello(packet.body, &hello)) return Refuse("not a Hello");
   if (const std::string why = CheckWireVersion(hello.wire_version); !why.empty()) return Refuse(why);
   channel_ = grpc::CreateCustomChannel(address_, credentials_, control::ClientArguments());

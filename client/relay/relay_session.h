@@ -41,8 +41,12 @@ class RelaySession {
   std::shared_ptr<grpc::Channel> NewChannel() const;
   OpenResult Open(std::unique_ptr<RelayStream>* stream, const std::string& hello, std::string* error);
   void Refuse(const std::string& why);
-  // A question about the server's GPUs instead of a session: one call, one answer.
+  // A question about the server's GPUs, or a call of its Control service, instead of a session: one call, one answer.
   void Ask(const std::string& question);
+  void Control(const std::string& call);
+  // Runs the one call of such a connection, which Stop can end.
+  template <typename Work>
+  grpc::Status CallServer(const Work& call);
   void WatchClient();
   void Tell(const std::string& reason);
 

@@ -14,6 +14,11 @@
 //     client -> server   kQuery    Question
 //     server -> client   kAnswer   Answer; the socket is closed after it
 //
+// or a call of the Control service (proto/control/control.proto):
+//
+//     client -> server   kControlCall     ControlCall
+//     server -> client   kControlAnswer   ControlAnswer; the socket is closed after it
+//
 // Functions here never throw; whatever the peer sends is checked. Thread-safe: no state.
 //
 // This header is part of the client library: no libprotobuf, no abseil, no logging.

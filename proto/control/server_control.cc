@@ -2,14 +2,13 @@
 #include "proto/control/server_control.h"
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <chrono>
+#include <utility>
 
-#include "proto/channel/handshake.h"
-#include "proto/control/message_check.h"
+#include "proto/control/grpc_call.h"
+#include "proto/control/socket_call.h"
 #include "proto/control/status_text.h"
-#include "proto/nvml/query.h"
 
 namespace cuda_remote::control {
 namespace {
@@ -38,86 +37,53 @@ std::unique_ptr<ServerControl> ServerControl::Open(const std::string& address, T
   return server;
 }
 
-bool ServerControl::Ask(const char* question, const std::string& request, std::string* reply, std::string* error) {
-  const int socket = ConnectServer(path_, error);
-  if (socket < 0) return false;
-  nvml::Question asked;
-  asked.pid = uint32_t(getpid());
-  asked.call = question;
-  asked.input = request;
-  std::string body;
-  EncodeQuestion(asked, &body);
-  Packet packet;
-  nvml::Answer answer;
-  const int limit_ms = int(std::chrono::milliseconds(kDeadline).count());
-  // A server that does not serve this user says so at once, and may have closed its end before the question came.
-  SendPacket(socket, PacketType::kQuery, body, -1);
-  const ChannelStatus status = ReceivePacket(socket, &packet, limit_ms);
-  if (packet.fd >= 0) close(packet.fd);
-  close(socket);
-  Welcome refusal;
-  if (status != ChannelStatus::kOk) {
-    *error = std::string("it does not answer (") + ChannelStatusName(status) + ")";
-  } else if (packet.type == PacketType::kWelcome && DecodeWelcome(packet.body, &refusal)) {
-    *error = refusal.error;
-  } else if (packet.type != PacketType::kAnswer || !DecodeAnswer(packet.body, &answer)) {
-    *error = "its answer cannot be understood; both sides need the same release of cuda-remote";
-  } else if (answer.result != nvml::kSuccess) {
-    *error = !answer.error.empty() ? answer.error
-                                   : "it does not know the question; both sides need the same release of cuda-remote";
+bool ServerControl::Call(const ControlCall& call, ControlAnswer* answer, std::string* error) {
+  const auto limit = std::chrono::milliseconds(kDeadline);
+  bool ok = false;
+  if (stub_) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + limit);
+    const grpc::Status status = CallOverGrpc(stub_.get(), &context, call, checked_, answer);
+    ok = status.ok();
+    if (!ok) *error = StatusText(status);
   } else {
-    *reply = answer.output;
-    return true;
+    ok = CallOnSocket(path_, call, int(limit.count()), answer, error);
   }
-  return false;
-}
-
-template <typename Method, typename Request, typename Reply>
-bool ServerControl::Call(const char* question, Method method, Request request, Reply* reply, std::string* error) {
-  if (!stub_) {
-    std::string bytes;
-    bool ok = Ask(question, request.SerializeAsString(), &bytes, error);
-    if (ok && !reply->ParseFromString(bytes)) {
-      *error = "its answer cannot be understood; both sides need the same release of cuda-remote";
-      ok = false;
-    }
-    if (!ok) *error = "no answer from the server at " + address_ + ": " + *error;
-    return ok;
-  }
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + kDeadline);
-  if (checked_) AddChecksum(&request);
-  grpc::Status status = (stub_.get()->*method)(&context, request, reply);
-  if (status.ok() && checked_ && !ChecksumIsRight(*reply))
-    status = grpc::Status(grpc::StatusCode::DATA_LOSS, "its answer has no checksum, or arrived damaged");
-  if (!status.ok()) *error = "no answer from the server at " + address_ + ": " + StatusText(status);
-  return status.ok();
+  if (!ok) *error = "no answer from the server at " + address_ + ": " + *error;
+  return ok;
 }
 
 bool ServerControl::Info(ServerInfo* info, std::string* error) {
-  return Call(nvml::kServerInfo, &Control::Stub::GetServerInfo, ServerInfoRequest(), info, error);
+  ControlCall call;
+  ControlAnswer answer;
+  call.mutable_get_server_info();
+  if (!Call(call, &answer, error)) return false;
+  *info = std::move(*answer.mutable_server_info());
+  return true;
 }
 
 bool ServerControl::List(ListSessionsReply* list, std::string* error) {
-  ListSessionsRequest request;
-  ListSessionsReply page;
+  ControlCall call;
+  ControlAnswer answer;
+  call.mutable_list_sessions();
   do {
-    page.Clear();
-    if (!Call(nvml::kListSessions, &Control::Stub::ListSessions, request, &page, error)) return false;
+    answer.Clear();
+    if (!Call(call, &answer, error)) return false;
+    const ListSessionsReply& page = answer.sessions();
     list->mutable_sessions()->MergeFrom(page.sessions());
     if (page.sessions_size() == 0) break;
-    request.set_after(page.sessions(page.sessions_size() - 1).id());
-  } while (page.more());
+    call.mutable_list_sessions()->set_after(page.sessions(page.sessions_size() - 1).id());
+  } while (answer.sessions().more());
   return true;
 }
 
 bool ServerControl::End(uint64_t session, const std::string& reason, bool* found, std::string* error) {
-  EndSessionRequest request;
-  request.set_id(session);
-  request.set_reason(reason);
-  EndSessionReply reply;
-  if (!Call(nvml::kEndSession, &Control::Stub::EndSession, request, &reply, error)) return false;
-  *found = reply.found();
+  ControlCall call;
+  ControlAnswer answer;
+  call.mutable_end_session()->set_id(session);
+  call.mutable_end_session()->set_reason(reason);
+  if (!Call(call, &answer, error)) return false;
+  *found = answer.ended().found();
   return true;
 }
 

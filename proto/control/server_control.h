@@ -28,10 +28,7 @@ class ServerControl {
 
  private:
   ServerControl() = default;
-  template <typename Method, typename Request, typename Reply>
-  bool Call(const char* question, Method method, Request request, Reply* reply, std::string* error);
-  // Over the socket at path_.
-  bool Ask(const char* question, const std::string& request, std::string* reply, std::string* error);
+  bool Call(const ControlCall& call, ControlAnswer* answer, std::string* error);
 
   std::string address_;
   std::string path_;      // of the session socket; empty: another machine's

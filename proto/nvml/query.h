@@ -50,13 +50,6 @@ inline constexpr char kCpuAffinityScope[] = "nvmlDeviceGetCpuAffinityWithinScope
 inline constexpr char kMemoryAffinity[] = "nvmlDeviceGetMemoryAffinity";
 inline constexpr uint32_t kMaxAffinityWords = 512;
 
-// Not NVML's, but the calls of control.proto's Control service on a session socket. Input and result: the call's
-// request and reply.
-inline constexpr char kServerInfo[] = "cr-server-info";
-inline constexpr char kListSessions[] = "cr-list-sessions";
-inline constexpr char kEndSession[] = "cr-end-session";
-inline constexpr char kNoteSaved[] = "cr-note-saved";
-
 // A call of calls.inc.
 enum class Life : uint8_t { kStill, kFresh };
 struct Call {

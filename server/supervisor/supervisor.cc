@@ -23,6 +23,8 @@
 
 #include "proto/channel/handshake.h"
 #include "proto/codec/text.h"
+#include "proto/control/control.pb.h"
+#include "proto/control/socket_call.h"
 #include "proto/folder/private_folder.h"
 #include "proto/logging/log.h"
 #include "proto/nvml/query.h"
@@ -53,6 +55,8 @@ constexpr auto kTrimDelay = std::chrono::seconds(2);
 // How long a process's next session gets the same GPUs: programs that choose GPUs open a second one at once.
 constexpr auto kPlaceTime = std::chrono::seconds(60);
 constexpr size_t kMostReason = 1000;
+// Of a list of sessions in one packet; the rest is asked for again.
+constexpr size_t kMostControlBytes = 32u << 10;
 
 double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
@@ -81,12 +85,6 @@ std::string Numbers(const std::vector<int>& numbers) {
   std::string text;
   for (const int number : numbers) text += (text.empty() ? "" : ",") + std::to_string(number);
   return text;
-}
-
-template <typename Message>
-void Pack(const Message& message, nvml::Answer* answer) {
-  answer->output = message.SerializeAsString();
-  answer->result = answer->output.size() <= nvml::kMaxOutputBytes ? nvml::kSuccess : nvml::kUnknownError;
 }
 
 }  // namespace
@@ -351,6 +349,10 @@ void Supervisor::ReadHello(const NewClient& client) {
     AskMonitor(client.socket, packet.body, /*remote=*/false, LocalCaller(client.uid));
     return;
   }
+  if (status == ChannelStatus::kOk && packet.type == PacketType::kControlCall) {
+    AnswerControl(client.socket, packet.body, LocalCaller(client.uid));
+    return;
+  }
   Hello hello;
   if (status != ChannelStatus::kOk || packet.type != PacketType::kHello || !DecodeHello(packet.body, &hello)) {
     if (status != ChannelStatus::kClosed) {
@@ -366,53 +368,36 @@ void Supervisor::ReadHello(const NewClient& client) {
   Admit(client.socket, hello, "ring", "", UserIdentity(client.uid));
 }
 
-bool Supervisor::AnswerItself(int socket, const nvml::Question& question, const Caller& caller) {
-  nvml::Answer answer;
-  if (question.call == nvml::kServerInfo) {
-    control::ServerInfo info;
-    ToMessage(FactsFor(caller), &info);
-    Pack(info, &answer);
-  } else if (question.call == nvml::kListSessions) {
-    control::ListSessionsRequest request;
-    control::ListSessionsReply list;
-    if (!request.ParseFromString(question.input)) {
-      answer.result = nvml::kInvalidArgument;
-    } else {
-      AddSessions(SessionsOf(caller), request.after(), nvml::kMaxOutputBytes, &list);
-      Pack(list, &answer);
+void Supervisor::AnswerControl(int socket, const std::string& bytes, const Caller& caller) {
+  control::ControlCall call;
+  control::ControlAnswer answer;
+  if (!call.ParseFromString(bytes)) call.Clear();
+  switch (call.call_case()) {
+    case control::ControlCall::kGetServerInfo:
+      ToMessage(FactsFor(caller), answer.mutable_server_info());
+      break;
+    case control::ControlCall::kListSessions:
+      AddSessions(SessionsOf(caller), call.list_sessions().after(), kMostControlBytes, answer.mutable_sessions());
+      break;
+    case control::ControlCall::kEndSession:
+      answer.mutable_ended()->set_found(EndOwn(call.end_session().id(), call.end_session().reason(), caller));
+      break;
+    case control::ControlCall::kNoteSaved: {
+      const control::NoteSavedRequest& saved = call.note_saved();
+      answer.mutable_noted()->set_found(NoteSavedLocked(saved.id(), saved.unix_ms(), saved.bytes(), caller));
+      break;
     }
-  } else if (question.call == nvml::kEndSession) {
-    control::EndSessionRequest request;
-    control::EndSessionReply reply;
-    if (!request.ParseFromString(question.input)) {
-      answer.result = nvml::kInvalidArgument;
-    } else {
-      reply.set_found(EndOwn(request.id(), request.reason(), caller));
-      Pack(reply, &answer);
-    }
-  } else if (question.call == nvml::kNoteSaved) {
-    control::NoteSavedRequest request;
-    control::NoteSavedReply reply;
-    if (!request.ParseFromString(question.input)) {
-      answer.result = nvml::kInvalidArgument;
-    } else {
-      reply.set_found(NoteSavedLocked(request.id(), request.unix_ms(), request.bytes(), caller));
-      Pack(reply, &answer);
-    }
-  } else {
-    return false;
+    case control::ControlCall::CALL_NOT_SET:
+      answer.set_error(control::kUnknownCall);
+      break;
   }
-  std::string body;
-  EncodeAnswer(answer, &body);
-  SendPacket(socket, PacketType::kAnswer, body, -1);
+  SendPacket(socket, PacketType::kControlAnswer, answer.SerializeAsString(), -1);
   close(socket);
-  return true;
 }
 
 void Supervisor::AskMonitor(int socket, const std::string& bytes, bool remote, const Caller& caller) {
   nvml::Question question;
   const bool known = DecodeQuestion(bytes, &question);  // if not, cr-nvml says so
-  if (known && AnswerItself(socket, question, caller)) return;
   Ask ask;
   ask.question = bytes;
   ask.remote = remote;

@@ -215,9 +215,9 @@ class Supervisor {
   // Event loop only.
   void AcceptClients();
   void ReadHello(const NewClient& client);
-  // A question that is for the supervisor itself. False: it is cr-nvml's.
-  bool AnswerItself(int socket, const nvml::Question& question, const Caller& caller);
-  // What a tool tells or asks about one session.
+  // A call of the Control service (control.proto); the answer goes to `socket` (taken over).
+  void AnswerControl(int socket, const std::string& call, const Caller& caller);
+  // A question for cr-nvml, likewise.
   void AskMonitor(int socket, const std::string& question, bool remote, const Caller& caller);
   uint64_t Admit(int socket, const Hello& hello, const std::string& transport, const std::string& peer,
                  const std::string& owner);

@@ -42,6 +42,7 @@
 #include "proto/control/control.grpc.pb.h"
 #include "proto/control/credentials.h"
 #include "proto/control/message_check.h"
+#include "proto/control/socket_call.h"
 #include "proto/control/tunnel_message.h"
 #include "proto/nvml/query.h"
 
@@ -82,12 +83,13 @@ bool Eventually(Condition condition, int limit_ms = 15000) {
 }
 
 // What a tool reports of a session whose job was saved.
-control::NoteSavedRequest Saved(uint64_t session, uint64_t unix_ms, uint64_t bytes) {
-  control::NoteSavedRequest saved;
-  saved.set_id(session);
-  saved.set_unix_ms(unix_ms);
-  saved.set_bytes(bytes);
-  return saved;
+control::ControlCall Saved(uint64_t session, uint64_t unix_ms, uint64_t bytes) {
+  control::ControlCall call;
+  control::NoteSavedRequest* const saved = call.mutable_note_saved();
+  saved->set_id(session);
+  saved->set_unix_ms(unix_ms);
+  saved->set_bytes(bytes);
+  return call;
 }
 
 // A program that was started; ended at the latest with this object.
@@ -609,6 +611,48 @@ TEST_F(Tunnel, ClientKilledFreesItsWorker) {
     close(ready[0]);
     close(ready[1]);
   }
+}
+
+TEST_F(Tunnel, ControlCallsAtTheSocketAndThroughARelay) {
+  StartServer();
+  StartRelay(port_);
+  for (const std::string& path : {Session(), Relay()}) {
+    SCOPED_TRACE(path);
+    auto channel = Connect(path);
+    ASSERT_TRUE(channel);
+    const uint64_t id = channel->welcome().session;
+    std::string error;
+    control::ControlCall call;
+    control::ControlAnswer answer;
+    const auto ask = [&] { return control::CallOnSocket(path, call, 10000, &answer, &error); };
+    call.mutable_get_server_info();
+    ASSERT_TRUE(ask()) << error;
+    EXPECT_EQ(answer.server_info().pid(), uint32_t(server_->pid()));
+    call = Saved(id, 1234567, 42);
+    ASSERT_TRUE(ask()) << error;
+    EXPECT_TRUE(answer.noted().found());
+    call.mutable_list_sessions()->set_after(id - 1);
+    ASSERT_TRUE(ask()) << error;
+    ASSERT_EQ(answer.sessions().sessions_size(), 1);
+    EXPECT_EQ(answer.sessions().sessions(0).saved_unix_ms(), 1234567u);
+    EXPECT_EQ(answer.sessions().sessions(0).saved_bytes(), 42u);
+    call.mutable_end_session()->set_id(id);
+    ASSERT_TRUE(ask()) << error;
+    EXPECT_TRUE(answer.ended().found());
+    Reply reply;
+    EXPECT_EQ(channel->Call(Header(kHang), "", "", nullptr, 0, &reply), ChannelStatus::kClosed);
+    ASSERT_TRUE(ask()) << error;
+    EXPECT_FALSE(answer.ended().found());
+    call.Clear();
+    EXPECT_FALSE(ask());
+    EXPECT_NE(error.find("both sides need the same release"), std::string::npos) << error;
+  }
+  relay_->Signal(SIGTERM);
+  relay_->Wait();
+  std::string error;
+  control::ControlAnswer answer;
+  EXPECT_FALSE(control::CallOnSocket(Relay(), Saved(1, 1, 1), 10000, &answer, &error));
+  EXPECT_NE(error, "");
 }
 
 TEST_F(Tunnel, CleanShutdownAndKill) {
@@ -1184,20 +1228,11 @@ TEST_F(Tunnel, OtherLocalUsersAreServedApart) {
   EXPECT_NE(server_->log().find("of uid:40001 started"), std::string::npos);
   // Another user's session is not theirs.
   const auto noted = [&] {
-    std::string error, body;
-    const int fd = ConnectUnix(Session(), &error);
-    nvml::Question question;
-    question.call = nvml::kNoteSaved;
-    question.input = Saved(own->welcome().session, 1, 1).SerializeAsString();
-    EncodeQuestion(question, &body);
-    SendPacket(fd, PacketType::kQuery, body, -1);
-    Packet packet;
-    nvml::Answer answer;
-    control::NoteSavedReply reply;
-    if (ReceivePacket(fd, &packet, 10000) != ChannelStatus::kOk || !DecodeAnswer(packet.body, &answer) ||
-        answer.result != nvml::kSuccess || !reply.ParseFromString(answer.output))
-      return std::string("no answer");
-    return std::string(reply.found() ? "noted" : "not theirs");
+    control::ControlAnswer answer;
+    std::string error;
+    if (!control::CallOnSocket(Session(), Saved(own->welcome().session, 1, 1), 10000, &answer, &error))
+      return "no answer: " + error;
+    return std::string(answer.noted().found() ? "noted" : "not theirs");
   };
   EXPECT_EQ(as(kAlice, kAlice, noted), "not theirs");
   // cr-ps shows those who were admitted their own sessions, ends those, and no others.
@@ -1363,38 +1398,23 @@ TEST_F(Tls, SessionsBelongToWhoOpenedThem) {
   EXPECT_NE(Ps(as("eve", {"--end", id}), 4).find("there is no session"), std::string::npos);
   Reply reply;
   ASSERT_EQ(channel->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
-  // What tools report about a session, likewise: by the call itself, and by a question that a relay carries.
-  const auto note = [&](const std::string& who, uint64_t unix_ms, bool as_question) {
+  // What tools report about a session, likewise.
+  const auto note = [&](const std::string& who, uint64_t unix_ms) {
     std::string error;
     const auto stub = control::Control::NewStub(grpc::CreateCustomChannel(
         "127.0.0.1:" + std::to_string(port_), Credentials(who, "ca"), control::ClientArguments()));
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
-    const control::NoteSavedRequest saved = Saved(channel->welcome().session, unix_ms, 42);
     control::NoteSavedReply noted;
-    if (!as_question) {
-      const grpc::Status status = stub->NoteSaved(&context, saved, &noted);
-      EXPECT_TRUE(status.ok()) << status.error_message();
-      return noted.found();
-    }
-    nvml::Question question;
-    question.call = nvml::kNoteSaved;
-    question.input = saved.SerializeAsString();
-    control::QueryRequest request;
-    EncodeQuestion(question, request.mutable_question());
-    control::QueryReply answer;
-    const grpc::Status status = stub->Query(&context, request, &answer);
+    const grpc::Status status =
+        stub->NoteSaved(&context, Saved(channel->welcome().session, unix_ms, 42).note_saved(), &noted);
     EXPECT_TRUE(status.ok()) << status.error_message();
-    nvml::Answer decoded;
-    EXPECT_TRUE(DecodeAnswer(answer.answer(), &decoded) && decoded.result == nvml::kSuccess &&
-                noted.ParseFromString(decoded.output));
     return noted.found();
   };
-  for (const bool as_question : {false, true}) {
-    const uint64_t unix_ms = as_question ? 7654321 : 1234567;
-    EXPECT_FALSE(note("eve", unix_ms, as_question));
-    EXPECT_EQ(Ps(as("client", {"--json"})).find(std::to_string(unix_ms)), std::string::npos);
-    EXPECT_TRUE(note(as_question ? "client" : "ops", unix_ms, as_question));
+  EXPECT_FALSE(note("eve", 1234567));
+  EXPECT_EQ(Ps(as("client", {"--json"})).find("1234567"), std::string::npos);
+  for (const auto& [who, unix_ms] : {std::pair("ops", 1234567), std::pair("client", 7654321)}) {
+    EXPECT_TRUE(note(who, uint64_t(unix_ms)));
     EXPECT_NE(Ps(as("client", {"--json"})).find(std::to_string(unix_ms)), std::string::npos);
   }
   // The owner, and an operator, see it; log lines name them.
@@ -1477,18 +1497,13 @@ TEST_F(Tunnel, MetricsAreAsPrometheusWantsThem) {
   for (int i = 0; i < 40; ++i) ASSERT_EQ(second->Call(Header(kCount), "", up, nullptr, 0, &reply), ChannelStatus::kOk);
   // What cr-checkpoint reports, and what cr-restart does of an older image.
   for (const uint64_t age_ms : {uint64_t{0}, uint64_t{100000}}) {
-    std::string error, body;
-    const int fd = ConnectUnix(Session(), &error);
+    std::string error;
     using std::chrono::duration_cast, std::chrono::milliseconds, std::chrono::system_clock;
     const auto now = uint64_t(duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count());
-    nvml::Question question;
-    question.call = nvml::kNoteSaved;
-    question.input = Saved(first->welcome().session, now - age_ms, 4096).SerializeAsString();
-    EncodeQuestion(question, &body);
-    SendPacket(fd, PacketType::kQuery, body, -1);
-    Packet packet;
-    EXPECT_EQ(ReceivePacket(fd, &packet, 10000), ChannelStatus::kOk);
-    close(fd);
+    control::ControlAnswer answer;
+    const control::ControlCall call = Saved(first->welcome().session, now - age_ms, 4096);
+    EXPECT_TRUE(control::CallOnSocket(Session(), call, 10000, &answer, &error)) << error;
+    EXPECT_TRUE(answer.noted().found());
   }
   EXPECT_TRUE(Eventually([&] { return value(get("/metrics"), "received_bytes_total") > 1000000; }));
   const std::string text = get("/metrics");

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// A call of the Control service over a session socket of this machine: a server's, or a relay's, which takes it on.
+// Needs no gRPC. Thread-safe: no state.
+#ifndef CUDA_REMOTE_PROTO_CONTROL_SOCKET_CALL_H_
+#define CUDA_REMOTE_PROTO_CONTROL_SOCKET_CALL_H_
+
+#include <string>
+
+#include "proto/control/control.pb.h"
+
+namespace cuda_remote::control {
+
+// What a server of another release gets wrong, and what it is told.
+inline constexpr char kNotUnderstood[] =
+    "its answer cannot be understood; both sides need the same release of cuda-remote";
+inline constexpr char kUnknownCall[] = "it does not know the question; both sides need the same release of cuda-remote";
+
+// Makes `call` at the socket `path` and waits `limit_ms` for the answer, which is of the same call. False and one
+// sentence in *error if there is none.
+bool CallOnSocket(const std::string& path, const ControlCall& call, int limit_ms, ControlAnswer* answer,
+                  std::string* error);
+
+// Whether it is a reply to this call. False and the sentence in *error if it is not.
+bool Answers(const ControlCall& call, const ControlAnswer& answer, std::string* error);
+
+}  // namespace cuda_remote::control
+
+#endif  // CUDA_REMOTE_PROTO_CONTROL_SOCKET_CALL_H_
