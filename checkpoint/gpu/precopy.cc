@@ -28,7 +28,7 @@ constexpr double kHelps = 0.7;
 constexpr int kMostRounds = 5;
 // How often the memory is looked at again if some of it is freed meanwhile, or a stream is being captured.
 constexpr int kMostLooks = 8;
-constexpr int kMostIdleLooks = 100;
+constexpr int kMostIdleLooks = 20;  // each may hold the job's next calls up for 50 ms
 constexpr auto kPause = std::chrono::milliseconds(10);
 constexpr uint32_t kNotReady = 600;  // CUDA_ERROR_NOT_READY
 

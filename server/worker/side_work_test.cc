@@ -6,7 +6,10 @@
 
 #include <cuda.h>
 #include <gtest/gtest.h>
+#include <limits.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -84,7 +87,8 @@ TEST(SideWork, TheKernelGivesTheValuesOfTheDefinition) {
 
 class SideRequests : public testing::Test {
  protected:
-  SideRequests() : worker_({WorkerPath(), "--driver", kDriver, "--log-level", "off"}), client_(worker_.Connect()) {
+  explicit SideRequests(const std::string& driver = kDriver)
+      : worker_({WorkerPath(), "--driver", driver, "--log-level", "off"}), client_(worker_.Connect()) {
     context_ = client_.OpenContext();
   }
 
@@ -277,6 +281,69 @@ TEST_F(SideRequests, MemoryStaysUntilItHasBeenRead) {
     ASSERT_EQ(client_.Synchronize(), CUDA_SUCCESS);
   }
   EXPECT_EQ(client_.pending, CUDA_SUCCESS);
+}
+
+// The software GPU under a name by which the worker does not know it: hashes come from the kernel.
+std::string OtherDriver() {
+  std::string path = testing::TempDir() + "/libgpu.so";
+  unlink(path.c_str());
+  char here[PATH_MAX];
+  EXPECT_NE(realpath(kDriver, here), nullptr);
+  EXPECT_EQ(symlink(here, path.c_str()), 0);
+  return path;
+}
+
+class SideRequestsOfAGpu : public SideRequests {
+ protected:
+  SideRequestsOfAGpu() : SideRequests(OtherDriver()) {}
+};
+
+// The first hash loads code, which needs an idle GPU. A job that always has work in its stream must not lose its
+// rounds.
+TEST_F(SideRequestsOfAGpu, TheFirstHashWaitsForWorkThatHasBegun) {
+  const uint64_t module = client_.LoadModule(
+      ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry busy(.param .u32 turns) {\n"
+      ".reg .u32 %r<3>;\n.reg .pred %p;\nld.param.u32 %r1, [turns];\nagain: sub.u32 %r1, %r1, 1;\n"
+      "setp.ne.u32 %p, %r1, 0;\n@%p bra again;\nret; }\n");
+  const uint64_t kernel = client_.Function(module, "busy");
+  ASSERT_NE(kernel, 0u);
+  const uint64_t memory = client_.Allocate(4096);
+  ASSERT_EQ(Write(memory, Pattern(4096, 1)), CUDA_SUCCESS);
+  const auto work = [&](uint32_t turns) {
+    client_.Send(kCall_cuLaunchKernel, client_.Launch(kernel, {reinterpret_cast<const char*>(&turns), sizeof(turns)}));
+  };
+  // On a busy machine one attempt may not be enough.
+  CUresult result = CUDA_ERROR_NOT_READY;
+  for (int i = 0; i < 100 && result == CUDA_ERROR_NOT_READY; ++i) {
+    work(2000000);
+    result = Hash({Memory(memory, 4096)}, 4096, &hashes_);
+  }
+  ASSERT_EQ(result, CUDA_SUCCESS);
+  EXPECT_EQ(hashes_, HashesOf(Pattern(4096, 1), 4096));
+}
+
+// It does not wait for ever: work may need a request that comes behind the hash.
+TEST_F(SideRequestsOfAGpu, TheFirstHashIsRefusedWhileWorkGoesOn) {
+  const uint64_t module = client_.LoadModule(
+      ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry spin(.param .u64 flag) {\n"
+      ".reg .u32 %r;\n.reg .u64 %a;\n.reg .pred %p;\nld.param.u64 %a, [flag];\n"
+      "again: ld.volatile.global.u32 %r, [%a];\nsetp.eq.u32 %p, %r, 0;\n@%p bra again;\nret; }\n");
+  const uint64_t kernel = client_.Function(module, "spin");
+  ASSERT_NE(kernel, 0u);
+  const uint64_t memory = client_.Allocate(4096);
+  ASSERT_EQ(Write(memory, std::string(4096, 0)), CUDA_SUCCESS);
+  const uint64_t spinning = client_.Stream(), other = client_.Stream();
+  client_.Send(kCall_cuLaunchKernel,
+               client_.Launch(kernel, {reinterpret_cast<const char*>(&memory), sizeof(memory)}, spinning));
+  EXPECT_EQ(Hash({Memory(memory, 4096)}, 4096, &hashes_), CUDA_ERROR_NOT_READY);
+  wire::cuMemsetD32Async_Request end;
+  end.dstDevice = memory;
+  end.ui = 1;
+  end.N = 1;
+  end.hStream = other;
+  ASSERT_EQ(client_.Call(kCall_cuMemsetD32Async, end), CUDA_SUCCESS);
+  ASSERT_EQ(client_.Synchronize(), CUDA_SUCCESS);
+  ASSERT_EQ(Hash({Memory(memory, 4096)}, 4096, &hashes_), CUDA_SUCCESS);
 }
 
 }  // namespace

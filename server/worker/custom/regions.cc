@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -354,6 +356,21 @@ void FindWork(WorkerSession& worker, wire::OpDrain_Reply* out) {
   MakeCurrent(driver, worker.current_ref());
 }
 
+// How long the next requests wait at most for the work that has begun: several steps of most jobs.
+constexpr auto kIdleWait = std::chrono::milliseconds(50);
+constexpr auto kIdleLook = std::chrono::microseconds(200);
+
+// Whether all work is done, now or soon. A job that is never idle by itself becomes so here, since its next requests
+// wait. Work that needs one of those ends later.
+bool BecomesIdle(WorkerSession& worker) {
+  for (const auto end = std::chrono::steady_clock::now() + kIdleWait;; std::this_thread::sleep_for(kIdleLook)) {
+    wire::OpDrain_Reply work;
+    FindWork(worker, &work);
+    if (work.busy_streams.empty() && worker.host_functions().waiting() == 0) return true;
+    if (std::chrono::steady_clock::now() > end) return false;
+  }
+}
+
 }  // namespace
 
 CUresult OpDrain(Session& session, const Request&, const wire::OpDrain_Request& in, wire::OpDrain_Reply* now,
@@ -574,11 +591,7 @@ CUresult OpHashMemory(Session& session, const Request&, const wire::OpHashMemory
   }
   if (pieces.empty()) return CUDA_SUCCESS;
   // Loading code may wait for kernels, and these for requests that come behind this one: so not while there is work.
-  if (worker.side_work().MustLoad(context.id)) {
-    wire::OpDrain_Reply work;
-    FindWork(worker, &work);
-    if (!work.busy_streams.empty() || worker.host_functions().waiting() != 0) return CUDA_ERROR_NOT_READY;
-  }
+  if (worker.side_work().MustLoad(context.id) && !BecomesIdle(worker)) return CUDA_ERROR_NOT_READY;
   std::shared_ptr<char> hashes;
   SideWork::Wait wait;
   CUresult result = MakeCurrent(session.driver(), context);
