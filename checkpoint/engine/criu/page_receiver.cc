@@ -32,12 +32,26 @@ enum EntryField : protozero::pbf_tag_type { kAddress = 1, kPages32 = 2, kFlags =
 constexpr uint64_t kPageBytes = 4096, kHugeBytes = uint64_t{2} << 20;
 constexpr uint64_t kMostPages = uint64_t{1} << 36;   // of one message: the address space
 constexpr uint64_t kWriteBytes = uint64_t{8} << 20;  // at a time
+constexpr uint64_t kPartBytes = uint64_t{1} << 20;   // that one thread copies
 constexpr int kSocketBytes = 8 << 20;
 
-uint64_t BufferBytes(uint64_t bytes) {
+uint64_t BufferBytes(uint64_t bytes, uint64_t most_bytes) {
   // The processes change while they are looked at.
-  const uint64_t most = std::min({bytes + bytes / 8, PageReceiver::kMostBytes, AvailableMemory() / 4});
+  const uint64_t most = std::min({bytes + bytes / 8, most_bytes, AvailableMemory() / 4});
   return std::max(kHugeBytes, (most + kHugeBytes - 1) / kHugeBytes * kHugeBytes);
+}
+
+// How many bytes at `data`, which is the begin of a page, are pages of zeros, or are none.
+size_t Alike(const char* data, size_t bytes, bool* zeros) {
+  const auto is_zero = [&](size_t at) {
+    const size_t page = std::min<size_t>(kPageBytes, bytes - at);
+    return data[at] == 0 && memcmp(data + at, data + at + 1, page - 1) == 0;
+  };
+  *zeros = is_zero(0);
+  size_t end = 0;
+  do end = std::min<size_t>(end + kPageBytes, bytes);
+  while (end < bytes && is_zero(end) == *zeros);
+  return end;
 }
 
 void AppendWord(uint32_t word, std::string* to) { to->append(reinterpret_cast<const char*>(&word), sizeof(word)); }
@@ -64,7 +78,20 @@ class PageReceiver::File {
   File(const File&) = delete;
   File& operator=(const File&) = delete;
 
-  // An empty string, or what happened.
+  // Each returns an empty string, or what happened.
+  //
+  // Whole pages. Those of zeros are left out.
+  std::string WritePages(const char* data, size_t bytes) {
+    while (bytes > 0) {
+      bool zeros = false;
+      const size_t alike = Alike(data, bytes, &zeros);
+      const std::string problem = zeros ? Skip(alike) : Write(data, alike);
+      if (!problem.empty()) return problem;
+      data += alike;
+      bytes -= alike;
+    }
+    return "";
+  }
   std::string Write(const char* data, size_t bytes) const {
     while (bytes > 0) {
       const ssize_t done = write(fd_, data, bytes);
@@ -77,12 +104,18 @@ class PageReceiver::File {
   }
 
  private:
+  // A hole, also at the end of the file.
+  std::string Skip(size_t bytes) const {
+    const off_t end = lseek(fd_, off_t(bytes), SEEK_CUR);
+    return end >= 0 && ftruncate(fd_, end) == 0 ? "" : "cannot write " + name_ + ": " + strerror(errno);
+  }
+
   const std::string name_;
   const int fd_;
 };
 
-PageReceiver::PageReceiver(uint64_t bytes)
-    : size_(BufferBytes(bytes)), write_at_(bytes <= size_ ? size_ - size_ / 16 : size_ / 4) {
+PageReceiver::PageReceiver(uint64_t bytes, uint64_t most_bytes)
+    : size_(BufferBytes(bytes, most_bytes)), write_at_(bytes <= size_ ? size_ - size_ / 16 : size_ / 4) {
   void* const memory = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return;
   buffer_ = static_cast<char*>(memory);
@@ -157,6 +190,7 @@ void PageReceiver::Receive() {
 }
 
 bool PageReceiver::ReceiveAll() {
+  SocketCopier copier(socket_);
   for (Message message; ReadMessage(&message);) {
     switch (message.command) {
       case kOpen: {
@@ -166,11 +200,11 @@ bool PageReceiver::ReceiveAll() {
         break;
       }
       case kAdd:
-        if (!AddPages(message)) return false;
+        if (!AddPages(message, &copier)) return false;
         break;
       case kClose:
       case kForceClose:
-        return CloseImage();
+        return copier.Finish() && CloseImage();
       default:
         return Fail("CRIU sends an unknown command (" + std::to_string(message.command) + ")");
     }
@@ -241,7 +275,7 @@ bool PageReceiver::CloseImage() {
   return ok;
 }
 
-bool PageReceiver::AddPages(const Message& message) {
+bool PageReceiver::AddPages(const Message& message, SocketCopier* copier) {
   if (!pages_ || message.pages > kMostPages) return Fail("CRIU sends pages that belong nowhere");
   std::string entry;
   protozero::pbf_writer writer(entry);
@@ -256,23 +290,25 @@ bool PageReceiver::AddPages(const Message& message) {
     uint64_t room;
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return received_ - written_ < size_ || !error_.empty(); });
+      changed_.wait(lock, [&] { return taken_ - written_ < size_ || !error_.empty(); });
       if (!error_.empty()) return false;
-      room = size_ - (received_ - written_);
+      room = size_ - (taken_ - written_);
     }
-    const uint64_t at = received_ % size_;
-    const ssize_t got = recv(socket_, buffer_ + at, std::min({left, room, size_ - at}), MSG_WAITALL);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return false;
-    left -= uint64_t(got);
-    const std::lock_guard lock(mutex_);
-    received_ += uint64_t(got);
-    if (pieces_.empty() || pieces_.back().file != pages_) {
-      pieces_.push_back({pages_, uint64_t(got)});
-    } else {
-      pieces_.back().bytes += uint64_t(got);
-    }
-    if (received_ - written_ > write_at_) changed_.notify_all();
+    const uint64_t at = taken_ % size_;
+    const uint64_t bytes = std::min({left, room, size_ - at, kPartBytes});
+    const auto done = [this, file = pages_, bytes] {
+      const std::lock_guard lock(mutex_);
+      received_ += bytes;
+      if (pieces_.empty() || pieces_.back().file != file) {
+        pieces_.push_back({file, bytes});
+      } else {
+        pieces_.back().bytes += bytes;
+      }
+      if (received_ - written_ > write_at_) changed_.notify_all();
+    };
+    if (!copier->Copy(buffer_ + at, bytes, done)) return false;
+    taken_ += bytes;
+    left -= bytes;
   }
   return true;
 }
@@ -286,7 +322,7 @@ void PageReceiver::Write() {
     const uint64_t at = written_ % size_;
     const uint64_t bytes = std::min({piece.bytes, kWriteBytes, size_ - at});
     lock.unlock();
-    const std::string problem = piece.file->Write(buffer_ + at, bytes);
+    const std::string problem = piece.file->WritePages(buffer_ + at, bytes);
     lock.lock();
     if (error_.empty()) error_ = problem;
     written_ += bytes;

@@ -3,14 +3,15 @@
 //
 // CRIU copies memory by itself at the speed of the file system, page by page, and the processes stand still meanwhile.
 // With a page server (`--page-server --ps-socket`) it sends references to their pages through a socket. This end copies
-// them into a buffer that was filled beforehand, which takes half the time, and writes the files that CRIU would have
+// them into a buffer that was filled beforehand, with several threads, and writes the files that CRIU would have
 // written: pagemap-ID.img, pagemap-shmem-ID.img and pages-N.img. What does not fit into the buffer is written at once.
+// Pages of zeros are holes in the files.
 //
 // The protocol is that of criu/page-xfer.c, in the layouts of CRIU 3.17 to 4.1 and of 4.2. CRIU waits for an answer
 // before it lets the processes go, so all pages have been copied by then. If this end is closed before, CRIU fails and
 // the processes run on. CRIU may have a user's rights: any input is safe.
 //
-// Functions return false and one sentence in *error. For one thread; two threads of its own receive and write.
+// Functions return false and one sentence in *error. For one thread; threads of its own receive and write.
 #ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_PAGE_RECEIVER_H_
 #define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_PAGE_RECEIVER_H_
 
@@ -22,13 +23,15 @@
 #include <string>
 #include <thread>
 
+#include "checkpoint/engine/criu/socket_copier.h"
+
 namespace cuda_remote::checkpoint {
 
 class PageReceiver {
  public:
   // `bytes`: how much memory the processes have, as far as is known. The buffer has that size, but not more than
-  // kMostBytes or a quarter of what the machine has left. It takes its memory now.
-  explicit PageReceiver(uint64_t bytes);
+  // `most_bytes` or a quarter of what the machine has left. It takes its memory now.
+  explicit PageReceiver(uint64_t bytes, uint64_t most_bytes = kUsualBytes);
   // Ends what Begin has begun.
   ~PageReceiver();
   PageReceiver(const PageReceiver&) = delete;
@@ -43,7 +46,8 @@ class PageReceiver {
   // Waits until all files are written. They are not flushed to the disk.
   bool Finish(std::string* error);
 
-  static constexpr uint64_t kMostBytes = uint64_t{640} << 20;
+  // What it takes where nothing is said.
+  static constexpr uint64_t kUsualBytes = uint64_t{640} << 20;
 
  private:
   // One kind of message for all commands, as CRIU sends it.
@@ -63,7 +67,7 @@ class PageReceiver {
   bool ReadMessage(Message* message);
   bool OpenImage(uint64_t target);
   bool CloseImage();
-  bool AddPages(const Message& message);
+  bool AddPages(const Message& message, SocketCopier* copier);
   void Write();
   bool WriteMap();
   std::shared_ptr<File> Create(const std::string& name);
@@ -77,7 +81,8 @@ class PageReceiver {
   std::thread receiver_, writer_;
 
   // Of the receiver.
-  bool wide_ = true;  // the layout of CRIU 4.2: a number of pages has 64 bits
+  uint64_t taken_ = 0;  // bytes, of the buffer, from the begin
+  bool wide_ = true;    // the layout of CRIU 4.2: a number of pages has 64 bits
   bool layout_known_ = false;
   uint32_t images_ = 0;
   std::shared_ptr<File> pages_, map_;  // the open pages-N.img and its pagemap image

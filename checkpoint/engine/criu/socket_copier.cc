@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/engine/criu/socket_copier.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <utility>
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+// More do not help: moving references is the slower part then.
+constexpr size_t kLanes = 4;
+constexpr int kPipeBytes = 1 << 20;
+// Less is copied sooner than handed to another thread.
+constexpr size_t kWorthALane = 64 << 10;
+
+// All `bytes`, by calls of `some`, which returns how many it has done. False: the end, or an error.
+template <typename Some>
+bool All(size_t bytes, const Some& some) {
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t got = some(done, bytes - done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return false;
+    done += size_t(got);
+  }
+  return true;
+}
+
+}  // namespace
+
+SocketCopier::SocketCopier(int socket) : socket_(socket) {
+  for (size_t i = 0; i < kLanes; ++i) {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) break;
+    fcntl(ends[1], F_SETPIPE_SZ, kPipeBytes);
+    lanes_.push_back(std::make_unique<Lane>());
+    lanes_.back()->out = ends[0];
+    lanes_.back()->in = ends[1];
+  }
+  for (const auto& lane : lanes_) lane->thread = std::thread([this, one = lane.get()] { Run(one); });
+}
+
+SocketCopier::~SocketCopier() {
+  {
+    const std::lock_guard lock(mutex_);
+    over_ = true;
+  }
+  changed_.notify_all();
+  // A thread that waits for the rest of a part has no more to wait for.
+  for (const auto& lane : lanes_) close(lane->in);
+  for (const auto& lane : lanes_) {
+    lane->thread.join();
+    close(lane->out);
+  }
+}
+
+bool SocketCopier::Copy(char* to, size_t bytes, std::function<void()> done) {
+  Lane* lane = nullptr;
+  Part* part = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (failed_) return false;
+    parts_.push_back(std::make_unique<Part>(Part{to, bytes, std::move(done)}));
+    part = parts_.back().get();
+    if (bytes >= kWorthALane && !lanes_.empty()) {
+      lane = lanes_[next_++ % lanes_.size()].get();
+      lane->parts.push_back(part);
+    }
+  }
+  if (lane != nullptr) {
+    changed_.notify_all();
+    return All(bytes,
+               [&](size_t, size_t left) { return splice(socket_, nullptr, lane->in, nullptr, left, SPLICE_F_MOVE); });
+  }
+  if (!All(bytes, [&](size_t at, size_t left) { return recv(socket_, to + at, left, MSG_WAITALL); })) return false;
+  Complete(part);
+  return true;
+}
+
+bool SocketCopier::Finish() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return parts_.empty() || failed_; });
+  return !failed_;
+}
+
+void SocketCopier::Complete(Part* part) {
+  const std::lock_guard lock(mutex_);
+  part->copied = true;
+  for (; !parts_.empty() && parts_.front()->copied; parts_.pop_front()) parts_.front()->done();
+  changed_.notify_all();
+}
+
+void SocketCopier::Run(Lane* lane) {
+  while (true) {
+    Part* part = nullptr;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return over_ || !lane->parts.empty(); });
+      if (lane->parts.empty()) return;
+      part = lane->parts.front();
+      lane->parts.pop_front();
+    }
+    if (All(part->bytes, [&](size_t at, size_t left) { return read(lane->out, part->to + at, left); })) {
+      Complete(part);
+      continue;
+    }
+    const std::lock_guard lock(mutex_);
+    failed_ = true;
+    changed_.notify_all();
+    return;
+  }
+}
+
+}  // namespace cuda_remote::checkpoint

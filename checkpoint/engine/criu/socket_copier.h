@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies what arrives at a Unix stream socket to memory, with several threads.
+//
+// A socket gives its bytes to one thread at a time. This moves references to the sender's pages from the socket into
+// pipes instead, which takes a third of the time of copying them, and a thread for each pipe copies out of it.
+//
+// For one thread; the callbacks come from others.
+#ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_SOCKET_COPIER_H_
+#define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_SOCKET_COPIER_H_
+
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace cuda_remote::checkpoint {
+
+class SocketCopier {
+ public:
+  // The socket stays the caller's and must outlive this.
+  explicit SocketCopier(int socket);
+  // Gives up the copies that are not complete.
+  ~SocketCopier();
+  SocketCopier(const SocketCopier&) = delete;
+  SocketCopier& operator=(const SocketCopier&) = delete;
+
+  // Takes the next `bytes` of the socket, which go to `to`. Returns when they have left the socket; `done` is called,
+  // in the order of the calls of Copy, when they are at `to`. It must not call this. False: the socket has ended.
+  bool Copy(char* to, size_t bytes, std::function<void()> done);
+  // Waits until all is copied. False: that is impossible.
+  bool Finish();
+
+ private:
+  struct Part {
+    char* to;
+    size_t bytes;
+    std::function<void()> done;
+    bool copied = false;
+  };
+  struct Lane {
+    int in = -1, out = -1;  // of its pipe
+    std::deque<Part*> parts;
+    std::thread thread;
+  };
+  void Run(Lane* lane);
+  void Complete(Part* part);
+
+  const int socket_;
+  size_t next_ = 0;  // lane
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::unique_ptr<Part>> parts_;  // not done yet, in order
+  bool over_ = false, failed_ = false;
+};
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_SOCKET_COPIER_H_
