@@ -48,6 +48,7 @@ TEST(CallTraits, RowsStandAtTheirNumbers) {
   EXPECT_FALSE(TraitsOf(kCall_cuLaunchKernel).Has(kMemoryOfAnyGpu));
   EXPECT_TRUE(TraitsOf(kCall_cuLaunchKernel).Has(kFollowsFlushes));
   EXPECT_TRUE(TraitsOf(kOpManagedFlush).Has(kFollowsFlushes));
+  EXPECT_TRUE(TraitsOf(kCall_cuStreamSynchronize).Has(kFollowsFlushes));
   EXPECT_FALSE(TraitsOf(kCall_cuGraphLaunch).Has(kFollowsFlushes));
   EXPECT_TRUE(TraitsOf(kOpMirrorRead).Has(kMovesSharedMemory));
   EXPECT_FALSE(TraitsOf(kOpHostFuncDone).Has(kMovesSharedMemory));

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "proto/logging/log.h"
 #include "proto/mirror/mirror.h"
@@ -213,9 +214,7 @@ void ManagedMemory::UnregisterLocked(Segment* segment) {
 }
 
 CUresult ManagedMemory::BeginCopyLocked(Segment* segment, uint64_t start, const Run& run, bool to_device,
-                                        std::map<int, std::vector<BulkCopies::Part>>* bulk) {
-  const CUstream stream = EnterLocked(segment->device);
-  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
+                                        CUstream stream, std::map<int, std::vector<BulkCopies::Part>>* bulk) {
   for (uint64_t at = run.address - start, end = at + run.bytes; at < end;) {
     const size_t index = at / kRegistered;
     const uint64_t step = std::min(end, (index + 1) * kRegistered) - at;
@@ -249,10 +248,17 @@ CUresult ManagedMemory::CopyLocked(const std::vector<Run>& runs, bool to_device,
   uint64_t start;
   for (const Run& run : runs) {
     Segment* const segment = FindLocked(run.address, run.bytes, &start);
-    note(BeginCopyLocked(segment, start, run, to_device, &bulk));
+    const CUstream stream = EnterLocked(segment->device);
+    Lane& lane = lanes_[segment->device];
+    if (stream && lane.flushing && std::exchange(lane.elsewhere, false) &&
+        driver_.cuStreamWaitEvent(stream, lane.flushed, 0) != CUDA_SUCCESS) {
+      note(driver_.cuEventSynchronize(lane.flushed));
+    }
+    note(stream ? BeginCopyLocked(segment, start, run, to_device, stream, &bulk) : CUDA_ERROR_INVALID_CONTEXT);
     used.resize(std::max(used.size(), size_t(segment->device) + 1));
     used[size_t(segment->device)] = true;
   }
+  if (!bulk.empty()) note(AwaitFlushLocked());  // they have streams of their own
   for (const auto& [device, parts] : bulk) note(bulk_.Copy(lanes_[device].context, parts, to_device));
   if (may_go_on && first == CUDA_SUCCESS && bulk.empty()) {
     for (size_t device = 0; device < used.size(); ++device) {
@@ -282,30 +288,84 @@ CUresult ManagedMemory::LeaveLocked(Lane* lane) {
   if (result == CUDA_SUCCESS) result = driver_.cuEventRecord(lane->flushed, lane->stream);
   if (result != CUDA_SUCCESS) return result;
   lane->flushing = true;
+  lane->elsewhere = lane->ordered = false;
   flushing_.store(true, std::memory_order_release);
   return CUDA_SUCCESS;
 }
 
-CUresult ManagedMemory::OrderBehindFlush(CUstream stream) {
+bool ManagedMemory::KeepLocked(const std::vector<Run>& runs) {
+  if (runs.empty()) return false;
+  uint64_t start, bytes = kept_bytes_;
+  const int device = FindLocked((kept_.empty() ? runs : kept_)[0].address, 1, &start)->device;
+  const Lane& lane = lanes_[device];
+  if (lane.context.id == 0 || !lane.flushed) return false;
+  for (const Run& run : runs) {
+    bytes += run.bytes;
+    if (bytes > kMostKept || FindLocked(run.address, run.bytes, &start)->device != device) return false;
+  }
+  kept_.insert(kept_.end(), runs.begin(), runs.end());
+  kept_bytes_ = bytes;
+  flushing_.store(true, std::memory_order_release);
+  return true;
+}
+
+std::vector<ManagedMemory::Run> ManagedMemory::TakeKeptLocked() {
+  kept_bytes_ = 0;
+  return std::exchange(kept_, {});
+}
+
+CUresult ManagedMemory::FlushKeptLocked() {
+  return kept_.empty() ? CUDA_SUCCESS : CopyLocked(TakeKeptLocked(), true, true);
+}
+
+CUresult ManagedMemory::FlushKeptInLocked(CUstream stream, bool blocking) {
+  const std::vector<Run> runs = TakeKeptLocked();
+  CUresult result = CUDA_SUCCESS;
+  uint64_t start;
+  Lane* lane = nullptr;
+  std::map<int, std::vector<BulkCopies::Part>> none;  // they are short
+  for (const Run& run : runs) {
+    Segment* const segment = FindLocked(run.address, run.bytes, &start);
+    lane = &lanes_[segment->device];
+    if (result == CUDA_SUCCESS) result = BeginCopyLocked(segment, start, run, true, stream, &none);
+  }
+  // In front of what comes next into the stream: others wait for the copy, not for that.
+  if (result == CUDA_SUCCESS) result = driver_.cuEventRecord(lane->flushed, stream);
+  if (result != CUDA_SUCCESS) {
+    driver_.cuStreamSynchronize(stream);
+    return CopyLocked(runs, true, false);
+  }
+  lane->flushing = lane->elsewhere = true;
+  lane->ordered = blocking;
+  return CUDA_SUCCESS;
+}
+
+CUresult ManagedMemory::OrderBehindFlush(CUstream stream, bool blocking) {
   std::lock_guard<std::mutex> lock(mutex_);
   CUresult first = CUDA_SUCCESS;
-  bool any = false;
   for (auto& [device, lane] : lanes_) {
     if (!lane.flushing) continue;
     if (driver_.cuEventQuery(lane.flushed) == CUDA_SUCCESS) {
       lane.flushing = false;
-      continue;
+    } else if (driver_.cuStreamWaitEvent(stream, lane.flushed, 0) == CUDA_SUCCESS) {
+      lane.ordered = lane.ordered || blocking;
+    } else {
+      const CUresult result = driver_.cuEventSynchronize(lane.flushed);
+      if (first == CUDA_SUCCESS) first = result;
+      lane.flushing = false;
     }
-    any = true;
-    const CUresult result = driver_.cuStreamWaitEvent(stream, lane.flushed, 0);
+  }
+  if (!kept_.empty()) {
+    const CUresult result = FlushKeptInLocked(stream, blocking);
     if (first == CUDA_SUCCESS) first = result;
   }
-  if (!any) flushing_.store(false, std::memory_order_release);
-  return first == CUDA_SUCCESS ? first : AwaitFlushLocked();
+  const bool any = std::any_of(lanes_.begin(), lanes_.end(), [](const auto& lane) { return lane.second.flushing; });
+  flushing_.store(any, std::memory_order_release);
+  return first;
 }
 
 CUresult ManagedMemory::AwaitFlushLocked() {
-  CUresult first = CUDA_SUCCESS;
+  CUresult first = FlushKeptLocked();
   for (auto& [device, lane] : lanes_) {
     if (!lane.flushing) continue;
     const CUresult result = driver_.cuEventSynchronize(lane.flushed);
@@ -391,7 +451,17 @@ CUresult ManagedMemory::Copy(std::string_view runs, bool to_device, bool may_go_
   if (copied.empty() && !runs.empty()) return CUDA_ERROR_INVALID_VALUE;
   // What it brings later would take the place of what the client has written by then.
   if (!to_device) AwaitFetchLocked();
-  return CopyLocked(copied, to_device, may_go_on);
+  const CUresult before = FlushKeptLocked();
+  const CUresult result = CopyLocked(copied, to_device, may_go_on);
+  return before == CUDA_SUCCESS ? result : before;
+}
+
+CUresult ManagedMemory::BeginFlush(std::string_view runs, bool idle) {
+  if (idle) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (KeepLocked(RunsLocked(runs))) return CUDA_SUCCESS;
+  }
+  return Copy(runs, true, true);
 }
 
 bool ManagedMemory::BeginFetch(std::string_view runs) {
@@ -408,31 +478,47 @@ bool ManagedMemory::BeginFetch(std::string_view runs) {
   };
   if (copied.empty() || !std::all_of(copied.begin(), copied.end(), is_registered)) return false;
   AwaitFetchLocked();
-  CUresult result = CUDA_SUCCESS;
+  CUresult result = FlushKeptLocked();
+  CUevent fetched = nullptr;
+  for (auto& [device, lane] : lanes_) {
+    if (result != CUDA_SUCCESS || !lane.flushing || lane.ordered) continue;
+    result =
+        EnterLocked(device) ? driver_.cuStreamWaitEvent(CU_STREAM_LEGACY, lane.flushed, 0) : CUDA_ERROR_INVALID_CONTEXT;
+    lane.ordered = result == CUDA_SUCCESS;
+  }
   for (const Run& run : copied) {
     const Segment& segment = *FindLocked(run.address, run.bytes, &start);
     if (result == CUDA_SUCCESS && !EnterLocked(segment.device)) result = CUDA_ERROR_INVALID_CONTEXT;
+    fetched = lanes_[segment.device].fetched;
     for (uint64_t at = run.address - start, end = at + run.bytes; at < end && result == CUDA_SUCCESS;) {
       const uint64_t step = std::min(end, (at / kRegistered + 1) * kRegistered) - at;
       result = driver_.cuMemcpyDtoHAsync_v2(segment.memory + at, start + at, step, CU_STREAM_LEGACY);
       at += step;
     }
   }
-  if (result != CUDA_SUCCESS) LeaveFetchLocked();
-  return result == CUDA_SUCCESS;
+  if (result == CUDA_SUCCESS) {
+    result = fetched ? driver_.cuEventRecord(fetched, CU_STREAM_LEGACY) : CUDA_ERROR_NOT_SUPPORTED;
+  }
+  if (result != CUDA_SUCCESS) {
+    driver_.cuStreamSynchronize(CU_STREAM_LEGACY);
+    return false;
+  }
+  fetch_ = fetched;
+  return true;
+}
+
+CUresult ManagedMemory::FetchState() { return driver_.cuEventQuery(fetch_); }
+
+void ManagedMemory::EndFetch() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  // It was behind them.
+  for (auto& [device, lane] : lanes_) lane.flushing = false;
+  flushing_.store(false, std::memory_order_release);
 }
 
 void ManagedMemory::LeaveFetch() {
   std::lock_guard<std::mutex> lock(mutex_);
-  LeaveFetchLocked();
-}
-
-void ManagedMemory::LeaveFetchLocked() {
-  for (auto& [device, lane] : lanes_) {
-    if (lane.context.id == 0 || MakeCurrent(driver_, lane.context) != CUDA_SUCCESS) continue;
-    lane.fetching = lane.fetched && driver_.cuEventRecord(lane.fetched, CU_STREAM_LEGACY) == CUDA_SUCCESS;
-    if (!lane.fetching) driver_.cuStreamSynchronize(CU_STREAM_LEGACY);
-  }
+  for (auto& [device, lane] : lanes_) lane.fetching = lane.fetching || lane.fetched == fetch_;
 }
 
 void ManagedMemory::AwaitFetchLocked() {
@@ -443,8 +529,6 @@ void ManagedMemory::AwaitFetchLocked() {
 }
 
 CUresult ManagedMemory::Flush(std::string_view runs) { return Copy(runs, true, false); }
-
-CUresult ManagedMemory::BeginFlush(std::string_view runs) { return Copy(runs, true, true); }
 
 CUresult ManagedMemory::Fetch(std::string_view runs) { return Copy(runs, false, false); }
 

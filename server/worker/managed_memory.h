@@ -60,19 +60,23 @@ class ManagedMemory {
   CUresult Flush(std::string_view runs);
   CUresult Fetch(std::string_view runs);
   CUresult Fetch(uint64_t address, uint64_t bytes);
-  // As Fetch, but in the legacy stream, behind all work of blocking streams, and it goes on. False if that cannot be
-  // had for these pages. If it can, the caller either waits for the legacy stream or calls LeaveFetch: then whoever
-  // fetches later waits for it. For sessions with one context, and no streams but blocking ones. Executor only; leaves
-  // that context current.
+  // As Fetch, but in the legacy stream, behind all work of blocking streams and all flushes, and it goes on. False if
+  // that cannot be had for these pages. If it can, the caller polls FetchState, which is CUDA_ERROR_NOT_READY until the
+  // pages are here, and then calls EndFetch; or it calls LeaveFetch: then whoever fetches later waits for it. For
+  // sessions with one context, and no streams but blocking ones. Executor only; leaves that context current.
   bool BeginFetch(std::string_view runs);
+  CUresult FetchState();
+  void EndFetch();
   void LeaveFetch();
   // As Flush, but a short copy may go on: then flushing() is true, and the caller makes everything that may use the
-  // memory or the file wait for it: a stream's further work by OrderBehindFlush, anything else by AwaitFlush. Executor
-  // only.
-  CUresult BeginFlush(std::string_view runs);
+  // memory or the file wait for it: a stream's further work by OrderBehindFlush, anything else by AwaitFlush.
+  // `idle`: the session's GPU has nothing to do, nothing is captured, and there is one context. Then a short copy may
+  // even wait for one of these two calls, so that it goes into the stream that OrderBehindFlush names, where it waits
+  // for nothing. Executor only.
+  CUresult BeginFlush(std::string_view runs, bool idle);
   bool flushing() const { return flushing_.load(std::memory_order_acquire); }
-  // `stream` is not captured; its context is current.
-  CUresult OrderBehindFlush(CUstream stream);
+  // `stream` is not captured; its context is current. `blocking`: whether it waits for the legacy stream.
+  CUresult OrderBehindFlush(CUstream stream, bool blocking);
   CUresult AwaitFlush();
   // The same for segments without a file. `runs`: of proto/mirror; those before a wrong one have been written.
   CUresult Write(std::string_view runs);
@@ -92,6 +96,9 @@ class ManagedMemory {
   static constexpr uint64_t kRegistered = 32 << 20;
   static constexpr uint64_t kShort = 4 << 20;
   static constexpr uint64_t kTimesOfShort = 1, kTimesOfLong = 4;
+  // Bytes of flushes that are put off, at most.
+  static constexpr uint64_t kMostKept = 256 << 10;
+  static_assert(kMostKept < BulkCopies::kWorth);
   struct Piece {
     uint64_t moved = 0;
     bool registered = false;
@@ -113,10 +120,12 @@ class ManagedMemory {
   struct Lane {
     ContextRef context;
     CUstream stream = nullptr;
-    CUevent flushed = nullptr;  // behind what BeginFlush has put into the stream
+    CUevent flushed = nullptr;  // behind what BeginFlush has put into the stream, or OrderBehindFlush into another one
     bool flushing = false;      // it may not be done
-    CUevent fetched = nullptr;  // behind what BeginFetch has put into the legacy stream, once LeaveFetch was called
-    bool fetching = false;      // it may not be done
+    bool elsewhere = false;     // it is in another stream, and nothing in this one waits for it yet
+    bool ordered = false;       // something in a blocking stream, or the legacy one, comes behind it
+    CUevent fetched = nullptr;  // behind what BeginFetch has put into the legacy stream
+    bool fetching = false;      // it may not be done, and LeaveFetch was called
   };
 
   bool ReserveLocked();
@@ -129,6 +138,12 @@ class ManagedMemory {
   struct Run {
     uint64_t address, bytes;
   };
+  // Puts off the flush of `runs`. False if it must begin now.
+  bool KeepLocked(const std::vector<Run>& runs);
+  std::vector<Run> TakeKeptLocked();
+  // Begins what was put off: in the lane's stream, or in one whose context is current.
+  CUresult FlushKeptLocked();
+  CUresult FlushKeptInLocked(CUstream stream, bool blocking);
   // Copies `runs`, which a client has sent; empty: they are wrong.
   std::vector<Run> RunsLocked(std::string_view runs) const;
   CUresult Copy(std::string_view runs, bool to_device, bool may_go_on);
@@ -137,10 +152,10 @@ class ManagedMemory {
   // Notes that what is in the lane's stream goes on.
   CUresult LeaveLocked(Lane* lane);
   CUresult AwaitFlushLocked();
-  void LeaveFetchLocked();
   void AwaitFetchLocked();
-  // Begins to copy a range of one segment; what is worth BulkCopies goes to `bulk` instead.
-  CUresult BeginCopyLocked(Segment* segment, uint64_t start, const Run& run, bool to_device,
+  // Begins to copy a range of one segment in `stream`, whose context is current; what is worth BulkCopies goes to
+  // `bulk` instead.
+  CUresult BeginCopyLocked(Segment* segment, uint64_t start, const Run& run, bool to_device, CUstream stream,
                            std::map<int, std::vector<BulkCopies::Part>>* bulk);
   std::shared_ptr<File> OpenFileLocked(int fd);
   CUresult MapFileLocked(int fd, uint64_t offset, Segment* segment);
@@ -157,8 +172,11 @@ class ManagedMemory {
   uint64_t reserved_ = 0;  // bytes of addresses, 0: none yet
   std::map<uint64_t, Segment> segments_;
   std::map<int, Lane> lanes_;
-  std::atomic<bool> flushing_{false};  // any lane's
-  std::weak_ptr<File> file_;           // of the segment that came last
+  std::atomic<bool> flushing_{false};  // any lane's, or something is in `kept_`
+  std::vector<Run> kept_;              // of one device: flushes that were put off
+  uint64_t kept_bytes_ = 0;
+  CUevent fetch_ = nullptr;   // of the last BeginFetch
+  std::weak_ptr<File> file_;  // of the segment that came last
   BulkCopies bulk_;
 };
 

@@ -62,7 +62,8 @@ CUresult Custom_cuLaunchKernel(Session& session, const Request&, const wire::cuL
   if (in.params.size() > kMaxParameters) return CUDA_ERROR_INVALID_VALUE;
   if (ManagedMemory& managed = Worker(session).managed_memory(); managed.flushing()) {
     // A captured stream must not wait for what is not captured.
-    const CUresult result = CapturesInProgress() == 0 ? managed.OrderBehindFlush(stream) : managed.AwaitFlush();
+    const CUresult result =
+        CapturesInProgress() == 0 ? managed.OrderBehindFlush(stream, IsBlocking(stream)) : managed.AwaitFlush();
     if (result != CUDA_SUCCESS) return result;
   }
   if (!in.params.empty()) std::memcpy(g_parameters, in.params.data(), in.params.size());

@@ -81,16 +81,25 @@ bool IsDone(WorkerSession& worker, const Work& work) {
 
 }  // namespace
 
-void EndFetchExpected(WorkerSession& worker, ReplyBuilder* reply) {
+namespace {
+
+void SayFetched(WorkerSession& worker, ReplyBuilder* reply) {
   reply->payload.assign(1, '\1');
   MakeCurrent(worker.driver(), worker.current_ref());
+}
+
+}  // namespace
+
+void EndFetchExpected(WorkerSession& worker, ReplyBuilder* reply) {
+  worker.managed_memory().EndFetch();
+  SayFetched(worker, reply);
 }
 
 void FetchExpected(WorkerSession& worker, const Request& request, ReplyBuilder* reply) {
   const std::string_view runs = request.payload.unstable();
   if (runs.empty() || worker.executes_kept() || !IsDone(worker, AllWork(worker))) return;
   worker.PrepareManagedMemory();
-  if (worker.managed_memory().Fetch(runs) == CUDA_SUCCESS) return EndFetchExpected(worker, reply);
+  if (worker.managed_memory().Fetch(runs) == CUDA_SUCCESS) return SayFetched(worker, reply);
   MakeCurrent(worker.driver(), worker.current_ref());
 }
 
@@ -202,7 +211,8 @@ CUresult OpManagedFlush(Session& session, const Request& request, const wire::Op
   worker.PrepareManagedMemory();
   ManagedMemory& managed = worker.managed_memory();
   const std::string_view payload = request.payload.unstable();
-  const CUresult result = managed.carried() ? managed.Write(payload) : managed.BeginFlush(payload);
+  const bool idle = worker.idle() && worker.contexts().size() == 1 && CapturesInProgress() == 0;
+  const CUresult result = managed.carried() ? managed.Write(payload) : managed.BeginFlush(payload, idle);
   MakeCurrent(session.driver(), worker.current_ref());
   return result == CUDA_ERROR_INVALID_VALUE ? kMalformedRequest : result;
 }

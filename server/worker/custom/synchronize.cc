@@ -24,8 +24,9 @@ CUresult SynchronizeContext(WorkerSession& worker, const Request& request, Conte
   if (worker.contexts().size() == 1 && CapturesInProgress() == 0 && !worker.prints()) {
     CUresult state = CUDA_SUCCESS;
     const bool fetching = BeginFetchExpected(worker, request);
-    if (worker.SpinUntil([&] { return (state = QueryAll(worker, {context})) != CUDA_ERROR_NOT_READY; }) &&
-        state == CUDA_SUCCESS) {
+    // The copies are behind all of it.
+    const auto ask = [&] { return fetching ? worker.managed_memory().FetchState() : QueryAll(worker, {context}); };
+    if (worker.SpinUntil([&] { return (state = ask()) != CUDA_ERROR_NOT_READY; }) && state == CUDA_SUCCESS) {
       worker.NoteSynchronized(work);
       if (fetching) {
         EndFetchExpected(worker, reply);
