@@ -2,7 +2,7 @@
 // Managed memory, used at random from all sides and compared byte for byte with a model of what CUDA promises: host
 // threads, kernels, copies, fills, prefetches, advice, system calls, host functions, allocations and frees, in two
 // streams, with memory attached to streams and to the host, and `__managed__` variables. Each of the --steps steps is
-// 250 operations.
+// 250 operations, with the hook for checkpoints anywhere among them.
 //
 // The rules of devices without concurrentManagedAccess are kept: the host leaves memory alone while work may use it
 // that has not been waited for, and memory that is attached to one stream only while that stream has work. Nothing else
@@ -27,7 +27,7 @@
 
 namespace {
 
-constexpr int kOperations = 250;
+constexpr unsigned kOperations = 250;
 constexpr int kStreams = 2;
 constexpr size_t kMostRanges = 14;
 constexpr int kNobody = -1;
@@ -80,7 +80,7 @@ struct Range {
 class Random {
  public:
   explicit Random(int size) : size_(size), numbers_(g_seed) {
-    for (cudaStream_t& stream : streams_) CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (cudaStream_t& stream : streams_) CreateStream(&stream);
     CUDA_CHECK(cudaMalloc(&device_, Longest()));
     CUDA_CHECK(cudaMallocHost(&pinned_, Longest()));
     CUDA_CHECK(cudaMemset(device_, 0, Longest()));
@@ -101,7 +101,7 @@ class Random {
 
   void Operation() {
     ++g_operation;
-    switch (Pick(28)) {
+    switch (Pick(30)) {
       case 0:
         return Name("host writes"), HostWrites();
       case 1:
@@ -154,8 +154,22 @@ class Random {
         return Name("copy of lines"), CopyLines();
       case 26:
         return Name("long range"), UseLong();
+      case 27:
+        return Name("in turn"), InTurn();
+      case 28:
+        return Name("new stream"), NewStream();
       default:
         return Name("host function"), HostFunction();
+    }
+  }
+
+  // The operations of a step. Somewhere among them is the hook where checkpoints and moves come, so that they find
+  // pages that either side has written, and work in flight.
+  void Operations(int step) {
+    const unsigned hook = Pick(kOperations);
+    for (unsigned i = 0; i < kOperations; ++i) {
+      Operation();
+      if (i == hook) app::Step(step);
     }
   }
 
@@ -616,6 +630,48 @@ class Random {
     WaitForStream(int(Pick(kStreams)));
   }
 
+  // The same few pages again and again, so that the library comes to know them.
+  void InTurn() {
+    Range& range = Any();
+    if (range.host_attached) return;
+    WaitForAll();
+    size_t begin, bytes;
+    Part(range, &begin, &bytes);
+    bytes = std::min<size_t>(bytes, 9000);
+    const unsigned turns = 1 + Pick(7);
+    for (unsigned turn = 0; turn < turns; ++turn) {
+      for (size_t i = begin; i < begin + bytes; i += 1 + turn % 3) {
+        range.memory[i] += (unsigned char)(turn + 1);
+        range.model[i] += (unsigned char)(turn + 1);
+      }
+      const bool legacy = range.attached == kNobody && Pick(2) == 0;
+      const cudaStream_t stream = legacy ? nullptr : streams_[ForWork(range)];
+      Advance<<<2, 64, 0, stream>>>(range.memory + begin, unsigned(bytes), 1, turn);
+      LAUNCH_CHECK();
+      AdvanceModel(&range.model[begin], unsigned(bytes), 1, turn);
+      if (Pick(4) == 0) {
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+      } else {
+        CUDA_CHECK(cudaDeviceSynchronize());
+      }
+      Same(range, begin, bytes);
+    }
+  }
+
+  void CreateStream(cudaStream_t* stream) {
+    CUDA_CHECK(cudaStreamCreateWithFlags(stream, Pick(2) == 0 ? cudaStreamNonBlocking : cudaStreamDefault));
+  }
+
+  void NewStream() {
+    const int stream = int(Pick(kStreams));
+    for (const auto& range : ranges_) {
+      if (range->attached == stream) return;
+    }
+    WaitForAll();
+    CUDA_CHECK(cudaStreamDestroy(streams_[stream]));
+    CreateStream(&streams_[stream]);
+  }
+
   void Attach() {
     Range& range = Any();
     WaitForAll();
@@ -688,10 +744,9 @@ int main(int argc, char** argv) {
   if (const char* seed = getenv("CR_TEST_SEED")) g_seed = unsigned(strtoul(seed, nullptr, 10));
   Random random(options.size);
   for (int step = 0; step < options.steps; ++step) {
-    for (int i = 0; i < kOperations; ++i) random.Operation();
+    random.Operations(step);
     printf("step %d digest %016llx\n", step, random.Compare());
     fflush(stdout);
-    app::Step(step);
   }
   return 0;
 }
