@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Textures over plain memory: every format and number of channels, over linear and pitched memory, at places inside an
-// allocation; over managed and pinned memory; reaching beyond their allocation, as padded FFT buffers have them; and
-// over memory that is freed before they are. The host computes everything as well.
+// allocation; over managed and pinned memory; over a large padded FFT buffer, linear and pitched; reaching beyond their
+// allocation, as such buffers have them, too; and over memory that is freed before they are. The host computes
+// everything as well.
 #include <cuda_fp16.h>
 
 #include <algorithm>
@@ -36,6 +37,36 @@ __global__ void Sample(cudaTextureObject_t texture, float scale_x, float scale_y
 __global__ void Stir(unsigned* words, int count, unsigned step) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < count) words[i] = (words[i] * 1664525u + 1013904223u + step) & 0xbfffbfffu;
+}
+
+// An image of 2048 x 2048 pairs whose rows are padded for a transform in place.
+constexpr int kImage = 2048, kRow = kImage + 16;
+
+// Where the image is looked at: at its corners, and beyond them.
+struct Corner {
+  int x, y;
+};
+constexpr Corner kCorners[] = {{0, 0},
+                               {kRow - 1, 0},
+                               {0, kImage - 1},
+                               {kImage, kImage - 1},
+                               {kRow - 1, kImage - 1},
+                               {kRow + 2, kImage - 1},
+                               {kRow - 1, kImage + 3}};
+constexpr int kInside = 5, kAll = 7;  // of the corners
+__constant__ Corner corners[kAll];
+
+__global__ void StirCorners(float2* image, unsigned step) {
+  const Corner at = corners[threadIdx.x];
+  float2& pair = image[size_t(at.y) * kRow + at.x];
+  pair = make_float2(pair.x * 0.5f + float(step), pair.y + float(threadIdx.x));
+}
+
+// The pairs there in the linear texture, and in the pitched one, which repeats its edge.
+__global__ void LookAtCorners(cudaTextureObject_t linear, cudaTextureObject_t pitched, float2* out) {
+  const Corner at = corners[threadIdx.x];
+  out[threadIdx.x] = tex1Dfetch<float2>(linear, at.y * kRow + at.x);
+  out[kAll + threadIdx.x] = tex2D<float2>(pitched, float(at.x) + 0.5f, float(at.y) + 0.5f);
 }
 
 struct Format {
@@ -150,6 +181,54 @@ std::vector<uint4> Expect(const Case& c, const unsigned char* memory) {
   return all;
 }
 
+class Image {
+ public:
+  Image() {
+    const size_t bytes = size_t(kRow) * kImage * sizeof(float2);
+    CUDA_CHECK(cudaMemcpyToSymbol(corners, kCorners, sizeof kCorners));
+    CUDA_CHECK(cudaMalloc(&image_, bytes));
+    CUDA_CHECK(cudaMemset(image_, 0, bytes));
+    CUDA_CHECK(cudaMalloc(&out_, 2 * kAll * sizeof(float2)));
+    cudaResourceDesc resource = {};
+    cudaTextureDesc texture = {};
+    for (cudaTextureAddressMode& mode : texture.addressMode) mode = cudaAddressModeClamp;
+    resource.resType = cudaResourceTypeLinear;
+    resource.res.linear.devPtr = image_;
+    resource.res.linear.desc = cudaCreateChannelDesc<float2>();
+    resource.res.linear.sizeInBytes = bytes;
+    CUDA_CHECK(cudaCreateTextureObject(&linear_, &resource, &texture, nullptr));
+    resource = {};
+    resource.resType = cudaResourceTypePitch2D;
+    resource.res.pitch2D.devPtr = image_;
+    resource.res.pitch2D.desc = cudaCreateChannelDesc<float2>();
+    resource.res.pitch2D.width = kRow;
+    resource.res.pitch2D.height = kImage;
+    resource.res.pitch2D.pitchInBytes = kRow * sizeof(float2);
+    CUDA_CHECK(cudaCreateTextureObject(&pitched_, &resource, &texture, nullptr));
+  }
+  void Step(int step, app::Digest* digest) {
+    StirCorners<<<1, kInside>>>(image_, unsigned(step));
+    LookAtCorners<<<1, kAll>>>(linear_, pitched_, out_);
+    LAUNCH_CHECK();
+    float2 got[2 * kAll];
+    CUDA_CHECK(cudaMemcpy(got, out_, sizeof got, cudaMemcpyDeviceToHost));
+    for (int i = 0; i < kInside; ++i) want_[i] = make_float2(want_[i].x * 0.5f + float(step), want_[i].y + float(i));
+    for (int i = 0; i < kAll; ++i) {
+      const float2 last = want_[std::min(i, kInside - 1)], none = make_float2(0, 0);
+      // Behind its last element the linear texture has zeros.
+      const float2 linear = i < kInside ? last : none;
+      APP_CHECK(got[i].x == linear.x && got[i].y == linear.y);
+      APP_CHECK(got[kAll + i].x == last.x && got[kAll + i].y == last.y);
+    }
+    digest->Add(got, sizeof got);
+  }
+
+ private:
+  float2 *image_, *out_;
+  cudaTextureObject_t linear_, pitched_;
+  float2 want_[kInside] = {};
+};
+
 class Checker {
  public:
   Checker() { CUDA_CHECK(cudaMalloc(&out_, 256 * sizeof(uint4))); }
@@ -230,6 +309,7 @@ int main(int argc, char** argv) {
   std::vector<unsigned> head(kPart / 4);
   CUDA_CHECK(cudaMemcpy(spectrum, head.data(), kPart, cudaMemcpyHostToDevice));
 
+  Image image;
   Checker checker;
   std::vector<uint4> beyond(kLooks);
   for (int step = 1; step <= options.steps; ++step) {
@@ -245,6 +325,7 @@ int main(int argc, char** argv) {
       pinned[i] = unsigned(i * 99 - step) & 0xbfffffffu;
     }
     app::Digest digest;
+    image.Step(step, &digest);
     for (const Case& c : cases)
       checker.Check(c, reinterpret_cast<unsigned char*>(words.data()) + c.offset, step, &digest);
     checker.Check(on_managed, reinterpret_cast<unsigned char*>(managed), step, &digest);

@@ -1,20 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arrays, textures and surfaces: 1D, 2D, 3D, layered and mipmapped arrays whose elements kernels change through
-// surfaces and read through texture objects (points and linear filtering, normalised coordinates, all address modes,
-// integers mapped to floats), textures over plain and pitched memory, copies between arrays and memory. Objects come
-// and go, so that the numbers of those that stay have gaps; some are kept in device memory. The host computes
-// everything as well; coordinates are multiples of a quarter element, so filtering is exact.
+// Arrays, textures and surfaces: 1D, 2D, 3D, layered and mipmapped arrays, cubes and layered cubes, whose elements
+// kernels change through surfaces and read through texture objects (points and linear filtering, normalised
+// coordinates, all address modes, integers mapped to floats), textures over plain and pitched memory, copies between
+// arrays and memory. Objects come and go, so that the numbers of those that stay have gaps; some are kept in device
+// memory. The host computes everything as well; coordinates are multiples of a quarter element, so filtering is exact.
 #include <vector>
 
 #include "tests/apps/support/app.h"
 
 struct Handles {  // in device memory
-  cudaTextureObject_t linear2d, point_wrap, bytes, volume, layers, mipmap, fetch, pitched;
-  cudaSurfaceObject_t surface2d, surface3d, surface_layers;
+  cudaTextureObject_t linear2d, point_wrap, bytes, volume, layers, mipmap, fetch, pitched, cube, cubes;
+  cudaSurfaceObject_t surface2d, surface3d, surface_layers, surface_cube, surface_cubes;
 };
 __device__ Handles handles;
 
 constexpr int kWidth = 24, kHeight = 10, kDepth = 4, kLayers = 3, kLevels = 3;
+constexpr int kSide = 8, kCubes = 2;  // of the cubes, and how many the layered one has
+
+// The direction in which the middle of an element of a cube's face lies. What a coordinate on the face means: CUDA C++
+// Programming Guide, "Cubemap Textures".
+__device__ float3 Towards(int face, int x, int y) {
+  const float s = (2 * x + 1) / float(kSide) - 1, t = (2 * y + 1) / float(kSide) - 1;
+  switch (face) {
+    case 0:
+      return make_float3(1, -t, -s);
+    case 1:
+      return make_float3(-1, -t, s);
+    case 2:
+      return make_float3(s, 1, t);
+    case 3:
+      return make_float3(s, -1, -t);
+    case 4:
+      return make_float3(s, -t, 1);
+    default:
+      return make_float3(-s, -t, -1);
+  }
+}
 
 // Changes elements through surfaces.
 __global__ void Stir(unsigned step) {
@@ -32,6 +53,15 @@ __global__ void Stir(unsigned step) {
   if (x < 6 && y < kLayers) {
     unsigned word = surf1DLayeredread<unsigned>(handles.surface_layers, x * 4, y);
     surf1DLayeredwrite(word * 5 + step, handles.surface_layers, x * 4, y);
+  }
+  if (x < kSide && y < kSide) {
+    for (int f = 0; f < 6 * kCubes; ++f) {
+      unsigned word = surfCubemapLayeredread<unsigned>(handles.surface_cubes, x * 4, y, f);
+      surfCubemapLayeredwrite(word * 3 + step + f, handles.surface_cubes, x * 4, y, f);
+      if (f >= 6) continue;
+      word = surfCubemapread<unsigned>(handles.surface_cube, x * 4, y, f);
+      surfCubemapwrite(word * 7 + step + f, handles.surface_cube, x * 4, y, f);
+    }
   }
 }
 
@@ -58,8 +88,10 @@ __global__ void Look(float* out, int n, float shift) {
   const uchar2 small = tex2D<uchar2>(handles.pitched, x, y);
   mine[12] = small.x;
   mine[13] = small.y;
-  mine[14] = float(x >= 0) + 2 * float(y >= 0);
-  mine[15] = 0;
+  const float3 to = Towards(i % 6, i / 6 % kSide, i / 48 % kSide);
+  const float far = 1 << (i % 3);  // how far does not matter
+  mine[14] = float(texCubemap<unsigned>(handles.cube, far * to.x, far * to.y, far * to.z) % 4096u);
+  mine[15] = float(texCubemapLayered<unsigned>(handles.cubes, to.x, to.y, to.z, i % kCubes) % 4096u);
 }
 
 // The host's idea of it all.
@@ -71,6 +103,8 @@ struct Model {
   std::vector<float> levels[kLevels];
   std::vector<float> fetch = std::vector<float>(200);
   std::vector<uchar2> pitched = std::vector<uchar2>(20 * 7);
+  std::vector<unsigned> cube = std::vector<unsigned>(6 * kSide * kSide);
+  std::vector<unsigned> cubes = std::vector<unsigned>(kCubes * 6 * kSide * kSide);
 };
 
 int Clamp(int i, int n) { return i < 0 ? 0 : i >= n ? n - 1 : i; }
@@ -115,8 +149,9 @@ void Expect(const Model& m, int i, float shift, float* mine) {
   const uchar2 small = m.pitched[Clamp(int(y), 7) * 20 + Clamp(int(x), 20)];
   mine[12] = small.x;
   mine[13] = small.y;
-  mine[14] = 3;
-  mine[15] = 0;
+  const int on_face = i / 48 % kSide * kSide + i / 6 % kSide;
+  mine[14] = float(m.cube[i % 6 * kSide * kSide + on_face] % 4096u);
+  mine[15] = float(m.cubes[(i % kCubes * 6 + i % 6) * kSide * kSide + on_face] % 4096u);
 }
 
 cudaTextureObject_t MakeTexture(const cudaResourceDesc& resource, cudaTextureFilterMode filter,
@@ -159,6 +194,8 @@ int main(int argc, char** argv) {
   }
   for (int i = 0; i < 200; ++i) m.fetch[i] = i * 0.5f;
   for (int i = 0; i < 140; ++i) m.pitched[i] = make_uchar2(i, 200 - i);
+  for (size_t i = 0; i < m.cube.size(); ++i) m.cube[i] = unsigned(i * 5);
+  for (size_t i = 0; i < m.cubes.size(); ++i) m.cubes[i] = unsigned(i * 11);
 
   // Arrays and their first contents, by different copies.
   const auto floats = cudaCreateChannelDesc<float>();
@@ -182,6 +219,19 @@ int main(int argc, char** argv) {
   copy.extent = make_cudaExtent(6, 1, kLayers);
   copy.kind = cudaMemcpyHostToDevice;
   CUDA_CHECK(cudaMemcpy3D(&copy));
+  cudaArray_t cube, cubes;
+  const auto make_cubes = [&words](cudaArray_t* array, unsigned flags, std::vector<unsigned>* contents, int faces) {
+    const cudaExtent extent = make_cudaExtent(kSide, kSide, faces);
+    CUDA_CHECK(cudaMalloc3DArray(array, &words, extent, flags | cudaArrayCubemap | cudaArraySurfaceLoadStore));
+    cudaMemcpy3DParms filling = {};
+    filling.srcPtr = make_cudaPitchedPtr(contents->data(), kSide * 4, kSide, kSide);
+    filling.dstArray = *array;
+    filling.extent = extent;
+    filling.kind = cudaMemcpyHostToDevice;
+    CUDA_CHECK(cudaMemcpy3D(&filling));
+  };
+  make_cubes(&cube, 0, &m.cube, 6);
+  make_cubes(&cubes, cudaArrayLayered, &m.cubes, 6 * kCubes);
   const auto colors = cudaCreateChannelDesc<uchar4>();
   CUDA_CHECK(cudaMallocArray(&bytes, &colors, 16, 16));
   uchar4* staging;
@@ -218,6 +268,8 @@ int main(int argc, char** argv) {
   CUDA_CHECK(cudaDestroyTextureObject(gap2));
   h.volume = MakeTexture(OfArray(volume), cudaFilterModePoint, element, false, clamp, clamp);
   h.layers = MakeTexture(OfArray(layers), cudaFilterModePoint, element, false, clamp, clamp);
+  h.cube = MakeTexture(OfArray(cube), cudaFilterModePoint, element, true, clamp, clamp);
+  h.cubes = MakeTexture(OfArray(cubes), cudaFilterModePoint, element, true, clamp, clamp);
   cudaResourceDesc resource = {};
   resource.resType = cudaResourceTypeMipmappedArray;
   resource.res.mipmap.mipmap = mipmap;
@@ -245,6 +297,10 @@ int main(int argc, char** argv) {
   CUDA_CHECK(cudaCreateSurfaceObject(&h.surface3d, &resource));
   resource = OfArray(layers);
   CUDA_CHECK(cudaCreateSurfaceObject(&h.surface_layers, &resource));
+  resource = OfArray(cube);
+  CUDA_CHECK(cudaCreateSurfaceObject(&h.surface_cube, &resource));
+  resource = OfArray(cubes);
+  CUDA_CHECK(cudaCreateSurfaceObject(&h.surface_cubes, &resource));
   CUDA_CHECK(cudaMemcpyToSymbol(handles, &h, sizeof(h)));
 
   float* out;
@@ -270,6 +326,9 @@ int main(int argc, char** argv) {
       }
     }
     for (int i = 0; i < 6 * kLayers; ++i) m.layers[i] = m.layers[i] * 5 + step;
+    const int face = kSide * kSide;
+    for (int i = 0; i < 6 * face; ++i) m.cube[i] = m.cube[i] * 7 + step + i / face;
+    for (int i = 0; i < 6 * kCubes * face; ++i) m.cubes[i] = m.cubes[i] * 3 + step + i / face;
     if (step % 4 == 0) {
       // Whole steps of the halving would run out of bits: begin again, through a copy into the array.
       for (float& value : m.plane) value = floorf(value);
@@ -297,6 +356,8 @@ int main(int argc, char** argv) {
       digest.Add(read_back.data(), read_back.size() * 4);
       digest.Add(m.volume.data(), m.volume.size() * sizeof(short2));
       digest.Add(m.layers.data(), m.layers.size() * 4);
+      digest.Add(m.cube.data(), m.cube.size() * 4);
+      digest.Add(m.cubes.data(), m.cubes.size() * 4);
       printf("step %d %016" PRIx64 " %.9g %.9g\n", step, digest.value(), got[0], got[16 * (n / 2) + 9]);
       fflush(stdout);
     }
