@@ -109,7 +109,11 @@ APPS = {
     "ipc_memory": 24,
     "ipc_ring": 40,
     "mpi_stencil_mpich": 16,
+    "mpi_stencil_mpich_2": 8,
+    "mpi_stencil_mpich_8": 8,
     "mpi_stencil_openmpi": 16,
+    "mpi_stencil_openmpi_2": 8,
+    "mpi_stencil_openmpi_8": 8,
     "peer_spin": 20,
     "serving": 24,
     "shm_ring": 20,
@@ -123,10 +127,15 @@ ON_GPUS = {
 }
 
 # What starts a program of several processes that does not start them itself.
+MPICH = ("mpirun.mpich", "-n")
+OPEN_MPI = ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n")  # with fewer cores than ranks, those that wait yield
 LAUNCHERS = {
-    # On fewer cores than ranks those that wait leave the core to the others.
-    "mpi_stencil_mpich": ("mpirun.mpich", "-n", "3"),
-    "mpi_stencil_openmpi": ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "4"),
+    "mpi_stencil_mpich": (*MPICH, "3"),
+    "mpi_stencil_mpich_2": (*MPICH, "2"),
+    "mpi_stencil_mpich_8": (*MPICH, "8"),
+    "mpi_stencil_openmpi": (*OPEN_MPI, "4"),
+    "mpi_stencil_openmpi_2": (*OPEN_MPI, "2"),
+    "mpi_stencil_openmpi_8": (*OPEN_MPI, "8"),
 }
 
 # Python programs of tests/frameworks, and which modules each needs.
@@ -164,11 +173,13 @@ FRAMEWORKS = {
 # Programs under another name, and what the environment then says.
 VARIANTS = {
     # NCCL sends through memory of the host, and not from GPU to GPU.
-    app + "_shm": (app, {"NCCL_P2P_DISABLE": "1"}) for app in ("torch_nccl", "torch_ddp", "torch_tensor_parallel")
+    **{app + "_shm": (app, {"NCCL_P2P_DISABLE": "1"}) for app in ("torch_nccl", "torch_ddp", "torch_tensor_parallel")},
+    # With another number of ranks: the rest of the name.
+    **{name: (name.rstrip("_0123456789"), {}) for name in LAUNCHERS if name[-1].isdigit()},
 }
 
 # The programs of frameworks that need several GPUs, real ones. On one GPU the ranks of the others meet through TCP, in any case.
-SEVERAL_GPUS = {app: 2 for app in ("torch_nccl", *VARIANTS)}
+SEVERAL_GPUS = {app: 2 for app in ("torch_nccl", "torch_nccl_shm", "torch_ddp_shm", "torch_tensor_parallel_shm")}
 
 # Programs that the other modes are not for: without CUDA there is no session to save or to move.
 LIMITED = {"nvml_questions": ("native", "ring", "grpc")}
