@@ -130,7 +130,7 @@ class ReportTest(unittest.TestCase):
             thread_counts=[1, 2, 4, 8, 16, 32, 64], session_counts=[1, 2, 4, 8, 16], checkpoint_mib=[1024, 32768]
         )
         lab = types.SimpleNamespace(software=False)
-        bench = types.SimpleNamespace(ways=list(stages.WAYS), options=options, lab=lab, has_torch=True)
+        bench = types.SimpleNamespace(ways=list(stages.WAYS), options=options, lab=lab, has_torch=True, has_cublas=True)
         names = [name for stage in stages.STAGES for name, _ in stages.expected(bench, stage)]
         for bar in report.load_bars():
             for pattern in bar["rows"] + ([bar["of"]] if "of" in bar else []):

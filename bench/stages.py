@@ -37,7 +37,7 @@ class Bench:
         self.group = ""
         self.gpu = None
         self.number = 0
-        self.has_torch = False
+        self.has_torch = self.has_cublas = False
         # What a program needs that is started without cr-run: a folder with the client library under the driver's name.
         self.library = os.path.join(lab.folder, "lib")
         os.makedirs(self.library)
@@ -216,13 +216,19 @@ MANAGED_ROWS = [
     f"managed program: {name}" for name in ("saxpy", "molecular dynamics", "products of matrices",
                                             "9000 allocations and frees")
 ]  # fmt: skip
+CUBLAS_ROW = "managed program: cuBLAS products"
 
 
 def managed(bench):
     command = [bench.program("managed_cost"), "--mb", str(bench.options.managed_mb)]
+    quick = ["--quick"] if bench.options.quick else []
     # A run is long, and its rows have their warm-ups.
-    table_of_program(bench, command + (["--quick"] if bench.options.quick else []), 150, MANAGED_ROWS,
-                     min(2, bench.options.rounds), False)  # fmt: skip
+    table_of_program(bench, command + quick, 150, MANAGED_ROWS, min(2, bench.options.rounds), False)
+    command = [bench.options.python, os.path.join(HERE, "cublas_products.py")]
+    # The software GPU does not run cuBLAS.
+    bench.has_cublas = not bench.lab.software and subprocess.run(command + ["--probe"], capture_output=True).returncode == 0
+    if bench.has_cublas:
+        table_of_program(bench, command + quick, 90, [CUBLAS_ROW], min(2, bench.options.rounds), False)
 
 
 # ------------------------------------------------------------------------------------------------------------ start
@@ -654,7 +660,7 @@ def expected(bench, stage):
     if stage == "calls":
         return [(name, bench.ways) for name in CALL_ROWS]
     if stage == "managed":
-        return [(name, bench.ways) for name in MANAGED_ROWS]
+        return [(name, bench.ways) for name in MANAGED_ROWS + ([CUBLAS_ROW] if bench.has_cublas else [])]
     if stage == "start":
         return [(name, bench.ways) for name in (LOAD, FIRST, FIRST_RUN)]
     if stage == "tcp":
