@@ -203,6 +203,7 @@ CUresult RangeAttribute(Session& session, void* data, size_t data_bytes, CUmem_r
 CUresult AllocateInHostMemory(Session& session, size_t bytes, int device, uint64_t* address) {
   void* const memory = session.host_arena().Allocate(bytes);
   if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
+  HostArena::KeepFromChildren(memory, bytes);
   *address = reinterpret_cast<uint64_t>(memory);
   CUresult result = session.MapManagedRange(*address, bytes, device);
   if (result == CUDA_SUCCESS && !session.shared_memory()) {

@@ -46,12 +46,17 @@ void* HostArena::Allocate(size_t bytes) {
   }
   void* const hint = reinterpret_cast<void*>(base_ + offset);
   void* const mapped = mmap(hint, wanted, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd_, off_t(offset));
-  if (mapped == hint) return mapped;
+  if (mapped == hint) {
+    if (base_ == kManagedBase) KeepFromChildren(mapped, wanted);
+    return mapped;
+  }
   // Somebody else's mapping stands there (or the kernel is too old for the flag and went elsewhere). The piece is not
   // put back: it can never be used.
   if (mapped != MAP_FAILED) munmap(mapped, wanted);
   return nullptr;
 }
+
+void HostArena::KeepFromChildren(void* memory, size_t bytes) { madvise(memory, bytes, MADV_DONTFORK); }
 
 void HostArena::Free(void* address, size_t bytes) {
   const uint64_t length = RoundUp(bytes);

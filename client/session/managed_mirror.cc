@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/session/host_arena.h"
 #include "client/session/log.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/mirror/mirror.h"
@@ -51,6 +52,7 @@ bool ManagedMirror::MapVariable(uint64_t address, uint64_t bytes) {
       munmap(got, kPage);
       return false;
     }
+    HostArena::KeepFromChildren(got, kPage);
     variable_pages_.insert(page);
   }
   return true;

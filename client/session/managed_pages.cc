@@ -134,10 +134,7 @@ void ManagedPages::Remove(uint64_t address) {
   MutexLock lock(&mutex_);
   const auto it = segments_.find(address);
   if (it == segments_.end()) return;
-  if (it->second.watched) {
-    faults_.Unregister(address, it->second.bytes);
-    madvise(reinterpret_cast<void*>(address), it->second.bytes, MADV_DOFORK);
-  }
+  if (it->second.watched) faults_.Unregister(address, it->second.bytes);
   TouchLocked(&it->second, false);
   SetHabitLocked(&it->second, false);
   segments_.erase(it);
@@ -210,8 +207,6 @@ bool ManagedPages::WatchLocked(uint64_t start, Segment* segment) {
   segment->host.assign(words, 0);
   segment->dirty.assign(words, 0);
   if (!StartLocked() || !faults_.Register(start, segment->bytes)) return false;
-  // As natively, a child made by fork does not have it.
-  madvise(reinterpret_cast<void*>(start), segment->bytes, MADV_DONTFORK);
   segment->watched = true;
   segment->reads = segment->writes = 0;
   segment->marker = kNoPage;
@@ -683,7 +678,6 @@ CUresult ManagedPages::TakeBackLocked(ClientChannel* channel) {
   for (auto& [start, segment] : segments_) {
     if (!segment.watched) continue;
     faults_.Unregister(start, segment.bytes);
-    madvise(reinterpret_cast<void*>(start), segment.bytes, MADV_DOFORK);
     segment.watched = false;
     SetHabitLocked(&segment, false);
     segment.host.clear();

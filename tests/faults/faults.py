@@ -1872,6 +1872,25 @@ def managed_while_busy(context):
             raise Failure(f"{way}: said of a program that waits for the GPU\n{job.describe()}")
 
 
+@case
+def managed_fork(context):
+    """A child made by fork has no managed memory: before the first kernel, after it, after a live checkpoint, restarted, over ring and gRPC."""
+    lab = context.lab
+    server = lab.server(listen=True)
+    command = [context.program("forks")]
+    for way, address, env in (("ring", server.unix, {}), ("grpc", server.tcp, {}), ("host", server.unix, {"CUDA_REMOTE_MANAGED": "host"})):
+        job = lab.job(way, command, address, pause_at=[1], env=env)
+        job.wait_paused(1, 60)
+        image = context.path(f"image-{way}")
+        lab.run(f"checkpoint-{way}", [lab.tool("cr-checkpoint"), job.id, image])
+        job.go(1)
+        job.expect_success(60)
+        printed = job.stdout()
+        context.restart(image, server, f"restart-{way}").expect_success(60)
+        # It goes on behind the checkpoint's step, and writes behind what the job has written since.
+        harness.same(f"restarted {way}", job.stdout(), printed + printed[printed.index(b"step 2") :])
+
+
 def travels(context, name, mib, bounds, env):
     """Runs `few` over gRPC. `bounds`: for each step the least and most bytes to the worker, and the least and most back."""
     lab = context.lab
