@@ -35,6 +35,15 @@ bool IsMapped(const char* memory, uint64_t bytes) {
   return msync(reinterpret_cast<void*>(page), start + bytes - page, MS_ASYNC) == 0;
 }
 
+// Once.
+void SayLost(const char* whose, bool* said) {
+  if (std::exchange(*said, true)) return;
+  LogLine(
+      "the host and a kernel changed the same bytes of managed memory at the same time, which devices without "
+      "concurrentManagedAccess do not allow; what the %s wrote is lost",
+      whose);
+}
+
 }  // namespace
 
 void ManagedMirror::Unmapper::operator()(char* memory) const { munmap(memory, bytes); }
@@ -214,11 +223,7 @@ bool ManagedMirror::ApplyLocked(std::string_view runs) {
     last = &range;
     if (!is_mapped) return true;
     const bool alone = mirror::ApplyRun(bytes.data(), bytes.size(), range.memory + offset, range.base.get() + offset);
-    if (!alone && range.writers == Writers::kNobodyBesideTheGpu && !std::exchange(said_, true)) {
-      LogLine(
-          "the host and a kernel changed the same bytes of managed memory at the same time, which devices without "
-          "concurrentManagedAccess do not allow; what the host wrote is lost");
-    }
+    if (!alone && range.writers == Writers::kNobodyBesideTheGpu) SayLost("host", &said_);
     return true;
   });
 }
@@ -245,6 +250,7 @@ ChannelStatus ManagedMirror::Pull(ClientChannel* channel) {
         !ApplyLocked(std::string_view(pulled_.data(), reply.payload_bytes))) {
       return ChannelStatus::kProtocolError;
     }
+    if (answer.lost) SayLost("kernel", &said_of_kernel_);
     if (answer.next != 0 && answer.next <= request.from) return ChannelStatus::kProtocolError;
     request.from = answer.next;
   } while (request.from != 0);

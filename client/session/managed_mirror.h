@@ -13,7 +13,8 @@
 //
 // The host must not wait, without a CUDA call, for a kernel to change such memory: devices report
 // CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS as 0 for this reason, over every channel, since a job can move. Where
-// host and kernel have changed the same bytes of managed memory, the kernel's stay, and a line on stderr says so.
+// host and kernel have changed the same bytes of managed memory, one of them loses what it wrote, and a line on stderr
+// says so: the kernel if a Push comes between, else the host.
 //
 // Thread-safe. Never takes the session's mutex, so it may be called under it.
 #ifndef CUDA_REMOTE_CLIENT_SESSION_MANAGED_MIRROR_H_
@@ -136,7 +137,7 @@ class ManagedMirror {
   std::vector<std::pair<uint64_t, uint64_t>> written_ CR_GUARDED_BY(mutex_);  // storage for Push
   std::string runs_ CR_GUARDED_BY(mutex_);
   std::string pulled_ CR_GUARDED_BY(mutex_);
-  bool said_ CR_GUARDED_BY(mutex_) = false;  // a line on stderr
+  bool said_ CR_GUARDED_BY(mutex_) = false, said_of_kernel_ CR_GUARDED_BY(mutex_) = false;  // lines on stderr
 };
 
 }  // namespace cuda_remote::client

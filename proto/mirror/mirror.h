@@ -53,6 +53,26 @@ inline bool ApplyRun(const char* from, uint64_t bytes, char* now, char* base) {
   return alone;
 }
 
+// The same if what is sent counts in any case: sets all of the bytes. False: this side had changed some of them to
+// something else since both last agreed, and what it wrote is lost. `from`, which others may change meanwhile, is read
+// once.
+inline bool OverwriteRun(const char* from, uint64_t bytes, char* now, char* base) {
+  // Nothing is lost where all is as it was, which is nearly always.
+  const bool as_it_was = memcmp(now, base, bytes) == 0;
+  bool alone = true;
+  if (as_it_was) {
+    memcpy(base, from, bytes);
+  } else {
+    for (uint64_t i = 0; i < bytes; ++i) {
+      const char sent = from[i];
+      alone = alone && (now[i] == base[i] || now[i] == sent);
+      base[i] = sent;
+    }
+  }
+  memcpy(now, base, bytes);
+  return alone;
+}
+
 // Calls use(address, bytes) for each run until it returns false. False then, and if `runs` is malformed.
 template <typename Use>
 bool ForEachRun(std::string_view runs, const Use& use) {

@@ -120,6 +120,20 @@ TEST(MirrorTest, TheReceiverKnowsWhetherItsOwnChangeIsLost) {
   EXPECT_EQ(a.now[6], 'c');
 }
 
+TEST(MirrorTest, WhoOverwritesKnowsWhatIsLost) {
+  std::string now = "abcdefgh", base = "abcdefgh";
+  EXPECT_TRUE(OverwriteRun("ABC", 3, &now[0], &base[0]));
+  EXPECT_EQ(now, "ABCdefgh");
+  EXPECT_EQ(base, now);
+  now = "xBCdefgh";
+  EXPECT_TRUE(OverwriteRun("xB", 2, &now[0], &base[0]));  // the same change
+  EXPECT_TRUE(OverwriteRun("D", 1, &now[3], &base[3]));   // other bytes
+  now[4] = 'y';
+  EXPECT_FALSE(OverwriteRun("1E2", 3, &now[3], &base[3]));
+  EXPECT_EQ(now, "xBC1E2gh");
+  EXPECT_EQ(base, now);
+}
+
 TEST(MirrorTest, FewEqualBytesGoAlongAndManyDoNot) {
   Side side(1000);
   side.now[0] = side.now[10] = side.now[500] = 1;

@@ -139,7 +139,7 @@ bool Executor::AnswerAhead(const FrameHeader& header, const std::string& message
   if (header.call != kOpMirrorRead || !in.Decode(message)) return false;
   wire::OpMirrorRead_Reply out;
   std::string runs, answer;
-  out.next = ReadMirrored(*session_, in.from, false, &runs);
+  ReadMirrored(*session_, in.from, false, &out, &runs);
   out.Encode(&answer);
   channel_->Reply(header.sequence, header.call, CUDA_SUCCESS, 0, answer, runs);
   return true;

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "proto/codec/operations.gen.h"
 #include "server/worker/worker_session.h"
 
 namespace cuda_remote::server {
@@ -20,9 +21,9 @@ namespace cuda_remote::server {
 // Writes a client's changes. False if no correct client sends them.
 bool WriteMirrored(WorkerSession& worker, std::string_view runs, bool executor);
 
-// Appends what has changed here since it was last told, from address `from` on. Returns where to go on, 0: that was
-// all.
-uint64_t ReadMirrored(WorkerSession& worker, uint64_t from, bool executor, std::string* runs);
+// Appends what has changed here since it was last told, from address `from` on, and sets the reply's fields.
+void ReadMirrored(WorkerSession& worker, uint64_t from, bool executor, wire::OpMirrorRead_Reply* out,
+                  std::string* runs);
 
 // OpManagedFlush, whether the client's file is here or on another machine; and OpManagedFetch, without waiting for the
 // GPU, whose bytes go into `payload` in the latter case.

@@ -84,6 +84,7 @@ struct Mirrored {
   uint64_t shown = 0;   // those that are mirrored; the rest is its last page's
   uint64_t owner = 0;   // of a variable: its module or library
   bool pinned = false;  // lies in a HostRange of this process's own, and goes with it
+  bool lost = false;    // the client has written over what the GPU had written, which it has not been told
   std::shared_ptr<char> base;
 };
 

@@ -12,7 +12,7 @@ namespace {
 constexpr unsigned kWords = 20000;
 constexpr unsigned kLaunches = 40;
 
-__managed__ unsigned g_sum;
+__managed__ unsigned g_sum, g_other_sum;
 
 __global__ void Advance(unsigned* words, unsigned salt) {
   for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < kWords; i += gridDim.x * blockDim.x) {
@@ -20,7 +20,7 @@ __global__ void Advance(unsigned* words, unsigned salt) {
   }
 }
 
-__global__ void Count() { atomicAdd_system(&g_sum, 1u); }
+__global__ void Count(unsigned* sum) { atomicAdd_system(sum, 1u); }
 
 void Launch(unsigned* words, std::vector<unsigned>* model) {
   for (unsigned salt = 0; salt < kLaunches; ++salt) {
@@ -52,10 +52,20 @@ int main(int argc, char** argv) {
     CUDA_CHECK(cudaDeviceSynchronize());
     APP_CHECK(memcmp(words, model.data(), kWords * sizeof(unsigned)) == 0);
     // A sum from both sides at once.
-    Count<<<2, 32>>>();
+    Count<<<2, 32>>>(&g_sum);
     LAUNCH_CHECK();
     __atomic_fetch_add(&g_sum, 1000u, __ATOMIC_SEQ_CST);
     CUDA_CHECK(cudaDeviceSynchronize());
+    // The same, and more work is launched before anything has waited. Mostly the first kernel has ended by then.
+    for (int i = 0; i < 5; ++i) {
+      Count<<<2, 32>>>(&g_other_sum);
+      LAUNCH_CHECK();
+      usleep(10000);
+      __atomic_fetch_add(&g_other_sum, 1000u, __ATOMIC_SEQ_CST);
+      Count<<<2, 32>>>(&g_other_sum);
+      LAUNCH_CHECK();
+      CUDA_CHECK(cudaDeviceSynchronize());
+    }
     printf("step %d\n", step);
     fflush(stdout);
     app::Step(step);

@@ -13,6 +13,7 @@
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "proto/codec/operations.gen.h"
 #include "proto/logging/log.h"
@@ -94,20 +95,22 @@ bool WriteMirrored(WorkerSession& worker, std::string_view runs, bool executor) 
     auto it = all.upper_bound(address);
     if (it == all.begin()) return false;
     --it;
-    const Mirrored& mirrored = it->second;
+    Mirrored& mirrored = it->second;
     const uint64_t offset = address - it->first;
     if (offset > mirrored.shown || bytes.size() > mirrored.shown - offset) return false;
     // A variable whose module has just been unloaded is nobody's error.
     if (executor && !IsAlive(worker, it->first, mirrored)) return true;
     // The client can still change the payload: what goes into the memory is what goes into the base.
-    char* const base = mirrored.base.get() + offset;
-    std::memcpy(base, bytes.data(), bytes.size());
-    std::memcpy(reinterpret_cast<char*>(address), base, bytes.size());
+    if (!mirror::OverwriteRun(bytes.data(), bytes.size(), reinterpret_cast<char*>(address),
+                              mirrored.base.get() + offset)) {
+      mirrored.lost = true;
+    }
     return true;
   });
 }
 
-uint64_t ReadMirrored(WorkerSession& worker, uint64_t from, bool executor, std::string* runs) {
+void ReadMirrored(WorkerSession& worker, uint64_t from, bool executor, wire::OpMirrorRead_Reply* out,
+                  std::string* runs) {
   std::lock_guard<std::mutex> lock(worker.mirror_mutex());
   std::map<uint64_t, Mirrored>& all = worker.mirrored();
   auto it = all.upper_bound(from);
@@ -115,14 +118,16 @@ uint64_t ReadMirrored(WorkerSession& worker, uint64_t from, bool executor, std::
   for (; it != all.end(); ++it) {
     Mirrored& mirrored = it->second;
     if (executor && !IsAlive(worker, it->first, mirrored)) continue;
+    // Others may write to pinned memory at any time.
+    out->lost = out->lost || (std::exchange(mirrored.lost, false) && !mirrored.pinned);
     uint64_t at = std::max(from, it->first) - it->first;
     if (mirror::CollectChanges(it->first, reinterpret_cast<const char*>(it->first), mirrored.base.get(), mirrored.shown,
                                false, &at, runs)) {
       continue;
     }
-    return it->first + at;
+    out->next = it->first + at;
+    return;
   }
-  return 0;
 }
 
 CUresult OpMirrorWrite(Session& session, const Request& request, const wire::OpMirrorWrite_Request&,
@@ -132,7 +137,7 @@ CUresult OpMirrorWrite(Session& session, const Request& request, const wire::OpM
 
 CUresult OpMirrorRead(Session& session, const Request&, const wire::OpMirrorRead_Request& in,
                       wire::OpMirrorRead_Reply* out, ReplyBuilder* reply) {
-  out->next = ReadMirrored(Worker(session), in.from, true, &reply->payload);
+  ReadMirrored(Worker(session), in.from, true, out, &reply->payload);
   return CUDA_SUCCESS;
 }
 
