@@ -2,12 +2,15 @@
 #include "client/slurm/child.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "checkpoint/job/isolate.h"
 
 namespace cuda_remote::client::slurm {
 namespace {
@@ -41,6 +44,24 @@ pid_t StartChild(const std::vector<std::string>& command, int signal_with_parent
   execvp(words[0], words.data());
   fprintf(stderr, "cr-slurm-run: cannot start %s: %s\n", words[0], strerror(errno));
   _exit(kExitNotStarted);
+}
+
+std::string OutputOf(const std::vector<std::string>& command, int* code) {
+  *code = kExitNotStarted;
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return "";
+  const pid_t child = StartChild(command, SIGTERM, -1, ends[1]);
+  close(ends[1]);
+  std::string text;
+  char bytes[4096];
+  for (ssize_t got; child != 0 && (got = read(ends[0], bytes, sizeof(bytes))) != 0;) {
+    if (got > 0) text.append(bytes, size_t(got));
+    if (got < 0 && errno != EINTR) break;
+  }
+  close(ends[0]);
+  int status = 0;
+  if (child != 0 && waitpid(child, &status, 0) == child) *code = checkpoint::ExitCode(status);
+  return text;
 }
 
 int EndChild(pid_t child, int seconds) {

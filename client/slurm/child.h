@@ -17,6 +17,9 @@ namespace cuda_remote::client::slurm {
 // `input`, `output`: descriptors for its standard streams; -1: this process's own. 0: failed, with errno.
 pid_t StartChild(const std::vector<std::string>& command, int signal_with_parent, int input = -1, int output = -1);
 
+// What a program that ends by itself prints; *code: as ExitCode's, 125 if it could not be started.
+std::string OutputOf(const std::vector<std::string>& command, int* code);
+
 // Waits for the end of a child; after `seconds` it is killed. As waitpid's status.
 int EndChild(pid_t child, int seconds);
 

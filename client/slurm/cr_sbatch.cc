@@ -36,9 +36,10 @@ Examples:
   cr-sbatch --wrap './train --epochs 90'
 
 All other words go to sbatch as they are. Lines with #SBATCH in the script work as with sbatch, and may have these
-options, too. The whole script runs under cr-run on one node. It needs no change, but must not use srun. cr-sbatch adds
---requeue, --open-mode=append and --signal=B:USR1@SECONDS. A requeued job goes on from its newest image, on any node and
-any GPUs. Saving needs what cr-checkpoint needs. The nodes need cr-slurm-run, in the same folder as here.
+options, too. The whole script runs under cr-run on one node. It needs no change. srun in it is cr-srun, which starts
+tasks inside of the job. cr-sbatch adds --requeue, --open-mode=append and --signal=B:USR1@SECONDS. A requeued job goes
+on from its newest image, on any node and any GPUs. Saving needs what cr-checkpoint needs. The nodes need cr-slurm-run,
+in the same folder as here.
 
 Exit codes: sbatch's own; 1 the job was not submitted; 2 wrong use.
 )";

@@ -321,6 +321,28 @@ void StartRanksHere() {
   setenv("HYDRA_RMK", "user", 0);
 }
 
+// A step of Slurm's own would run outside of the job. So the script finds cr-srun first, under srun's name.
+bool PutSrunFirst(const std::string& folder, std::string* error) {
+  const std::string programs = folder + "/bin", link = programs + "/srun";
+  const std::string srun = checkpoint::FindCompanion("cr-srun");
+  std::error_code failed;
+  std::filesystem::create_directory(programs, failed);
+  std::filesystem::remove(link, failed);
+  std::filesystem::create_symlink(srun, link, failed);
+  if (srun.empty() || failed) {
+    *error = "cannot give the script its srun (" + link + "): " +
+             (srun.empty() ? "cr-srun is not beside cr-slurm-run; the installation is incomplete" : failed.message());
+    return false;
+  }
+  const char* const path = getenv("PATH");
+  setenv("PATH", (programs + ":" + (path ? path : "/usr/bin:/bin")).c_str(), 1);
+  if (getenv("SLURM_MPI_TYPE")) return true;
+  int code = 0;
+  const std::string type = SettingIn(OutputOf({"scontrol", "show", "config"}, &code), "MpiDefault");
+  if (!type.empty()) setenv("SLURM_MPI_TYPE", type.c_str(), 1);
+  return true;
+}
+
 int Main(int argc, char** argv) {
   CheckpointOptions options;
   int script_line = 0;
@@ -375,6 +397,7 @@ int Main(int argc, char** argv) {
     gpu_node->SetVariables();
   }
 
+  if (!PutSrunFirst(folder, &error)) return Fail(error);
   std::vector<std::string> command;
   if (start == Start::kImage) {
     Say("restarting " + image);

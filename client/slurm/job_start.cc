@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
+#include <sstream>
 
 namespace cuda_remote::client::slurm {
 namespace {
@@ -78,6 +79,15 @@ std::string Expand(const std::string& text, const SlurmJob& job) {
     if (next == 'a') out += job.array.empty() ? "0" : job.task;
   }
   return out;
+}
+
+std::string SettingIn(const std::string& text, const std::string& name) {
+  std::istringstream lines(text);
+  for (std::string line, first, equals, value; std::getline(lines, line);) {
+    std::istringstream words(line);
+    if (words >> first >> equals >> value && first == name && equals == "=") return value;
+  }
+  return "";
 }
 
 bool NumberGpus(const std::string& assigned, std::string* seen) {

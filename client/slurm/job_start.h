@@ -34,6 +34,9 @@ bool ChooseStart(const SlurmJob& job, const std::string& folder, const std::stri
 // `text` with the job's numbers in the place of %j, %A and %a; %% is a %.
 std::string Expand(const std::string& text, const SlurmJob& job);
 
+// The value of a line "NAME = VALUE" of scontrol show config; empty if there is none.
+std::string SettingIn(const std::string& text, const std::string& name);
+
 // After a restart a job may get other GPUs of its node than before, while its program keeps the numbers that it knows.
 // So the job's own GPU server gets the GPUs that Slurm has assigned, and the program sees them as 0, 1, ...
 // `assigned`: CUDA_VISIBLE_DEVICES as Slurm has set it. False if it lists no GPUs; then it stays as it is.

@@ -4,6 +4,7 @@
 
 #include "client/slurm/job_start.h"
 #include "client/slurm/options.h"
+#include "client/slurm/step.h"
 #include "client/slurm/submission.h"
 
 namespace cuda_remote::client::slurm {
@@ -96,6 +97,79 @@ TEST(OptionsTest, GoThroughAnotherCommandLine) {
   CLI::App wrong;
   AddCheckpointOptions(&wrong, &options);
   EXPECT_THROW(wrong.parse(Words{"--checkpoint-on=never"}), CLI::ParseError);
+}
+
+TEST(StepTest, ReadsTheOptionsOfSrun) {
+  Step step;
+  std::string error;
+  ASSERT_TRUE(ParseStep(
+      {"-n", "3", "--mpi=pmix_v4", "-c2", "-uQ", "--exact", "-J", "x", "--kill-on-bad-exit=1", "prog", "-n", "9"}, {},
+      1, &step, &error))
+      << error;
+  EXPECT_EQ(step.tasks, std::vector<int>{3});
+  EXPECT_EQ(step.mpi, Mpi::kPmix);
+  EXPECT_EQ(step.cpus, 2);
+  EXPECT_EQ(step.command, (Words{"prog", "-n", "9"}));
+  for (const Words& words :
+       {Words{"--gres=gpu:1", "prog"}, Words{"-o", "file", "prog"}, Words{"-n", "0", "prog"}, Words{"-N", "2", "prog"},
+        Words{"--mpi=openmpi", "prog"}, Words{"--export=NONE", "prog"}, Words{"-n", "1"}, Words{"-n"}, Words{}}) {
+    Step wrong;
+    EXPECT_FALSE(ParseStep(words, {}, 1, &wrong, &error)) << words.size();
+  }
+  Step wrong;
+  EXPECT_FALSE(ParseStep({"--gres=gpu:1", "prog"}, {}, 1, &wrong, &error));
+  EXPECT_NE(error.find("option --gres of srun"), std::string::npos) << error;
+}
+
+TEST(StepTest, DistributesTheTasks) {
+  const auto tasks = [](const Words& words, const Variables& variables, int nodes) {
+    Step step;
+    std::string error;
+    Words all = words;
+    all.push_back("prog");
+    return ParseStep(all, variables, nodes, &step, &error) ? step.tasks : std::vector<int>();
+  };
+  using Counts = std::vector<int>;
+  EXPECT_EQ(tasks({}, {}, 1), Counts{1});
+  EXPECT_EQ(tasks({}, {}, 3), (Counts{1, 1, 1}));
+  EXPECT_EQ(tasks({}, {{"SLURM_NTASKS", "5"}}, 2), (Counts{3, 2}));
+  EXPECT_EQ(tasks({}, {{"SLURM_NTASKS_PER_NODE", "4"}}, 2), (Counts{4, 4}));
+  EXPECT_EQ(tasks({"-N1"}, {{"SLURM_NTASKS", "5"}}, 2), Counts{5});
+  EXPECT_EQ(tasks({"-n1"}, {{"SLURM_NTASKS", "5"}}, 2), Counts{1});
+  EXPECT_EQ(tasks({"--ntasks-per-node=2"}, {}, 2), (Counts{2, 2}));
+  EXPECT_EQ(tasks({"--ntasks-per-node=3", "-n", "4"}, {}, 2), (Counts{3, 1}));
+  EXPECT_EQ(tasks({"--ntasks-per-node=4", "-n", "4"}, {}, 2), Counts{4});
+  EXPECT_EQ(tasks({"--ntasks-per-node=1", "-n", "4"}, {}, 2), Counts{});
+}
+
+TEST(StepTest, NumbersTheTasksNodeByNode) {
+  const Variables last = TaskVariables(4, {2, 3});
+  EXPECT_EQ(last.at("SLURM_PROCID"), "4");
+  EXPECT_EQ(last.at("SLURM_LOCALID"), "2");
+  EXPECT_EQ(last.at("SLURM_NODEID"), "1");
+  EXPECT_EQ(last.at("SLURM_NTASKS"), "5");
+  EXPECT_EQ(last.at("SLURM_STEP_NUM_NODES"), "2");
+  EXPECT_EQ(TaskVariables(1, {2, 3}).at("SLURM_NODEID"), "0");
+}
+
+TEST(StepTest, MakesTheCommandOfMpirun) {
+  Step step;
+  step.tasks = {2, 1};
+  step.command = {"prog", "x"};
+  step.mpi = Mpi::kPmix;
+  EXPECT_EQ(LauncherWords(step, "orterun", {"10.9.0.1", "10.9.0.2"}, {"A"}, {"w", "--task"}),
+            (Words{"orterun", "-n", "3", "--bind-to", "none", "--map-by", "slot", "--oversubscribe", "--host",
+                   "10.9.0.1:2,10.9.0.2:1", "-x", "A", "w", "--task", "prog", "x"}));
+  step.mpi = Mpi::kPmi2;
+  EXPECT_EQ(LauncherWords(step, "mpiexec.hydra", {"10.9.0.1", "10.9.0.2", "10.9.0.3"}, {"A"}, {"w"}),
+            (Words{"mpiexec.hydra", "-n", "3", "-hosts", "10.9.0.1:2,10.9.0.2:1", "w", "prog", "x"}));
+  EXPECT_EQ(LauncherWords(step, "mpiexec.hydra", {}, {}, {"w"}), (Words{"mpiexec.hydra", "-n", "3", "w", "prog", "x"}));
+}
+
+TEST(JobStartTest, FindsASettingOfSlurms) {
+  const std::string text = "Configuration data\nMpiDefault              = pmix\nMpiParams = (null)\n";
+  EXPECT_EQ(SettingIn(text, "MpiDefault"), "pmix");
+  EXPECT_EQ(SettingIn(text, "Mpi"), "");
 }
 
 TEST(JobStartTest, ReadsSlurmsVariables) {

@@ -27,6 +27,7 @@ for program in "$product"/cr-*; do
   case $name in
     cr-hold) continue ;; # started by CRIU, with no arguments
     cr-mpi-agent) continue ;; # started by mpirun, with a host and a command
+    cr-srun) says 2 "cannot have the option --bogus" "$name" --bogus ;;
     cr-run | cr-restart | cr-mpirun) says 125 "unknown option --bogus" "$name" --bogus ;;
     cr-sbatch) says 2 "unknown option --checkpoint-bogus" "$name" --checkpoint-bogus ;; # others are sbatch's
     *) says 2 "unknown option --bogus" "$name" --bogus ;;

@@ -370,7 +370,7 @@ class Context:
         self.lab = lab
         self.folder = lab.folder  # where jobs are submitted
         os.chmod(lab.folder, 0o755)
-        self.slurm = options.slurm.split(":")
+        self.slurm, self.apps = options.slurm.split(":"), options.apps
         self.program = os.path.realpath(harness.find(options.apps, "globals"))
         lab.env["XDG_RUNTIME_DIR"] = self.path("runtime")
         os.mkdir(self.path("runtime"), mode=0o700)
@@ -436,6 +436,20 @@ class Context:
         if done.returncode != 0:
             raise Failure(f"the uninterrupted run ended with {done.returncode}: {done.stdout}")
         return done.stdout
+
+    def stencil(self, mpi):
+        """An MPI program that the jobs can start."""
+        found = harness.find(self.apps, "mpi_stencil_" + mpi)
+        if found is None:
+            raise Failure(f"the program mpi_stencil_{mpi} is not in {self.apps}")
+        program = shutil.copy(found, os.path.join(self.lab.folder, "stencil_" + mpi))
+        os.chmod(program, 0o755)
+        return program
+
+    def native_stencil(self, mpi, program, ranks, steps):
+        """What it prints without cuda-remote."""
+        alone = "--allow-run-as-root --oversubscribe" if mpi == "openmpi" else ""
+        return self.uninterrupted(self.script(f"mpirun.{mpi} {alone} -n {ranks} {program} --steps {steps}\n", "native.sh"))
 
     def standing(self, *steps):
         """Variables for a program that waits after these steps."""
@@ -805,6 +819,51 @@ def ranks_openmpi(context):
 def ranks_mpich(context):
     """The same with MPICH's."""
     run_ranks(context, "mpirun.mpich -n 2")
+
+
+# A step without MPI, whose tasks know their numbers; one with MPI; one that is refused.
+STEPS = """
+set -e
+srun -n 2 /bin/bash -c 'echo task $SLURM_PROCID has $SLURM_LOCALID of $SLURM_NTASKS' | sort
+{run} {stencil} --steps 20
+srun --gres=gpu:1 {stencil} || echo refused: $?
+srun -n 2 --mpi=none /bin/bash -c 'exit $((3 + SLURM_PROCID))' || echo failed: $?
+"""
+STEPS_SAY = """task 0 has 0 of 2
+task 1 has 1 of 2
+{stencil}refused: 2
+failed: 4
+"""
+
+
+def run_steps(context, mpi, run):
+    """Tasks that the script starts by srun are in the job, are saved with it, and go on."""
+    context.lab.env["OMPI_MCA_oob_tcp_if_include"] = "lo"
+    cluster = Cluster(context, cpus=2)
+    stencil = context.stencil(mpi)
+    want = STEPS_SAY.format(stencil=context.native_stencil(mpi, stencil, 2, 20))
+    script = context.script(STEPS.format(run=run, stencil=stencil))
+    job = cluster.submit("-n2", "-o", "out", script, env=context.standing(8))
+    context.wait_step(8, cluster)
+    cluster.command("scontrol", "requeue", job)
+    cluster.start_again(job)
+    context.go(8)
+    cluster.check_result(job, want)
+    if "restarting" not in cluster.output() or "cr-srun: a step in this job cannot have the option --gres" not in cluster.output():
+        raise Failure(f"the job was not restarted from an image, or took --gres:\n{cluster.output()}")
+
+
+@case
+def srun_pmix(context):
+    """Tasks of srun --mpi=pmix: a program of Open MPI."""
+    run_steps(context, "openmpi", "srun -n 2 --mpi=pmix")
+
+
+@case
+def srun_pmi2(context):
+    """The same with --mpi=pmi2 and MPICH; here Slurm's default says so."""
+    context.lab.env["SLURM_MPI_TYPE"] = "pmi2"
+    run_steps(context, "mpich", "srun")
 
 
 def has_rights_of_user(context):
