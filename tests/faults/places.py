@@ -188,7 +188,8 @@ def over_tcp(context):
     """Two ranks with servers that are reached over TCP: they move to two of them, and come back from an image the other way round."""
     first, second, third = (context.server(name, listen=True) for name in ("first", "second", "third"))
     ranks = Ranks(context, first, 2)
-    context.tool("cr-migrate", ranks.job.id, "--to", second.tcp, "--map", f"1={third.tcp}:0")
+    # Each is mapped to one GPU, so that it needs no more where a server has several.
+    context.tool("cr-migrate", ranks.job.id, "--map", f"0={second.tcp}:0", "--map", f"1={third.tcp}:0")
     ranks.expect_places(ranks.job, [(second, [0]), (third, [0])])
     image = context.path("image")
     ranks.stop(ranks.job, image)
