@@ -367,10 +367,11 @@ bool FindMovedCode(ClientChannel* channel, const std::vector<ckptfmt::Region>& r
 
 // The driver places variables and the kernels' heaps; the program, and other variables, may hold their addresses.
 // Variables that the program asked for by name are compared in the replay; this finds the others, and heaps.
-static bool CheckVariables(ClientChannel* channel, const std::vector<ckptfmt::Region>& wanted, std::string* error) {
-  const auto is_variable = [](const ckptfmt::Region& region) {
+static bool ComparePlaces(ClientChannel* channel, const std::vector<ckptfmt::Region>& wanted, bool heaps,
+                          std::string* error) {
+  const auto is_variable = [heaps](const ckptfmt::Region& region) {
     return region.kind == ckptfmt::RegionKind::kModuleSymbol || region.kind == ckptfmt::RegionKind::kLibrarySymbol ||
-           region.kind == ckptfmt::RegionKind::kHeap;
+           (heaps && region.kind == ckptfmt::RegionKind::kHeap);
   };
   if (std::none_of(wanted.begin(), wanted.end(), is_variable)) return true;
   std::vector<ckptfmt::Region> found;
@@ -402,6 +403,10 @@ static bool CheckVariables(ClientChannel* channel, const std::vector<ckptfmt::Re
   return true;
 }
 
+bool CheckVariables(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, std::string* error) {
+  return ComparePlaces(channel, regions, /*heaps=*/false, error);
+}
+
 bool LoadMemory(const ckptfmt::ImageReader& image, uint32_t process, ClientChannel* channel, const Continue& go_on,
                 std::string* error) {
   std::vector<ckptfmt::Region> regions;
@@ -423,7 +428,7 @@ bool LoadMemory(const ckptfmt::ImageReader& image, uint32_t process, ClientChann
   SharedBuffers* const attached = shared && shared->Attach(channel) ? shared.get() : nullptr;
   const bool ok = WriteMemory(channel, regions, attached, fill, go_on, error);
   if (attached) attached->Detach();
-  return ok && Drain(channel, error) && CheckVariables(channel, regions, error);
+  return ok && Drain(channel, error) && ComparePlaces(channel, regions, /*heaps=*/true, error);
 }
 
 bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, ClientChannel* to,
@@ -497,7 +502,7 @@ bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions
     ok = ReadMemory(from, rest, &pool, attached, use, go_on_with_rest, error, nullptr, skip);
   }
   if (attached) attached->Detach();
-  return ok && Drain(to, error) && CheckVariables(to, regions, error);
+  return ok && Drain(to, error) && ComparePlaces(to, regions, /*heaps=*/true, error);
 }
 
 bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* error, const std::string& scope,

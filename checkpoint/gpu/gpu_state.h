@@ -110,6 +110,9 @@ bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* erro
                const std::vector<std::string>& ownerless = {}, const replay::Log* ahead = nullptr);
 // The job's contexts, modules and functions, while it runs on elsewhere. On failure the session is of no use.
 bool ReplayCode(const replay::Log& log, ClientChannel* channel);
+// After a replay: false, with the name of one, if a variable among these regions lies elsewhere in this session. Heaps
+// are not compared: a new session has none before its memory is there.
+bool CheckVariables(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, std::string* error);
 // Functions that lie elsewhere in this session than before, of the modules whose variables, in these regions, hold
 // addresses of functions. After a replay. False also if that cannot be known.
 bool FindMovedCode(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, MovedCode* moved,

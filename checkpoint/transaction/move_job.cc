@@ -272,10 +272,13 @@ bool ReplayAll(const std::string& scope, std::vector<Move>* moves, bool* again, 
         ReplayLog(move->process->log(), move->channel.get(), &move->error, scope, ownerless[i], move->ahead) &&
         (!(handed_over || copies) || KeepHandedOver(move->channel.get(), &move->handed_over, &move->error)) &&
         FindMovedCode(move->channel.get(), move->regions, &move->moved, &move->error);
-    const bool elsewhere = move->replayed && !move->moved.empty();
+    std::string variable;
+    const bool in_place = !move->replayed || CheckVariables(move->channel.get(), move->regions, &variable);
+    const bool elsewhere = !in_place || (move->replayed && !move->moved.empty());
     // In the log's own order it may come to lie where it was. Else memory has to be searched on its way.
     move->anew = move->ahead ? !move->replayed || elsewhere : (elsewhere && handed_over) || (!move->replayed && copies);
     if (move->anew && !move->ahead) move->may_hand_over = false;
+    if (!in_place && !move->anew) move->error = variable;
   });
   // Code is made ahead only of processes that share nothing. Of others, all are replayed together.
   const bool all_anew =

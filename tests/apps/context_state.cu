@@ -195,14 +195,16 @@ int main(int argc, char** argv) {
       APP_CHECK(count == uint64_t(step));
       digest.Add(count);
     }
-    CU_CHECK(cuCtxSetCurrent(sides[0].context));
-    unsigned long long* out;
-    APP_CHECK(cudaMalloc(&out, sizeof(*out)) == cudaSuccess);
-    Count<<<1, 1>>>(out);
-    unsigned long long calls = 0;
-    APP_CHECK(cudaMemcpy(&calls, out, sizeof(calls), cudaMemcpyDeviceToHost) == cudaSuccess);
-    APP_CHECK(calls == 5 + static_cast<unsigned long long>(step));
-    APP_CHECK(cudaFree(out) == cudaSuccess);
+    for (const Side& side : sides) {  // each context has the static once
+      CU_CHECK(cuCtxSetCurrent(side.context));
+      unsigned long long* out;
+      APP_CHECK(cudaMalloc(&out, sizeof(*out)) == cudaSuccess);
+      Count<<<1, 1>>>(out);
+      unsigned long long calls = 0;
+      APP_CHECK(cudaMemcpy(&calls, out, sizeof(calls), cudaMemcpyDeviceToHost) == cudaSuccess);
+      APP_CHECK(calls == 5 + static_cast<unsigned long long>(step));
+      APP_CHECK(cudaFree(out) == cudaSuccess);
+    }
   }
   printf("context_state steps=%d digest=%016" PRIx64 "\n", options.steps, digest.value());
   return 0;

@@ -1087,6 +1087,28 @@ def kept_addresses(context):
 
 
 @case
+def behind_streams(context):
+    """Variables whose place follows from the streams made before: a move, which loads modules ahead of all else, starts once more."""
+    lab = context.lab
+    lab.env["SOFTGPU_PLACES"] = "streams"
+    command = context.app("context_state", 16)
+    first, second = (lab.server(name) for name in ("first", "second"))
+    job = lab.job("job", command, first.unix, pause_at=[5, 9])
+    job.wait_paused(5, 60)
+    lab.run("migrate", [lab.tool("cr-migrate"), job.id, "--to", second.unix], 60)
+    job.go(5)
+    job.wait_paused(9, 60)
+    lab.run("back", [lab.tool("cr-migrate"), job.id, "--to", first.unix], 60)
+    job.go(9)
+    job.expect_success(60)
+    harness.same("after two moves", job.stdout(), context.expected(command))
+    with open(os.path.join(second.directory, "..", "second-server.err")) as f:
+        sessions = len(re.findall(r"session \d+ of \S+ started", f.read()))
+    if sessions != 2:
+        raise Failure(f"the move made {sessions} sessions: with one, modules that were loaded ahead are no other case here")
+
+
+@case
 def pointers_like_addresses(context):
     """A pointer of the program whose bytes, read from an odd place, are such an address does not stop a move or a restart."""
     lab = context.lab

@@ -74,10 +74,18 @@ CUresult PtxFromImage(const void* image, std::string* ptx, std::string* log) {
 
 namespace {
 
+// How many slots of a context are taken by what it has made before, with SOFTGPU_PLACES=streams: as with a driver that
+// places variables and its own memory for other objects in one part of the address space.
+uint64_t SlotsInFront(Context& context) {
+  if (!GetSettings().places_behind_streams || context.primary()) return 0;
+  return context.AllStreams().size();
+}
+
 // Memory for a module's variables. A program may keep their addresses anywhere, also in the memory of a checkpoint, so
 // the same module gets the same address in every process, whatever was loaded before: one that follows from its text.
-// The range is away from those of cr-worker (device memory, pinned memory, reservations).
-void* MapVariables(uint64_t bytes, const std::string& ptx) {
+// The range is away from those of cr-worker (device memory, pinned memory, reservations). `behind`: how many slots
+// further it lies.
+void* MapVariables(uint64_t bytes, const std::string& ptx, uint64_t behind) {
   constexpr uint64_t kFirst = 0x500000000000, kSlotBytes = 4 << 20, kSlots = 1 << 18;
   constexpr int kProt = PROT_READ | PROT_WRITE, kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
@@ -89,7 +97,7 @@ void* MapVariables(uint64_t bytes, const std::string& ptx) {
 #endif
   // The same module in several contexts: the next place that is free.
   for (uint64_t attempt = 0; attempt < kAttempts; ++attempt) {
-    const uint64_t address = kFirst + ((hash >> 20) + attempt * 37) % kSlots * kSlotBytes;
+    const uint64_t address = kFirst + ((hash >> 20) + behind + attempt * 37) % kSlots * kSlotBytes;
     void* const memory = mmap(reinterpret_cast<void*>(address), bytes, kProt, kFlags | MAP_FIXED_NOREPLACE, -1, 0);
     if (memory == MAP_FAILED) continue;
     if (memory == reinterpret_cast<void*>(address)) return memory;
@@ -137,7 +145,7 @@ CUresult Module::Load(const ContextPtr& context, const std::string& ptx, const V
   std::shared_ptr<char> block;
   if (bytes != 0) {
     if (!device->TakeMemory(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-    void* memory = MapVariables(bytes, ptx);
+    void* memory = MapVariables(bytes, ptx, SlotsInFront(*home));
     if (memory == nullptr) {
       device->GiveMemory(bytes);
       return CUDA_ERROR_OUT_OF_MEMORY;
@@ -284,7 +292,7 @@ CUresult Library::AllocateManaged() {
     total += std::max<uint64_t>(global.size, 1) + 64;
   }
   if (places.empty()) return CUDA_SUCCESS;
-  void* const memory = MapVariables(total, "managed\n" + ptx);
+  void* const memory = MapVariables(total, "managed\n" + ptx, 0);
   if (memory == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   std::shared_ptr<char> block(static_cast<char*>(memory), [total](char* p) { munmap(p, total); });
   for (const auto& [global, offset] : places) {
