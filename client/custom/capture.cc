@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "client/custom/graph_names.h"
-#include "client/custom/staged_node.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/log.h"
@@ -44,6 +43,7 @@ CUresult CaptureInfo(CUstream hStream, bool per_thread, CUstreamCaptureStatus* s
   if (known == 0 && (request.want_graph || request.want_dependencies)) {
     request.graph = known = call.NewHandle(Kind::kGraph, kNoParent);
     if (!request.graph) return CUDA_ERROR_OUT_OF_MEMORY;
+    request.origin = call.session().captures().OriginOf(request.stream);
   }
   for (size_t i = 0; request.want_dependencies && i < kMaxNewNodes; ++i) {
     const uint64_t node = call.NewHandle(Kind::kGraphNode, known);
@@ -142,14 +142,14 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
   request.phGraph = call.NewHandle(Kind::kGraph, kNoParent);
   if (!request.phGraph) return CUDA_ERROR_OUT_OF_MEMORY;
   request.streams = session.captures().StreamsOf(request.hStream);
+  request.graph = session.captures().OwnGraphOf(request.hStream);
   request.Encode(&call.message());
   const CUresult result = call.Transact();
   if (result != CUDA_SUCCESS) {
     *phGraph = nullptr;
     if (GoesOn(result)) return result;
     if (const auto failed = session.captures().End(request.hStream)) {
-      session.staged_copies().Give(failed->staged);
-      if (failed->own_graph && failed->graph) session.GraphDestroyed({Kind::kGraph, failed->graph});
+      session.CaptureFailed(*failed);
       DestroyAll(failed->children);
     }
     return result;
@@ -214,7 +214,7 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
   for (size_t i = 0; i < record->retains.size(); ++i) session.graph_records().Retain(object.id, i, record->retains[i]);
   lock.Unlock();
   DestroyAll(record->children);
-  return record->staged.empty() ? CUDA_SUCCESS : OwnStaged(*phGraph, std::move(record->staged));
+  return CUDA_SUCCESS;
 }
 
 // Asked before every launch by some libraries. Captures are begun by this process alone, so without one there is

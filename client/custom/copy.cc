@@ -191,17 +191,6 @@ CUresult SettleHostFunctions(Call& call, uint64_t stream) {
   return WaitForStream(call, stream);
 }
 
-// A host function in a captured stream.
-CUresult CaptureHostFunction(Call& call, uint64_t stream, CUhostFn function, void* data) {
-  call.set_id(kOpLaunchHostFunc);
-  wire::OpLaunchHostFunc_Request request;
-  request.stream = stream;
-  request.id = call.session().host_functions().RegisterForGraph(function, data);
-  call.message().clear();
-  request.Encode(&call.message());
-  return call.Transact();
-}
-
 // Pinned memory that a graph is to copy, which must be there when it runs. False for other memory.
 bool PinnedForGraph(Call& call, const void* address, size_t bytes, uint64_t* device) {
   Session& session = call.session();
@@ -214,29 +203,19 @@ bool PinnedForGraph(Call& call, const void* address, size_t bytes, uint64_t* dev
   return MapForDevice(call, start, device) == CUDA_SUCCESS;
 }
 
-// A copy of pageable memory in a captured stream: see client/session/staged_copies.h. `device` is the other side.
-CUresult CaptureCopy(Call& call, void* to_host, const void* from_host, CUdeviceptr device, size_t bytes,
-                     uint64_t stream) {
-  Session& session = call.session();
-  StagedCopy* copy = nullptr;
-  if (const CUresult result = TakeStaged(session, bytes, &copy); result != CUDA_SUCCESS) return result;
-  copy->width = bytes;
-  copy->height = copy->depth = 1;
-  copy->to.address = to_host ? static_cast<char*>(to_host) : copy->pinned;
-  copy->from.address = to_host ? copy->pinned : static_cast<char*>(const_cast<void*>(from_host));
-  if (!session.captures().AddStaged(stream, copy)) {
-    session.staged_copies().Give({copy});
-    return CUDA_ERROR_ILLEGAL_STATE;
-  }
-  uint64_t pinned;
-  const CUresult mapped = MapForDevice(call, reinterpret_cast<uint64_t>(copy->pinned), &pinned);
-  if (mapped != CUDA_SUCCESS) return mapped;
-  if (to_host) {
-    const CUresult result = CopyByAddress(call, pinned, device, bytes, stream, false);
-    return result == CUDA_SUCCESS ? CaptureHostFunction(call, stream, &StagedCopy::Run, copy) : result;
-  }
-  const CUresult result = CaptureHostFunction(call, stream, &StagedCopy::Run, copy);
-  return result == CUDA_SUCCESS ? CopyByAddress(call, device, pinned, bytes, stream, false) : result;
+// A copy of host memory in a captured stream that need not be there as it is when the graph runs. `device` is the other
+// side.
+CUresult CaptureCopy(void* to_host, const void* from_host, CUdeviceptr device, size_t bytes, uint64_t stream) {
+  CUDA_MEMCPY3D copy{};
+  copy.srcMemoryType = to_host ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+  copy.dstMemoryType = to_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+  copy.srcHost = from_host;
+  copy.dstHost = to_host;
+  (to_host ? copy.srcDevice : copy.dstDevice) = device;
+  copy.WidthInBytes = bytes;
+  copy.Height = copy.Depth = 1;
+  const StagedSides sides{to_host == nullptr, to_host != nullptr};
+  return CaptureStagedNode(stream, copy, &sides);
 }
 
 CUresult CopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes, uint64_t stream, bool blocking) {
@@ -249,7 +228,7 @@ CUresult CopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes
     if (uint64_t pinned; PinnedForGraph(call, src, bytes, &pinned)) {
       return CopyByAddress(call, dst, pinned, bytes, stream, false);
     }
-    return CaptureCopy(call, nullptr, src, dst, bytes, stream);
+    return CaptureCopy(nullptr, src, dst, bytes, stream);
   }
   if (const CUresult result = SettleHostFunctions(call, stream); result != CUDA_SUCCESS) return result;
   // Mirrored memory travels with the calls of the ordinary way.
@@ -296,7 +275,7 @@ CUresult CopyToHost(Call& call, void* dst, CUdeviceptr src, size_t bytes, uint64
     if (uint64_t pinned; PinnedForGraph(call, dst, bytes, &pinned)) {
       return CopyByAddress(call, pinned, src, bytes, stream, false);
     }
-    return CaptureCopy(call, dst, nullptr, src, bytes, stream);
+    return CaptureCopy(dst, nullptr, src, bytes, stream);
   }
   const bool staged = !session.managed_mirror().active() && !IsManaged(session, src, 1);
   if (CUresult result; staged && StagedCopyToHost(call, dst, src, bytes, stream, &result)) return result;

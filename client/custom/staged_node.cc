@@ -26,9 +26,7 @@ bool IsPageable(Call& call, CUmemorytype type, CUdeviceptr device, const void* h
   return type == CU_MEMORYTYPE_HOST || !IsDevicePointer(call.session(), address);
 }
 
-struct Sides {
-  bool from_host = false, to_host = false;
-};
+using Sides = StagedSides;
 
 Sides SidesOf(Call& call, const CUDA_MEMCPY3D& copy) {
   return {IsPageable(call, copy.srcMemoryType, copy.srcDevice, copy.srcHost),
@@ -139,8 +137,7 @@ std::map<std::pair<uint64_t, uint64_t>, std::pair<char*, size_t>>& ExecPiecesLoc
   return *pieces;
 }
 
-}  // namespace
-
+// A piece of pinned memory of at least `bytes`.
 CUresult TakeStaged(Session& session, size_t bytes, StagedCopy** copy) {
   *copy = session.staged_copies().Take(bytes);
   if (*copy) return CUDA_SUCCESS;
@@ -153,6 +150,7 @@ CUresult TakeStaged(Session& session, size_t bytes, StagedCopy** copy) {
   return CUDA_SUCCESS;
 }
 
+// Leaves pinned memory to a graph, and to what will be made from it.
 CUresult OwnStaged(CUgraph graph, std::vector<StagedCopy*> staged) {
   const auto give_back = [](void* data) {
     const std::unique_ptr<std::vector<StagedCopy*>> all(static_cast<std::vector<StagedCopy*>*>(data));
@@ -166,16 +164,19 @@ CUresult OwnStaged(CUgraph graph, std::vector<StagedCopy*> staged) {
   return cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
 }
 
+}  // namespace
+
 bool NeedsStaging(const CUDA_MEMCPY3D& copy) {
   Sides sides;
   return PackedBytes(copy) != 0 && HostSides(copy, &sides) && (sides.from_host || sides.to_host);
 }
 
 CUresult AddStagedNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, const CUgraphEdgeData* edges,
-                       size_t count, const CUDA_MEMCPY3D& copy, CUcontext context) {
+                       size_t count, const CUDA_MEMCPY3D& copy, CUcontext context, const StagedSides* known) {
   Session* const session = Session::Get();
   Sides sides;
   if (!HostSides(copy, &sides)) return CUDA_ERROR_NOT_INITIALIZED;
+  if (known) sides = *known;
   StagedCopy* staged = nullptr;
   CUgraph child;
   CUresult result = TakeStaged(*session, PackedBytes(copy), &staged);
@@ -271,10 +272,11 @@ CUresult SetStagedNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMC
   return result;
 }
 
-CUresult CaptureStagedNode(uint64_t stream, const CUDA_MEMCPY3D& copy) {
-  return AddToCapture(
-      stream, [&copy](CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, const CUgraphEdgeData* edges,
-                      size_t count) { return AddStagedNode(node, graph, dependencies, edges, count, copy, nullptr); });
+CUresult CaptureStagedNode(uint64_t stream, const CUDA_MEMCPY3D& copy, const StagedSides* known) {
+  return AddToCapture(stream, [&](CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
+                                  const CUgraphEdgeData* edges, size_t count) {
+    return AddStagedNode(node, graph, dependencies, edges, count, copy, nullptr, known);
+  });
 }
 
 }  // namespace cuda_remote::client

@@ -20,23 +20,24 @@ namespace cuda_remote::client {
 
 class Session;
 
-// A piece of pinned memory of at least `bytes`.
-CUresult TakeStaged(Session& session, size_t bytes, StagedCopy** copy);
-
-// Leaves pinned memory to a graph, and to what will be made from it.
-CUresult OwnStaged(CUgraph graph, std::vector<StagedCopy*> staged);
+// Which sides of a copy go through pinned memory.
+struct StagedSides {
+  bool from_host = false, to_host = false;
+};
 
 // Whether a side of the copy lies in memory that the server cannot reach. Makes a call of its own.
 bool NeedsStaging(const CUDA_MEMCPY3D& copy);
 
-// cuGraphAddMemcpyNode for such a copy; and changing its node, in the graph and in an executable.
+// cuGraphAddMemcpyNode for such a copy; and changing its node, in the graph and in an executable. `known`: the sides, if
+// that is not for the addresses to say.
 CUresult AddStagedNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, const CUgraphEdgeData* edges,
-                       size_t count, const CUDA_MEMCPY3D& copy, CUcontext context);
+                       size_t count, const CUDA_MEMCPY3D& copy, CUcontext context,
+                       const StagedSides* known = nullptr);
 CUresult SetStagedNode(CUgraphNode node, const CUDA_MEMCPY3D& copy);
 CUresult SetStagedNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D& copy, CUcontext context);
 
 // Such a copy in a captured stream, which is its value on the wire.
-CUresult CaptureStagedNode(uint64_t stream, const CUDA_MEMCPY3D& copy);
+CUresult CaptureStagedNode(uint64_t stream, const CUDA_MEMCPY3D& copy, const StagedSides* known = nullptr);
 
 }  // namespace cuda_remote::client
 

@@ -408,6 +408,9 @@ FrameHeader Call::RecordedHeaderLocked(replay::ObjectKey object, std::vector<rep
 }
 
 void Call::Destroyed(replay::ObjectKey object) {
+  if (object.kind == Kind::kStream && session_->captures().active()) {
+    if (const auto failed = session_->captures().End(object.id)) session_->CaptureFailed(*failed);
+  }
   {
     WriterLock lock(&session_->mutex());
     if (session_->MarkDestroyedLocked(object)) {

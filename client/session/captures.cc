@@ -191,13 +191,6 @@ bool Captures::DestroyLater(uint64_t graph, uint64_t child) {
   return false;
 }
 
-bool Captures::AddStaged(uint64_t stream, StagedCopy* copy) {
-  MutexLock lock(&mutex_);
-  CaptureRecord* const capture = OfStreamLocked(stream);
-  if (capture) capture->staged.push_back(copy);
-  return capture != nullptr;
-}
-
 bool Captures::IsCaptured(uint64_t stream) const {
   if (!active()) return false;
   MutexLock lock(&mutex_);
@@ -209,6 +202,20 @@ uint64_t Captures::GraphOf(uint64_t stream) const {
   MutexLock lock(&mutex_);
   const CaptureRecord* const capture = OfStreamLocked(stream);
   return capture ? capture->graph : 0;
+}
+
+uint64_t Captures::OwnGraphOf(uint64_t stream) const {
+  if (!active()) return 0;
+  MutexLock lock(&mutex_);
+  const CaptureRecord* const capture = OfStreamLocked(stream);
+  return capture && capture->own_graph ? capture->graph : 0;
+}
+
+uint64_t Captures::OriginOf(uint64_t stream) const {
+  if (!active()) return 0;
+  MutexLock lock(&mutex_);
+  const CaptureRecord* const capture = OfStreamLocked(stream);
+  return capture ? capture->origin : 0;
 }
 
 std::unique_ptr<CaptureRecord> Captures::End(uint64_t stream) {

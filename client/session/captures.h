@@ -20,7 +20,6 @@
 #include <vector>
 
 #include "client/session/guarded.h"
-#include "client/session/staged_copies.h"
 #include "proto/frame/frame.h"
 #include "replay/log/log.h"
 
@@ -38,7 +37,6 @@ struct CaptureRecord {
   std::vector<replay::ObjectKey> needs;  // without which the record cannot be replayed; each once
   std::vector<uint64_t> retains;         // graphs and executables that became part of the graph as they were then
   std::string frames;                    // header, message, padding to 8 bytes, and so on
-  std::vector<StagedCopy*> staged;       // pinned memory that its copies go through
   std::vector<uint64_t> children;        // graphs to destroy once it has its record, which names them
   std::string obstacle;                  // name of a call that cannot be sent again; empty: none
 };
@@ -75,20 +73,19 @@ class Captures {
   // none of a capture in progress.
   bool DestroyLater(uint64_t graph, uint64_t child);
 
-  // Gives a copy's pinned memory to the capture of `stream`. False if there is none.
-  bool AddStaged(uint64_t stream, StagedCopy* copy);
-
   // Whether what is put into `stream` now is captured instead of run.
   bool IsCaptured(uint64_t stream) const;
 
   // The graph of the capture of `stream`; 0 if it has no handle yet, or there is no capture.
   uint64_t GraphOf(uint64_t stream) const;
+  // The same, and 0 too if the capture adds to a graph of the application's.
+  uint64_t OwnGraphOf(uint64_t stream) const;
+
+  // The stream in which the capture of `stream` was begun; 0 if there is no capture.
+  uint64_t OriginOf(uint64_t stream) const;
 
   // The capture that was begun in `stream` is over. Null if there is none.
   std::unique_ptr<CaptureRecord> End(uint64_t stream);
-
-  // A stream died; a capture that was begun in it is over.
-  void StreamDied(uint64_t stream) { End(stream); }
 
  private:
   CaptureRecord* OfStreamLocked(uint64_t stream) const CR_REQUIRES(mutex_);

@@ -404,7 +404,7 @@ void Session::ForgetLocked(const replay::ObjectKey& dead) {
     case Kind::kMapping:
       break;
     case Kind::kStream:
-      if (captures_.active()) captures_.StreamDied(dead.id);
+      if (captures_.active()) captures_.End(dead.id);
       handles_.Drop(dead.id);
       break;
     case Kind::kGraphExec:
@@ -537,6 +537,16 @@ void Session::GraphDestroyed(replay::ObjectKey object) {
     }
   }
   FreeGraphMemory(gone);
+}
+
+void Session::CaptureFailed(const CaptureRecord& failed) {
+  if (!failed.own_graph || failed.graph == 0) return;
+  const replay::ObjectKey graph{Kind::kGraph, failed.graph};
+  {
+    WriterLock lock(&mutex_);
+    DropLocked(graph);
+  }
+  GraphDestroyed(graph);
 }
 
 void Session::GraphMoved(uint64_t graph, uint64_t node, uint64_t parent) {

@@ -243,6 +243,8 @@ class Session final : public trace::Server {
   void FreeGraphMemory(const driverabi::GraphMemory::Addresses& gone);
   // The application destroyed a graph or an executable.
   void GraphDestroyed(replay::ObjectKey object);
+  // A capture came to nothing: its own graph is gone, with its nodes and their memory. Not under mutex().
+  void CaptureFailed(const CaptureRecord& failed);
   // `node` of `parent` has taken `graph` over: it keeps its handle, and dies with the node.
   void GraphMoved(uint64_t graph, uint64_t node, uint64_t parent);
   // Whether a graph is a node's own, as that of a child graph's node or a body of a conditional one.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory that graphs allocate: nodes and captured cudaMallocAsync, freed in the graph, by the application, by another
 // graph, by the next launch, or long after the graph is gone. Random graphs of several kinds are made, launched,
-// updated and destroyed; what they have left in memory is carried from step to step and compared with a model on the
-// host.
+// updated and destroyed, and captures come to nothing in between; what graphs have left in memory is carried from step
+// to step and compared with a model on the host.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -141,6 +141,35 @@ void Build(Graph* g, cudaStream_t stream) {
   cudaGetLastError();
 }
 
+// Captures with memory nodes that a call invalidates, and others that follow, whose graphs may be where theirs were.
+void CaptureInVain(cudaStream_t stream) {
+  for (int round = 0; round < 6; ++round) {
+    uint32_t *memory, host = 0;
+    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    CUDA_CHECK(cudaMallocAsync(&memory, 1000, stream));
+    CUDA_CHECK(cudaMemsetAsync(memory, round + 1, 1000, stream));
+    CUDA_CHECK(cudaMemcpyAsync(&host, memory, sizeof host, cudaMemcpyDeviceToHost, stream));
+    const bool in_vain = round % 2 == 0;
+    if (in_vain) APP_CHECK(cudaStreamSynchronize(stream) == cudaErrorStreamCaptureUnsupported);
+    if (!in_vain) CUDA_CHECK(cudaFreeAsync(memory, stream));
+    cudaGraph_t graph;
+    const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
+    APP_CHECK(ended == (in_vain ? cudaErrorStreamCaptureInvalidated : cudaSuccess));
+    cudaGetLastError();
+    if (in_vain) continue;
+    size_t nodes = 0;
+    CUDA_CHECK(cudaGraphGetNodes(graph, nullptr, &nodes));
+    APP_CHECK(nodes == 4);
+    cudaGraphExec_t exec;
+    CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    CUDA_CHECK(cudaGraphLaunch(exec, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    APP_CHECK(host == 0x01010101u * unsigned(round + 1));
+    CUDA_CHECK(cudaGraphExecDestroy(exec));
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -161,6 +190,7 @@ int main(int argc, char** argv) {
   };
 
   for (int step = 1; step <= options.steps; ++step) {
+    if (step % 2 == 1) CaptureInVain(stream);
     if (graphs.size() < 6) {
       auto g = std::make_unique<Graph>();
       g->number = ++made;

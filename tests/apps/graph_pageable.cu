@@ -118,6 +118,9 @@ int main(int argc, char** argv) {
   last = Out(state, &out[0], width);
   CUDA_CHECK(cudaMemcpy3DAsync(&last, stream));
   CUDA_CHECK(cudaStreamEndCapture(stream, &captured));
+  count = 0;
+  CUDA_CHECK(cudaGraphGetNodes(captured, nullptr, &count));
+  APP_CHECK(count == 4);
   CUDA_CHECK(cudaGraphInstantiate(&execs[3], captured, 0));
   CUDA_CHECK(cudaGraphDestroy(captured));
 

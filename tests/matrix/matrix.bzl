@@ -8,7 +8,7 @@ GROUPS = {
     "late": "late_ring,late_grpc,late_restart,late_migrate",
 }
 
-def matrix_test(name, app, modes, size = "medium", program = None):
+def matrix_test(name, app, modes, size = "medium", program = None, extra_tags = []):
     """Runs one program in several modes; see matrix.py. `program`: its target, unless that is //tests/apps:APP."""
     native.sh_test(
         name = name,
@@ -28,12 +28,12 @@ def matrix_test(name, app, modes, size = "medium", program = None):
         tags = [
             "local",
             "no-sandbox",
-        ],
+        ] + extra_tags,
     )
 
-def matrix_tests(app, extra = {}, program = None):
-    """All groups for one program; `extra` maps names of further groups to modes; `program` as for matrix_test."""
+def matrix_tests(app, extra = {}, program = None, extra_tags = []):
+    """All groups for one program; `extra` maps names of further groups to modes; the rest as for matrix_test."""
     groups = dict(GROUPS)
     groups.update(extra)
     for group, modes in groups.items():
-        matrix_test(name = "{}_{}_test".format(app, group), app = app, modes = modes, program = program)
+        matrix_test(name = "{}_{}_test".format(app, group), app = app, modes = modes, program = program, extra_tags = extra_tags)

@@ -141,6 +141,7 @@ LAUNCHERS = {
 # Python programs of tests/frameworks, and which modules each needs.
 FRAMEWORKS = {
     "ctypes_ptx": (20, ()),
+    "ctypes_cublas": (20, ("torch",)),  # which brings libcublas
     "ctypes_spawn": (16, ()),
     "ctypes_workers": (16, ()),
     "torch_conv": (40, ("torch",)),
@@ -151,7 +152,7 @@ FRAMEWORKS = {
     "torch_compile": (30, ("torch", "triton")),
     "torch_libraries": (12, ("torch",)),
     "torch_segments": (24, ("torch",)),
-    "torch_memory": (16, ("torch",)),
+    "torch_memory": (18, ("torch",)),
     "torch_loader": (30, ("torch",)),
     "torch_multiprocessing": (20, ("torch",)),
     "torch_gloo": (24, ("torch",)),

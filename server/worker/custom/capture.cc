@@ -183,6 +183,11 @@ bool NamesEventItself(const FrameHeader& header, std::string_view message) {
 
 }  // namespace
 
+// A graph that got its handle while it was captured died with the stream until now.
+static void OutliveStream(Session& session, uint64_t graph, uint64_t stream) {
+  if (session.IsUnder(graph, stream)) session.SetParent(Kind::kGraph, graph, 0);
+}
+
 CUresult Custom_cuStreamEndCapture(Session& session, const Request&, const wire::cuStreamEndCapture_Request& in,
                                    wire::cuStreamEndCapture_Reply* out, ReplyBuilder*) {
   if (!session.MayBind(Kind::kGraph, in.phGraph)) return kMalformedRequest;
@@ -191,13 +196,20 @@ CUresult Custom_cuStreamEndCapture(Session& session, const Request&, const wire:
   const DriverTable& driver = session.driver();
   CUgraph graph = nullptr;
   CUresult result = driver.cuStreamEndCapture(stream, &graph);
-  if (result != CUDA_SUCCESS) return result;
+  if (result != CUDA_SUCCESS) {
+    // The next graph may have the address of the one that is gone.
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    const bool over = driver.cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS;
+    if (KindOf(in.graph) == Kind::kGraph && over && status == CU_STREAM_CAPTURE_STATUS_NONE) session.Unbind(in.graph);
+    return result;
+  }
   const uint64_t real = reinterpret_cast<uint64_t>(graph);
   out->graph = session.Virtual(Kind::kGraph, real);
   if (out->graph == 0) {
     session.Bind(Kind::kGraph, in.phGraph, real, 0);
     out->graph = in.phGraph;
   }
+  OutliveStream(session, out->graph, in.hStream);
   for (const uint64_t handle : in.streams) {
     CUstream one;
     unsigned flags = 0;
@@ -274,6 +286,7 @@ CUresult OpGraphCapture(Session& session, const Request& request, const wire::Op
   if (known == 0 && !session.MayBind(Kind::kGraph, in.graph)) return kMalformedRequest;
   if (known == 0) session.Bind(Kind::kGraph, in.graph, real, 0);
   if (known != 0 && known != in.graph) return CUDA_ERROR_INVALID_VALUE;
+  OutliveStream(session, in.graph, in.stream);
   return ShapeOf(session.driver(), graph, &out->shape);
 }
 

@@ -193,7 +193,8 @@ CUresult Custom_cuStreamGetCaptureInfo_v3(Session& session, const Request&,
   if (status == CU_STREAM_CAPTURE_STATUS_ACTIVE) {
     out->dependency_count = count;
     if (in.want_graph || in.want_dependencies) {
-      out->graph = Name(session, Kind::kGraph, reinterpret_cast<uint64_t>(graph), in.graph, 0);
+      const uint64_t origin = KindOf(in.origin) == Kind::kStream ? in.origin : 0;
+      out->graph = Name(session, Kind::kGraph, reinterpret_cast<uint64_t>(graph), in.graph, origin);
       if (out->graph == 0) return kMalformedRequest;
     }
     size_t offered = 0;
