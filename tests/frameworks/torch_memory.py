@@ -9,6 +9,7 @@ import hook
 from torch_setup import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
 
 def matmul():
@@ -50,9 +51,25 @@ def sorting():
     return torch.sort(torch.randn(1 << 20, device="cuda"))[0][:: 1 << 12].sum()
 
 
-KINDS = (matmul, matmul_half, convolution, attention, recurrent, decomposition, transform, sorting)
+def training():
+    """Steps of Adam over batches that come through pinned memory."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, stride=2, padding=1), nn.BatchNorm2d(64), nn.ReLU(),
+        nn.Flatten(), nn.Linear(64 * 16 * 16, 512), nn.ReLU(), nn.Linear(512, 10),
+    ).cuda()  # fmt: skip
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    images = TensorDataset(torch.randn(512, 3, 32, 32), torch.randint(0, 10, (512,)))
+    for pixels, labels in DataLoader(images, batch_size=64, pin_memory=True):
+        optimizer.zero_grad(set_to_none=True)
+        loss = functional.cross_entropy(model(pixels.cuda(non_blocking=True)), labels.cuda(non_blocking=True))
+        loss.backward()
+        optimizer.step()
+    return loss
 
-options = hook.arguments(16)
+
+KINDS = (matmul, matmul_half, convolution, attention, recurrent, decomposition, transform, sorting, training)
+
+options = hook.arguments(18)
 print(torch.cuda.get_device_properties(0))
 print(torch.cuda.get_device_capability(0), torch.cuda.mem_get_info()[1], torch.backends.cudnn.version())
 for step in range(1, options.steps + 1):
