@@ -52,7 +52,8 @@ class FakeProcess final : public JobProcess, public agent::Lockable {
   }
   bool Look(agent::Activity* activity, std::string* error) override {
     if (!Step("look", error)) return false;
-    activity->quiet = activity->answered = true;
+    activity->answered = true;
+    activity->quiet = looks_with_work-- <= 0;
     return true;
   }
   bool Admit(const agent::Admission&, bool* admitted, std::string*) override { return *admitted = false; }
@@ -107,6 +108,7 @@ class FakeProcess final : public JobProcess, public agent::Lockable {
   bool abandoned() const { return abandoned_; }
   bool failed_to_go_on() const { return stuck_; }
   std::function<void()> before_unlock;
+  int looks_with_work = 0;  // how often it is found not to be idle
 
  private:
   bool Step(const std::string& what, std::string* error) {
@@ -377,6 +379,34 @@ TEST(JobTransaction, OneThatComesMeanwhileIsHeldToo) {
   ASSERT_TRUE(transaction.Begin(Options(), &error)) << error;
   ASSERT_EQ(source.all().size(), 4u);
   for (const auto& process : source.all()) EXPECT_TRUE(process->closed());
+}
+
+// Calls wait at the gate from the moment it closes, long before the GPU is idle.
+TEST(JobTransaction, ThePauseBeginsWhenTheFirstGateCloses) {
+  Faults faults;
+  FakeSource source(2, &faults);
+  source.all()[1]->looks_with_work = 40;
+  agent::LockOptions options = Options();
+  const agent::LockClock clock = options.clock;
+  options.timeout_ms = 60000;
+  int64_t closed_us = 0, quiet_us = 0;
+  faults.on_step = [&](const std::string& what) {
+    if (what == "rank 0: close" && closed_us == 0) closed_us = clock.now_us();
+    if (what == "rank 0: settle") quiet_us = clock.now_us();
+  };
+  FakeEngine engine([](const std::string&) { return true; });
+  const Job job;
+  std::string error;
+  FakeGuard guard(&source, &faults);
+  JobTransaction transaction(job, &source, &engine, &guard);
+  clock.sleep_us(5000000);  // nobody waits yet
+  ASSERT_TRUE(transaction.Begin(options, &error)) << error;
+  EXPECT_GT(quiet_us - closed_us, 20000);
+  clock.sleep_us(3000000);
+  const int64_t held_us = int64_t(transaction.HeldSeconds() * 1e6);
+  const int64_t seen_us = clock.now_us() - closed_us;
+  // The clock goes on a little with each look at it.
+  EXPECT_NEAR(double(held_us), double(seen_us), 1000);
 }
 
 TEST(JobTransaction, ThoseThatKeepComingAreGivenUpInTheEnd) {
