@@ -10,9 +10,12 @@ bars are met. The first column of times is what the tools report, the last one w
 between two of its steps. `native` is the driver's own checkpoint (cuCheckpointProcess*: lock and checkpoint), once for
 each amount of memory. Needs root and CRIU for checkpoints.
 
+With `--at-once`, the one checkpoint of a job comes right after it has filled its memory, when its server has not counted
+that yet. It is an error if such a checkpoint prepares no host memory before the pause.
+
 With `--program`, live checkpoints of one program that prints a line for each of its steps, such as
-"python3 tests/frameworks/torch_gpt.py --steps 100000". A row for each; the last column is the memory that is the
-process's own at that time.
+"python3 tests/frameworks/torch_gpt.py --steps 100000". A row for each, and one with the longest times of all; the last
+column is the memory that is the process's own at that time.
 
 Steps before and during: steps a second before the tool began, and while it copied GPU memory in rounds. Use --step-ms 0
 for the job's slowdown: a job that waits between its steps hides it.
@@ -221,7 +224,7 @@ def program(options, folder, found):
     """Live checkpoints of options.program, one every options.seconds, and their rows."""
     image = os.path.join(folder, "image")
     process, watch = start_program(options, folder)
-    before, during, group = [], [], ""
+    before, during, group, times = [], [], "", []
     try:
         for number in range(options.checkpoints):
             time.sleep(options.seconds)
@@ -239,9 +242,11 @@ def program(options, folder, found):
                 f"{got['dumping_seconds']:.3f}", f"{got['seconds']:.1f}", f"{got['before']['seconds']:.2f}",
                 f"{seen.before:.1f} / {seen.during:.1f}", f"{seen.longest:.3f}", f"{got['gpu_bytes'] / 1e9:.2f}",
                 f"{private_bytes(process.pid) / 1e6:.0f}")  # fmt: skip
+            times.append([got[part] for part in ("paused_seconds", "reading_seconds", "dumping_seconds", "seconds")])
             shutil.rmtree(image)
     finally:
         end_program(process, watch)
+    row("longest", *(f"{max(column):.3f}" for column in zip(*times)), *["-"] * 5)
     # Of all together: one checkpoint's rounds are a few steps only.
     if rate(before) and rate(during):
         slowdown(found, group, rate(before), rate(during), sum(line.seconds for line in during))
@@ -298,6 +303,22 @@ def checkpoint(options, folder, found, mib, percent):
             f"{got['seconds']:.1f}", f"{seen.before:.1f} / {seen.during:.1f}", f"{seen.longest:.3f}")
         if seen.slowdown() is not None:
             slowdown(found, f"{group_of(mib)}, {name}", seen.before, seen.during, before["seconds"])
+    finally:
+        job.end()
+        shutil.rmtree(image, ignore_errors=True)
+
+
+def at_once(options, folder, found, mib):
+    job = Job(options, folder, f"pause-{mib}-at-once", mib, 0)
+    image = os.path.join(folder, "image")
+    try:
+        job.wait_ready(60)
+        got = tool(options, options.limit, "cr-checkpoint", "--json", *options.checkpoint_option, job.name, image)
+        found.add("at once", got["paused_seconds"], group=group_of(mib), name="live checkpoint, at once", mib=mib, percent=0)
+        row(mib, "0%", f"checkpoint at once, {got['prepared_bytes'] / 1e9:.2f} GB prepared", f"{got['paused_seconds']:.3f}",
+            f"{got['reading_seconds']:.3f}", f"{got['dumping_seconds']:.3f}", *["-"] * 5, f"{got['seconds']:.1f}", "-", "-")
+        if got["prepared_bytes"] == 0:
+            raise RuntimeError("the checkpoint prepared no host memory")
     finally:
         job.end()
         shutil.rmtree(image, ignore_errors=True)
@@ -379,6 +400,7 @@ def main():
     parser.add_argument("--checkpoints", type=int, default=6, help="how many, with --program")
     parser.add_argument("--mib", default="8192,32768", help="GPU memory of the jobs")
     parser.add_argument("--changing", default="5,100", help="percent of it that is rewritten in each step")
+    parser.add_argument("--at-once", action="store_true", help="checkpoints right after the jobs have their memory, in place of others")
     parser.add_argument("--moves", action="store_true", help="moves to a second server, too")
     parser.add_argument("--far", action="store_true", help="moves to a server through gRPC over loopback, too")
     parser.add_argument("--no-checkpoints", action="store_true", help="moves only")
@@ -433,7 +455,10 @@ def main():
         for mib in map(int, options.mib.split(",")):
             percents = [int(percent) for percent in options.changing.split(",")]
             for percent in percents:
-                work = [] if options.no_checkpoints else [lambda: checkpoint(options, folder, found, mib, percent)]
+                if options.at_once:
+                    work = [lambda: at_once(options, folder, found, mib)] if percent == percents[0] else []
+                else:
+                    work = [] if options.no_checkpoints else [lambda: checkpoint(options, folder, found, mib, percent)]
                 if len(servers) > 1:
                     work.append(lambda: move(options, folder, found, mib, percent, [servers[1].unix], "move, same GPU"))
                 if len(servers) > 2:
