@@ -99,7 +99,7 @@ constexpr char kRegroup[] = "regroup";
 
 const std::vector<Tool>& Tools() {
   static const auto* const tools = new std::vector<Tool>{
-      {"run", true, false, false, {"append", "io-uring"}, {"server", "gpu", "output", "error", "address"}},
+      {"run", true, false, false, {"append", "io-uring", "adopt"}, {"server", "gpu", "output", "error", "address"}},
       {"checkpoint",
        false,
        false,

@@ -135,6 +135,8 @@ pid_t Spawn(const Plan& plan, bool own_session, int* failure) {
     } else if (own_session) {
       setsid();
     }
+    // A restored program has this if it had it.
+    if (plan.adopt) prctl(PR_SET_CHILD_SUBREAPER, 1);
     if (!own_session && !plan.mounts.empty()) OwnMounts(plan);
     if (plan.restored_pid) {
       const int null = open("/dev/null", O_RDWR | O_CLOEXEC);

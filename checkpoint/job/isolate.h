@@ -47,6 +47,8 @@ struct Plan {
   bool own_ptys = false;  // pseudo-terminals of its own (own_ptys.h)
   // The program and what it starts can make no io_uring (io_uring.h).
   bool withhold_io_uring = false;
+  // Processes of the job whose parents end become the program's children, and stay in the tree that is saved.
+  bool adopt = false;
 
   // Not empty: this folder is seen as `seen_as` in the namespace, which is a folder of root's, or of the account's
   // (`of_account`): then it is looked for with his rights.

@@ -112,7 +112,7 @@ int Fail(const std::string& text, int code = kExitFailed) {
 int Main(int argc, char** argv) {
   std::string server, directory, name, user, address;
   int gpu = -1, caller_fd = -1;
-  bool plain = false, io_uring = false;
+  bool plain = false, io_uring = false, adopt = false;
   OutputOptions output_options;
   CLI::App app("Runs a CUDA program with its GPU elsewhere: cr-run [OPTIONS] [--] PROGRAM [ARGUMENTS]", kTool);
   app.failure_message(WrongUse);
@@ -140,6 +140,10 @@ int Main(int argc, char** argv) {
       "--io-uring", io_uring,
       "programs may use io_uring; a job that does cannot be checkpointed (default: they find none, and most do "
       "without)");
+  app.add_flag(
+      "--adopt", adopt,
+      "processes whose parents have ended become children of the program, which gets their SIGCHLD; so they are "
+      "saved with the job (default: a job that has any is not saved)");
   app.add_option("--caller", caller_fd, "used by cr-hostd")->group("");
   const int own = OwnWords(app, argc, argv);
   try {
@@ -288,6 +292,7 @@ int Main(int argc, char** argv) {
     Say(kTool, error + "; the job runs, but cannot be checkpointed");
   }
   if (io_uring) plan.withhold_io_uring = false;
+  plan.adopt = adopt;
   bool isolate = is_root && !plain && plan.own_processes;
   if (is_root && plain && plan.own_processes) job.set_no_checkpoint("it was started with --plain");
   if (!is_root && own_mounts) job.set_no_checkpoint(kInUserNamespace);

@@ -289,7 +289,7 @@ class Job(Process):
         if step_ms:
             variables["CR_TEST_STEP_MS"] = str(step_ms)
         variables.update(env or {})
-        full = [lab.tool("cr-run")]
+        full = [lab.tool("cr-run"), *lab.run_options]
         if server:
             full += ["--server", server]
         if gpu is not None:
@@ -359,6 +359,7 @@ class Lab:
         self.folder = tempfile.mkdtemp(prefix="crt-", dir=os.environ.get("CR_TEST_DIR", "/tmp"))
         self.keep = keep
         self.workers = None  # that servers keep ready; None: as many as they like
+        self.run_options = ()  # more options of cr-run
         self.processes = []
         self._paths = {}
         self.driver = driver or self.tool("libsoftgpu.so")

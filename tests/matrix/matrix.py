@@ -140,6 +140,7 @@ LAUNCHERS = {
 
 # Python programs of tests/frameworks, and which modules each needs.
 FRAMEWORKS = {
+    "ctypes_daemon": (16, ()),
     "ctypes_ptx": (20, ()),
     "ctypes_cublas": (20, ("torch",)),  # which brings libcublas
     "ctypes_spawn": (16, ()),
@@ -178,6 +179,9 @@ VARIANTS = {
     # With another number of ranks: the rest of the name.
     **{name: (name.rstrip("_0123456789"), {}) for name in LAUNCHERS if name[-1].isdigit()},
 }
+
+# More options of cr-run.
+RUN_OPTIONS = {"ctypes_daemon": ("--adopt",)}
 
 # The programs of frameworks that need several GPUs, real ones. On one GPU the ranks of the others meet through TCP, in any case.
 SEVERAL_GPUS = {app: 2 for app in ("torch_nccl", "torch_nccl_shm", "torch_ddp_shm", "torch_tensor_parallel_shm")}
@@ -504,6 +508,7 @@ def run_case(options, app, mode):
             lab.env["CR_TEST_SEED"] = str(options.seed)
             lab.env.update(environment)
             lab.workers = options.workers
+            lab.run_options = RUN_OPTIONS.get(app, ())
             if app in SOFTWARE_GPUS:
                 lab.env["SOFTGPU_DEVICES"] = str(SOFTWARE_GPUS[app])
             if mode.startswith(LATE):

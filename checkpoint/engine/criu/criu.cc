@@ -348,11 +348,26 @@ std::string ProcessText(int pid) {
   return "process " + std::to_string(pid) + (name.empty() ? "" : " (" + Printable(name) + ")");
 }
 
-std::string OutlivedText(const std::string& process) {
-  return process +
-         " of the job has outlived the process that started it, and only processes whose parents still run up to the "
-         "job's "
-         "first one can be saved: end it, or have the job's first process wait for it";
+// `session_too`: it is a child of the first process, but its session's leader has ended.
+std::string OutlivedText(const std::string& process, bool session_too) {
+  const std::string all = process + " of the job has outlived the process that started it";
+  if (session_too) {
+    return all +
+           ", and the one that made its session, and a restart could not bring it back as a child of the job's first "
+           "process: end it, or have it call setsid itself";
+  }
+  return all +
+         ", and only processes whose parents still run up to the job's first one can be saved: end it, or start the "
+         "job "
+         "with cr-run --adopt";
+}
+
+// Whether a process in the tree below the first one would be a child of the namespace's init after a restart. CRIU
+// restores the session of an ended leader by a process that starts its members and ends; those then go to the next one
+// that takes processes without parents, which the first one does only once it is complete.
+bool LosesParent(const Job& job, int pid) {
+  const pid_t session = getsid(pid);
+  return ParentOf(pid) == job.pid() && session != pid && session != getsid(job.pid());
 }
 
 // Namespaces of which CRIU saves one of each kind only; it can save further mounts and networks.
@@ -389,14 +404,15 @@ bool CheckOnlyOnce(const Job& job, std::string* error) {
   return found == 0 || refuse(found, "PID");
 }
 
-// CRIU saves the first process and those below it. One whose parents have ended is a child of the namespace's init: it
-// would end with a stopped job and not come back.
+// CRIU saves the first process and those below it. One whose parents have ended is a child of the first one, unless
+// that does not want it: then it is one of the namespace's init, would end with a stopped job and not come back.
 bool CheckTree(const Job& job, std::string* error) {
   for (int pid : ProcessesOf(job)) {
     int above = pid;
     while (above > 0 && above != job.pid() && above != job.init_pid()) above = ParentOf(above);
-    if (above != job.init_pid()) continue;
-    *error = OutlivedText(ProcessText(pid));
+    const bool in_tree = above != job.init_pid();
+    if (in_tree && !LosesParent(job, pid)) continue;
+    *error = OutlivedText(ProcessText(pid), in_tree);
     return false;
   }
   return true;
@@ -411,6 +427,11 @@ bool CheckOwnTree(const Job& job, std::string* error) {
     return false;
   }
   const std::vector<int> pids = ProcessesOf(job);
+  for (const int pid : pids) {
+    if (!LosesParent(job, pid)) continue;
+    *error = OutlivedText(ProcessText(pid), true);
+    return false;
+  }
   for (const CudaProcess& process : FindCudaProcesses(job, job.directory())) {
     if (std::find(pids.begin(), pids.end(), process.pid) != pids.end()) continue;
     *error = NameOf(process) +
@@ -428,7 +449,7 @@ bool CheckOwnTree(const Job& job, std::string* error) {
     if (program.substr(program.rfind('/') + 1).compare(0, 3, "cr-") != 0) found = ProcessText(pid);
   }
   if (list) closedir(list);
-  if (!found.empty()) *error = OutlivedText(found);
+  if (!found.empty()) *error = OutlivedText(found, false);
   return found.empty();
 }
 
@@ -772,6 +793,7 @@ bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std:
     facts->set_criu_version(CriuVersion(criu));
   }
   facts->set_last_pid(LastNumber(job));
+  // Those of this machine, also if the job was started on one with fewer: what it has loaded since may use them all.
   facts->clear_instruction_sets();
   for (const std::string& name : InstructionSetsHere()) facts->add_instruction_sets(name);
   FindSharedFiles(ProcessesOf(job), job.directory(), facts);

@@ -385,9 +385,48 @@ void NoAsyncQueue() {
   worker.End();
 }
 
+// In a process whose parent ends: it ends with `code`.
+void BeOrphan(pid_t first, int code) {
+  while (getppid() != first) usleep(1000);
+  const pid_t session = getsid(0), group = getpgrp();
+  Touch("orphan" + std::to_string(code));
+  while (!Exists(g_folder + "/go")) usleep(5000);
+  MUST(getppid() == first && getsid(0) == session && getpgrp() == group);
+  _exit(code);
+}
+
+// Processes whose parents have ended are children of the first program: one in its session, one in a session of its own
+// as daemon(3) leaves it, and one in a group whose leader has ended.
+void Orphans() {
+  const pid_t first = getpid();
+  Join(Child([&] { Child([&] { BeOrphan(first, 21); }); }));
+  Join(Child([&] {
+    Child([&] {
+      MUST(setsid() == getpid());
+      BeOrphan(first, 22);
+    });
+  }));
+  Join(Child([&] {
+    MUST(setpgid(0, 0) == 0);
+    Child([&] { BeOrphan(first, 23); });
+  }));
+  for (const char* name : {"/orphan21", "/orphan22", "/orphan23"}) {
+    while (!Exists(g_folder + name)) usleep(5000);
+  }
+  Pause();
+  int codes = 0;
+  for (int i = 0; i < 3; ++i) {
+    int status = 0;
+    MUST(waitpid(-1, &status, 0) > 0 && WIFEXITED(status));
+    codes += WEXITSTATUS(status);
+  }
+  MUST(codes == 21 + 22 + 23);
+}
+
 // A process whose parent has ended, until its file is there.
-void Orphan() {
-  Join(Child([] {
+void Orphan(bool session_too) {
+  Join(Child([=] {
+    if (session_too) MUST(setsid() == getpid());
     Child([] {
       prctl(PR_SET_NAME, "left-behind");
       Touch("orphan");
@@ -395,6 +434,7 @@ void Orphan() {
     });
   }));
   while (!Exists(g_folder + "/orphan")) usleep(5000);
+  if (session_too) MUST(wait(nullptr) > 0);
   Pause();
 }
 
@@ -490,7 +530,9 @@ const std::map<std::string, void (*)()> kSubjects = {
     {"Semaphores", Semaphores},
     {"RenamedMemory", RenamedMemory},
     {"SemaphoreEvent", SemaphoreEvent},
-    {"Orphan", Orphan},
+    {"LeaderEnded", [] { Orphan(true); }},
+    {"LeftToInit", [] { Orphan(false); }},
+    {"Orphans", Orphans},
     {"Clocks", Clocks},
     {"Zombies", Zombies},
     {"Sessions", Sessions},
@@ -540,6 +582,7 @@ class TreeTest : public testing::Test {
     std::string error;
     ASSERT_TRUE(CriuEngine().PrepareStart(&plan, &error)) << error;
     if (io_uring) plan.withhold_io_uring = false;
+    plan.adopt = adopt_;
     plan.command = command;
     for (char** variable = environ; *variable; ++variable) plan.environment.push_back(*variable);
     const int before[] = {fcntl(0, F_DUPFD_CLOEXEC, 10), fcntl(1, F_DUPFD_CLOEXEC, 10), fcntl(2, F_DUPFD_CLOEXEC, 10)};
@@ -630,6 +673,7 @@ class TreeTest : public testing::Test {
   Isolated isolated_;
   Job job_;
   ProcessFacts facts_;
+  bool adopt_ = false;
 };
 
 TEST_F(TreeTest, SystemV) { SaveAndRestore("SystemV"); }
@@ -813,14 +857,41 @@ TEST_F(TreeTest, AsyncQueueIsRefused) {
 
 TEST_F(TreeTest, AsyncQueueIsWithheld) { SaveAndRestore("NoAsyncQueue"); }
 
+TEST_F(TreeTest, ProcessesWithoutParents) {
+  adopt_ = true;
+  SaveAndRestore("Orphans");
+}
+
 // What would not come back is named. Without it the job is saved.
-TEST_F(TreeTest, ProcessWithoutParentIsRefused) {
+TEST_F(TreeTest, ProcessOfInitIsRefused) {
   std::string error;
-  ASSERT_NO_FATAL_FAILURE(StartSubject("Orphan"));
+  ASSERT_NO_FATAL_FAILURE(StartSubject("LeftToInit"));
   EXPECT_FALSE(DescribeProcesses(job_, /*close_tcp=*/false, &facts_, &error));
-  EXPECT_NE(error.find("(left-behind)"), std::string::npos) << error;
+  EXPECT_NE(error.find("(left-behind) of the job has outlived"), std::string::npos) << error;
+  EXPECT_NE(error.find("cr-run --adopt"), std::string::npos) << error;
   Touch("end-orphan");
   for (int i = 0; i < 500 && !DescribeProcesses(job_, /*close_tcp=*/false, &facts_, &error); ++i) usleep(10000);
+  ASSERT_NO_FATAL_FAILURE(Save(true));
+  ASSERT_NO_FATAL_FAILURE(Kill());
+  ASSERT_NO_FATAL_FAILURE(Restore());
+  Finish();
+}
+
+// Its session's leader has ended, too.
+TEST_F(TreeTest, ProcessOfAnEndedLeaderIsRefused) {
+  adopt_ = true;
+  std::string error;
+  ASSERT_NO_FATAL_FAILURE(Start({ReadLink("/proc/self/exe"), kSubject, "LeaderEnded", g_folder}));
+  for (int i = 0; i < 1000 && !Exists(g_folder + "/orphan"); ++i) usleep(10000);
+  const std::string expected =
+      "(left-behind) of the job has outlived the process that started it, and the one that made its session";
+  for (int i = 0; i < 500 && error.find(expected) == std::string::npos; ++i) {
+    EXPECT_FALSE(DescribeProcesses(job_, /*close_tcp=*/false, &facts_, &error));
+    usleep(10000);
+  }
+  EXPECT_NE(error.find(expected), std::string::npos) << error;
+  Touch("end-orphan");
+  for (int i = 0; i < 1000 && !Exists(g_folder + "/ready"); ++i) usleep(10000);
   ASSERT_NO_FATAL_FAILURE(Save(true));
   ASSERT_NO_FATAL_FAILURE(Kill());
   ASSERT_NO_FATAL_FAILURE(Restore());
