@@ -22,6 +22,8 @@ constexpr int64_t kSlowUs = 1000 * kMs;
 constexpr int64_t kCaptureUs = 2 * kMs;
 // A GPU that was idle is "soon" idle again if it takes no longer than this after a call was let through.
 constexpr int64_t kSoonUs = 20 * kMs;
+// If it took longer, nobody waits for the next call for more than this part of the time since the lock began.
+constexpr int64_t kMostHeldPart = 8;
 // The pause before a call of a thread whose GPU has work, at first; how long no other process may have had a call let
 // through by then, unless the pause is over for so many times as long.
 constexpr int64_t kFirstBusyUs = 100 * kMs, kNoOtherUs = 20 * kMs, kNoOtherPauses = 10;
@@ -307,12 +309,16 @@ class Locker {
   }
 
   // With the context idle at `now`.
-  static bool MayAdmitIdle(Context* context, int64_t now) {
+  bool MayAdmitIdle(Context* context, int64_t now) const {
     if (context->pending) {
       context->pending = false;
       const int64_t took = now - context->admitted_us;
-      // What it waited for may have been work of its own. By the time that it may go on, others have come to an end.
-      if (took > kSoonUs) context->hold_until_us = now + std::max(took, took * ++context->long_ones / 2);
+      // What it waited for may have been work of its own. By the time that it may go on, others have come to an end. Or
+      // it waited for a process that was held here: without a limit the two would hold each other ever longer.
+      if (took > kSoonUs) {
+        const int64_t wanted = std::max(took, took * ++context->long_ones / 2);
+        context->hold_until_us = now + std::min(wanted, (now - start_) / kMostHeldPart);
+      }
     }
     return now >= context->hold_until_us;
   }

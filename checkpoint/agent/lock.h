@@ -8,7 +8,7 @@
 //   - calls that only ask about work or wait for it, from all processes: they change nothing;
 //   - other calls of threads whose GPU is idle. They cannot make a wait longer that is there already. If the GPU is
 //     idle again soon, the next one follows; if not, the pauses grow, so that processes with work of their own come to
-//     an end;
+//     an end, but only to a part of the time since the lock began;
 //   - if that does not help, other calls of threads whose GPU has work. They follow each other while the work that they
 //     put into streams ends; else each comes after a longer pause than the one before, since they may only add to a
 //     queue that is about to end by itself. While one host function keeps running, it is what the GPU waits for, and

@@ -413,6 +413,31 @@ TEST_F(LockTest, IndependentProcessesComeToAnEnd) {
   EXPECT_LT(TookMs(), 30000);
 }
 
+// Short and long work in turn.
+TEST_F(LockTest, IndependentProcessesWithAllKindsOfWorkComeToAnEnd) {
+  std::mt19937 random(5);
+  int64_t longest = 0;
+  for (int round = 0; round < 10; ++round) {
+    std::vector<std::unique_ptr<FakeProcess>> all;
+    std::vector<Lockable*> processes;
+    for (int i = 0; i < 4; ++i) {
+      all.push_back(std::make_unique<FakeProcess>(&world_, "process " + std::to_string(i)));
+      FakeProcess& process = *all.back();
+      process.threads.resize(1);
+      process.queues[0].push_back({0, 1000 * kMs, nullptr});
+      auto& thread = process.threads[0];
+      thread.more = [&thread, &random] {
+        thread.calls.push_back({false, 0, {{0, int64_t(10 + random() % 1500) * kMs, nullptr}}, nullptr, nullptr});
+        return true;
+      };
+      processes.push_back(&process);
+    }
+    ASSERT_TRUE(Lock(processes)) << round << ": " << error_;
+    longest = std::max(longest, TookMs());
+  }
+  EXPECT_LT(longest, 40000);
+}
+
 // One process, two GPUs, a thread for each: one GPU's collective waits until the other thread has launched its own.
 TEST_F(LockTest, CollectivesOfOneProcessEnd) {
   FakeProcess process(&world_, "a");
@@ -482,6 +507,56 @@ TEST_F(LockTest, CollectivesOfSeveralProcessesEnd) {
   // Calls of ranks that were behind, and about as many as they were behind.
   EXPECT_GT(admissions, 20 * 30);
   EXPECT_LT(admissions, 20 * 8 * 2 * 32);
+}
+
+// The same where every collective takes long, as on a busy machine, and so does the program between two of them: the
+// ranks that are held because their calls took long must not make others' calls take long.
+TEST_F(LockTest, SlowCollectivesOfSeveralProcessesEnd) {
+  std::mt19937 random(11);
+  int64_t longest = 0;
+  for (int round = 0; round < 40; ++round) {
+    const int count = 2 + round % 7;
+    std::vector<std::unique_ptr<FakeProcess>> ranks;
+    std::vector<int> launched(size_t(count), 0), added(size_t(count), 0);
+    const auto add_collective = [&](size_t rank) {
+      FakeProcess& process = *ranks[rank];
+      const int number = ++added[rank];
+      const auto all_launched = [&launched, number] {
+        return std::all_of(launched.begin(), launched.end(), [number](int others) { return others >= number; });
+      };
+      process.threads[0].calls.push_back(
+          {false, 0, {{0, int64_t(50 + random() % 500) * kMs, all_launched}}, nullptr, [&launched, rank, number] {
+             launched[rank] = number;
+           }});
+      // In two of three steps of two collectives.
+      if (number % 2 == 0 && size_t(number / 2) % 3 != rank % 3) {
+        process.threads[0].calls.push_back({true, 0, {}, [&process] { return !process.Busy(0); }, nullptr});
+      }
+    };
+    for (size_t rank = 0; rank < size_t(count); ++rank) {
+      ranks.push_back(std::make_unique<FakeProcess>(&world_, "rank " + std::to_string(rank)));
+      ranks.back()->threads.resize(1);
+      auto& thread = ranks.back()->threads[0];
+      thread.host_us = rank == 0 ? 300 * kMs : 0;
+      thread.more = [&add_collective, rank] {
+        add_collective(rank);
+        return true;
+      };
+      for (int ahead = int(random() % 11); ahead > 0; --ahead) {
+        add_collective(rank);
+        const auto& call = thread.calls.front();
+        if (call.asks) break;
+        ranks.back()->queues[0].push_back(call.adds[0]);
+        call.made();
+        thread.calls.pop_front();
+      }
+    }
+    std::vector<Lockable*> all;
+    for (auto& rank : ranks) all.push_back(rank.get());
+    ASSERT_TRUE(Lock(all)) << round << ": " << error_;
+    longest = std::max(longest, TookMs());
+  }
+  EXPECT_LT(longest, 20000);
 }
 
 TEST_F(LockTest, TheDeadlineNamesWhoWasNotIdleAndWhy) {

@@ -427,8 +427,9 @@ def swap_shared(context, program):
     """A job whose ranks share memory of two GPUs is moved with the GPUs swapped, comes back from an image, and is moved again."""
     first, second = context.server("first", gpus=2), context.server("second", gpus=2)
     command = [context.program(program), "--steps", "100"]
-    # It is saved and moved while it runs: a rank that stands still keeps the others' kernels waiting.
-    job = context.lab.job("job", command, first.unix, step_ms=1000)
+    # It is saved and moved while it runs: a rank that stands still keeps the others' kernels waiting. Real GPUs need seconds to
+    # start, so that the steps must last longer there.
+    job = context.lab.job("job", command, first.unix, step_ms=300 if context.lab.software else 1000)
     job.wait_steps(3, LIMIT)
     ranks = len(context.sessions(first))
 
