@@ -83,9 +83,17 @@ CUresult Advise(CUdeviceptr address, size_t bytes, CUmem_advise advice, const CU
     }
   });
   lock.Unlock();
-  if (advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION || advice == CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION) {
-    const bool host = advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION && who == CU_DEVICE_CPU;
-    session.managed_home().pages().PreferHost(address, bytes, host);
+  if (advice == CU_MEM_ADVISE_SET_READ_MOSTLY || advice == CU_MEM_ADVISE_UNSET_READ_MOSTLY) return CUDA_SUCCESS;
+  struct Piece {
+    uint64_t begin, end;
+    bool for_host;
+  };
+  std::vector<Piece> pieces;
+  session.managed_advice().VisitPieces(address, bytes, [&](uint64_t begin, uint64_t end, const Advice& known) {
+    pieces.push_back({begin, end, known.IsForHost()});
+  });
+  for (const auto& [begin, end, for_host] : pieces) {
+    session.managed_home().pages().PreferHost(begin, end - begin, for_host);
   }
   return CUDA_SUCCESS;
 }

@@ -30,6 +30,11 @@ struct Advice {
   Place preferred;
   Place last_prefetch;
   std::set<int> accessed_by;  // devices; CU_DEVICE_CPU for the host
+  // Whether the host is going to use the memory a lot.
+  bool IsForHost() const {
+    return accessed_by.count(CU_DEVICE_CPU) != 0 ||
+           (preferred.type != CU_MEM_LOCATION_TYPE_INVALID && preferred.type != CU_MEM_LOCATION_TYPE_DEVICE);
+  }
 };
 
 class ManagedAdvice {
@@ -54,21 +59,26 @@ class ManagedAdvice {
     }
   }
 
-  // Calls look(advice) for every piece of the range, a default one for pages of which nothing is known.
+  // Calls look(begin, end, advice) for every piece of the range, with default advice for pages of which nothing is
+  // known.
   template <typename Look>
-  void Visit(uint64_t address, uint64_t bytes, const Look& look) const CR_EXCLUDES(mutex_) {
+  void VisitPieces(uint64_t address, uint64_t bytes, const Look& look) const CR_EXCLUDES(mutex_) {
     MutexLock lock(&mutex_);
     const uint64_t end = address + bytes;
     for (uint64_t at = address; at < end;) {
       auto it = pieces_.upper_bound(at);
-      if (it != pieces_.begin() && std::prev(it)->second.end > at) {
-        look(std::prev(it)->second.advice);
-        at = std::prev(it)->second.end;
-      } else {
-        look(Advice());
-        at = it == pieces_.end() ? end : it->first;
-      }
+      const bool known = it != pieces_.begin() && std::prev(it)->second.end > at;
+      uint64_t next = it == pieces_.end() ? end : it->first;
+      if (known) next = std::prev(it)->second.end;
+      next = std::min(next, end);
+      look(at, next, known ? std::prev(it)->second.advice : Advice());
+      at = next;
     }
+  }
+  // The same with look(advice).
+  template <typename Look>
+  void Visit(uint64_t address, uint64_t bytes, const Look& look) const {
+    VisitPieces(address, bytes, [&look](uint64_t, uint64_t, const Advice& advice) { look(advice); });
   }
 
   // The memory is gone.

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
 #include <vector>
 
 namespace cuda_remote::client {
@@ -37,6 +38,25 @@ TEST(ManagedAdviceTest, AdviceIsForWholePagesAndParts) {
   });
   EXPECT_EQ(pieces, 3);
   EXPECT_EQ(read_mostly, 1);
+}
+
+TEST(ManagedAdviceTest, WhatIsForTheHost) {
+  ManagedAdvice all;
+  const auto for_host = [&all] {
+    std::vector<std::pair<uint64_t, uint64_t>> pieces;
+    all.VisitPieces(kStart, 4 * kPage, [&](uint64_t begin, uint64_t end, const Advice& advice) {
+      if (advice.IsForHost()) pieces.emplace_back((begin - kStart) / kPage, (end - kStart) / kPage);
+    });
+    return pieces;
+  };
+  all.Update(kStart, 2 * kPage, [](Advice& advice) { advice.preferred = {CU_MEM_LOCATION_TYPE_HOST, 0}; });
+  all.Update(kStart + kPage, 2 * kPage, [](Advice& advice) { advice.accessed_by.insert(CU_DEVICE_CPU); });
+  EXPECT_EQ(for_host(), (std::vector<std::pair<uint64_t, uint64_t>>{{0, 1}, {1, 2}, {2, 3}}));
+  // Either is enough.
+  all.Update(kStart, 4 * kPage, [](Advice& advice) { advice.preferred = {CU_MEM_LOCATION_TYPE_DEVICE, 0}; });
+  EXPECT_EQ(for_host(), (std::vector<std::pair<uint64_t, uint64_t>>{{1, 2}, {2, 3}}));
+  all.Update(kStart, 2 * kPage, [](Advice& advice) { advice.accessed_by = {0}; });
+  EXPECT_EQ(for_host(), (std::vector<std::pair<uint64_t, uint64_t>>{{2, 3}}));
 }
 
 TEST(ManagedAdviceTest, ForgetsWhatIsGoneAndNoMore) {

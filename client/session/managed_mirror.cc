@@ -22,6 +22,8 @@ namespace {
 constexpr uint64_t kPage = 4096;
 // Comparing less than this takes no longer than to ask the kernel.
 constexpr uint64_t kWorthWatching = 16 << 10;
+// The same for asking whether transfers are possible, too.
+constexpr uint64_t kWorthAsking = 1 << 20;
 
 char* MapZeroes(size_t bytes) {
   void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -127,11 +129,12 @@ void ManagedMirror::WatchLocked(Range* range) {
   if (range->writers == Writers::kAnybody) return;
   const uint64_t start = reinterpret_cast<uint64_t>(range->memory), end = start + range->bytes;
   const uint64_t first = (start + kPage - 1) & ~(kPage - 1), last = end & ~(kPage - 1);
-  if (first + kWorthWatching > last) return;
+  if (first + (range->writers == Writers::kTransfers ? kWorthAsking : kWorthWatching) > last) return;
   if (!writes_.Watch(first, last - first)) return;
   range->watch = Range::kWatched;
   range->first = first - start;
   range->last = last - start;
+  range->recent = RecentPages(first, last - first);
 }
 
 void ManagedMirror::UnwatchLocked(Range* range) {
@@ -159,31 +162,62 @@ ChannelStatus ManagedMirror::PushPartLocked(ClientChannel* channel, uint64_t add
   return ChannelStatus::kOk;
 }
 
-ChannelStatus ManagedMirror::PushRangeLocked(ClientChannel* channel, uint64_t address, Range* range) {
-  if (!IsMapped(range->memory, range->bytes)) return ChannelStatus::kOk;
+bool ManagedMirror::CollectLocked(Range* range) {
+  range->written.clear();
+  if (!IsMapped(range->memory, range->bytes)) return false;
   const uint64_t start = reinterpret_cast<uint64_t>(range->memory);
-  bool all = range->watch != Range::kWatched;
+  range->all = range->watch != Range::kWatched;
   if (range->watch == Range::kUnknown) {
     WatchLocked(range);
-  } else if (!all && !writes_.Collect(start + range->first, range->last - range->first, &written_)) {
+  } else if (!range->all && !writes_.Collect(start + range->first, range->last - range->first, &range->written)) {
     UnwatchLocked(range);
-    all = true;
+    range->all = true;
   }
-  ChannelStatus status = PushPartLocked(channel, address, *range, 0, all ? range->bytes : range->first);
-  if (all || status != ChannelStatus::kOk) return status;
-  for (const auto& [begin, end] : written_) {
-    status = PushPartLocked(channel, address, *range, begin - start, end - start);
-    if (status != ChannelStatus::kOk) return status;
-  }
-  return PushPartLocked(channel, address, *range, range->last, range->bytes);
+  return true;
 }
 
-ChannelStatus ManagedMirror::PushLocked(ClientChannel* channel) {
-  for (auto& [address, range] : ranges_) {
-    const ChannelStatus status = PushRangeLocked(channel, address, &range);
+ChannelStatus ManagedMirror::PushRangeLocked(ClientChannel* channel, uint64_t address, const Range& range) {
+  const uint64_t start = reinterpret_cast<uint64_t>(range.memory);
+  ChannelStatus status = PushPartLocked(channel, address, range, 0, range.all ? range.bytes : range.first);
+  if (range.all || status != ChannelStatus::kOk) return status;
+  for (const auto& [begin, end] : range.written) {
+    status = PushPartLocked(channel, address, range, begin - start, end - start);
+    if (status != ChannelStatus::kOk) return status;
+  }
+  return PushPartLocked(channel, address, range, range.last, range.bytes);
+}
+
+ChannelStatus ManagedMirror::PushLocked(ClientChannel* channel, const std::vector<Ranges::iterator>& ranges) {
+  std::vector<Ranges::iterator> there;
+  bool any = false;
+  for (const Ranges::iterator& it : ranges) {
+    if (!CollectLocked(&it->second)) continue;
+    there.push_back(it);
+    any = any || (it->second.watch == Range::kWatched && it->second.writers == Writers::kTransfers);
+  }
+  // Only now: what began before, and so was reported just now, and has ended since then, has brought its bytes. What
+  // has not is still here to be seen.
+  const bool transfers = any && (writes_.forked() || TransfersPossible());
+  const RecentPages::Clock::time_point now = any ? RecentPages::Clock::now() : RecentPages::Clock::time_point();
+  for (const Ranges::iterator& it : there) {
+    Range& range = it->second;
+    if (range.watch == Range::kWatched && range.writers == Writers::kTransfers) {
+      range.written = range.recent.Add(range.written, now);
+      // All: it has just begun to be watched, and what began before was not reported.
+      const bool unsure = transfers || range.all;
+      range.all = unsure || range.doubted;
+      range.doubted = unsure;
+    }
+    const ChannelStatus status = PushRangeLocked(channel, it->first, range);
     if (status != ChannelStatus::kOk) return status;
   }
   return SendRuns(channel, &runs_);
+}
+
+ChannelStatus ManagedMirror::PushLocked(ClientChannel* channel) {
+  std::vector<Ranges::iterator> all;
+  for (auto it = ranges_.begin(); it != ranges_.end(); ++it) all.push_back(it);
+  return PushLocked(channel, all);
 }
 
 ChannelStatus ManagedMirror::Push(ClientChannel* channel) {
@@ -193,16 +227,15 @@ ChannelStatus ManagedMirror::Push(ClientChannel* channel) {
 
 ChannelStatus ManagedMirror::Push(ClientChannel* channel, const std::vector<uint64_t>& addresses) {
   MutexLock lock(&mutex_);
+  std::vector<Ranges::iterator> named;
   for (const uint64_t address : addresses) {
     const auto it = FindLocked(address);
-    if (it == ranges_.end()) continue;
-    const ChannelStatus status = PushRangeLocked(channel, it->first, &it->second);
-    if (status != ChannelStatus::kOk) return status;
+    if (it != ranges_.end() && std::find(named.begin(), named.end(), it) == named.end()) named.push_back(it);
   }
-  return SendRuns(channel, &runs_);
+  return PushLocked(channel, named);
 }
 
-std::map<uint64_t, ManagedMirror::Range>::iterator ManagedMirror::FindLocked(uint64_t address) {
+ManagedMirror::Ranges::iterator ManagedMirror::FindLocked(uint64_t address) {
   auto it = ranges_.upper_bound(address);
   if (it == ranges_.begin()) return ranges_.end();
   --it;

@@ -7,9 +7,8 @@
 // which have another address there. What the host has changed is found by comparison (proto/mirror) and sent before
 // every request that may make the GPU read or write memory (Push); what the GPU has changed is fetched after every call
 // that waits for the GPU (Pull). No thread ever waits for a page, and system calls may read and write the memory as
-// they like. Of managed memory, Push compares the pages that the kernel says were written (page_writes.h), where it
-// can; of everything else it compares all, unless the user has said that this is not needed (Writers). The server
-// compares all of it at each Pull.
+// they like. Push compares the pages that the kernel says were written (page_writes.h), where it can and where that is
+// enough; of other memory it compares all (Writers). The server compares all of it at each Pull.
 //
 // The host must not wait, without a CUDA call, for a kernel to change such memory: devices report
 // CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS as 0 for this reason, over every channel, since a job can move. Where
@@ -35,6 +34,7 @@
 
 #include "client/session/guarded.h"
 #include "client/session/page_writes.h"
+#include "client/session/transfers.h"
 #include "proto/channel/client_channel.h"
 
 namespace cuda_remote::client {
@@ -54,7 +54,12 @@ class ManagedMirror {
     // it begins, not when the bytes come. Another mapping, a file or another process may bring bytes that it never
     // reports. So Push compares all.
     kAnybody,
-    // There is nothing of the kind, the user says (Settings::track_mapped). Push compares the pages that were written.
+    // The same, but no other mapping. Push compares the pages that were written, now or a short time ago; if a transfer
+    // may be in progress (transfers.h), or was at the last Push, or there may be other processes that have the memory,
+    // then all. Nobody sees a transfer that takes longer than that short time and goes on without a descriptor.
+    kTransfers,
+    // There is nothing of the kind, the user says (Settings::mapped_writers). Push compares the pages that were
+    // written.
     kReported,
     // The host has to leave it alone then, as CUDA demands of managed memory. Push compares the pages that were
     // written.
@@ -108,11 +113,21 @@ class ManagedMirror {
     // Whether its whole pages are watched, and which these are, in bytes of the range.
     enum { kUnknown, kWatched, kCompared } watch = kUnknown;
     uint64_t first = 0, last = 0;
+    // Of kTransfers.
+    RecentPages recent;
+    bool doubted = false;  // a transfer was possible at the last Push
+    // What this Push compares: all, or what lies outside of [first, last), and `written`.
+    bool all = false;
+    std::vector<std::pair<uint64_t, uint64_t>> written;
   };
+  using Ranges = std::map<uint64_t, Range>;
 
   static CUresult AddOnServer(ClientChannel* channel, uint64_t address, uint64_t bytes);
   ChannelStatus PushLocked(ClientChannel* channel) CR_REQUIRES(mutex_);
-  ChannelStatus PushRangeLocked(ClientChannel* channel, uint64_t address, Range* range) CR_REQUIRES(mutex_);
+  ChannelStatus PushLocked(ClientChannel* channel, const std::vector<Ranges::iterator>& ranges) CR_REQUIRES(mutex_);
+  // The first half for one range: sets what is to be compared. False: the memory is gone.
+  bool CollectLocked(Range* range) CR_REQUIRES(mutex_);
+  ChannelStatus PushRangeLocked(ClientChannel* channel, uint64_t address, const Range& range) CR_REQUIRES(mutex_);
   ChannelStatus PushPartLocked(ClientChannel* channel, uint64_t address, const Range& range, uint64_t from, uint64_t to)
       CR_REQUIRES(mutex_);
   // Begins to watch the range, if that is worth it and possible.
@@ -124,17 +139,16 @@ class ManagedMirror {
   CUresult AddLocked(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory, Writers writers)
       CR_REQUIRES(mutex_);
   // The range in which the server's address lies.
-  std::map<uint64_t, Range>::iterator FindLocked(uint64_t address) CR_REQUIRES(mutex_);
+  Ranges::iterator FindLocked(uint64_t address) CR_REQUIRES(mutex_);
   // Takes what the server sent. False for what no server sends.
   bool ApplyLocked(std::string_view runs) CR_REQUIRES(mutex_);
 
   Mutex mutex_;
-  std::map<uint64_t, Range> ranges_ CR_GUARDED_BY(mutex_);  // by the server's address
-  std::map<uint64_t, Range> former_ CR_GUARDED_BY(mutex_);  // of the server before, while there is a way back
+  Ranges ranges_ CR_GUARDED_BY(mutex_);  // by the server's address
+  Ranges former_ CR_GUARDED_BY(mutex_);  // of the server before, while there is a way back
   std::atomic<size_t> ranges_count_{0};
   std::set<uint64_t> variable_pages_ CR_GUARDED_BY(mutex_);
   PageWrites writes_ CR_GUARDED_BY(mutex_);
-  std::vector<std::pair<uint64_t, uint64_t>> written_ CR_GUARDED_BY(mutex_);  // storage for Push
   std::string runs_ CR_GUARDED_BY(mutex_);
   std::string pulled_ CR_GUARDED_BY(mutex_);
   bool said_ CR_GUARDED_BY(mutex_) = false, said_of_kernel_ CR_GUARDED_BY(mutex_) = false;  // lines on stderr

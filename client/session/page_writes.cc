@@ -32,7 +32,7 @@ const unsigned long kScan = _IOWR('f', 16, ScanArguments);
 // What a child made by fork has to close: its memory is not watched, and a snapshot could not contain it. -1: nobody
 // watches.
 std::atomic<int> g_fd{-1}, g_pagemap{-1};
-std::atomic<bool> g_is_child{false};
+std::atomic<bool> g_is_child{false}, g_has_child{false};
 
 void CloseInChild() {
   g_is_child = true;
@@ -46,6 +46,8 @@ void CloseInChild() {
 
 bool PageWrites::open() const { return fd_ >= 0 && fd_ == g_fd; }
 
+bool PageWrites::forked() { return g_has_child; }
+
 bool PageWrites::Open() {
   if (open()) return true;
   if (refused_ || g_is_child || g_fd >= 0) return false;
@@ -58,7 +60,8 @@ bool PageWrites::Open() {
   api.api = UFFD_API;
   api.features = kWpUnpopulated | kWpAsync | kWpShared;
   // Before anybody could make a child that has them.
-  static const int registered = pthread_atfork(nullptr, nullptr, &CloseInChild);
+  static const int registered = pthread_atfork(
+      nullptr, [] { g_has_child = true; }, &CloseInChild);
   g_fd = fd_;
   g_pagemap = pagemap_;
   if (registered != 0 || pagemap_ < 0 || ioctl(fd_, UFFDIO_API, &api) != 0) {

@@ -37,6 +37,10 @@ class PageWrites {
   // memory is not watched any more, because it was mapped anew, for example.
   bool Collect(uint64_t address, uint64_t bytes, std::vector<std::pair<uint64_t, uint64_t>>* runs);
 
+  // Whether this process has made a child by fork since it began to watch for the first time. The child may write to
+  // mappings that both share, which is not reported here.
+  static bool forked();
+
   // Nothing is watched any more, and no descriptor is open.
   void Close();
 

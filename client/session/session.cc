@@ -267,15 +267,15 @@ CUresult Session::MapRegisteredRange(uint64_t start, uint64_t bytes, const HostR
 }
 
 ManagedMirror::Writers Session::WritersOf(uint64_t start, uint64_t bytes, const HostRange& range) const {
-  bool own = settings_.track_mapped;
+  bool own = true;
   // Pages that have moved into the arena, and pinned memory, are this process's alone.
-  if (own && range.registered && range.sharing != HostRange::kMoved) {
+  if (range.registered && range.sharing != HostRange::kMoved) {
     const uint64_t page = HostArena::PageOf(start);
     const PageBacking backing = FindBacking(page, HostArena::RoundUp(start - page + bytes), -1);
     if (backing.fd >= 0) close(backing.fd);
     own = backing.kind == PageBacking::kPrivate;
   }
-  return own ? ManagedMirror::Writers::kReported : ManagedMirror::Writers::kAnybody;
+  return own ? settings_.mapped_writers : ManagedMirror::Writers::kAnybody;
 }
 
 CUresult Session::SendFile(int fd, uint64_t* tag) {

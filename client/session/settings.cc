@@ -41,7 +41,9 @@ Settings ReadSettings() {
   settings.sync = (!sync.empty() && sync != "0") || driverabi::LaunchesBlock(driver);
   settings.copy_threads = atoi(Variable("CUDA_REMOTE_COPY_THREADS").c_str());
   settings.managed_on_gpu = Variable("CUDA_REMOTE_MANAGED") != "host";
-  settings.track_mapped = Variable("CUDA_REMOTE_MAPPED") == "track";
+  const std::string mapped = Variable("CUDA_REMOTE_MAPPED");
+  if (mapped == "track") settings.mapped_writers = ManagedMirror::Writers::kReported;
+  if (mapped == "compare") settings.mapped_writers = ManagedMirror::Writers::kAnybody;
   settings.has_visible_devices = getenv("CUDA_VISIBLE_DEVICES") != nullptr;
   settings.visible_devices = Variable("CUDA_VISIBLE_DEVICES");
   return settings;

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <string>
 
+#include "client/session/managed_mirror.h"
+
 namespace cuda_remote::client {
 
 struct Settings {
@@ -30,9 +32,9 @@ struct Settings {
   int copy_threads = 0;
   // CUDA_REMOTE_MANAGED=host: managed memory stays in host memory, which kernels reach over the bus.
   bool managed_on_gpu = true;
-  // CUDA_REMOTE_MAPPED=track: no transfer into mirrored pinned or registered memory is in progress while the program
-  // makes driver calls (ManagedMirror::Writers::kReported).
-  bool track_mapped = false;
+  // CUDA_REMOTE_MAPPED: how the host's changes to mirrored pinned and registered memory are found. `track`: no transfer
+  // into it is in progress while the program makes driver calls; the other two: see ManagedMirror::Writers.
+  ManagedMirror::Writers mapped_writers = ManagedMirror::Writers::kTransfers;
   // CUDA_REMOTE_JOB: the job's name, as cr-ps shows it.
   std::string job;
   // CUDA_REMOTE_JOB_DIR: where the agent's socket goes. Empty: no agent, the job cannot be checkpointed.

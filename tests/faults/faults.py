@@ -1970,7 +1970,7 @@ def mapped_few(context):
     # between bytes that are zero, as before.
     most, changed, other = mib << 20, (mib << 20) // 4096 * 24, 64 << 10
     for memory in ("pinned", "registered"):
-        for how in ("compare", "track"):
+        for how in ("auto", "compare", "track"):
             travels(context, f"{memory}-{how}", mib, (
                 (most, most * 9 // 8, changed, changed + other),
                 (0, other, changed, changed + other),
