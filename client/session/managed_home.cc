@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "client/session/fault_device.h"
 #include "client/session/session.h"
 #include "proto/codec/operations.gen.h"
 
@@ -16,9 +17,12 @@ namespace {
 constexpr uint32_t kFree = 0, kClear = 1;
 
 }  // namespace
+
 bool ManagedHome::OnGpuLocked(Session* session) {
   if (place_ == Place::kUnknown) {
-    const bool may = session->settings().managed_on_gpu && PageFaults::Supported();
+    const auto source = [server = session->settings().server] { return AskForFaultDevice(server); };
+    pages_.SetFaultSource(source);
+    const bool may = session->settings().managed_on_gpu && PageFaults::Supported(source);
     place_ = may ? Place::kGpu : Place::kHost;
   }
   return place_ == Place::kGpu;

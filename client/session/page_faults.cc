@@ -44,11 +44,13 @@ void CloseInChild() {
 }
 
 // Without UFFD_USER_MODE_ONLY: accesses of system calls are reported, too.
-int OpenDescriptor() {
+int OpenDescriptor(const PageFaults::DeviceSource& source) {
   const int fd = int(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
   if (fd >= 0) return fd;
-  const int device = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC);
+  int device = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC);
+  if (device < 0 && source) device = source();
   if (device < 0) return -1;
+  // For the memory of the process that asks for it, whoever has opened the device.
   const int from_device = ioctl(device, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK);
   close(device);
   return from_device;
@@ -56,8 +58,8 @@ int OpenDescriptor() {
 
 }  // namespace
 
-bool PageFaults::Supported() {
-  PageFaults faults;
+bool PageFaults::Supported(const DeviceSource& source) {
+  PageFaults faults(source);
   if (!faults.Open()) return false;
   const int file = memfd_create("cuda-remote-probe", MFD_CLOEXEC);
   if (file < 0) return false;
@@ -81,7 +83,7 @@ bool PageFaults::Supported() {
 }
 
 bool PageFaults::Open() {
-  fd_ = OpenDescriptor();
+  fd_ = OpenDescriptor(source_);
   if (fd_ < 0) return false;
   uffdio_api api = {};
   api.api = UFFD_API;

@@ -3,14 +3,16 @@
 // writes to protected ones, wait until this process's own thread has dealt with them. That holds for system calls too,
 // which with memory protection (mprotect) and a signal handler would fail with EFAULT.
 //
-// It needs CAP_SYS_PTRACE, access to /dev/userfaultfd, or vm.unprivileged_userfaultfd=1, and Linux 6.4. Registered
-// ranges are ordinary memory again after Close.
+// It needs CAP_SYS_PTRACE, access to /dev/userfaultfd, or vm.unprivileged_userfaultfd=1, and Linux 6.4; or somebody who
+// passes /dev/userfaultfd to this process. Registered ranges are ordinary memory again after Close.
 //
 // Not thread-safe, except that one thread may use Next while others use the rest.
 #ifndef CUDA_REMOTE_CLIENT_SESSION_PAGE_FAULTS_H_
 #define CUDA_REMOTE_CLIENT_SESSION_PAGE_FAULTS_H_
 
 #include <cstdint>
+#include <functional>
+#include <utility>
 
 namespace cuda_remote::client {
 
@@ -18,14 +20,19 @@ class PageFaults {
  public:
   static constexpr uint64_t kPage = 4096;
 
-  // Whether this process may use it and the kernel can do all of the below: tries it out.
-  static bool Supported();
+  // Gets /dev/userfaultfd from somebody who may open it; -1 if there is nobody.
+  using DeviceSource = std::function<int()>;
 
-  PageFaults() = default;
+  // Whether this process may use it and the kernel can do all of the below: tries it out.
+  static bool Supported(const DeviceSource& source = nullptr);
+
+  explicit PageFaults(DeviceSource source = nullptr) : source_(std::move(source)) {}
   ~PageFaults() { Close(); }
   PageFaults(const PageFaults&) = delete;
   PageFaults& operator=(const PageFaults&) = delete;
 
+  // Who is asked for the device if this process may not open it itself. Before Open.
+  void SetSource(DeviceSource source) { source_ = std::move(source); }
   bool Open();
   // Ends all waiting. The ranges that are registered must be unregistered first: a child made by fork may have the
   // descriptor still.
@@ -57,6 +64,7 @@ class PageFaults {
   static void Unmap(uint64_t address, uint64_t bytes);
 
  private:
+  DeviceSource source_;
   int fd_ = -1;
   int event_ = -1;
 };

@@ -19,6 +19,11 @@
 //     client -> server   kControlCall     ControlCall
 //     server -> client   kControlAnswer   ControlAnswer; the socket is closed after it
 //
+// or a request for the right to watch memory (cr-server --userfaultfd), with no message:
+//
+//     client -> server   kFaultDevice
+//     server -> client   kFaultDevice     + /dev/userfaultfd, if the server gives it away; the socket is closed after it
+//
 // Functions here never throw; whatever the peer sends is checked. Thread-safe: no state.
 //
 // This header is part of the client library: no libprotobuf, no abseil, no logging.

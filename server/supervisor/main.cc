@@ -235,6 +235,11 @@ void AddOptions(CLI::App* app, Options* options, Lists* lists) {
   app->add_flag("!--unrestricted", options->restrict_workers,
                 "workers keep their capabilities and may make all system calls: only to find out whether that is what "
                 "keeps a driver from working");
+  app->add_flag(
+      "--userfaultfd", options->give_userfaultfd,
+      "let programs of this machine watch their memory by /dev/userfaultfd, which ordinary users may not open: "
+      "managed memory then lives on the GPU for them, too. They get what vm.unprivileged_userfaultfd=1 would "
+      "give everybody, which makes some errors of the kernel easier to exploit");
   app->add_option("--metrics", options->metrics,
                   "answer Prometheus at HOST:PORT/metrics; whoever can connect may read it, so take 127.0.0.1 or a "
                   "network of the operators'");
@@ -464,6 +469,17 @@ int Main(int argc, char** argv) {
   if (options.session_user && options.session_user->uid == 0) {
     logging::Critical("--session-user must not be root");
     return kExitUsage;
+  }
+  if (options.give_userfaultfd) {
+    const int device = OpenFaultDevice();
+    if (device < 0) {
+      logging::Critical(
+          "--userfaultfd: cannot open /dev/userfaultfd: {}; it needs Linux 6.1 and root, or access to the "
+          "device for the server's user",
+          strerror(errno));
+      return kExitUsage;
+    }
+    close(device);
   }
   const bool insecure = !options.policy.insecure.empty();
   if (options.listen.empty() && (insecure || !options.tls.empty() || !options.tokens.empty())) {

@@ -3,6 +3,7 @@
 #ifndef CUDA_REMOTE_SERVER_SUPERVISOR_OPTIONS_H_
 #define CUDA_REMOTE_SERVER_SUPERVISOR_OPTIONS_H_
 
+#include <fcntl.h>
 #include <sys/types.h>
 
 #include <cstdint>
@@ -50,8 +51,12 @@ struct Options {
   std::optional<Account> session_user;  // --session-user: runs the workers of foreign sessions
   bool serves_others = false;           // local users besides the server's own were admitted at the start
   bool restrict_workers = true;         // not --unrestricted
+  bool give_userfaultfd = false;        // --userfaultfd
   Policy policy;
 };
+
+// /dev/userfaultfd, open; -1 and errno if it cannot be had.
+inline int OpenFaultDevice() { return open("/dev/userfaultfd", O_RDWR | O_CLOEXEC); }
 
 }  // namespace cuda_remote::server
 

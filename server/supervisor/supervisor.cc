@@ -353,6 +353,10 @@ void Supervisor::ReadHello(const NewClient& client) {
     AnswerControl(client.socket, packet.body, LocalCaller(client.uid));
     return;
   }
+  if (status == ChannelStatus::kOk && packet.type == PacketType::kFaultDevice) {
+    GiveFaultDevice(client.socket);
+    return;
+  }
   Hello hello;
   if (status != ChannelStatus::kOk || packet.type != PacketType::kHello || !DecodeHello(packet.body, &hello)) {
     if (status != ChannelStatus::kClosed) {
@@ -366,6 +370,13 @@ void Supervisor::ReadHello(const NewClient& client) {
     return;
   }
   Admit(client.socket, hello, "ring", "", UserIdentity(client.uid));
+}
+
+void Supervisor::GiveFaultDevice(int socket) {
+  const int device = options_.give_userfaultfd ? OpenFaultDevice() : -1;
+  SendPacket(socket, PacketType::kFaultDevice, {}, device);
+  if (device >= 0) close(device);
+  close(socket);
 }
 
 void Supervisor::AnswerControl(int socket, const std::string& bytes, const Caller& caller) {

@@ -215,6 +215,8 @@ class Supervisor {
   // Event loop only.
   void AcceptClients();
   void ReadHello(const NewClient& client);
+  // /dev/userfaultfd for a process of this machine, if it is given away; `socket` is taken over.
+  void GiveFaultDevice(int socket);
   // A call of the Control service (control.proto); the answer goes to `socket` (taken over).
   void AnswerControl(int socket, const std::string& call, const Caller& caller);
   // A question for cr-nvml, likewise.

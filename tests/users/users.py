@@ -10,6 +10,7 @@ Usage: users.py --product FOLDER --apps FOLDER [--only CASE,CASE] [--keep] [--li
 import argparse
 import json
 import os
+import pwd
 import shutil
 import signal
 import socket
@@ -635,6 +636,42 @@ def job_of_user(context):
         out, errors = again.communicate(timeout=LIMIT)
         if again.returncode != 0 or out != want:
             raise Failure(f"the restarted job ended with {again.returncode}:\n{out}\n{errors}\nexpected\n{want}")
+
+
+@case
+def managed_memory(context):
+    """An ordinary user's managed memory lives on the GPU if root's server passes /dev/userfaultfd on, and else it is host memory."""
+    # The server admits only users that the machine knows.
+    user, worker = pwd.getpwnam("nobody").pw_uid, "daemon"
+    if not os.path.exists("/dev/userfaultfd"):
+        raise Failure("this machine has no /dev/userfaultfd: Linux 6.1 or newer is needed")
+    if open("/proc/sys/vm/unprivileged_userfaultfd").read().strip() != "0":
+        raise Failure("vm.unprivileged_userfaultfd must be 0 for this test")
+    program = os.path.join(context.product, "managed_random")
+    shutil.copy(harness.find(context.apps, "managed_random"), program)
+    command = [program, "--steps", "6"]
+    # Where it lies tells what it is (docs/memory.md).
+    where = """import ctypes
+cuda, memory, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_uint64(), ctypes.c_void_p()
+assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0 and cuda.cuMemAllocManaged(ctypes.byref(memory), ctypes.c_size_t(4 << 20), 1) == 0
+print("gpu" if memory.value >= 0x220000000000 else "host")
+"""
+    want = worked(context.run(user, [context.tool("cr-run"), "--job-dir", context.folder("plain", 0o700, user) + "/job", "--"] + command)).stdout
+    for options, place in (([], "host"), (["--userfaultfd"], "gpu")):
+        folder = context.folder(f"server-{place}", 0o755)
+        server = context.start(0, [context.tool("cr-server"), "--dir", folder, "--allow-user", str(user),
+                                   "--session-user", worker] + options)  # fmt: skip
+        harness.wait_for(lambda: harness.connects(folder + "/session.sock"), LIMIT, lambda: server.stderr.read())
+        run = [context.tool("cr-run"), "--server", f"unix:{folder}/session.sock"]
+        jobs = context.folder(f"jobs-{place}", 0o700, user)
+        got = worked(context.run(user, run + ["--job-dir", jobs + "/where", "--", PYTHON, "-c", where])).stdout.strip()
+        if got != place:
+            raise Failure(f"with {options} managed memory is on the {got}")
+        out = worked(context.run(user, run + ["--job-dir", jobs + "/random", "--"] + command)).stdout
+        if out != want:
+            raise Failure(f"with {options} managed_random printed\n{out}\nnot\n{want}")
+        server.terminate()
 
 
 def started_own(context, name, options, command, user=VICTIM, folder=None, around=(), **variables):
