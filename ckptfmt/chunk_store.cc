@@ -237,10 +237,15 @@ void ChunkStore::Hold() {
   held_ = true;
 }
 
-absl::Status ChunkStore::Wait(const std::function<bool(uint64_t, uint64_t)>& go_on) {
-  std::unique_lock<std::mutex> lock(mutex_);
+void ChunkStore::Release() {
+  std::lock_guard<std::mutex> lock(mutex_);
   held_ = false;
   work_.notify_all();
+}
+
+absl::Status ChunkStore::Wait(const std::function<bool(uint64_t, uint64_t)>& go_on) {
+  Release();
+  std::unique_lock<std::mutex> lock(mutex_);
   while (failure_.ok() && done_bytes_ < given_bytes_) {
     idle_.wait_for(lock, kTellEvery, [this] { return !failure_.ok() || done_bytes_ == given_bytes_; });
     const uint64_t done = done_bytes_, given = given_bytes_;

@@ -79,8 +79,9 @@ class ChunkStore {
   // Takes a copy; waits while too many of those are under way.
   absl::Status AddCopy(uint32_t region, uint64_t index, std::string_view bytes);
 
-  // From now on chunks are only kept; until Wait, Finish or the end.
+  // From now on chunks are only kept; until Release, Wait, Finish or the end.
   void Hold();
+  void Release();
 
   // Waits until all chunks that were given are done with, and tells how far that is ten times a second. kCancelled if
   // `go_on` returns false. Not needed before Finish, which waits without asking.

@@ -354,6 +354,44 @@ TEST(Image, SeveralProcesses) {
   EXPECT_EQ((*reader)->sizes().log_bytes, 15u);
 }
 
+// Ranks of a job often hold the same parameters.
+TEST(Image, EqualChunksOfSeveralProcessesAreStoredOnce) {
+  TestFolder folder;
+  auto writer = ImageWriter::Create(folder / "image", OneWriter());
+  ASSERT_TRUE(writer.ok());
+  ImageInfo info = SampleInfo();
+  info.processes.assign(2, info.processes[0]);
+  const std::string zeros(kChunkBytes, '\0'), same = Noise(kChunkBytes, 11);
+  for (uint32_t i = 0; i < 2; ++i) {
+    info.processes[i].pid = 10 + i;
+    // Elsewhere, and behind something of its own.
+    const std::string memory = Noise(kChunkBytes, 20 + i) + (i == 0 ? same + zeros : zeros + same);
+    Region region;
+    region.process = i;
+    region.address = uint64_t{0x10000000} << i;
+    region.bytes = memory.size();
+    ASSERT_TRUE((*writer)->BeginRegion(region).ok());
+    ASSERT_TRUE((*writer)->AddData(memory).ok());
+    ASSERT_TRUE((*writer)->EndRegion().ok());
+    ASSERT_TRUE((*writer)->WriteLog("log").ok());
+  }
+  ASSERT_TRUE((*writer)->Commit(info).ok());
+  auto reader = ImageReader::Open(folder / "image");
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  ASSERT_TRUE((*reader)->Verify().ok());
+  const ImageSizes& sizes = (*reader)->sizes();
+  EXPECT_EQ(sizes.region_bytes, 6 * kChunkBytes);
+  EXPECT_EQ(sizes.zero_bytes, 2 * kChunkBytes);
+  EXPECT_EQ(sizes.shared_bytes, kChunkBytes);
+  EXPECT_EQ(sizes.stored_bytes, 3 * kChunkBytes);
+  std::string chunk(kChunkBytes, '?');
+  for (size_t i = 0; i < 2; ++i) {
+    bool zero = true;
+    ASSERT_TRUE((*reader)->ReadChunk(i, i == 0 ? 1 : 2, &chunk[0], &zero).ok());
+    EXPECT_TRUE(!zero && chunk == same);
+  }
+}
+
 TEST(Image, ProcessesAndLogsGoTogether) {
   TestFolder folder;
   auto writer = ImageWriter::Create(folder / "none", OneWriter());

@@ -296,6 +296,7 @@ bool ImageWriter::Has(const Region& region, uint64_t index, const GpuHash& hash)
 bool ImageWriter::keeps_gpu_hashes() const { return state_->options.gpu_hashes; }
 
 void ImageWriter::HoldChunks() { state_->store->Hold(); }
+void ImageWriter::ReleaseChunks() { state_->store->Release(); }
 
 absl::Status ImageWriter::WaitForChunks(const std::function<bool(uint64_t, uint64_t)>& go_on) {
   if (absl::Status status = state_->Check(); !status.ok()) return status;

@@ -69,9 +69,10 @@ class ImageWriter {
   // WriterOptions::gpu_hashes. Without them AddUnread and Has always return false.
   bool keeps_gpu_hashes() const;
 
-  // Hashes and writes nothing until WaitForChunks or Commit, because the processor and the disk are needed for
-  // something else. The caller must have memory for all chunks.
+  // Hashes and writes nothing until ReleaseChunks, WaitForChunks or Commit, because the processor and the disk are
+  // needed for something else. Meanwhile no chunk's memory comes back.
   void HoldChunks();
+  void ReleaseChunks();
 
   // Waits until the chunks given so far are written. Calls `go_on` ten times a second with the bytes written so far and
   // in all; returns kCancelled if it returns false. Not needed before Commit, which waits by itself.

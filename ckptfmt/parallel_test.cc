@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <future>
 #include <random>
 #include <thread>
 
@@ -272,6 +273,24 @@ TEST(Parallel, HeldChunksAreNotWrittenBeforeTheyAreWaitedFor) {
     EXPECT_EQ(done, 20);
     EXPECT_TRUE(ReadAll(dir).ok());
   }
+}
+
+TEST(Parallel, ReleasedChunksAreWrittenBeforeTheyAreWaitedFor) {
+  TestFolder folder;
+  const std::string memory = Noise(kChunkBytes, 8);
+  auto writer = ImageWriter::Create(folder / "image");
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  Region region;
+  region.bytes = memory.size();
+  ASSERT_TRUE((*writer)->AddRegion(region).ok());
+  std::promise<void> done;
+  (*writer)->HoldChunks();
+  ASSERT_TRUE((*writer)->AddChunk(0, 0, memory, [&] { done.set_value(); }).ok());
+  (*writer)->ReleaseChunks();
+  done.get_future().wait();
+  ASSERT_TRUE((*writer)->WriteLog("log").ok());
+  ASSERT_TRUE((*writer)->Commit(SampleInfo()).ok());
+  EXPECT_TRUE(ReadAll(folder / "image").ok());
 }
 
 TEST(Parallel, HeldChunksOfAnImageThatIsGivenUpComeBack) {

@@ -135,8 +135,11 @@ class SnapshotEngine {
   // with the *facts of the first call, since processes may have changed. The image keeps *facts for Open.
   virtual bool Describe(const Job& job, const SaveOptions& options, std::string* facts, std::string* error) = 0;
 
-  // Before the job stops for a Dump: makes ready what would take time then. May be left out.
-  virtual void PrepareDump(const Job& job) {}
+  // About how many bytes of host memory PrepareDump can use.
+  virtual uint64_t PreparedBytes(const Job& job) const { return 0; }
+  // Before the job stops for a Dump: makes ready what would take time then, and takes no more than `most_bytes` of host
+  // memory for it. May be left out.
+  virtual void PrepareDump(const Job& job, uint64_t most_bytes) {}
   // What a Dump calls before it saves anything, once all is at a standstill that may change: the processes of a job
   // with an address of its own stand still, and what they have sent has arrived. If it returns false, the Dump fails.
   virtual void OnStill(std::function<bool(std::string*)> still) {}

@@ -51,6 +51,11 @@ void ChunkPool::Prepare(uint64_t bytes, const std::function<bool()>& cancelled) 
   for (size_t slot = prepared_; slot > 0; --slot) ready_.push_back(memory_ + (slot - 1) * kSlotBytes);
 }
 
+uint64_t ChunkPool::free_bytes() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return (ready_.size() + slots_ - untouched_) * kSlotBytes;
+}
+
 char* ChunkPool::TakeLocked() {
   if (!ready_.empty()) {
     char* const slot = ready_.back();

@@ -37,6 +37,8 @@ class ChunkPool {
   // before the first Take.
   void Prepare(uint64_t bytes, const std::function<bool()>& cancelled);
   uint64_t prepared() const { return prepared_ * kSlotBytes; }
+  // Of the limit, what nobody has taken now. Any thread.
+  uint64_t free_bytes() const;
 
   // A slot of kSlotBytes: one that was used or prepared if there is one. Any thread.
   char* Take();     // waits until there is one
@@ -52,7 +54,7 @@ class ChunkPool {
   char* memory_ = nullptr;  // the first slot
   size_t prepared_ = 0;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable given_;
   std::vector<char*> ready_;  // the last one was used last
   size_t untouched_ = 0;      // slots from this one on have never been used

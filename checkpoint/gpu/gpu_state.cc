@@ -217,13 +217,15 @@ bool DescribeServer(ClientChannel* channel, ckptfmt::ProcessInfo* info, std::str
   return true;
 }
 
-uint64_t PoolBytesFor(const std::vector<ckptfmt::Region>& regions) {
+uint64_t PoolBytesFor(const std::vector<ckptfmt::Region>& regions, const SkipChunk& skip) {
   uint64_t slots = 0, small = 0;
-  for (const ckptfmt::Region& region : regions) {
-    slots += region.bytes / ChunkPool::kSlotBytes;
-    const uint64_t rest = region.bytes % ChunkPool::kSlotBytes;
-    if (rest > kSmallChunk) ++slots;
-    if (rest <= kSmallChunk) small += rest;
+  for (size_t i = 0; i < regions.size(); ++i) {
+    for (uint64_t at = 0; at < regions[i].bytes; at += ckptfmt::kChunkBytes) {
+      if (skip && skip(i, at / ckptfmt::kChunkBytes)) continue;
+      const uint64_t bytes = std::min(ckptfmt::kChunkBytes, regions[i].bytes - at);
+      if (bytes > kSmallChunk) ++slots;
+      if (bytes <= kSmallChunk) small += bytes;
+    }
   }
   return slots * ChunkPool::kSlotBytes + small;
 }
@@ -240,7 +242,7 @@ static std::vector<std::vector<ChunkHash>> HashesInPause(ClientChannel* channel,
 }
 
 bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, ckptfmt::ImageWriter* image,
-                ChunkPool* pool, bool fits, SharedBuffers* shared, Precopy* copies, GpuSnapshot* snapshot,
+                ChunkPool* pool, bool holds, SharedBuffers* shared, Precopy* copies, GpuSnapshot* snapshot,
                 UseChunk* later, const Continue& go_on, SaveTimes* times, std::string* error) {
   std::vector<uint32_t> numbers;
   for (const ckptfmt::Region& region : regions) {
@@ -251,10 +253,10 @@ bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regi
     }
     numbers.push_back(*number);
   }
-  const UseChunk use = [numbers, image, pool, fits](size_t region, uint64_t index, char* slot, size_t bytes,
-                                                    std::string* why) {
+  const UseChunk use = [numbers, image, pool, holds](size_t region, uint64_t index, char* slot, size_t bytes,
+                                                     std::string* why) {
     absl::Status status;
-    if (fits && bytes <= kSmallChunk) {
+    if (holds && bytes <= kSmallChunk) {
       // A module's variables are thousands of these, and a slot for each would be gigabytes that nobody has prepared.
       const auto copy = std::make_shared<std::string>(slot, bytes);
       pool->Give(slot);
@@ -305,6 +307,8 @@ bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regi
   const auto skip = [&](size_t region, uint64_t index) {
     return is_given(region, index) || (snapshot && snapshot->Has(region, index));
   };
+  // What is small passes through a slot.
+  if (holds && PoolBytesFor(regions, skip) + ChunkPool::kSlotBytes > pool->free_bytes()) image->ReleaseChunks();
   const Clock::time_point start = Clock::now();
   SharedBuffers* const attached = shared && shared->Attach(channel) ? shared : nullptr;
   times->attaching += since(start);

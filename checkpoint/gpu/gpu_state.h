@@ -60,8 +60,9 @@ bool ListRegions(ClientChannel* channel, std::vector<ckptfmt::Region>* regions, 
 // The server's GPUs and driver, for the manifest.
 bool DescribeServer(ClientChannel* channel, ckptfmt::ProcessInfo* info, std::string* error);
 
-// The size of a pool, in bytes, that holds all these regions at once.
-uint64_t PoolBytesFor(const std::vector<ckptfmt::Region>& regions);
+// The size of a pool, in bytes, that holds all chunks of these regions at once, but for what `skip` leaves out. Null:
+// nothing.
+uint64_t PoolBytesFor(const std::vector<ckptfmt::Region>& regions, const SkipChunk& skip = nullptr);
 
 // How reading GPU memory went.
 struct SaveTimes {
@@ -78,8 +79,11 @@ struct SaveTimes {
 // not everything is written: the pool must outlive the image. `shared`: null, or not attached. `copies`: null, or
 // copies of this process's memory in slots of the same pool, which are used as far as they are right. `snapshot`: null,
 // or what copies chunks on the GPU; give these to *later when the job runs again. Adds to *times.
+//
+// `holds`: the image holds chunks (ImageWriter::HoldChunks). Here they are released if the pool has no room for what is
+// read in the pause: what earlier images have, what was copied before and what stays on the GPU needs none.
 bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, ckptfmt::ImageWriter* image,
-                ChunkPool* pool, bool fits, SharedBuffers* shared, Precopy* copies, GpuSnapshot* snapshot,
+                ChunkPool* pool, bool holds, SharedBuffers* shared, Precopy* copies, GpuSnapshot* snapshot,
                 UseChunk* later, const Continue& go_on, SaveTimes* times, std::string* error);
 // Loads the memory of one process; `process`: its number in the image. Compares each chunk with its checksum before it
 // sends it.

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -361,7 +362,7 @@ TEST(SaveMemory, SmallRegionsWaitInMemoryOfTheirOwnSize) {
   (*image)->HoldChunks();  // nothing comes back meanwhile
   SaveTimes times;
   std::string error;
-  ASSERT_TRUE(SaveMemory(server.channel(), regions, image->get(), &pool, /*fits=*/true, nullptr, nullptr, nullptr,
+  ASSERT_TRUE(SaveMemory(server.channel(), regions, image->get(), &pool, /*holds=*/true, nullptr, nullptr, nullptr,
                          nullptr, nullptr, &times, &error))
       << error;
   EXPECT_EQ(times.reading.regions, regions.size());
@@ -383,6 +384,52 @@ TEST(SaveMemory, SmallRegionsWaitInMemoryOfTheirOwnSize) {
       ASSERT_EQ(chunk.substr(0, size), bytes[i].substr(at, size)) << i;
     }
   }
+  std::filesystem::remove_all(folder);
+}
+
+// The processor is the job's while it stands still, unless its memory would not fit otherwise.
+TEST(SaveMemory, HoldsChunksIfWhatIsReadFits) {
+  char folder[] = "/tmp/save-memory-test-XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  const std::string store = std::string(folder) + "/store";
+  constexpr size_t kSlots = ChunkPool::kLeastSlots, kChunks = 3 * kSlots;
+  std::string memory = Noise(kChunks * kChunkBytes, 1);
+  // How many slots the image keeps of the pool when the job would go on.
+  const auto held = [&](size_t expected) {
+    Server server;
+    std::vector<Region> regions(1);
+    regions[0].address = 0x100000000000;
+    regions[0].bytes = memory.size();
+    regions[0].context = 0x7000000000010;
+    server.Have(regions[0], memory);
+    ChunkPool pool(0);
+    ckptfmt::WriterOptions options;
+    options.job_folder = "/run/jobs/a";
+    const auto opened = ckptfmt::ImageStore::Open(store);
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    auto image = (*opened)->Create(options);
+    ASSERT_TRUE(image.ok()) << image.status();
+    (*image)->HoldChunks();
+    SaveTimes times;
+    std::string error;
+    ASSERT_TRUE(SaveMemory(server.channel(), regions, image->get(), &pool, /*holds=*/true, nullptr, nullptr, nullptr,
+                           nullptr, nullptr, &times, &error))
+        << error;
+    if (expected > 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    while (expected == 0 && pool.free_bytes() < pool.limit()) std::this_thread::yield();
+    EXPECT_EQ(pool.limit() - pool.free_bytes(), expected * ChunkPool::kSlotBytes);
+    ASSERT_TRUE((*image)->WriteLog("").ok());
+    ckptfmt::ImageInfo info;
+    info.processes.resize(1);
+    info.job_folder = options.job_folder;
+    ASSERT_TRUE((*image)->Commit(info).ok());
+    EXPECT_EQ(pool.free_bytes(), pool.limit());
+  };
+  held(0);  // three times as much as the pool has
+  for (size_t i = 0; i < 5; ++i) ++memory[3 * i * kChunkBytes];
+  held(5);  // the rest is in the first image
+  for (size_t i = 0; i < kSlots; ++i) ++memory[2 * i * kChunkBytes];
+  held(0);
   std::filesystem::remove_all(folder);
 }
 
@@ -414,7 +461,7 @@ TEST(SaveMemory, ReadsWhatEarlierImagesDoNotHave) {
     const std::unique_ptr<SharedBuffers> shared = share ? SharedBuffers::Make() : nullptr;
     SaveTimes times;
     std::string error;
-    ASSERT_TRUE(SaveMemory(server.channel(), regions, image->get(), &pool, /*fits=*/true, shared.get(), nullptr,
+    ASSERT_TRUE(SaveMemory(server.channel(), regions, image->get(), &pool, /*holds=*/true, shared.get(), nullptr,
                            nullptr, nullptr, nullptr, &times, &error))
         << error;
     EXPECT_FALSE(server.too_early);

@@ -36,6 +36,8 @@ constexpr uint64_t kStopPool = uint64_t{1} << 30;
 constexpr uint64_t kBehindGap = uint64_t{1} << 40;
 // Of the pool, for what is read in the pause.
 constexpr uint64_t kPausePool = uint64_t{256} << 20;
+// Of host memory, for the memory of processes, before the pool is used for it.
+constexpr uint64_t kProcessesBesidePool = uint64_t{512} << 20;
 
 double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -55,11 +57,16 @@ std::string CommandOf(const Job& job) {
   return text;
 }
 
-// Host memory for the GPU memory of the job; none of it is ready to be written to yet.
-std::unique_ptr<ChunkPool> MakePool(const SaveJobOptions& options, std::string* error) {
+// Host memory for the GPU memory of the job; none of it is ready to be written to yet. *processes: how much the engine
+// can use for the memory of processes, and then how much it may use: kProcessesBesidePool, and more at the pool's cost.
+std::unique_ptr<ChunkPool> MakePool(const SaveJobOptions& options, uint64_t* processes, std::string* error) {
   uint64_t limit = options.pool ? *options.pool : SpareMemory();
   // A job that ends does not wait for anything: then more memory saves no time.
   if (options.stop && !options.pool) limit = std::min(limit, kStopPool);
+  const uint64_t beside = std::min(*processes, kProcessesBesidePool);
+  const uint64_t inside = options.stop ? 0 : std::min(*processes - beside, limit / 4);
+  *processes = beside + inside;
+  limit -= inside;
   auto pool = std::make_unique<ChunkPool>(limit);
   if (!pool->ok()) {
     *error = "there is no memory to save GPU memory through";
@@ -258,6 +265,7 @@ class Saving {
   SaveOptions save_;
   std::string facts_;  // the engine's
   JobClaim claim_;
+  uint64_t process_bytes_ = 0;       // of host memory, for the memory of processes
   std::unique_ptr<ChunkPool> pool_;  // outlives the image, whose threads write out of it
   std::string given_;                // what cr-hostd calls the image; empty: there is no cr-hostd
   std::unique_ptr<ckptfmt::ImageStore, DeleteAsRoot> store_;
@@ -271,7 +279,6 @@ class Saving {
   ckptfmt::ImageInfo info_;
   std::vector<std::vector<ckptfmt::Region>> regions_;  // of each process
   uint64_t memory_bytes_ = 0;                          // of all
-  bool fits_ = false;                                  // all of them into the pool
   std::vector<std::unique_ptr<Behind>> behind_;        // of each process
   std::shared_ptr<void> upkeep_;                       // beside the writing
 };
@@ -328,7 +335,8 @@ bool Saving::BeginImage(std::string* error) {
   if (store_ && !store_->sharing().ok()) {
     report_.Say("the image shares nothing with earlier ones: " + std::string(store_->sharing().message()));
   }
-  pool_ = MakePool(options_, error);
+  process_bytes_ = engine_.PreparedBytes(job_);
+  pool_ = MakePool(options_, &process_bytes_, error);
   return pool_ != nullptr;
 }
 
@@ -345,7 +353,7 @@ bool Saving::CopyWhileItRuns(std::string* error) {
   shared_ = SharedBuffers::Make();
   outcome_->preparing = Since(preparing);
   outcome_->prepared_bytes = pool_->prepared();
-  if (!ends) engine_.PrepareDump(job_);
+  if (!ends) engine_.PrepareDump(job_, process_bytes_);
   report_.Done("making host memory ready");
   if (!ends) {
     AtStep("copy GPU memory while the job runs");
@@ -376,7 +384,6 @@ bool Saving::Hold(std::string* error) {
 
 bool Saving::ListMemory(std::string* error) {
   AtStep("list GPU memory");
-  uint64_t pool_bytes = 0;
   for (const auto& process : live_.processes()) {
     ckptfmt::ProcessInfo facts;
     std::vector<ckptfmt::Region> regions;
@@ -385,13 +392,11 @@ bool Saving::ListMemory(std::string* error) {
       region.process = uint32_t(regions_.size());
       memory_bytes_ += region.bytes;
     }
-    pool_bytes += PoolBytesFor(regions);
     info_.processes.push_back(std::move(facts));
     regions_.push_back(std::move(regions));
   }
-  fits_ = pool_bytes <= pool_->limit();
   // The processor and the disk are for the job until it goes on.
-  if (!options_.stop && fits_) image_->HoldChunks();
+  if (!options_.stop) image_->HoldChunks();
   return true;
 }
 
@@ -425,7 +430,7 @@ bool Saving::ReadMemoryOf(size_t index, const Continue& go_on, std::string* erro
     behind = behind_.back().get();
     behind->process = process.process();
   }
-  if (!SaveMemory(process.channel(), regions_[index], image_.get(), pool_.get(), fits_, shared_.get(), copy,
+  if (!SaveMemory(process.channel(), regions_[index], image_.get(), pool_.get(), !options_.stop, shared_.get(), copy,
                   behind ? &behind->snapshot : nullptr, behind ? &behind->use : nullptr, go_on, &outcome_->saving,
                   error)) {
     return false;
@@ -478,6 +483,7 @@ bool Saving::GoOn(std::string* error) {
   goes_on_ = true;
   if (!transaction_.Resume(error)) return false;
   outcome_->paused = transaction_.HeldSeconds();
+  image_->ReleaseChunks();
   report_.Done("giving the job its session back");
   return true;
 }

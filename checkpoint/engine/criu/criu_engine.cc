@@ -302,10 +302,15 @@ bool CriuEngine::Describe(const Job& job, const SaveOptions& options, std::strin
   return google::protobuf::util::MessageToJsonString(found, facts, print).ok();
 }
 
-void CriuEngine::PrepareDump(const Job& job) {
+uint64_t CriuEngine::PreparedBytes(const Job& job) const {
+  const AsRoot root;
+  return PageReceiver::BytesFor(SavedBytes(job));
+}
+
+void CriuEngine::PrepareDump(const Job& job, uint64_t most_bytes) {
   const AsRoot root;
   const CriuFacts facts;
-  prepared_ = std::make_unique<PageReceiver>(SavedBytes(job));
+  prepared_ = std::make_unique<PageReceiver>(SavedBytes(job), most_bytes);
 }
 
 bool CriuEngine::Dump(const Job& job, const std::string& facts, const std::string& image, const std::string& work,

@@ -25,7 +25,8 @@ class CriuEngine final : public SnapshotEngine {
   std::string Version() const override;
   bool PrepareStart(Plan* plan, std::string* error) override;
   bool Describe(const Job& job, const SaveOptions& options, std::string* facts, std::string* error) override;
-  void PrepareDump(const Job& job) override;
+  uint64_t PreparedBytes(const Job& job) const override;
+  void PrepareDump(const Job& job, uint64_t most_bytes) override;
   void OnStill(std::function<bool(std::string*)> still) override { still_ = std::move(still); }
   bool Dump(const Job& job, const std::string& facts, const std::string& image, const std::string& work, After after,
             std::string* error) override;

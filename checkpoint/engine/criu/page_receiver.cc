@@ -36,8 +36,7 @@ constexpr uint64_t kPartBytes = uint64_t{1} << 20;   // that one thread copies
 constexpr int kSocketBytes = 8 << 20;
 
 uint64_t BufferBytes(uint64_t bytes, uint64_t most_bytes) {
-  // The processes change while they are looked at.
-  const uint64_t most = std::min({bytes + bytes / 8, most_bytes, AvailableMemory() / 4});
+  const uint64_t most = std::min({PageReceiver::BytesFor(bytes), most_bytes, AvailableMemory() / 4});
   return std::max(kHugeBytes, (most + kHugeBytes - 1) / kHugeBytes * kHugeBytes);
 }
 

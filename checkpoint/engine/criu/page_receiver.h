@@ -29,7 +29,7 @@ namespace cuda_remote::checkpoint {
 
 class PageReceiver {
  public:
-  // `bytes`: how much memory the processes have, as far as is known. The buffer has that size, but not more than
+  // `bytes`: how much memory the processes have, as far as is known. The buffer has BytesFor(bytes), but not more than
   // `most_bytes` or a quarter of what the machine has left. It takes its memory now.
   explicit PageReceiver(uint64_t bytes, uint64_t most_bytes = kUsualBytes);
   // Ends what Begin has begun.
@@ -46,6 +46,8 @@ class PageReceiver {
   // Waits until all files are written. They are not flushed to the disk.
   bool Finish(std::string* error);
 
+  // A little more, since the processes change while they are looked at.
+  static constexpr uint64_t BytesFor(uint64_t bytes) { return bytes + bytes / 8; }
   // What it takes where nothing is said.
   static constexpr uint64_t kUsualBytes = uint64_t{640} << 20;
 
