@@ -608,7 +608,7 @@ def own_checkpoint(bench, mib, gigabytes):
         os.unlink(flag)
         warm_worker(bench)
         begin = time.time()
-        command = [bench.lab.tool("cr-restart"), image, "--server", bench.server.unix]
+        command = [bench.lab.tool("cr-restart"), "--times", image, "--server", bench.server.unix]
         environment = {"CUDA_REMOTE_JOB_DIR": process.directory}
         restarted = bench.lab.start(harness.Process(bench.lab, f"restart-{number}", command, environment))
         restarted.wait(bench.limit(120))
@@ -617,6 +617,7 @@ def own_checkpoint(bench, mib, gigabytes):
         result = last_json(process)
         if result.get("wrong_words") != 0:
             raise harness.Failure("memory was not restored")
+        print(f"restart of {mib} MiB, {result['done_unix_s'] - begin:.3f} s:\n{restarted.stderr()}", file=sys.stderr)
         return [gigabytes / saved, gigabytes / pause, gigabytes / (result["done_unix_s"] - begin), pause]
     finally:
         if os.path.exists(flag):

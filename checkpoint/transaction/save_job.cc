@@ -37,7 +37,7 @@ constexpr uint64_t kBehindGap = uint64_t{1} << 40;
 // Of the pool, for what is read in the pause.
 constexpr uint64_t kPausePool = uint64_t{256} << 20;
 // Of host memory, for the memory of processes, before the pool is used for it.
-constexpr uint64_t kProcessesBesidePool = uint64_t{512} << 20;
+constexpr uint64_t kProcessesBesidePool = uint64_t{256} << 20;
 
 double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 

@@ -401,6 +401,18 @@ def store(context):
     # Two tools, and an interval.
     other = lab.job("other", command, server.unix, pause_at=[2])
     other.wait_paused(2, 60)
+    # Two processes with the same GPU memory take the space of one.
+    twins = lab.job("twins", ["sh", "-c", f"{' '.join(command)} & {' '.join(command)}; wait"], server.unix, pause_at=[2])
+    wait_for(lambda: twins.steps().count("paused 2") == 2, 60, twins.describe)
+
+    def stored(name, one):
+        told = json.loads(lab.run(name, [lab.tool("cr-checkpoint"), "--json", "--compress", "0", one.id, context.path(name)]).stdout())
+        return told["gpu_bytes"], told["total_bytes"] - told["client_bytes"]
+
+    (one_bytes, one), (two_bytes, two) = stored("of-one", other), stored("of-two", twins)
+    if two_bytes != 2 * one_bytes or not 0.4 * one_bytes < one <= two < 1.2 * one:
+        raise Failure(f"{one_bytes} bytes of one process take {one}, {two_bytes} of two take {two}")
+    twins.end()
     tools = [
         lab.start(harness.Process(lab, f"tool{n}", [lab.tool("cr-checkpoint"), "--every", "0.1s", "--keep", "2", one.id, store]))
         for n, one in enumerate((job, other))
@@ -551,6 +563,65 @@ def memory_pool(context):
         os.truncate(job.out, size)
         context.restart(images[name], server, f"restart-{name}").expect_success(60)
         harness.same(f"restarted from {name}", job.stdout(), expected)
+
+
+# Runs a command and writes how much memory it had at most, in bytes, to a file.
+MOST_MEMORY = """
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[2:])
+with open(sys.argv[1], "w") as file:
+    file.write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10))
+sys.exit(code)
+"""
+
+# A process with MIB of memory that is its own, a third of it zeros, and a file that it has read through a mapping. When
+# the file FLAG is there, it compares all.
+HOLDER = """
+import mmap, os, sys, time
+mib, path, flag = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+with open(path, "rb") as file:
+    mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+seen = sum(mapped[::4096])
+third = mib // 3 << 20
+words, zeros, more = b"w" * third, b"\\0" * third, b"m" * third
+with open(flag + ".ready", "w"):
+    pass
+while not os.path.exists(flag):
+    time.sleep(0.02)
+same = words.count(b"w") == more.count(b"m") == third and zeros.count(0) == third and sum(mapped[::4096]) == seen
+print("same" if same else "different", flush=True)
+"""
+
+
+@case
+def process_memory(context):
+    """A large process: the tool takes less than 1 GB besides its pool; zeros and mapped files take no space in the image."""
+    lab = context.lab
+    server = lab.server()
+    mib, file_mib = 900, 200
+    path, flag, image, most = (context.path(name) for name in ("file", "flag", "image", "most"))
+    with open(path, "wb") as file:
+        for _ in range(file_mib):
+            file.write(os.urandom(1 << 20))
+    job = lab.job("job", [sys.executable, "-c", HOLDER, str(mib), path, flag], server.unix)
+    wait_for(lambda: os.path.exists(flag + ".ready") or not job.running(), 120, job.describe)
+    pool = 64 << 20
+    for name, options in (("live", []), ("stopped", ["--stop"])):
+        tool = [lab.tool("cr-checkpoint"), "--json", "--pool", str(pool), *options, job.id, image]
+        lab.run(name, [sys.executable, "-c", MOST_MEMORY, most, *tool])
+        with open(most) as file:
+            taken = int(file.read())
+        if taken - pool >= 1000 << 20:
+            raise Failure(f"cr-checkpoint took {taken >> 20} MiB with a pool of {pool >> 20} MiB")
+        size = sum(os.stat(file).st_blocks * 512 for file in files_of(image)) >> 20
+        if not 2 * mib // 3 <= size < 2 * mib // 3 + 50:
+            raise Failure(f"the image of {mib} MiB, a third of it zeros, has {size} MiB")
+    job.wait(30)
+    open(flag, "w").close()
+    restarted = context.restart(image, server)
+    restarted.expect_success(120)
+    if "same" not in job.stdout().decode() + restarted.stdout().decode():
+        raise Failure(f"the restarted process has other memory\n{restarted.describe()}")
 
 
 @case
