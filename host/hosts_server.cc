@@ -103,6 +103,69 @@ bool FindUser(const MovedUser& user, Account* account, std::string* error) {
   return true;
 }
 
+// What the tool has written to its log.
+std::string ToldIn(int log) {
+  std::string text(kMostToldBytes, '\0');
+  const ssize_t got = pread(log, &text[0], text.size(), 0);
+  text.resize(size_t(std::max<ssize_t>(got, 0)));
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text;
+}
+
+// Asks this host's cr-hostd over the new `socket`. The streams and the working folder are the tool's; -1: none.
+bool AskHostd(const Settings& settings, int socket, const Request& request, int output, int log, int folder,
+              std::string* error) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  memcpy(address.sun_path, settings.socket.c_str(), std::min(settings.socket.size(), sizeof(address.sun_path) - 1));
+  const Closing null(open("/dev/null", O_RDWR | O_CLOEXEC)), root(open("/", O_PATH | O_DIRECTORY | O_CLOEXEC));
+  if (socket >= 0 && null.get() >= 0 && root.get() >= 0 && log >= 0 &&
+      connect(socket, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 &&
+      Send(socket, request, {null.get(), output >= 0 ? output : null.get(), log, folder >= 0 ? folder : root.get()})) {
+    return true;
+  }
+  *error = std::string("cr-hostd cannot be asked: ") + strerror(errno);
+  return false;
+}
+
+// Whom a tool of cr-hostd's is to work for.
+void SetArrived(const MoveBegin& begin, const Account& account, Request* request) {
+  request->set_version(kVersion);
+  *request->mutable_environment() = begin.environment();
+  const auto add = [&](const char* name, const std::string& value) {
+    Option* const option = request->add_options();
+    option->set_name(name);
+    option->set_value(value);
+  };
+  if (!begin.server().empty()) add("server", begin.server());
+  if (begin.gpu() >= 0) add("gpu", std::to_string(begin.gpu()));
+  ArrivedJob* const arrived = request->mutable_arrived();
+  arrived->set_id(begin.id());
+  arrived->set_user(account.user);
+  arrived->set_group(account.group);
+  for (const gid_t group : account.groups) arrived->add_groups(group);
+}
+
+// The GPUs that the job would see here. False and *error: none, and why.
+bool FindGpus(const MoveBegin& begin, const Account& account, const Settings& settings, HostGpus* gpus,
+              std::string* error) {
+  Request request;
+  request.set_tool(kGpusTool);
+  SetArrived(begin, account, &request);
+  const Closing socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const Closing output(memfd_create("gpus", MFD_CLOEXEC)), log(memfd_create("log", MFD_CLOEXEC));
+  if (!AskHostd(settings, socket.get(), request, output.get(), log.get(), -1, error)) return false;
+  *error = "the process of cr-hostd that asks for the GPUs has died";
+  for (Reply reply; Receive(socket.get(), &reply);) {
+    if (reply.kind() == Reply::REFUSED || reply.kind() == Reply::ELSEWHERE) *error = reply.text();
+    if (reply.kind() != Reply::ENDED) continue;
+    if (reply.value() == 0 && lseek(output.get(), 0, SEEK_SET) == 0 && gpus->ParseFromFileDescriptor(output.get()))
+      return true;
+    *error = ToldIn(log.get());
+  }
+  return false;
+}
+
 // What this machine lacks for the job, a sentence each.
 MoveChecked Check(const MoveBegin& begin, const Account& account, const Settings& settings) {
   MoveChecked checked;
@@ -124,12 +187,18 @@ MoveChecked Check(const MoveBegin& begin, const Account& account, const Settings
     checked.add_missing("room for the image (" + std::to_string(begin.bytes() >> 20) + " MiB) in " + settings.spool);
   }
   const auto engine = checkpoint::NewEngine();
+  error.clear();
   if (!engine->CheckUsable(&error)) {
     checked.add_missing(error);
   } else if (const std::string version = engine->Version();
              strverscmp(version.c_str(), begin.engine_version().c_str()) < 0) {
     checked.add_notes("the job is saved with " + engine->Name() + " " + begin.engine_version() + "; there it is " +
                       version + ", which may not be able to read it");
+  }
+  if (error.empty()) {
+    for (std::string& one :
+         engine->MissingFeatures({begin.kernel_features().begin(), begin.kernel_features().end()}, account))
+      checked.add_missing(std::move(one));
   }
   utsname system;
   if (uname(&system) == 0 && strverscmp(system.release, begin.kernel().c_str()) < 0) {
@@ -139,6 +208,10 @@ MoveChecked Check(const MoveBegin& begin, const Account& account, const Settings
   const std::set<std::string> sets(begin.instruction_sets().begin(), begin.instruction_sets().end());
   const std::string lacks = checkpoint::MissingInstructionSets(sets, checkpoint::InstructionSetsHere());
   if (!lacks.empty()) checked.add_missing("the processor's instruction sets " + lacks);
+  if (begin.uses_gpus() && !FindGpus(begin, account, settings, checked.mutable_gpus(), &error)) {
+    checked.clear_gpus();
+    checked.add_missing("GPUs for the job: " + error);
+  }
   ckptfmt::Needs needs;
   for (const MovedNeed& one : begin.needs()) {
     ckptfmt::NeededFile file;
@@ -310,15 +383,6 @@ bool Arrival::TakeImage(const std::string& signature, std::string* error) {
   return true;
 }
 
-// What the tool has written to its log.
-std::string ToldIn(int log) {
-  std::string text(kMostToldBytes, '\0');
-  const ssize_t got = pread(log, &text[0], text.size(), 0);
-  text.resize(size_t(std::max<ssize_t>(got, 0)));
-  while (!text.empty() && text.back() == '\n') text.pop_back();
-  return text;
-}
-
 bool Arrival::Restore(const MoveRestore& restore, std::string* error) {
   if (images_ == 0) {
     *error = "there is no image";
@@ -329,38 +393,21 @@ bool Arrival::Restore(const MoveRestore& restore, std::string* error) {
     return false;
   }
   Request request;
-  request.set_version(kVersion);
   request.set_tool(kArriveTool);
   request.set_job(begin_.job());
   request.set_image("from " + Printable(begin_.host()));
   request.set_umask(restore.umask());
-  *request.mutable_environment() = restore.environment();
+  SetArrived(begin_, account_, &request);
   const auto add = [&](const char* name, const std::string& value) {
     Option* const option = request.add_options();
     option->set_name(name);
     option->set_value(value);
   };
-  if (!restore.server().empty()) add("server", restore.server());
-  if (restore.gpu() >= 0) add("gpu", std::to_string(restore.gpu()));
   if (!restore.output().empty()) add("output", restore.output());
   if (!restore.error().empty()) add("error", restore.error());
-  ArrivedJob* const arrived = request.mutable_arrived();
-  arrived->set_id(begin_.id());
-  arrived->set_user(account_.user);
-  arrived->set_group(account_.group);
-  for (const gid_t group : account_.groups) arrived->add_groups(group);
-
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  memcpy(address.sun_path, settings_.socket.c_str(), std::min(settings_.socket.size(), sizeof(address.sun_path) - 1));
-  const Closing socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)), null(open("/dev/null", O_RDWR | O_CLOEXEC));
+  const Closing socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const Closing log(openat(lock_->get(), kLog, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (socket.get() < 0 || null.get() < 0 || log.get() < 0 ||
-      connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
-      !Send(socket.get(), request, {null.get(), null.get(), log.get(), lock_->get()})) {
-    *error = std::string("cr-hostd cannot be asked to restore it: ") + strerror(errno);
-    return false;
-  }
+  if (!AskHostd(settings_, socket.get(), request, -1, log.get(), lock_->get(), error)) return false;
   MoveDown down;
   bool going = false;
   for (Reply reply; Receive(socket.get(), &reply);) {
@@ -486,18 +533,7 @@ class Saving {
     for (const gid_t group : account.groups) member->add_groups(group);
     member->set_decider(begin_.decider());
     member->set_whole_job(begin_.whole_job());
-    sockaddr_un address = {};
-    address.sun_family = AF_UNIX;
-    memcpy(address.sun_path, settings_.socket.c_str(), std::min(settings_.socket.size(), sizeof(address.sun_path) - 1));
-    const Closing null(open("/dev/null", O_RDWR | O_CLOEXEC)), root(open("/", O_PATH | O_DIRECTORY | O_CLOEXEC));
-    if (socket_.get() >= 0 && null.get() >= 0 && log_.get() >= 0 && root.get() >= 0 &&
-        connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 &&
-        Send(socket_.get(), request, {null.get(), null.get(), log_.get(), root.get()})) {
-      return true;
-    }
-    *error = std::string("cr-hostd cannot be asked to ") + (begin_.restart() ? "restart" : "save") +
-             " the job: " + strerror(errno);
-    return false;
+    return AskHostd(settings_, socket_.get(), request, -1, log_.get(), -1, error);
   }
 
   // From step to step. What ends it early closes the worker's socket, and the worker gives up.

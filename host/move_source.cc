@@ -134,17 +134,14 @@ bool MoveSource::Await(MoveDown::KindCase wanted, MoveDown* down, std::string* e
   return false;
 }
 
-bool MoveSource::Begin(const MoveBegin& begin, std::vector<std::string>* notes, std::string* error) {
+bool MoveSource::Begin(const MoveBegin& begin, MoveChecked* checked, std::string* error) {
   id_ = begin.id();
   MoveUp up;
   *up.mutable_begin() = begin;
   MoveDown down;
   if (!Write(up, error) || !Await(MoveDown::kChecked, &down, error)) return false;
-  notes->assign(down.checked().notes().begin(), down.checked().notes().end());
-  if (down.checked().missing().empty()) return true;
-  *error = address_ + " lacks what the job needs: ";
-  for (const std::string& one : down.checked().missing()) *error += (error->back() == ' ' ? "" : "; ") + one;
-  return false;
+  *checked = std::move(*down.mutable_checked());
+  return true;
 }
 
 // Its pages come to *pages.

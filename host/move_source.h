@@ -48,8 +48,9 @@ class MoveSource {
   MoveSource(const MoveSource&) = delete;
   MoveSource& operator=(const MoveSource&) = delete;
 
-  // Says what the job needs. *error lists what the destination lacks; *notes: what may go wrong.
-  bool Begin(const MoveBegin& begin, std::vector<std::string>* notes, std::string* error);
+  // Says what the job needs. *checked: what the destination lacks of it, and what it has. If it lacks something, the
+  // move ends there.
+  bool Begin(const MoveBegin& begin, MoveChecked* checked, std::string* error);
   // Sends a signed image, but for the files and the pages of processes' memory that the image before has, too.
   bool SendImage(const ckptfmt::OpenedFolder& folder, std::string* error);
   // Has the last one restored. True: the job is ready there, and does not run.

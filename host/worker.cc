@@ -37,6 +37,7 @@
 #include <vector>
 
 #include "checkpoint/engine/engines.h"
+#include "checkpoint/gpu/modules.h"
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/caller.h"
 #include "checkpoint/job/caller.pb.h"
@@ -134,6 +135,7 @@ const std::vector<Tool>& Tools() {
        "cr-restart"},
       {kMemberTool, false, false, true, {"stop", "tcp-close"}, {"timeout", "compress", "pool"}, {}, "cr-checkpoint"},
       {kArriveTool, true, true, false, {}, {"server", "gpu", "output", "error"}, {}, "cr-restart"},
+      {kGpusTool, false, false, false, {}, {"server", "gpu"}, {}, "cr-restart"},
       {kHostsTool, false, false, false, {}, {"hosts"}},
   };
   return *tools;
@@ -247,7 +249,10 @@ class Worker {
   bool TakeMembersImage(std::string* error);
   bool AwaitOthers(SaveStep step, std::string* said);
   // Of a job that has come from another host.
-  bool Arrives() const { return request_.has_arrived(); }
+  bool Arrives() const { return tool_->name == std::string(kArriveTool); }
+  // Of one that may come, and the GPUs for it.
+  bool AsksForGpus() const { return tool_->name == std::string(kGpusTool); }
+  bool FindComing(std::string* error);
   bool AwaitGoOn(std::string* said);
 
   const int socket_;
@@ -431,16 +436,27 @@ bool Worker::ListArguments(std::string* error) {
   if (IsMember()) arguments_.push_back("--quiet");
   if (tool_->makes_image) arguments_.insert(arguments_.end(), {job_folder_, spool_ + kImage});
   if (tool_->takes_image) arguments_.push_back(spool_ + kImage);
-  if (!tool_->runs_job && !tool_->makes_image) arguments_.push_back(job_folder_);
+  if (AsksForGpus())
+    arguments_.insert(arguments_.end(), {"--describe-gpus", "--job-dir", job_folder_});
+  else if (!tool_->runs_job && !tool_->makes_image)
+    arguments_.push_back(job_folder_);
   return true;
 }
 
-// As the source has vouched for it, and this host's cr-hostd has found it right.
-bool Worker::FindArrived(std::string* error) {
+// Whose job it is. As the source has vouched for it, and this host's cr-hostd has found it right.
+bool Worker::FindComing(std::string* error) {
   const ArrivedJob& arrived = request_.arrived();
   if (!checkpoint::FindAccount(std::to_string(arrived.user()), &peer_.account, error)) return false;
   peer_.account.group = arrived.group();
   peer_.account.groups.assign(arrived.groups().begin(), arrived.groups().end());
+  if (!AsksForGpus()) return true;
+  // Of no job; a name that none can have.
+  job_folder_ = checkpoint::UserJobsFolder(settings_.socket, arrived.user()) + "/.gpus-" + std::to_string(getpid());
+  return MakeJobsFolder(error);
+}
+
+bool Worker::FindArrived(std::string* error) {
+  if (!FindComing(error)) return false;
   char path[4096];
   const ssize_t length = readlink(("/proc/self/fd/" + std::to_string(fds_[3])).c_str(), path, sizeof(path));
   spool_.assign(path, size_t(std::max<ssize_t>(length, 0)));
@@ -596,9 +612,9 @@ bool Worker::Begin(std::string* error) {
     return false;
   }
   if (AsksForHosts()) return true;
-  const bool of_hosts = Rejoins() || tool_->name == std::string(kArriveTool) || tool_->name == std::string(kMemberTool);
-  if (root != of_hosts || Arrives() != (tool_->name == std::string(kArriveTool)) ||
-      IsMember() != (of_hosts && !Arrives())) {
+  const bool comes = Arrives() || AsksForGpus();
+  const bool of_hosts = comes || Rejoins() || tool_->name == std::string(kMemberTool);
+  if (root != of_hosts || request_.has_arrived() != comes || IsMember() != (of_hosts && !comes)) {
     *error = root ? "root needs no cr-hostd: start the tool without it"
                   : "cr-hostd does not know the tool " + request_.tool();
     elsewhere_ = root;
@@ -616,6 +632,7 @@ bool Worker::Begin(std::string* error) {
     Log(peer_.account, "job " + request_.job() + " arrives " + image_);
     return StartTool(error);
   }
+  if (AsksForGpus()) return FindComing(error) && ListArguments(error) && StartTool(error);
   if (IsMember()) {
     if (!FindMember(error) || !ListArguments(error)) return false;
     Log(peer_.account,
@@ -692,7 +709,7 @@ void Worker::BecomeTool(int facts, int announcements, int failure) {
   if (!tool_->runs_job) setrlimit(RLIMIT_CORE, &no_core);
   // A job goes on if this process's parent is killed; what only works on one gives up.
   if (!tool_->runs_job) prctl(PR_SET_PDEATHSIG, SIGTERM);
-  if (!Arrives() && !IsMember() && !JoinPeer(peer_, tool_->runs_job, &error)) fail(error);
+  if (!request_.has_arrived() && !IsMember() && !JoinPeer(peer_, tool_->runs_job, &error)) fail(error);
   for (int i = 0; i < 3; ++i) {
     if (dup2(fds_[size_t(i)], i) < 0) fail(std::string("dup2: ") + strerror(errno));
   }
@@ -1032,6 +1049,19 @@ bool Worker::BeginMove(std::string* error) {
   return OpenStreams(error);
 }
 
+std::vector<ckptfmt::DeviceFacts> DevicesOf(const HostGpus& gpus) {
+  std::vector<ckptfmt::DeviceFacts> devices;
+  for (const HostGpu& gpu : gpus.gpus()) {
+    ckptfmt::DeviceFacts& device = devices.emplace_back();
+    device.name = gpu.name();
+    device.uuid = gpu.uuid();
+    device.compute_major = gpu.compute_major();
+    device.compute_minor = gpu.compute_minor();
+    device.total_memory = gpu.total_memory();
+  }
+  return devices;
+}
+
 // Says what the job needs, before anything is sent.
 bool Worker::AnnounceMove(const std::string& image, std::string* error) {
   std::unique_ptr<ckptfmt::ImageReader> opened;
@@ -1059,6 +1089,7 @@ bool Worker::AnnounceMove(const std::string& image, std::string* error) {
   begin.set_kernel(info.needs.kernel);
   begin.set_engine_version(info.needs.engine_version);
   for (const std::string& name : saved.instruction_sets) begin.add_instruction_sets(name);
+  for (const std::string& name : saved.kernel_features) begin.add_kernel_features(name);
   std::set<std::string> replaced;
   for (const checkpoint::SavedSummary::Stream& stream : saved.streams) {
     const std::string& other = stream.fd == 1 ? output_ : error_output_;
@@ -1084,12 +1115,23 @@ bool Worker::AnnounceMove(const std::string& image, std::string* error) {
     need->set_build_id(file.build_id);
     need->set_written(file.written);
   }
-  std::vector<std::string> notes;
-  if (!move_->Begin(begin, &notes, error)) return false;
-  for (const std::string& note : notes) {
+  begin.set_uses_gpus(!info.processes.empty());
+  begin.set_server(server_);
+  begin.set_gpu(gpu_);
+  *begin.mutable_environment() = request_.environment();
+  MoveChecked checked;
+  if (!move_->Begin(begin, &checked, error)) return false;
+  std::vector<std::string> missing(checked.missing().begin(), checked.missing().end());
+  if (checked.has_gpus() && !checkpoint::ListRefusals(*opened, DevicesOf(checked.gpus()), host_, &missing, error)) {
+    return false;
+  }
+  for (const std::string& note : checked.notes()) {
     if (!quiet_) Tell(Reply::NOTE, 0, note);
   }
-  return true;
+  if (missing.empty()) return true;
+  *error = host_ + " lacks what the job needs, and nothing was sent: ";
+  for (const std::string& one : missing) *error += (&one == &missing.front() ? "" : "; ") + one;
+  return false;
 }
 
 // Does it, and looks meanwhile whether the user's tool gives up.
@@ -1157,10 +1199,7 @@ bool Worker::MoveImage(std::string* error) {
     return true;
   }
   MoveRestore restore;
-  *restore.mutable_environment() = request_.environment();
   restore.set_umask(request_.umask());
-  restore.set_server(server_);
-  restore.set_gpu(gpu_);
   restore.set_output(output_);
   restore.set_error(error_output_);
   if (!WatchFor([&] { return move_->Restore(restore, error); }, error)) return false;

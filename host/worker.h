@@ -31,6 +31,8 @@ struct Settings {
 inline constexpr char kArriveTool[] = "arrive";
 // What there is at hosts, which root may ask for, too.
 inline constexpr char kHostsTool[] = "hosts";
+// For root alone: the GPUs that a job from another host would see here.
+inline constexpr char kGpusTool[] = "gpus";
 // For root alone: a job's part here, of a checkpoint or a restart over several hosts.
 inline constexpr char kMemberTool[] = "member";
 inline constexpr char kRejoinTool[] = "rejoin";

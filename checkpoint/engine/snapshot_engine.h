@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/job/account.h"
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/terminal.h"
@@ -40,6 +41,7 @@ struct SavedSummary {
   };
   std::vector<Stream> streams;
   std::vector<std::string> instruction_sets;  // that they may use (instruction_sets.h); none: not known
+  std::vector<std::string> kernel_features;   // that they use, for MissingFeatures; none: not known
 };
 
 // How a job is to be saved.
@@ -163,6 +165,11 @@ class SnapshotEngine {
   virtual bool Resume(const Job& job, const std::string& facts) = 0;
   virtual bool End(const Job& job, const std::string& facts) = 0;
 
+  // What of these features (SavedSummary) processes of this user cannot use here, and what the engine itself lacks of
+  // the kernel; a sentence each. Call it if CheckUsable says yes.
+  virtual std::vector<std::string> MissingFeatures(const std::vector<std::string>& wanted, const Account& user) const {
+    return {};
+  }
   // What the facts of an image say. False if they cannot be understood.
   virtual bool Summarize(const std::string& facts, SavedSummary* summary, std::string* error) const = 0;
 

@@ -15,7 +15,6 @@
 #include <utility>
 
 #include "checkpoint/gpu/direct_copy.h"
-#include "checkpoint/gpu/modules.h"
 #include "checkpoint/gpu/side_requests.h"
 #include "proto/channel/handshake.h"
 #include "proto/chunkhash/chunk_hash.h"
@@ -120,14 +119,6 @@ void TellSaved(const std::string& address, uint64_t session, uint64_t unix_ms, u
   control::ControlAnswer ignored;
   std::string problem;
   control::CallOnSocket(path, call, kTellMs, &ignored, &problem);
-}
-
-bool CheckDevices(const replay::Log& log, const std::vector<ckptfmt::DeviceFacts>& before,
-                  const std::vector<ckptfmt::DeviceFacts>& after, const std::string& where, std::string* error) {
-  if (after.size() >= before.size()) return CheckModules(log, before, after, error);
-  *error =
-      "it sees " + std::to_string(before.size()) + " GPUs; there are " + std::to_string(after.size()) + " at " + where;
-  return false;
 }
 
 std::string NotReplayableIn(const replay::Log& log) {

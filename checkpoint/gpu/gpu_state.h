@@ -33,11 +33,6 @@ std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid
                                            const std::string& driver_settings, uint32_t address_layout,
                                            std::string* error);
 
-// Whether a process that saw the GPUs `before` can go on with `after`, at `where` (for messages): there are as many,
-// and they can run its modules.
-bool CheckDevices(const replay::Log& log, const std::vector<ckptfmt::DeviceFacts>& before,
-                  const std::vector<ckptfmt::DeviceFacts>& after, const std::string& where, std::string* error);
-
 // What a log has that cannot be made again elsewhere: names of calls; empty if it has nothing.
 std::string NotReplayableIn(const replay::Log& log);
 

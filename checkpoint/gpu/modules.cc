@@ -23,6 +23,13 @@ bool AnyRuns(const replay::ParsedImage& image, const std::vector<ckptfmt::Device
   return false;
 }
 
+bool EnoughDevices(size_t before, size_t after, const std::string& where, std::string* error) {
+  if (after >= before) return true;
+  *error = "it sees " + std::to_string(before) + " GPU" + (before == 1 ? "" : "s") + "; there " +
+           (after == 1 ? "is " : "are ") + std::to_string(after) + " at " + where;
+  return false;
+}
+
 // The first figures of the hash, as cr-inspect prints it.
 std::string ShortName(const replay::Hash128& hash) { return replay::ToHex(hash).substr(0, 12); }
 
@@ -54,6 +61,31 @@ bool CheckModules(const replay::Log& log, const std::vector<ckptfmt::DeviceFacts
   }
   if (others > 0) *error += ", and neither can " + std::to_string(others) + " more";
   return error->empty();
+}
+
+bool CheckDevices(const replay::Log& log, const std::vector<ckptfmt::DeviceFacts>& before,
+                  const std::vector<ckptfmt::DeviceFacts>& after, const std::string& where, std::string* error) {
+  return EnoughDevices(before.size(), after.size(), where, error) && CheckModules(log, before, after, error);
+}
+
+bool ListRefusals(const ckptfmt::ImageReader& image, const std::vector<ckptfmt::DeviceFacts>& after,
+                  const std::string& where, std::vector<std::string>* refusals, std::string* error) {
+  const ckptfmt::ImageInfo& info = image.info();
+  for (size_t i = 0; i < info.processes.size(); ++i) {
+    const ckptfmt::ProcessInfo& process = info.processes[i];
+    const std::string name = process.program + " (PID " + std::to_string(process.pid) + "): ";
+    const absl::StatusOr<std::string> bytes = image.ReadLog(i);
+    replay::Log log;
+    if (!bytes.ok()) *error = std::string(bytes.status().message());
+    if (!bytes.ok() || !replay::Log::Parse(*bytes, &log, error)) {
+      *error = name + "its replay log cannot be read: " + *error;
+      return false;
+    }
+    std::string refusal;
+    if (!EnoughDevices(process.devices.size(), after.size(), where, &refusal)) refusals->push_back(name + refusal);
+    if (!CheckModules(log, process.devices, after, &refusal)) refusals->push_back(name + refusal);
+  }
+  return true;
 }
 
 }  // namespace cuda_remote::checkpoint

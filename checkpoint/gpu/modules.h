@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "ckptfmt/image_reader.h"
 #include "ckptfmt/types.h"
 #include "replay/log/log.h"
 
@@ -16,6 +17,16 @@ namespace cuda_remote::checkpoint {
 // cannot be read, is left to the driver. Memory: one list of entries at a time; nothing is unpacked.
 bool CheckModules(const replay::Log& log, const std::vector<ckptfmt::DeviceFacts>& before,
                   const std::vector<ckptfmt::DeviceFacts>& after, std::string* error);
+
+// Whether a process that saw the GPUs `before` can go on with `after`, at `where` (for messages): there are as many,
+// and they can run its modules.
+bool CheckDevices(const replay::Log& log, const std::vector<ckptfmt::DeviceFacts>& before,
+                  const std::vector<ckptfmt::DeviceFacts>& after, const std::string& where, std::string* error);
+
+// Why the processes of an image cannot go on with the GPUs `after`, at `where`: a sentence for each reason, with the
+// process. False and *error if a log cannot be read.
+bool ListRefusals(const ckptfmt::ImageReader& image, const std::vector<ckptfmt::DeviceFacts>& after,
+                  const std::string& where, std::vector<std::string>* refusals, std::string* error);
 
 }  // namespace cuda_remote::checkpoint
 

@@ -11,6 +11,7 @@
 #include "checkpoint/agent/agent_client.h"
 #include "checkpoint/gpu/copy_ahead.h"
 #include "checkpoint/gpu/gpu_host.h"
+#include "checkpoint/gpu/modules.h"
 #include "checkpoint/gpu/places.h"
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/cuda_processes.h"

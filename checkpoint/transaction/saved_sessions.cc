@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "checkpoint/gpu/gpu_state.h"
+#include "checkpoint/gpu/modules.h"
 #include "checkpoint/transaction/live_job.h"
 
 namespace cuda_remote::checkpoint {

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // cr-restart: brings a saved job back. See --help.
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -15,12 +17,14 @@
 #include "checkpoint/job/job.h"
 #include "checkpoint/transaction/restart_job.h"
 #include "checkpoint/transaction/saved_sessions.h"
+#include "checkpoint/transaction/seen_gpus.h"
 #include "client/tools/engine_help.h"
 #include "client/tools/foreground.h"
 #include "client/tools/output_options.h"
 #include "client/tools/through_hostd.h"
 #include "client/tools/tool_report.h"
 #include "host/client.h"
+#include "host/report.pb.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/frame/version.h"
 
@@ -70,7 +74,7 @@ int Fail(const std::string& text) {
 struct Options {
   RestartJobOptions restart;
   std::string hosts;
-  bool quiet = false, times = false;
+  bool quiet = false, times = false, describe_gpus = false;
 };
 
 int Run(const Options& options) {
@@ -85,6 +89,27 @@ int Run(const Options& options) {
   return code;
 }
 
+// For cr-hostd: writes HostGpus to standard output.
+int DescribeGpus(const RestartJobOptions& options) {
+  std::string error;
+  if (!Caller::Get() || options.directory.empty()) return Fail("--describe-gpus is for cr-hostd");
+  std::vector<ckptfmt::DeviceFacts> seen;
+  if (!FindSeenGpus(options.places.server, options.places.gpu, options.directory, Caller::Get()->account(), &seen,
+                    &error)) {
+    return Fail(error);
+  }
+  host::HostGpus found;
+  for (const ckptfmt::DeviceFacts& device : seen) {
+    host::HostGpu* const gpu = found.add_gpus();
+    gpu->set_name(device.name);
+    gpu->set_uuid(device.uuid);
+    gpu->set_compute_major(device.compute_major);
+    gpu->set_compute_minor(device.compute_minor);
+    gpu->set_total_memory(device.total_memory);
+  }
+  return found.SerializeToFileDescriptor(STDOUT_FILENO) ? 0 : Fail(std::string("cannot write: ") + strerror(errno));
+}
+
 int Main(int argc, char** argv) {
   Options options;
   int caller = -1;
@@ -93,8 +118,7 @@ int Main(int argc, char** argv) {
   app.failure_message(WrongUse);
   app.footer(NeedsText(*NewEngine(), kWithoutRoot) + kExamples);
   app.set_version_flag("--version", VersionLine("cr-restart"));
-  app.add_option("DIR", options.restart.image, "the image, or a folder of images, of which the newest is taken")
-      ->required();
+  app.add_option("DIR", options.restart.image, "the image, or a folder of images, of which the newest is taken");
   app.add_option("--server", options.restart.places.server,
                  "the GPU server: unix:PATH or HOST:PORT (default: $CUDA_REMOTE_SERVER, else one of the job's own)");
   app.add_option("--gpu", options.restart.places.gpu, "the only GPU that the job gets (ordinal)")
@@ -124,6 +148,7 @@ int Main(int argc, char** argv) {
       "(default: /dev/null), with %n for N");
   app.add_flag("--quiet", options.quiet, "print errors only");
   app.add_option("--caller", caller, "used by cr-hostd")->group("");
+  app.add_flag("--describe-gpus", options.describe_gpus, "used by cr-hostd")->group("");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -134,6 +159,8 @@ int Main(int argc, char** argv) {
   std::string error;
   if (!ParsePlacement(map, &options.restart.places.rules, &error)) return Fail(error);
   if (caller >= 0 && !Caller::Take(caller, &error)) return Fail(error);
+  if (options.describe_gpus) return DescribeGpus(options.restart);
+  if (options.restart.image.empty()) return Fail("no image is named: cr-restart DIR (--help)");
   if (!options.hosts.empty()) {
     if (!options.restart.directory.empty() || options.times) return Fail("--hosts excludes --job-dir and --times");
     host::Request request = host::RequestOf(app, "regroup");

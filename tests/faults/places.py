@@ -378,7 +378,7 @@ def fewer_gpus(context):
     two, three = context.server("two", gpus=2), context.server("three", gpus=3)
     ranks = Ranks(context, two, 2, gpu=None)
     before = context.sessions(two)
-    words = r"apart \(PID \d+\): it sees 2 GPUs; there are 1 at GPU 2 of"
+    words = r"apart \(PID \d+\): it sees 2 GPUs; there is 1 at GPU 2 of"
     context.tool("cr-migrate", ranks.job.id, "--to", three.unix, "--map", "1=:2", refused=words)
     ranks.expect_running(ranks.job)
     if context.sessions(two) != before or context.sessions(three):

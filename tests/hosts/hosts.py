@@ -154,6 +154,13 @@ class Machine:
     def read(self, path):
         return open(self.path(path)).read() if os.path.exists(self.path(path)) else ""
 
+    def hide(self, path, *options):
+        """Mounts something else there, until show."""
+        tool(*self.enter(0), "mount", *options, path)
+
+    def show(self, path):
+        tool(*self.enter(0), "umount", path)
+
     def write(self, path, text):
         with open(self.path(path), "w") as f:
             f.write(text)
@@ -222,11 +229,11 @@ class Lab:
     def uninterrupted(self, script):
         return worked(self.a.run(VICTIM, "cr-run", "--plain", "--", "/bin/bash", script)).stdout
 
-    def begin(self, machine, script, *pauses, name="hers", more=()):
+    def begin(self, machine, script, *pauses, name="hers", more=(), **variables):
         """The job, standing after the first of these steps."""
         words = ("--name", name, *more, "--output", self.out, "--error", self.errors, "--", "/bin/bash", script)
         at = ",".join(map(str, pauses))
-        child = machine.begin(VICTIM, "cr-run", *words, CR_TEST_SYNC_FILE=self.sync, CR_TEST_PAUSE_AT=at)
+        child = machine.begin(VICTIM, "cr-run", *words, CR_TEST_SYNC_FILE=self.sync, CR_TEST_PAUSE_AT=at, **variables)
         paused_at(self.sync, pauses[0], child)
         return child
 
@@ -387,6 +394,25 @@ def moved_ranks(context):
     lab.b.is_clean()
 
 
+def sent_by(machine):
+    """How many bytes it has sent to other hosts."""
+    path = f"/sys/class/net/{machine.link}/statistics/tx_bytes"
+    return int(subprocess.run([*machine.enter(0), "sh", "-c", f"mount -t sysfs none /sys; cat {path}; umount /sys"],
+                              stdout=subprocess.PIPE, text=True, check=True).stdout)  # fmt: skip
+
+
+def one_of_two_builds(lab):
+    """A library of which B has another build."""
+    paths = [os.path.join(lab.context.shared, f"library-{number}.so") for number in (1, 2)]
+    for number, path in enumerate(paths):
+        source = path + ".c"
+        with open(source, "w") as f:
+            f.write(f"int version = {number};\n")
+        tool("gcc", "-shared", "-fPIC", "-Wl,--build-id", "-o", path, source)
+    lab.b.hide(paths[0], "--bind", paths[1])
+    return paths[0]
+
+
 @case
 def lacking(context):
     """What B lacks is listed before anything is sent, and the job goes on."""
@@ -397,11 +423,36 @@ def lacking(context):
     for machine in (lab.a, lab.b):
         machine.write(data, "data" if machine is lab.a else "other data")
     lab.a.write(other, "only here")
-    script = lab.script("exec 5<{home}/data 6<{home}/other\n" + JOB)
+    library = one_of_two_builds(lab)
+    script = lab.script("exec 5<{home}/data 6<{home}/other\n" + JOB.replace("{program}", "LD_PRELOAD=" + library + " {program}"))
     want = lab.uninterrupted(script)
-    child = lab.begin(lab.a, script, 3)
+    child = lab.begin(lab.a, script, 3, SOFTGPU_DEVICES="2")
+    before = sent_by(lab.a)
+    # Two GPUs are one there, for which its module is too new: all of it is said at once.
+    gpus = ("globals (PID", "it sees 2 GPUs; there is 1 at " + lab.b.address, "of compute capability 3.5", "nothing was sent")
+    own = f"{library} is another version"
+    refused(lab.move(lab.a, lab.b, SOFTGPU_CAPABILITY="3.5"), *gpus, f"{data} has changed", own, "goes on where it was")
+    server = lab.b.begin(VICTIM, "cr-server", "--dir", lab.home + "/server", SOFTGPU_CAPABILITY="3.5")
+    path = lab.b.path(lab.home + "/server/session.sock")
+    harness.wait_for(lambda: harness.connects(path), LIMIT, lambda: "no server on B")
+    refused(lab.move(lab.a, lab.b, "--to", f"unix:{lab.home}/server"), *gpus)
+    server.terminate()
+    server.wait(LIMIT)
+    refused(lab.move(lab.a, lab.b, "--to", f"unix:{lab.home}/server"), "GPUs for the job: ", "cannot open a session")
+    lab.b.restart(CUDA_REMOTE_CRIU="/none")
+    refused(lab.move(lab.a, lab.b), "/none, which cannot be executed", f"{data} has changed")
+    lab.b.stop()
+    lab.b.hide(lab.b.state, "-t", "tmpfs", "-o", "size=1m,mode=700", "none")
+    lab.b.start()
+    refused(lab.move(lab.a, lab.b), "room for the image", f"{data} has changed")
+    lab.b.stop()
+    lab.b.show(lab.b.state)
+    lab.b.show(library)
+    lab.b.start()
     changed, gone = f"{data} has changed: 10 bytes, 4", f"{other} is not on this machine"
     refused(lab.move(lab.a, lab.b), "lacks what the job needs", changed, gone, "goes on where it was")
+    if sent_by(lab.a) - before > 1 << 20:
+        raise Failure(f"A has sent {sent_by(lab.a) - before} bytes, although B lacks something")
     # A pipe stays where it is.
     piped = lab.a.begin(VICTIM, "cr-run", "--name", "piped", "--", "/bin/sleep", "600")
     harness.wait_for(lambda: lab.a.has_job("piped"), LIMIT, lambda: "no job piped")
@@ -421,6 +472,51 @@ def lacking(context):
     refused(lab.a.run(users.ATTACKER, "cr-migrate", lab.a.job("hers"), *to_b), "is none")
     refused(lab.a.run(VICTIM, "cr-migrate", "hers", "--whole"), "--to-host")
     goes_on(lab, child, want, [3])
+
+
+UNFIT_CRIU = """#!/bin/sh
+[ "$1" = check ] && {{ echo "Error (criu/cr-check.c:100): no feature of that kind"; exit 1; }}
+exec {criu} "$@"
+"""
+
+
+@case
+def lacking_features(context):
+    """Features of the kernel that the job uses and its user does not have on B are listed before anything is sent."""
+    lab = Lab(context)
+    node = context.lab.folder + "/userfaultfd"
+    facts = os.stat("/dev/userfaultfd")
+    for machine in (lab.a, lab.b):
+        # The same device; who may use it is each host's own affair.
+        words = f"mount -t tmpfs none /mnt && mknod /mnt/u c {os.major(facts.st_rdev)} {os.minor(facts.st_rdev)}"
+        tool(*machine.enter(0), "sh", "-c", words + " && mount --bind /mnt/u /dev/userfaultfd && umount -l /mnt")
+    tool(*lab.a.enter(0), "chmod", "666", "/dev/userfaultfd")
+    lab.a.start()
+    unfit = os.path.join(context.lab.folder, "criu")
+    with open(unfit, "w") as f:
+        f.write(UNFIT_CRIU.format(criu=criu_here()))
+    os.chmod(unfit, 0o755)
+    lab.b.start(CUDA_REMOTE_CRIU=unfit)
+    program = os.path.join(context.product, "managed")
+    os.chmod(shutil.copy(harness.find(context.apps, "managed"), program), 0o755)
+    script = lab.script(program=program)
+    want = lab.uninterrupted(script)
+    child = lab.begin(lab.a, script, 3, 9)
+    before = sent_by(lab.a)
+    refused(lab.move(lab.a, lab.b), "leave to use userfaultfd", "criu check", "no feature of that kind", "nothing was sent")
+    lab.b.restart()
+    refused(lab.move(lab.a, lab.b), "leave to use userfaultfd", "goes on where it was")
+    if sent_by(lab.a) - before > 1 << 20:
+        raise Failure(f"A has sent {sent_by(lab.a) - before} bytes, although B lacks something")
+    tool(*lab.b.enter(0), "chmod", "666", "/dev/userfaultfd")
+    worked(lab.move(lab.a, lab.b))
+    ended(child, 121)
+    lab.go(3)
+    lab.stands(9)
+    lab.go(9)
+    lab.is_output(want)
+    lab.a.is_clean()
+    lab.b.is_clean()
 
 
 @case
@@ -1750,11 +1846,103 @@ def criu_here():
     return subprocess.run(["sh", "-c", "command -v criu"], stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
+def named(machine, name):
+    """The processes of this name that its cr-hostd has started."""
+
+    def name_of(pid):
+        try:
+            return open(f"/proc/{pid}/comm").read().strip()
+        except (FileNotFoundError, ProcessLookupError):
+            return ""  # it has ended meanwhile
+
+    return [pid for pid in harness.descendants(machine.daemon.pid) if name_of(pid) == name]
+
+
+def kill_all(pids):
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # with another one
+
+
+def stands_at(lab, what, number):
+    """A move from A to B, whose cr-restart on B stands before that step: its cr-migrate."""
+    steps = os.path.join(lab.context.lab.folder, "steps")
+    for path in (steps, steps + ".go"):
+        if os.path.exists(path):
+            os.unlink(path)
+    lab.b.restart(CR_TEST_STEPS=steps, CR_TEST_STOP_AT=str(number))
+    command = ("cr-migrate", "hers", "--whole", "--to-host", lab.b.address, "--output", lab.out, "--error", lab.errors)
+    moving = lab.a.begin(VICTIM, *command)
+    waits = lambda: os.path.exists(steps) and any(line.startswith(f"{number} ") for line in open(steps).read().splitlines())
+    over = lambda: waits() or moving.poll() is not None
+    harness.wait_for(over, LIMIT, lambda: f"{what}: step {number} was not reached\n{lab.b.said()}")
+    if moving.poll() is not None:
+        raise Failure(f"{what}: cr-migrate has ended: {moving.stderr.read()}")
+    moving.steps = steps
+    return moving
+
+
+def stays_on_a(lab, what, moving, child):
+    """The move has failed, and the job is where it was, and nothing is left of the move."""
+    try:
+        moving.wait(LIMIT)
+    except subprocess.TimeoutExpired:
+        raise Failure(f"{what}: cr-migrate does not end")
+    errors = moving.stderr.read()
+    open(moving.steps + ".go", "w").close()
+    if moving.returncode in (0, None) or not lab.a.has_job("hers") or child.poll() is not None:
+        raise Failure(f"{what}: cr-migrate ended with {moving.returncode}: {errors}; cr-run: {child.poll()}")
+    harness.wait_for(lambda: not lab.b.has_job("hers"), LIMIT, lambda: f"{what}: the job is on B")
+    lab.a.is_clean()
+
+
+@case
+def failing_source(context):
+    """Whatever is killed on A, or if B falls silent, before the job runs on B, it goes on at A. A's cr-hostd is not needed
+    for a move that has begun."""
+    lab = Lab(context)
+    lab.a.start()
+    script = lab.script()
+    want = lab.uninterrupted(script)
+    lab.b.start()
+    child = lab.begin(lab.a, script, 3, 9, 15)
+
+    def in_the_middle(what, act):
+        moving = stands_at(lab, what, 3)
+        act()
+        stays_on_a(lab, what, moving, child)
+
+    workers = lambda: [pid for pid in named(lab.a, "cr-hostd") if harness.children_of(pid, "cr-checkpoint")]
+    in_the_middle("A's cr-checkpoint is killed", lambda: kill_all(named(lab.a, "cr-checkpoint")))
+    in_the_middle("A's worker is killed", lambda: kill_all(workers()))
+    lab.a.restart()  # removes what the worker has left
+    tool_of_b = lambda *words: tool(*lab.b.enter(0), "ip", "link", "set", lab.b.link, *words)
+    in_the_middle("B falls silent", lambda: tool_of_b("down"))
+    tool_of_b("up")
+    lab.go(3)
+    lab.stands(9)
+    lab.b.is_clean()
+    lab.b.restart()
+    moving = stands_at(lab, "A's cr-hostd is killed", 3)
+    lab.a.stop()
+    open(moving.steps + ".go", "w").close()
+    ended(moving)
+    lab.a.start()
+    ended(child, 121)
+    lab.go(9)
+    lab.stands(15)
+    lab.go(15)
+    lab.is_output(want)
+    lab.a.is_clean()
+    lab.b.is_clean()
+
+
 @case
 def failing(context):
     """However B fails before the job runs there, and whoever gives up, the job goes on at A."""
     lab = Lab(context)
-    steps = os.path.join(context.lab.folder, "steps")
     lab.a.start()
     broken = os.path.join(context.lab.folder, "criu")
     with open(broken, "w") as f:
@@ -1769,43 +1957,11 @@ def failing(context):
         raise Failure("the job does not go on")
 
     def in_the_middle(what, act, number=3):
-        """B's cr-restart stands after that step when `act` is called."""
-        for path in (steps, steps + ".go"):
-            if os.path.exists(path):
-                os.unlink(path)
-        lab.b.restart(CR_TEST_STEPS=steps, CR_TEST_STOP_AT=str(number))
-        command = ("cr-migrate", "hers", "--whole", "--to-host", lab.b.address, "--output", lab.out, "--error", lab.errors)
-        moving = lab.a.begin(VICTIM, *command)
-        waits = lambda: os.path.exists(steps) and any(line.startswith(f"{number} ") for line in open(steps).read().splitlines())
-        over = lambda: waits() or moving.poll() is not None
-        harness.wait_for(over, LIMIT, lambda: f"{what}: step {number} was not reached\n{lab.b.said()}")
-        if moving.poll() is not None:
-            raise Failure(f"{what}: cr-migrate has ended: {moving.stderr.read()}")
+        moving = stands_at(lab, what, number)
         act(moving)
-        try:
-            moving.wait(LIMIT)
-        except subprocess.TimeoutExpired:
-            raise Failure(f"{what}: cr-migrate does not end")
-        errors = moving.stderr.read()
-        open(steps + ".go", "w").close()
-        if moving.returncode != 1 or not lab.a.has_job("hers") or child.poll() is not None:
-            raise Failure(f"{what}: cr-migrate ended with {moving.returncode}: {errors}; cr-run: {child.poll()}")
-        harness.wait_for(lambda: not lab.b.has_job("hers"), LIMIT, lambda: f"{what}: the job is on B")
-        lab.a.is_clean()
+        stays_on_a(lab, what, moving, child)
 
-    workers = lambda: harness.descendants(lab.b.daemon.pid)
-
-    def name(pid):
-        try:
-            return open(f"/proc/{pid}/comm").read().strip()
-        except (FileNotFoundError, ProcessLookupError):
-            return ""  # it has ended meanwhile
-
-    def kill_tool(moving):
-        for pid in workers():
-            if name(pid) == "cr-restart":
-                os.kill(pid, signal.SIGKILL)
-
+    kill_tool = lambda moving: kill_all(named(lab.b, "cr-restart"))
     in_the_middle("the user gives up", lambda moving: moving.send_signal(signal.SIGTERM))
     in_the_middle("B's cr-restart is killed", kill_tool)
     in_the_middle("B's cr-hostd is killed", lambda moving: lab.b.stop())

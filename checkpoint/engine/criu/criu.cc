@@ -40,6 +40,7 @@
 #include "checkpoint/engine/criu/saved_rights.h"
 #include "checkpoint/engine/criu/shared_files.h"
 #include "checkpoint/engine/instruction_sets.h"
+#include "checkpoint/engine/kernel_features.h"
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/cuda_processes.h"
 #include "checkpoint/job/gpu_devices.h"
@@ -55,6 +56,7 @@ constexpr char kPrivateCriu[] = "/opt/cuda-remote/criu/criu";
 // Between the job's numbers and those of CRIU's own processes during a restore.
 constexpr int kPidGap = 100;
 constexpr int kMaxLogLines = 3;
+constexpr size_t kMostCheckBytes = 1000;
 // /dev/ptmx: a descriptor of it is the end of a pseudo-terminal that a terminal's window has.
 const dev_t kTerminalMaker = makedev(5, 2);
 constexpr int kKillAttempts = 500;
@@ -740,6 +742,21 @@ std::string CriuVersion(const std::string& criu) {
   return from == std::string::npos ? "" : text.substr(from, end - from);
 }
 
+std::string CriuCheck(const std::string& criu) {
+  FILE* const out = popen(("'" + criu + "' check 2>&1").c_str(), "r");
+  std::string errors;
+  char line[512];
+  while (out && fgets(line, sizeof(line), out)) {
+    std::string text = line;
+    while (!text.empty() && text.back() == '\n') text.pop_back();
+    if (text.find("Warn") == 0 || errors.size() > kMostCheckBytes) continue;
+    errors += (errors.empty() ? "" : "; ") + text;
+  }
+  const int status = out ? pclose(out) : -1;
+  if (status == 0) return "";
+  return errors.empty() ? "it does not say why" : errors;
+}
+
 bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std::string* error) {
   facts->set_tcp_close(close_tcp);
   if ((!IsIsolated(job) && !job.users_own()) || !job.no_checkpoint().empty()) {
@@ -796,6 +813,8 @@ bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std:
   // Those of this machine, also if the job was started on one with fewer: what it has loaded since may use them all.
   facts->clear_instruction_sets();
   for (const std::string& name : InstructionSetsHere()) facts->add_instruction_sets(name);
+  facts->clear_kernel_features();
+  for (const std::string& name : KernelFeaturesOf(ProcessesOf(job))) facts->add_kernel_features(name);
   FindSharedFiles(ProcessesOf(job), job.directory(), facts);
   return CheckRights(job, error) &&
          (IsIsolated(job) ? CheckTree(job, error) && CheckOnlyOnce(job, error)

@@ -31,6 +31,8 @@ std::vector<int> CriuCapabilities();
 
 // Its version, such as 4.2.1; empty if it does not say.
 std::string CriuVersion(const std::string& criu);
+// Why this CRIU does not work on this kernel, as its check says; empty: it does.
+std::string CriuCheck(const std::string& criu);
 
 // Fills in what an image must remember of the job's processes: standard streams, inherited files, the highest process
 // number, and whether it has TCP connections. `close_tcp`: those with others are to be closed in the image. False if

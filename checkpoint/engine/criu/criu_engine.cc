@@ -24,6 +24,7 @@
 #include "checkpoint/engine/criu/open_files.h"
 #include "checkpoint/engine/criu/ports.h"
 #include "checkpoint/engine/criu/saved_rights.h"
+#include "checkpoint/engine/kernel_features.h"
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/stand_ins.h"
 #include "ckptfmt/needs.h"
@@ -378,7 +379,18 @@ bool CriuEngine::Summarize(const std::string& facts, SavedSummary* summary, std:
     summary->streams.push_back({stream.fd(), stream.target(), stream.terminal() || IsPipe(stream)});
   }
   summary->instruction_sets.assign(known.instruction_sets().begin(), known.instruction_sets().end());
+  summary->kernel_features.assign(known.kernel_features().begin(), known.kernel_features().end());
   return true;
+}
+
+std::vector<std::string> CriuEngine::MissingFeatures(const std::vector<std::string>& wanted,
+                                                     const Account& user) const {
+  std::vector<std::string> missing = MissingKernelFeatures({wanted.begin(), wanted.end()}, user);
+  const AsRoot root;
+  std::string criu, ignored;
+  const std::string problem = FindCriu(&criu, &ignored) ? CriuCheck(criu) : std::string();
+  if (!problem.empty()) missing.push_back("a kernel on which CRIU works (criu check): " + problem);
+  return missing;
 }
 
 std::unique_ptr<SavedProcesses> CriuEngine::Open(const Job& job, const std::string& facts, const std::string& image,

@@ -36,6 +36,7 @@ class CriuEngine final : public SnapshotEngine {
                  std::string* error) override;
   bool Resume(const Job& job, const std::string& facts) override;
   bool End(const Job& job, const std::string& facts) override;
+  std::vector<std::string> MissingFeatures(const std::vector<std::string>& wanted, const Account& user) const override;
   bool Summarize(const std::string& facts, SavedSummary* summary, std::string* error) const override;
   std::unique_ptr<SavedProcesses> Open(const Job& job, const std::string& facts, const std::string& image,
                                        std::string* error) override;

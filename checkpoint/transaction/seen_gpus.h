@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// The GPUs that a user's job would have at a GPU server, asked before the job comes. Not thread-safe.
+#ifndef CUDA_REMOTE_CHECKPOINT_TRANSACTION_SEEN_GPUS_H_
+#define CUDA_REMOTE_CHECKPOINT_TRANSACTION_SEEN_GPUS_H_
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/job/account.h"
+#include "ckptfmt/types.h"
+
+namespace cuda_remote::checkpoint {
+
+// Opens a session with `server`, as `account`, and ends it. `server`, `gpu`: as for GpuHost::Open and cr-restart --gpu.
+// What is started for that has its sockets in `folder`, a new job folder, which is removed then. False and one sentence
+// in *error if there is no such session.
+bool FindSeenGpus(const std::string& server, int gpu, const std::string& folder, const Account& account,
+                  std::vector<ckptfmt::DeviceFacts>* gpus, std::string* error);
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_TRANSACTION_SEEN_GPUS_H_
