@@ -568,9 +568,9 @@ int Main(int argc, char** argv) {
       acceptor->HandleNewConnection(&connection);
     });
   }
-  std::unique_ptr<Metrics> metrics;
+  std::unique_ptr<metrics::Exporter> metrics;
   if (!options.metrics.empty()) {
-    metrics = Metrics::Start(options.metrics, &supervisor, &error);
+    metrics = ServeMetrics(options.metrics, &supervisor, &error);
     if (!metrics) {
       logging::Critical("{}", error);
       listener.Stop();

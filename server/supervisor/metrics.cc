@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/supervisor/metrics.h"
 
-#include <prometheus/collectable.h>
-#include <prometheus/exposer.h>
-#include <prometheus/metric_family.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <exception>
 #include <map>
 #include <utility>
 #include <vector>
@@ -19,12 +15,14 @@
 namespace cuda_remote::server {
 namespace {
 
-using prometheus::ClientMetric;
-using prometheus::MetricFamily;
-using prometheus::MetricType;
-using Labels = std::vector<ClientMetric::Label>;
+using metrics::Add;
+using metrics::AddOne;
+using metrics::ClientMetric;
+using metrics::Family;
+using metrics::Labels;
+using metrics::MetricFamily;
+using metrics::MetricType;
 
-constexpr size_t kThreads = 2;
 // cr-nvml may have to load the driver first; Prometheus waits 10 s.
 constexpr int kGpuAnswerMs = 3000;
 
@@ -36,11 +34,11 @@ struct MemoryInfo {
   uint64_t total, free, used;
 };
 
-class Collector final : public prometheus::Collectable {
+class Collector {
  public:
   explicit Collector(Supervisor* supervisor) : supervisor_(supervisor) {}
 
-  std::vector<MetricFamily> Collect() const override {
+  std::vector<MetricFamily> Collect() const {
     const MeasuredFacts facts = supervisor_->Measure();
     std::vector<MetricFamily> families;
     AddServer(facts, &families);
@@ -50,25 +48,6 @@ class Collector final : public prometheus::Collectable {
   }
 
  private:
-  static MetricFamily Family(const char* name, const char* help, MetricType type) {
-    MetricFamily family;
-    family.name = std::string("cuda_remote_") + name;
-    family.help = help;
-    family.type = type;
-    return family;
-  }
-  static void Add(double value, Labels labels, MetricFamily* family) {
-    ClientMetric metric;
-    metric.label = std::move(labels);
-    (family->type == MetricType::Counter ? metric.counter.value : metric.gauge.value) = value;
-    family->metric.push_back(std::move(metric));
-  }
-  static void AddOne(const char* name, const char* help, MetricType type, double value,
-                     std::vector<MetricFamily>* families) {
-    families->push_back(Family(name, help, type));
-    Add(value, {}, &families->back());
-  }
-
   static void AddServer(const MeasuredFacts& facts, std::vector<MetricFamily>* families) {
     const Totals& totals = facts.totals;
     families->push_back(Family("build_info", "The version of cuda-remote, as a label.", MetricType::Gauge));
@@ -180,32 +159,10 @@ class Collector final : public prometheus::Collectable {
 
 }  // namespace
 
-struct Metrics::Parts {
-  std::shared_ptr<Collector> collector;
-  std::unique_ptr<prometheus::Exposer> exposer;  // ends first
-};
-
-Metrics::Metrics(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
-Metrics::~Metrics() = default;
-
-std::unique_ptr<Metrics> Metrics::Start(const std::string& address, Supervisor* supervisor, std::string* error) {
-  auto parts = std::make_unique<Parts>();
-  parts->collector = std::make_shared<Collector>(supervisor);
-  try {
-    parts->exposer = std::make_unique<prometheus::Exposer>(address, kThreads);
-    parts->exposer->RegisterCollectable(parts->collector);
-  } catch (const std::exception&) {
-    *error = "cannot listen at " + address +
-             " (--metrics): it is no address of this machine, as in 127.0.0.1:9400, or "
-             "something else listens there";
-    return nullptr;
-  }
-  return std::unique_ptr<Metrics>(new Metrics(std::move(parts)));
-}
-
-int Metrics::port() const {
-  const std::vector<int> ports = parts_->exposer->GetListeningPorts();
-  return ports.empty() ? 0 : ports[0];
+std::unique_ptr<metrics::Exporter> ServeMetrics(const std::string& address, Supervisor* supervisor,
+                                                std::string* error) {
+  return metrics::Exporter::Start(
+      address, [supervisor] { return Collector(supervisor).Collect(); }, error);
 }
 
 }  // namespace cuda_remote::server

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a program measures, for Prometheus: GET /metrics over HTTP, in Prometheus' text format, at an address of its
+// own. It does not ask who the client is.
+#ifndef CUDA_REMOTE_PROTO_METRICS_EXPORTER_H_
+#define CUDA_REMOTE_PROTO_METRICS_EXPORTER_H_
+
+#include <prometheus/metric_family.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace cuda_remote::metrics {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+using Labels = std::vector<ClientMetric::Label>;
+
+// One without values yet. `name`: without "cuda_remote_", with which all begin.
+MetricFamily Family(const std::string& name, const std::string& help, MetricType type);
+// A value of a counter or a gauge.
+void Add(double value, Labels labels, MetricFamily* family);
+// A family with one value, without labels.
+void AddOne(const std::string& name, const std::string& help, MetricType type, double value,
+            std::vector<MetricFamily>* families);
+
+class Exporter {
+ public:
+  // Answers at `address` (HOST:PORT, port 0: any free one) until the object ends, from threads of its own, which call
+  // `collect` for each question, perhaps at the same time. Null and one sentence in *error if it cannot listen there.
+  static std::unique_ptr<Exporter> Start(const std::string& address, std::function<std::vector<MetricFamily>()> collect,
+                                         std::string* error);
+  ~Exporter();
+  Exporter(const Exporter&) = delete;
+  Exporter& operator=(const Exporter&) = delete;
+
+  int port() const;
+
+ private:
+  struct Parts;
+  explicit Exporter(std::unique_ptr<Parts> parts);
+  const std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace cuda_remote::metrics
+
+#endif  // CUDA_REMOTE_PROTO_METRICS_EXPORTER_H_
