@@ -2,6 +2,8 @@
 #include "checkpoint/engine/criu/criu_engine.h"
 
 #include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <google/protobuf/util/json_util.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
@@ -115,6 +117,7 @@ class CriuProcesses final : public SavedProcesses {
       }
       file.path = SeenByJob(job_, file.path);
     }
+    if (!CheckAccess(files, error)) return false;
     longer_.clear();
     if (!CompareFiles(files, &longer_, error)) return false;
     const std::set<std::string> own(job_.outputs().begin(), job_.outputs().end());
@@ -129,6 +132,19 @@ class CriuProcesses final : public SavedProcesses {
                          "restarted job another file"
                        : ", by the job or by others that write to it; if all of that may go, --cut " + file.path +
                              " takes it back to its length then";
+      return false;
+    }
+    return true;
+  }
+
+  // CRIU opens them with the user's rights, and says less when it cannot.
+  bool CheckAccess(const std::vector<SavedFile>& files, std::string* error) const {
+    const std::optional<Account> account = AccountOf(job_);
+    if (!account) return true;
+    const ActAs user(account);
+    for (const SavedFile& file : files) {
+      if (faccessat(AT_FDCWD, file.path.c_str(), F_OK, AT_EACCESS) == 0 || errno != EACCES) continue;
+      *error = "the image has " + file.path + " open, which " + NameOf(*account) + " may not reach";
       return false;
     }
     return true;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "checkpoint/engine/criu/criu_image.h"
@@ -14,7 +15,7 @@ namespace {
 
 using protozero::pbf_wire_type;
 
-constexpr uint32_t kCoreMagic = 0x55053847, kIdsMagic = 0x54432030;
+constexpr uint32_t kCoreMagic = 0x55053847, kIdsMagic = 0x54432030, kFsMagic = 0x51403912;
 // Of a CoreEntry (CRIU's images/core.proto), its ThreadCoreEntry and the CredsEntry in that (images/creds.proto).
 constexpr protozero::pbf_tag_type kIdsField = 4, kThreadField = 5, kCredsField = 10;
 // Of a CoreEntry, its TaskCoreEntry, and of that the state; a process that has ended and waits for its parent
@@ -25,6 +26,9 @@ constexpr protozero::pbf_tag_type kFirstUser = 1, kLastNumber = 8, kFirstCapabil
                                   kSecureBits = 13, kGroups = 14, kAmbient = 19;
 // Of a TaskKobjIdsEntry (images/core.proto): the namespaces, and where an InventoryEntry has the root task's.
 constexpr protozero::pbf_tag_type kFirstNamespace = 5, kLastNamespace = 12, kRootIds = 3;
+// Of an FsEntry (images/fs.proto) the number of the root's entry in files.img, and of that (images/regfile.proto) its
+// number and name.
+constexpr protozero::pbf_tag_type kRootField = 2, kFileNumber = 1, kFileName = 6;
 // Files about namespaces other than those that CRIU is in, and credentials where old versions had them.
 constexpr const char* kForeign[] = {"userns-", "netns-", "utsns-", "ipcns-", "pidns-", "mountpoints-", "creds-"};
 
@@ -153,6 +157,47 @@ bool ReadInventory(const std::string& image, Namespaces* own) {
   return !own->empty();
 }
 
+// Adds the numbers that a fs-*.img has of its process's root folder. False if it has none.
+bool AddRoots(std::string_view image, std::set<uint64_t>* roots) {
+  size_t found = 0;
+  const bool read = ReadEntries(image, kFsMagic, [&](protozero::pbf_reader fs) {
+    while (fs.next()) {
+      if (fs.tag() != kRootField || fs.wire_type() != pbf_wire_type::varint) {
+        fs.skip();
+        continue;
+      }
+      roots->insert(fs.get_uint64());
+      ++found;
+    }
+  });
+  return read && found > 0;
+}
+
+// Whether these entries of files.img are all the job's own root folder. In another one, which CRIU has the right to
+// enter, programs would find other files in the place of the system's.
+bool AreJobsRoot(const std::string& folder, const std::set<uint64_t>& roots) {
+  std::string image;
+  std::set<uint64_t> named;
+  bool others = false;
+  if (!ReadImageFile(folder + "/files.img", &image)) return false;
+  const bool read = ReadFilesImage(image, FileKind::kRegular, [&](protozero::pbf_reader file) {
+    uint64_t number = 0;
+    std::string name;
+    while (file.next()) {
+      if (file.tag() == kFileNumber && file.wire_type() == pbf_wire_type::varint)
+        number = file.get_uint64();
+      else if (file.tag() == kFileName && file.wire_type() == pbf_wire_type::length_delimited)
+        name = file.get_string();
+      else
+        file.skip();
+    }
+    if (roots.count(number) == 0) return;
+    named.insert(number);
+    others = others || name != "/";
+  });
+  return read && !others && named == roots;
+}
+
 }  // namespace
 
 bool CheckSavedRights(const std::string& folder, const Account& account, std::string* error) {
@@ -167,14 +212,15 @@ bool CheckSavedRights(const std::string& folder, const Account& account, std::st
     return false;
   }
   size_t cores = 0;
+  std::set<uint64_t> roots;
   for (const std::string& name : names) {
     for (const char* foreign : kForeign) {
       if (!StartsWith(name, foreign)) continue;
       *error = "the image has " + name + ": its processes would have namespaces or rights that no job has";
       return false;
     }
-    const bool core = StartsWith(name, "core-"), ids = StartsWith(name, "ids-");
-    if (!core && !ids) continue;
+    const bool core = StartsWith(name, "core-"), ids = StartsWith(name, "ids-"), fs = StartsWith(name, "fs-");
+    if (!core && !ids && !fs) continue;
     if (!ReadImageFile(folder + "/" + name, &image)) {
       *error = "cannot read the image's file " + name;
       return false;
@@ -186,11 +232,20 @@ bool CheckSavedRights(const std::string& folder, const Account& account, std::st
       *error = "the image asks for rights that " + NameOf(account) + " does not have: " + wrong + " (" + name + ")";
       return false;
     }
+    if (fs) {
+      if (AddRoots(image, &roots)) continue;
+      *error = "the image does not say in a known way in which root folder its processes were (" + name + ")";
+      return false;
+    }
     bool same = true;
     const bool read =
         ReadEntries(image, kIdsMagic, [&](protozero::pbf_reader entry) { same = same && HasOnly(entry, own); });
     if (read && same) continue;
     *error = "the image asks for namespaces that are not the job's (" + name + ")";
+    return false;
+  }
+  if (!AreJobsRoot(folder, roots)) {
+    *error = "the image asks for a root folder that is not the job's";
     return false;
   }
   if (cores > 0) return true;

@@ -10,8 +10,8 @@
 namespace cuda_remote::checkpoint {
 
 // Whether every thread in the image in `folder` has the numbers and groups of `account`, no capability and no secure
-// bits, and no process has a namespace that is not the job's. False and one sentence in *error otherwise, and for files
-// that are not understood. Any input is safe.
+// bits, and no process has a namespace or a root folder that is not the job's. False and one sentence in *error
+// otherwise, and for files that are not understood. Any input is safe.
 bool CheckSavedRights(const std::string& folder, const Account& account, std::string* error);
 
 }  // namespace cuda_remote::checkpoint

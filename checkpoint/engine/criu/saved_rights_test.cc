@@ -16,7 +16,8 @@ namespace {
 
 using protozero::pbf_writer;
 
-constexpr uint32_t kMagic = 0x54564319, kCore = 0x55053847, kIds = 0x54432030, kInventory = 0x58313116;
+constexpr uint32_t kMagic = 0x54564319, kCore = 0x55053847, kIds = 0x54432030, kInventory = 0x58313116,
+                   kFs = 0x51403912, kFiles = 0x56303138;
 constexpr uint32_t kUser = 1000, kGroup = 1001;
 
 std::string Word(uint32_t word) { return std::string(reinterpret_cast<const char*>(&word), sizeof(word)); }
@@ -53,6 +54,26 @@ std::string Core(const std::vector<std::string>& creds) {
   return core_bytes;
 }
 
+// A FileEntry of a regular file, and an FsEntry.
+std::string File(uint32_t number, const std::string& name) {
+  std::string file_bytes, bytes;
+  pbf_writer file(file_bytes), entry(bytes);
+  file.add_uint32(1, number);
+  file.add_string(6, name);
+  entry.add_uint32(1, 1);
+  entry.add_uint32(2, number);
+  entry.add_message(3, file_bytes);
+  return bytes;
+}
+
+std::string Fs(uint32_t folder, uint32_t root) {
+  std::string bytes;
+  pbf_writer fs(bytes);
+  fs.add_uint32(1, folder);
+  fs.add_uint32(2, root);
+  return bytes;
+}
+
 class SavedRightsTest : public testing::Test {
  protected:
   SavedRightsTest() {
@@ -67,6 +88,8 @@ class SavedRightsTest : public testing::Test {
     Write("inventory.img", Word(kInventory) + Entry(inventory));
     Write("ids-7.img", Word(kMagic) + Word(kIds) + Entry(Ids(9)));
     WriteCore(Core({Creds()}));
+    WriteFs(Fs(21, 22));
+    WriteFiles({File(21, "/home/anna"), File(22, "/")});
   }
   ~SavedRightsTest() override { std::filesystem::remove_all(folder_); }
 
@@ -74,6 +97,12 @@ class SavedRightsTest : public testing::Test {
     std::ofstream(folder_ + "/" + name, std::ios::binary) << bytes;
   }
   void WriteCore(const std::string& core) { Write("core-7.img", Word(kMagic) + Word(kCore) + Entry(core)); }
+  void WriteFs(const std::string& fs) { Write("fs-7.img", Word(kMagic) + Word(kFs) + Entry(fs)); }
+  void WriteFiles(const std::vector<std::string>& files) {
+    std::string bytes = Word(kMagic) + Word(kFiles);
+    for (const std::string& file : files) bytes += Entry(file);
+    Write("files.img", bytes);
+  }
   // What is said of the image; empty: it is good.
   std::string Said() {
     std::string error;
@@ -166,6 +195,25 @@ TEST_F(SavedRightsTest, RefusesOtherNamespaces) {
   }
   Write("inventory.img", "x");
   EXPECT_NE(Said().find("namespaces"), std::string::npos) << Said();
+}
+
+TEST_F(SavedRightsTest, RefusesOtherRootFolders) {
+  const auto refused = [&] { return Said().find("a root folder that is not the job's") != std::string::npos; };
+  WriteFs(Fs(21, 21));
+  EXPECT_TRUE(refused()) << Said();
+  WriteFs(Fs(21, 23));  // which no file is
+  EXPECT_TRUE(refused()) << Said();
+  WriteFs(Fs(21, 22) + Fs(21, 21));
+  EXPECT_TRUE(refused()) << Said();
+  WriteFs(Fs(21, 22));
+  WriteFiles({File(21, "/home/anna"), File(22, "/"), File(22, "/home/anna")});
+  EXPECT_TRUE(refused()) << Said();
+  Write("files.img", "x");
+  EXPECT_TRUE(refused()) << Said();
+  WriteFiles({File(22, "/")});
+  EXPECT_EQ(Said(), "");
+  Write("fs-8.img", "x");
+  EXPECT_NE(Said().find("(fs-8.img)"), std::string::npos) << Said();
 }
 
 }  // namespace
