@@ -27,6 +27,7 @@
 #include "host/hosts_server.h"
 #include "host/move_source.h"
 #include "host/move_state.h"
+#include "host/peer.h"
 #include "host/request.pb.h"
 #include "host/signature.h"
 #include "host/wire.h"
@@ -66,7 +67,8 @@ Exit codes: 0 ended by a signal, 1 failed, 2 wrong use, 3 another cr-hostd serve
 struct Options {
   std::string socket = checkpoint::HostdSocket(), state = "/var/lib/cuda-remote", key, listen;
   control::TlsFiles tls;
-  std::vector<std::string> hosts, known_hosts, gpu_servers, addresses;
+  std::vector<std::string> hosts, known_hosts, gpu_servers, addresses, operators;
+  std::string user_cgroup, metrics;
   size_t requests = 64;
   int ready_fd = -1;
 };
@@ -103,9 +105,10 @@ class Server {
       signalfd_siginfo info;
       while (read(signals, &info, sizeof(info)) == ssize_t(sizeof(info))) ended = ended || info.ssi_signo != SIGCHLD;
       pid_t worker;
-      while ((worker = waitpid(-1, nullptr, WNOHANG)) > 0) {
+      int status = 0;
+      while ((worker = waitpid(-1, &status, WNOHANG)) > 0) {
         if (worker == network_) return false;
-        workers_.erase(worker);
+        if (workers_.erase(worker) != 0 && WIFSIGNALED(status)) CleanUp();
       }
       if (waiting[0].revents != 0 && !ended) Accept();
     }
@@ -138,6 +141,14 @@ class Server {
       if (worker < 0) Refuse(socket, std::string("cr-hostd cannot start a process: ") + strerror(errno));
     }
     close(socket);
+  }
+
+  // After a worker that was killed, whose images may be large: in a process of its own.
+  void CleanUp() {
+    fflush(nullptr);
+    if (fork() != 0) return;
+    CleanSpool(settings_);
+    _exit(0);
   }
 
   [[noreturn]] void Work(int socket) {
@@ -192,8 +203,8 @@ int Listen(const std::string& path, std::string* error) {
   return -1;
 }
 
-// Starts what takes jobs from other hosts. 0 and *error on failure.
-pid_t StartNetwork(const Settings& settings, const Key& key, int lock, std::string* error) {
+// Starts what serves other hosts and Prometheus. *port: where Prometheus asks. 0 and *error on failure.
+pid_t StartNetwork(const Settings& settings, const Key& key, int lock, std::string* port, std::string* error) {
   int ready[2];
   if (pipe2(ready, O_CLOEXEC) != 0) {
     *error = std::string("pipe: ") + strerror(errno);
@@ -217,8 +228,11 @@ pid_t StartNetwork(const Settings& settings, const Key& key, int lock, std::stri
   char text[1024];
   const ssize_t got = child > 0 ? read(ready[0], text, sizeof(text)) : -1;
   close(ready[0]);
-  *error = got > 0 ? std::string(text, size_t(got)) : "the process that takes jobs from other hosts does not start";
-  return *error == "ready" ? child : 0;
+  *error = got > 0 ? std::string(text, size_t(got)) : "the process that serves other hosts does not start";
+  const std::string listens = "ready";
+  if (error->compare(0, listens.size(), listens) != 0) return 0;
+  if (error->size() > listens.size()) *port = error->substr(listens.size() + 1);
+  return child;
 }
 
 int Main(int argc, char** argv) {
@@ -263,6 +277,18 @@ int Main(int argc, char** argv) {
          "10.9.0.0/24 or 10.9.0.0/24@br0; none is allowed otherwise. May be given several times")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  app.add_option("--metrics", options.metrics,
+                 "answer Prometheus at HOST:PORT/metrics; whoever can connect may read it, so take 127.0.0.1 or a "
+                 "management network's address");
+  app.add_option("--operator", options.operators,
+                 "USER or @GROUP that may list and save other users' jobs, and drain this host (cr-ps --hosts, "
+                 "cr-checkpoint --user, cr-drain); images stay their owners'. May be given several times")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  app.add_option(
+      "--user-cgroup", options.user_cgroup,
+      "control group for a user's jobs that come from other hosts, as in jobs/user-%u with the user's number "
+      "for %u; it must exist (default: the user's slice of systemd's, if there is one)");
   app.add_option("--ready-fd", options.ready_fd, "write a line to this descriptor and close it once ready");
   try {
     app.parse(argc, argv);
@@ -287,6 +313,15 @@ int Main(int argc, char** argv) {
   settings.known_hosts = options.known_hosts;
   settings.gpu_servers = options.gpu_servers;
   settings.addresses = options.addresses;
+  settings.metrics = options.metrics;
+  settings.counters = Counters::Make();
+  settings.operators = options.operators;
+  settings.user_cgroup = options.user_cgroup;
+  for (const std::string& rule : options.operators) {
+    if (!CheckOperatorRule(rule, &error)) return Fail("--operator: " + error, kExitUsage);
+  }
+  if (options.user_cgroup.find("..") != std::string::npos)
+    return Fail("--user-cgroup takes the path of a control group below the root of its hierarchy", kExitUsage);
   for (const std::string& network : options.addresses) {
     if (!checkpoint::CheckNetworkRule(network, &error)) return Fail("--allow-address: " + error, kExitUsage);
   }
@@ -307,12 +342,16 @@ int Main(int argc, char** argv) {
   if (!key.Load(options.key.empty() ? options.state + "/hostd.key" : options.key, &error)) return Fail(error);
   CleanSpool(settings);
   CleanMoveStates(settings.moves);
-  const pid_t network = options.listen.empty() ? 0 : StartNetwork(settings, key, lock, &error);
-  if (!options.listen.empty() && network == 0) return Fail(error);
+  const bool serves = !options.listen.empty() || !options.metrics.empty();
+  std::string port;
+  const pid_t network = serves ? StartNetwork(settings, key, lock, &port, &error) : 0;
+  if (serves && network == 0) return Fail(error);
   const int listener = Listen(options.socket, &error);
   if (listener < 0) return Fail(error);
-  fprintf(stderr, "%s: serving %s%s%s\n", kTool, options.socket.c_str(), network ? " and hosts at " : "",
-          options.listen.c_str());
+  std::string serving = options.socket;
+  if (!options.listen.empty()) serving += " and hosts at " + options.listen;
+  if (!port.empty()) serving += " and metrics at " + options.metrics.substr(0, options.metrics.rfind(':')) + ":" + port;
+  fprintf(stderr, "%s: serving %s\n", kTool, serving.c_str());
   if (options.ready_fd >= 0) {
     const ssize_t ignored = write(options.ready_fd, "ready\n", 6);
     static_cast<void>(ignored);
@@ -320,7 +359,7 @@ int Main(int argc, char** argv) {
   }
   const bool served = Server(options, settings, key, listener, lock, network).Run();
   unlink(options.socket.c_str());
-  return served ? 0 : Fail("the process that takes jobs from other hosts has died");
+  return served ? 0 : Fail("the process that serves other hosts has died");
 }
 
 }  // namespace

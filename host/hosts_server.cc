@@ -37,6 +37,7 @@
 #include "ckptfmt/needs.h"
 #include "host/exchange.h"
 #include "host/group.h"
+#include "host/metrics.h"
 #include "host/move.grpc.pb.h"
 #include "host/move_source.h"
 #include "host/move_state.h"
@@ -722,6 +723,31 @@ class Service final : public Hosts::Service {
   std::atomic<int> moves_{0};
 };
 
+// Null and *error if it cannot.
+std::unique_ptr<grpc::Server> Listen(const Settings& settings, Service* service, std::string* error) {
+  const auto tls = control::ServerTls::Create(settings.tls, error);
+  const auto credentials = tls ? tls->Credentials(/*tokens=*/false) : nullptr;
+  if (!credentials) {
+    if (error->empty()) *error = "gRPC does not take the certificates";
+    return nullptr;
+  }
+  std::unique_ptr<grpc::Server> server;
+  // The one of a cr-hostd that was killed a moment ago may still be there.
+  for (int attempt = 0; !server && attempt < kListenAttempts; ++attempt) {
+    if (attempt > 0) usleep(kListenPauseUs);
+    grpc::ServerBuilder builder;
+    control::SetServerArguments(&builder);
+    int port = 0;
+    builder.AddListeningPort(settings.listen, credentials, &port);
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+    builder.RegisterService(service);
+    server = builder.BuildAndStart();
+    if (port == 0) server.reset();
+  }
+  if (!server) *error = "cannot listen at " + settings.listen + "; is the address free, and this host's own?";
+  return server;
+}
+
 }  // namespace
 
 int ServeHosts(const Settings& settings, const Key& key, int ready) {
@@ -738,31 +764,18 @@ int ServeHosts(const Settings& settings, const Key& key, int ready) {
   sigaddset(&ends, SIGTERM);
   sigprocmask(SIG_BLOCK, &ends, nullptr);  // before there are threads
   std::string error;
-  const auto tls = control::ServerTls::Create(settings.tls, &error);
-  const auto credentials = tls ? tls->Credentials(/*tokens=*/false) : nullptr;
-  if (!credentials) {
-    say(error.empty() ? "gRPC does not take the certificates" : error);
-    return 1;
-  }
   Service service(settings, key);
   std::unique_ptr<grpc::Server> server;
-  // The one of a cr-hostd that was killed a moment ago may still be there.
-  for (int attempt = 0; !server && attempt < kListenAttempts; ++attempt) {
-    if (attempt > 0) usleep(kListenPauseUs);
-    grpc::ServerBuilder builder;
-    control::SetServerArguments(&builder);
-    int port = 0;
-    builder.AddListeningPort(settings.listen, credentials, &port);
-    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-    builder.RegisterService(&service);
-    server = builder.BuildAndStart();
-    if (port == 0) server.reset();
-  }
-  if (!server) {
-    say("cannot listen at " + settings.listen + "; is the address free, and this host's own?");
+  if (!settings.listen.empty() && !(server = Listen(settings, &service, &error))) {
+    say(error);
     return 1;
   }
-  say("ready");
+  std::unique_ptr<metrics::Exporter> exporter;
+  if (!settings.metrics.empty() && !(exporter = ServeMetrics(settings, &error))) {
+    say(error);
+    return 1;
+  }
+  say(exporter ? "ready " + std::to_string(exporter->port()) : "ready");
   int signal = 0;
   sigwait(&ends, &signal);
   // Moves that are in progress break off here, and the source and the worker see that.

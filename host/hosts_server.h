@@ -15,8 +15,9 @@
 
 namespace cuda_remote::host {
 
-// Serves until SIGTERM ends the process. Writes a line to `ready` and closes it once it listens. Returns if it cannot,
-// with the process's exit code; the line says why.
+// Serves other hosts at Settings::listen and Prometheus at Settings::metrics, each if it is not empty, until SIGTERM
+// ends the process. Writes a line to `ready` and closes it once it listens: "ready", and the port of the metrics.
+// Returns if it cannot, with the process's exit code; the line says why.
 int ServeHosts(const Settings& settings, const Key& key, int ready);
 
 }  // namespace cuda_remote::host

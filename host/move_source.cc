@@ -2,6 +2,7 @@
 #include "host/move_source.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -26,6 +27,12 @@ constexpr int kMostPieces = 4096;   // in a message
 // How long a destination that has been told to go on, and has fallen silent, is asked what became of it.
 constexpr seconds kSettleTime(60), kOneQuestion(5);
 
+// Tests do not wait so long.
+seconds SettleTime() {
+  const char* const given = getenv("CR_TEST_SETTLE_SECONDS");
+  return given ? seconds(atoi(given)) : kSettleTime;
+}
+
 bool ReadAll(const ckptfmt::OpenedFolder& folder, const std::string& path, uint64_t most, std::string* bytes) {
   const auto file = ckptfmt::OpenForReading(folder, path);
   if (!file.ok()) return false;
@@ -42,7 +49,7 @@ SettleReply::State Settled(Hosts::Stub* stub, const std::string& id, bool decide
   SettleRequest request;
   request.set_id(id);
   request.set_decide(decide);
-  const auto give_up = std::chrono::steady_clock::now() + kSettleTime;
+  const auto give_up = std::chrono::steady_clock::now() + SettleTime();
   while (std::chrono::steady_clock::now() < give_up) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + kOneQuestion);

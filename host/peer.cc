@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "host/peer.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -27,6 +29,8 @@ namespace cuda_remote::host {
 namespace {
 
 constexpr int kMostGroups = 65536;
+// Where systemd has the processes of a user who is logged in, and what is made below it for jobs.
+constexpr char kUserSlice[] = "user.slice/user-%u.slice", kLeaf[] = "/cuda-remote";
 // What must be the same as cr-hostd's, and how a person calls it.
 constexpr struct {
   const char *name, *called;
@@ -124,6 +128,17 @@ bool JoinControlGroups(const Peer& peer, std::string* error) {
     return false;
   }
   return true;
+}
+
+// By name or number.
+bool FindGroup(const std::string& name, gid_t* group) {
+  if (const auto* const entry = getgrnam(name.c_str())) {
+    *group = entry->gr_gid;
+    return true;
+  }
+  char* end = nullptr;
+  *group = gid_t(strtoul(name.c_str(), &end, 10));
+  return isdigit(static_cast<unsigned char>(name[0])) && *end == '\0';
 }
 
 rlim_t LimitOf(const std::string& text) { return text[0] == 'u' ? RLIM_INFINITY : strtoull(text.c_str(), nullptr, 10); }
@@ -230,6 +245,53 @@ bool JoinPeer(const Peer& peer, bool limits, std::string* error) {
   if (IsThere(peer)) return true;
   *error = "the process that asks has ended";
   return false;
+}
+
+bool JoinUserControlGroup(const checkpoint::Account& account, const std::string& path, std::string* error) {
+  std::string group = path.empty() ? kUserSlice : path;
+  for (size_t at; (at = group.find("%u")) != std::string::npos;) group.replace(at, 2, std::to_string(account.user));
+  bool joined = false;
+  for (const Hierarchy& one : Hierarchies()) {
+    const std::string folder = one.place + "/" + group;
+    struct stat facts;
+    if (stat(folder.c_str(), &facts) != 0 || !S_ISDIR(facts.st_mode)) continue;
+    // One with groups below it can have no processes of its own.
+    const std::string leaf = folder + (one.controllers.empty() ? kLeaf : "");
+    if (mkdir(leaf.c_str(), 0755) == 0 || errno == EEXIST) {
+      const int procs = open((leaf + "/cgroup.procs").c_str(), O_WRONLY | O_CLOEXEC);
+      const bool done = procs >= 0 && write(procs, "0", 1) == 1;
+      if (procs >= 0) close(procs);
+      if (done) {
+        joined = true;
+        continue;
+      }
+    }
+    *error = "cr-hostd cannot enter the control group " + leaf + ": " + strerror(errno);
+    return false;
+  }
+  if (joined || path.empty()) return true;
+  *error = "there is no control group " + group + " for " + NameOf(account) + " on this host (cr-hostd --user-cgroup)";
+  return false;
+}
+
+bool CheckOperatorRule(const std::string& rule, std::string* error) {
+  checkpoint::Account account;
+  gid_t group;
+  if (rule.empty() || rule[0] != '@') return checkpoint::FindAccount(rule, &account, error);
+  if (FindGroup(rule.substr(1), &group)) return true;
+  *error = "there is no group " + rule.substr(1) + " on this machine";
+  return false;
+}
+
+bool IsOperator(const std::vector<std::string>& rules, const checkpoint::Account& account) {
+  return std::any_of(rules.begin(), rules.end(), [&](const std::string& rule) {
+    checkpoint::Account user;
+    std::string ignored;
+    gid_t group;
+    if (rule[0] != '@') return checkpoint::FindAccount(rule, &user, &ignored) && user.user == account.user;
+    return FindGroup(rule.substr(1), &group) &&
+           (group == account.group || std::count(account.groups.begin(), account.groups.end(), group) != 0);
+  });
 }
 
 }  // namespace cuda_remote::host

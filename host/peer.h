@@ -31,6 +31,16 @@ bool FindPeer(int socket, Peer* peer, std::string* error);
 // (of a job), processors, niceness and no-new-privileges.
 bool JoinPeer(const Peer& peer, bool limits, std::string* error);
 
+// Likewise for a job of this user's that comes from another host, for which no process asks here: goes to the control
+// group `path`, in which %u is the user's number, wherever there is one of that name; in version 2 to a leaf below it.
+// Empty: the user's slice of systemd's, if there is one; else it stays where it is.
+bool JoinUserControlGroup(const checkpoint::Account& account, const std::string& path, std::string* error);
+
+// Whether a rule of cr-hostd --operator means somebody: USER or @GROUP, names or numbers.
+bool CheckOperatorRule(const std::string& rule, std::string* error);
+// Whether one of these rules means the user, or a group that the process has which asks.
+bool IsOperator(const std::vector<std::string>& rules, const checkpoint::Account& account);
+
 }  // namespace cuda_remote::host
 
 #endif  // CUDA_REMOTE_HOST_PEER_H_

@@ -2,14 +2,17 @@
 #include "host/report.h"
 
 #include <grpcpp/grpcpp.h>
+#include <string.h>
 #include <sys/statvfs.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
 #include "checkpoint/engine/engines.h"
+#include "checkpoint/gpu/ask_server.h"
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/hostd_places.h"
 #include "checkpoint/job/job.h"
@@ -21,6 +24,7 @@
 #include "proto/control/status_text.h"
 #include "proto/folder/private_folder.h"
 #include "proto/frame/version.h"
+#include "proto/nvml/query.h"
 
 namespace cuda_remote::host {
 namespace {
@@ -43,6 +47,35 @@ void AddJob(const std::string& directory, const checkpoint::Job& job, HostReport
   one->set_no_checkpoint(job.no_checkpoint());
 }
 
+// What the server says of itself or of a GPU; empty: nothing.
+std::string AskServer(const std::string& address, const char* call, int gpu) {
+  nvml::Question question;
+  question.call = call;
+  question.device = uint32_t(gpu);
+  nvml::Answer answer;
+  return checkpoint::AskServer(address, question, &answer) ? answer.output : std::string();
+}
+
+void AddGpus(const std::string& address, HostServer* server) {
+  uint32_t count = 0;
+  const std::string said = AskServer(address, nvml::kCount, 0);
+  if (said.size() == sizeof(count)) memcpy(&count, said.data(), sizeof(count));
+  for (int i = 0; i < int(std::min(count, nvml::kMaxGpus)); ++i) {
+    HostGpu* const gpu = server->add_gpus();
+    gpu->set_name(AskServer(address, "nvmlDeviceGetName", i));
+    gpu->set_uuid(AskServer(address, "nvmlDeviceGetUUID", i));
+    const std::string capability = AskServer(address, "nvmlDeviceGetCudaComputeCapability", i);
+    int32_t numbers[2] = {};
+    if (capability.size() == sizeof(numbers)) memcpy(numbers, capability.data(), sizeof(numbers));
+    gpu->set_compute_major(numbers[0]);
+    gpu->set_compute_minor(numbers[1]);
+    const std::string memory = AskServer(address, "nvmlDeviceGetMemoryInfo", i);
+    nvml::Memory bytes = {};
+    if (memory.size() == sizeof(bytes)) memcpy(&bytes, memory.data(), sizeof(bytes));
+    gpu->set_total_memory(bytes.total);
+  }
+}
+
 void AddServer(const std::string& address, HostReport* report) {
   HostServer* const one = report->add_servers();
   one->set_address(address);
@@ -57,6 +90,7 @@ void AddServer(const std::string& address, HostReport* report) {
   one->set_software_gpu(info.software_gpu());
   one->set_sessions(info.sessions());
   one->set_most_sessions(info.limits().sessions());
+  AddGpus(address, one);
 }
 
 }  // namespace

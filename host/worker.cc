@@ -18,6 +18,7 @@
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
@@ -136,6 +137,7 @@ const std::vector<Tool>& Tools() {
       {kMemberTool, false, false, true, {"stop", "tcp-close"}, {"timeout", "compress", "pool"}, {}, "cr-checkpoint"},
       {kArriveTool, true, true, false, {}, {"server", "gpu", "output", "error"}, {}, "cr-restart"},
       {kGpusTool, false, false, false, {}, {"server", "gpu"}, {}, "cr-restart"},
+      {kDrainTool, false, false, false, {"undo"}, {"to-host", "to", "save", "reason", "timeout"}},
       {kHostsTool, false, false, false, {}, {"hosts"}},
   };
   return *tools;
@@ -199,16 +201,20 @@ class Worker {
   // Whether that was because of the process that asks, whatever it asks for.
   bool IsElsewhere() const { return elsewhere_; }
   // Until the tool has ended.
-  void Follow();
+  // False: the tool has failed; the exit code of a job is its own.
+  bool Follow();
   // There is no tool: the answer says what there is at hosts.
   bool AsksForHosts() const { return tool_ && tool_->name == std::string(kHostsTool); }
   void AnswerHosts();
+  // For the counters.
+  std::string tool() const { return tool_ ? tool_->name : ""; }
   const checkpoint::Account& account() const { return peer_.account; }
   void Tell(Reply::Kind kind, int value, const std::string& text = {});
 
  private:
   bool ReadRequest(std::string* error);
   bool FindArrived(std::string* error);
+  bool ActForOwner(std::string* error);
   bool MakeJobsFolder(std::string* error);
   bool FindJob(std::string* error);
   bool MakeSpool(std::string* error);
@@ -219,6 +225,7 @@ class Worker {
   void PassOn();
   void LookForRoom();
   int FollowTool();
+  bool Drains() const { return tool_->name == std::string(kDrainTool); }
   // Of a move.
   bool Moves() const { return tool_->name == std::string(kMove); }
   bool BeginMove(std::string* error);
@@ -371,6 +378,28 @@ bool Worker::FindJob(std::string* error) {
   return false;
 }
 
+// What an operator asks for is done as the job's owner. Nothing that the operator has decided, such as an environment,
+// goes to processes that run as the owner.
+bool Worker::ActForOwner(std::string* error) {
+  if (request_.user().empty() && !Drains()) return true;
+  if (!IsOperator(settings_.operators, peer_.account)) {
+    *error = NameOf(peer_.account) + " is no operator of this host (cr-hostd --operator); " +
+             (Drains() ? "cr-drain needs root, or an operator" : "users save their own jobs only");
+    return false;
+  }
+  if (Drains()) return true;
+  if (tool_->name != std::string("checkpoint")) {
+    *error = "operators save other users' jobs, and do nothing else with them";
+    return false;
+  }
+  checkpoint::Account owner;
+  if (!checkpoint::FindAccount(request_.user(), &owner, error)) return false;
+  Log(peer_.account, "asks as an operator for " + NameOf(owner));
+  peer_.account = owner;
+  request_.clear_environment();
+  return true;
+}
+
 bool Worker::MakeSpool(std::string* error) {
   std::string name = settings_.spool + "/" + std::to_string(peer_.account.user) + "-XXXXXX";
   // The user's process that copies an image looks through this folder; nobody comes here by a path.
@@ -438,7 +467,7 @@ bool Worker::ListArguments(std::string* error) {
   if (tool_->takes_image) arguments_.push_back(spool_ + kImage);
   if (AsksForGpus())
     arguments_.insert(arguments_.end(), {"--describe-gpus", "--job-dir", job_folder_});
-  else if (!tool_->runs_job && !tool_->makes_image)
+  else if (!tool_->runs_job && !tool_->makes_image && !Drains())
     arguments_.push_back(job_folder_);
   return true;
 }
@@ -621,6 +650,7 @@ bool Worker::Begin(std::string* error) {
     return false;
   }
   elsewhere_ = false;
+  if (!root && !ActForOwner(error)) return false;
   // The user's names of files are meant from there, and are only used with her rights.
   if (fchdir(fds_[3]) != 0) {
     *error = std::string("cr-hostd cannot enter the working folder: ") + strerror(errno);
@@ -638,6 +668,10 @@ bool Worker::Begin(std::string* error) {
     Log(peer_.account,
         "a part of job " + request_.job() + (Rejoins() ? " is restarted" : " is saved") + ", image " + image_);
     return StartTool(error);
+  }
+  if (Drains()) {
+    Log(peer_.account, "cr-drain");
+    return ListArguments(error) && StartTool(error);
   }
   if (IsGroup()) {
     Log(peer_.account,
@@ -674,7 +708,8 @@ void Worker::AnswerHosts() {
   if (!named) hosts = settings_.known_hosts;
   Reply reply;
   reply.set_kind(Reply::HOSTS);
-  const uid_t user = peer_.account.user;
+  // Operators see what root sees.
+  const uid_t user = IsOperator(settings_.operators, peer_.account) ? 0 : peer_.account.user;
   checkpoint::Account account;
   std::string error;
   if (hosts.size() > kMostHosts) {
@@ -709,14 +744,21 @@ void Worker::BecomeTool(int facts, int announcements, int failure) {
   if (!tool_->runs_job) setrlimit(RLIMIT_CORE, &no_core);
   // A job goes on if this process's parent is killed; what only works on one gives up.
   if (!tool_->runs_job) prctl(PR_SET_PDEATHSIG, SIGTERM);
-  if (!request_.has_arrived() && !IsMember() && !JoinPeer(peer_, tool_->runs_job, &error)) fail(error);
+  const bool asked_here = !request_.has_arrived() && !IsMember();
+  if (asked_here ? !JoinPeer(peer_, tool_->runs_job, &error)
+                 : !JoinUserControlGroup(peer_.account, settings_.user_cgroup, &error)) {
+    fail(error);
+  }
   for (int i = 0; i < 3; ++i) {
     if (dup2(fds_[size_t(i)], i) < 0) fail(std::string("dup2: ") + strerror(errno));
   }
   // The others are closed by the execution.
   for (const int fd : {facts, announcements}) fcntl(fd, F_SETFD, 0);
   for (const char* name : kNotForTools) unsetenv(name);
-  setenv("XDG_RUNTIME_DIR", checkpoint::UserFolder(settings_.socket, peer_.account.user).c_str(), 1);
+  if (Drains())
+    setenv("CUDA_REMOTE_HOSTD", settings_.socket.c_str(), 1);
+  else
+    setenv("XDG_RUNTIME_DIR", checkpoint::UserFolder(settings_.socket, peer_.account.user).c_str(), 1);
   umask(077);
   for (int number = 1; number < NSIG; ++number) signal(number, SIG_DFL);
   sigset_t none;
@@ -1134,18 +1176,25 @@ bool Worker::AnnounceMove(const std::string& image, std::string* error) {
   return false;
 }
 
-// Does it, and looks meanwhile whether the user's tool gives up.
+// Does it, and looks meanwhile whether the user's tool gives up, or the one that holds the job has died.
 bool Worker::WatchFor(const std::function<bool()>& work, std::string* error) {
   int over[2];
   if (pipe2(over, O_CLOEXEC) != 0) {
     *error = std::string("pipe: ") + strerror(errno);
     return false;
   }
+  const int tool = child_ > 0 ? int(syscall(SYS_pidfd_open, child_, 0)) : -1;
+  std::atomic<bool> tool_gone{false};
   std::thread watch([&] {
     while (!peer_gone_) {
-      pollfd waiting[] = {{socket_, POLLIN, 0}, {over[0], POLLIN, 0}};
-      if (poll(waiting, 2, -1) < 0) continue;
+      pollfd waiting[] = {{socket_, POLLIN, 0}, {over[0], POLLIN, 0}, {tool_gone ? -1 : tool, POLLIN, 0}};
+      if (poll(waiting, 3, -1) < 0) continue;
       if (waiting[1].revents != 0) return;
+      if (waiting[2].revents != 0) {
+        tool_gone = true;
+        if (move_) move_->Cancel();
+      }
+      if (waiting[0].revents == 0) continue;
       Control control;
       if (!Receive(socket_, &control)) peer_gone_ = true;
       const int number = control.signal();
@@ -1159,6 +1208,11 @@ bool Worker::WatchFor(const std::function<bool()>& work, std::string* error) {
   close(over[1]);
   watch.join();
   close(over[0]);
+  if (tool >= 0) close(tool);
+  if (tool_gone && !cancelled_) {
+    *error = "cr-checkpoint has died";
+    return false;
+  }
   // A checkpoint over several hosts may have been decided before.
   if (!cancelled_ || (group_ && done)) return done;
   *error = "interrupted";
@@ -1254,6 +1308,9 @@ int Worker::FinishMove(int code) {
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun_).count();
     const uint64_t before = std::accumulate(rounds_.begin(), rounds_.end(), uint64_t{0});
     const uint64_t after = move_->sent_bytes() - before;
+    settings_.counters->bytes_before += before;
+    settings_.counters->bytes_in_pause += after;
+    settings_.counters->paused_us += uint64_t(paused * 1e6);
     char text[512];
     if (json_) {
       JsonWriter json(JsonWriter::kSpaced);
@@ -1289,11 +1346,12 @@ int Worker::FinishMove(int code) {
   return 1;
 }
 
-void Worker::Follow() {
+bool Worker::Follow() {
   int code = !IsGroup() ? FollowTool() : every_ > 0 ? RepeatGroup() : DoGroupOnce();
   if (Moves()) code = FinishMove(code);
   if (Arrives() && !running_) SetMoveState(settings_.moves, request_.arrived().id(), kMoveFailed);
   Tell(Reply::ENDED, code);
+  return tool_->runs_job ? code != kExitNotRestarted : code == 0;
 }
 
 // To the end of the tool: its exit code.
@@ -1352,12 +1410,17 @@ bool IsJobName(const std::string& name) {
 void ServeRequest(int socket, const Settings& settings, const Key& key) {
   Worker worker(socket, settings, key);
   std::string error;
-  if (worker.Begin(&error)) {
-    if (worker.AsksForHosts()) return worker.AnswerHosts();
-    worker.Tell(Reply::STARTED, 0);
-    worker.Follow();
-    return;
+  const bool begun = worker.Begin(&error);
+  const auto count = [&](bool failed) { settings.counters->CountRequest(worker.tool(), failed); };
+  if (begun && worker.AsksForHosts()) {
+    worker.AnswerHosts();
+    return count(false);
   }
+  if (begun) {
+    worker.Tell(Reply::STARTED, 0);
+    return count(!worker.Follow());
+  }
+  count(true);
   Log(worker.account(), "refused: " + error);
   Reply reply;
   reply.set_kind(worker.IsElsewhere() ? Reply::ELSEWHERE : Reply::REFUSED);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "host/metrics.h"
 #include "host/signature.h"
 #include "proto/control/credentials.h"
 
@@ -22,6 +23,11 @@ struct Settings {
   std::string listen;              // empty: jobs do not come here
   control::TlsFiles tls;           // empty: jobs do not go either
   std::vector<std::string> hosts;  // subjects of the certificates of those from which jobs come; empty: all
+  // Who may save, list and drain others' jobs (IsOperator).
+  std::vector<std::string> operators;
+  std::string user_cgroup;       // for jobs from other hosts (JoinUserControlGroup)
+  std::string metrics;           // HOST:PORT for Prometheus; empty: none
+  Counters* counters = nullptr;  // of all of cr-hostd's processes
   // For cr-ps --hosts.
   std::vector<std::string> known_hosts;  // HOST or HOST:PORT
   std::vector<std::string> gpu_servers;  // addresses; empty: root's server, if it runs
@@ -31,6 +37,8 @@ struct Settings {
 inline constexpr char kArriveTool[] = "arrive";
 // What there is at hosts, which root may ask for, too.
 inline constexpr char kHostsTool[] = "hosts";
+// cr-drain, for operators.
+inline constexpr char kDrainTool[] = "drain";
 // For root alone: the GPUs that a job from another host would see here.
 inline constexpr char kGpusTool[] = "gpus";
 // For root alone: a job's part here, of a checkpoint or a restart over several hosts.

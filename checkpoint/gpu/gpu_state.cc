@@ -14,6 +14,7 @@
 #include <tuple>
 #include <utility>
 
+#include "checkpoint/gpu/ask_server.h"
 #include "checkpoint/gpu/direct_copy.h"
 #include "checkpoint/gpu/side_requests.h"
 #include "proto/channel/handshake.h"
@@ -63,25 +64,6 @@ bool Ask(ClientChannel* channel, uint32_t operation, const Request& request, con
 std::string SocketOf(const std::string& address) {
   static constexpr char kUnix[] = "unix:";
   return address.compare(0, sizeof(kUnix) - 1, kUnix) == 0 ? address.substr(sizeof(kUnix) - 1) : "";
-}
-
-// Asks the server at `address` about its GPUs. False if it cannot be reached that way (only one on this machine can),
-// or says no.
-bool AskServer(const std::string& address, nvml::Question question, nvml::Answer* answer) {
-  const std::string path = SocketOf(address);
-  if (path.empty()) return false;
-  std::string error, body;
-  const int socket = ConnectServer(path, &error);
-  if (socket < 0) return false;
-  question.pid = uint32_t(getpid());
-  EncodeQuestion(question, &body);
-  Packet packet;
-  const bool answered = SendPacket(socket, PacketType::kQuery, body, -1) == ChannelStatus::kOk &&
-                        ReceivePacket(socket, &packet, kTellMs) == ChannelStatus::kOk;
-  if (answered && packet.fd >= 0) close(packet.fd);
-  close(socket);
-  return answered && packet.type == PacketType::kAnswer && DecodeAnswer(packet.body, answer) &&
-         answer->result == nvml::kSuccess;
 }
 
 }  // namespace

@@ -77,7 +77,7 @@ constexpr char kWithoutRoot[] =
     "started. Where it does not run, root saves jobs that users have started with cr-run --plain.";
 
 struct Options {
-  std::string job, hosts;
+  std::string job, hosts, user;
   SaveJobOptions save;
   bool json = false, quiet = false, times = false;
   double every = 0;  // seconds; 0: once
@@ -320,6 +320,11 @@ int Main(int argc, char** argv) {
       "HOST,HOST,...: the user's jobs of this name on these hosts, as one: all are saved at the same moment or none "
       "is; by their cr-hostds, each into DIR/member-N of its host (N: which one in this list, from 1). HOST/NAME is "
       "a job of another name on that host");
+  app.add_option(
+         "--user", options.user,
+         "the job of that name of this user's, for operators (cr-hostd --operator): the image is its owner's, in "
+         "a folder that the owner may write to")
+      ->excludes("--hosts");
   app.add_flag("--json", options.json, "print times and sizes as JSON");
   app.add_flag("--times", options.times, "tell how long each step took");
   app.add_flag("--quiet", options.quiet, "print errors only");
@@ -354,6 +359,20 @@ int Main(int argc, char** argv) {
   if (caller >= 0 && !Caller::Take(caller, &error)) {
     Say(kTool, error);
     return kExitFailure;
+  }
+  if (!options.user.empty()) {
+    if (geteuid() == 0) {
+      Say(kTool, "--user is for operators (cr-hostd --operator); root names the job's folder, or its PID");
+      return kExitUsage;
+    }
+    host::Request request = host::RequestOf(app, "checkpoint");
+    auto* const given = request.mutable_options();
+    given->erase(std::remove_if(given->begin(), given->end(), [](const auto& one) { return one.name() == "user"; }),
+                 given->end());
+    request.set_job(options.job);
+    request.set_user(options.user);
+    request.set_image(Absolute(options.save.image));
+    return ThroughHostd(kTool, std::move(request), kExitFailure);
   }
   if (const std::string name = JobOfHostd(options.job); !name.empty()) {
     host::Request request = host::RequestOf(app, "checkpoint");

@@ -21,9 +21,11 @@
 
 #include "checkpoint/engine/engines.h"
 #include "checkpoint/job/account.h"
+#include "checkpoint/job/caller.h"
 #include "checkpoint/job/hostd_places.h"
 #include "checkpoint/job/job.h"
 #include "client/tools/foreground.h"
+#include "host/client.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/codec/text.h"
 #include "proto/control/server_control.h"
@@ -50,7 +52,8 @@ Users' jobs that cr-hostd has started move or are saved as their user does it, w
 --stop. An image is in DIR/USER and belongs to that user. Jobs that root has started are saved in DIR/root; they do not
 move to another host. Jobs that a user has started without cr-hostd are not seen.
 
-Needs root. What is already moved or saved stays so if it is interrupted; start it again for the rest.
+Needs root, or an operator of this host (cr-hostd --operator), whose --save names a folder that root has made for it: a
+folder of root's that users can enter. What is already moved or saved stays so if it is interrupted; start it again for the rest.
 
 Exit codes: 0 no job is left, 1 failed, 2 wrong use, 4 jobs are left here, or sessions of this host's GPU server.
 )";
@@ -107,19 +110,26 @@ int RunTool(const std::string& name, const std::vector<std::string>& words, cons
 // A folder for images of `account` (none: root's) in `folder`. Others cannot have prepared it.
 bool MakeImagesFolder(const std::string& folder, const std::optional<Account>& account, std::string* path,
                       std::string* error) {
-  if (mkdir(folder.c_str(), 0755) != 0 && errno != EEXIST) {
+  struct stat facts;
+  // An operator must not have root make or open folders.
+  const bool of_operator = Caller::Get() != nullptr;
+  if (of_operator && (lstat(folder.c_str(), &facts) != 0 || !S_ISDIR(facts.st_mode) || facts.st_uid != 0 ||
+                      (facts.st_mode & 5) != 5)) {
+    *error = folder + " is no folder of root's that users can enter; root makes it for operators (mode 0755)";
+    return false;
+  }
+  if (!of_operator && mkdir(folder.c_str(), 0755) != 0 && errno != EEXIST) {
     *error = "cannot make the folder " + folder + ": " + strerror(errno);
     return false;
   }
   // Root's alone, also above it.
   if (!CheckFolder(folder, FolderUse::kServe, error)) return false;
-  if (chmod(folder.c_str(), 0755) != 0) {
+  if (!of_operator && chmod(folder.c_str(), 0755) != 0) {
     *error = "cannot open " + folder + " to users: " + strerror(errno);
     return false;
   }
   *path = folder + "/" + (!account ? "root" : account->name.empty() ? std::to_string(account->user) : account->name);
   const uid_t user = account ? account->user : 0;
-  struct stat facts;
   const bool made = mkdir(path->c_str(), 0700) == 0;
   if ((!made && errno != EEXIST) || (made && account && lchown(path->c_str(), user, account->group) != 0) ||
       lstat(path->c_str(), &facts) != 0) {
@@ -256,6 +266,8 @@ int Main(int argc, char** argv) {
   app.add_option("--timeout", options.timeout, "seconds to wait for one job's CUDA calls that are in progress")
       ->capture_default_str()
       ->check(CLI::Range(0.001, 86400.0));
+  int caller = -1;
+  app.add_option("--caller", caller, "used by cr-hostd")->group("");
   CLI::Option* const undo = app.add_flag("--undo", options.undo, "the host takes jobs again");
   for (const char* other : {"--to-host", "--to", "--save", "--reason", "--timeout"}) undo->excludes(other);
   try {
@@ -271,16 +283,26 @@ int Main(int argc, char** argv) {
     Say(kTool, "--reason takes a text; --undo lets the host take jobs again");
     return kExitUsage;
   }
+  std::string error;
+  if (!options.save.empty()) options.save = Absolute(options.save);
   if (geteuid() != 0) {
-    Say(kTool, "cr-drain needs root");
+    const auto hostd = host::Hostd::Connect(&error);
+    if (!hostd) {
+      Say(kTool, error.empty() ? "cr-drain needs root, or an operator of a cr-hostd that runs here" : error);
+      return kExitFailure;
+    }
+    host::Request request = host::RequestOf(app, "drain");
+    for (host::Option& option : *request.mutable_options()) {
+      if (option.name() == "save") option.set_value(options.save);
+    }
+    return hostd->Run(kTool, std::move(request), kExitFailure);
+  }
+  if (caller >= 0 && !Caller::Take(caller, &error)) {
+    Say(kTool, error);
     return kExitFailure;
   }
   setvbuf(stdout, nullptr, _IOLBF, 0);
-  std::string error;
-  if (!options.undo) {
-    if (!options.save.empty()) options.save = Absolute(options.save);
-    return Drain(options);
-  }
+  if (!options.undo) return Drain(options);
   if (SetDrainingReason(HostdSocket(), "", &error)) return 0;
   Say(kTool, error);
   return kExitFailure;

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 
+#include <map>
 #include <string>
 
 #include "client/tools/table_text.h"
@@ -12,10 +13,20 @@
 namespace cuda_remote::client::tools {
 namespace {
 
-// "NVIDIA driver 13.0, 2 of 128 sessions"
+// "2 x NVIDIA H100, 1 x NVIDIA L4"
+std::string GpusText(const host::HostServer& server) {
+  std::map<std::string, int> names;
+  for (const host::HostGpu& gpu : server.gpus()) ++names[gpu.name()];
+  std::string text;
+  for (const auto& [name, count] : names) text += (text.empty() ? "" : ", ") + std::to_string(count) + " x " + name;
+  return text;
+}
+
+// "NVIDIA driver 13.0, 2 x NVIDIA H100, 2 of 128 sessions"
 std::string ServerText(const host::HostServer& server) {
   if (!server.error().empty()) return server.address() + ": " + server.error();
   std::string text = server.address() + ": " + (server.driver().empty() ? "no worker was ready yet" : server.driver());
+  if (server.gpus_size() > 0) text += ", " + GpusText(server);
   text += ", " + std::to_string(server.sessions());
   if (server.most_sessions() > 0) text += " of " + std::to_string(server.most_sessions());
   return text + (server.sessions() == 1 && server.most_sessions() == 0 ? " session" : " sessions");
@@ -113,6 +124,17 @@ void PrintHostsAsJson(const host::HostReports& reports) {
       json.Member("software_gpu", server.software_gpu());
       json.Member("sessions", uint64_t(server.sessions()));
       json.Member("most_sessions", uint64_t(server.most_sessions()));
+      json.Begin("gpus", '[');
+      for (const host::HostGpu& gpu : server.gpus()) {
+        json.Begin('{');
+        json.Member("name", gpu.name());
+        json.Member("uuid", gpu.uuid());
+        json.Member("compute_capability",
+                    std::to_string(gpu.compute_major()) + "." + std::to_string(gpu.compute_minor()));
+        json.Member("total_memory", gpu.total_memory());
+        json.End('}');
+      }
+      json.End(']');
       json.End('}');
     }
     json.End(']');

@@ -359,6 +359,76 @@ def moved_in_rounds(context):
     lab.b.is_clean()
 
 
+def new_cgroups(name):
+    """Makes control groups of this name in what hierarchies this machine lets the test."""
+    made = []
+    for line in open("/proc/self/mountinfo"):
+        fields = line.split()
+        kind, options = fields[fields.index("-") + 1], fields[-1].split(",")
+        # A new group of cpuset has no processors.
+        if not kind.startswith("cgroup") or "cpuset" in options:
+            continue
+        try:
+            os.makedirs(f"{fields[4]}/{name}")
+            made.append(f"{fields[4]}/{name}")
+        except OSError:
+            pass  # not writable
+    if not made:
+        raise Failure("this machine lets the test make no control groups")
+    return made
+
+
+@case
+def moved_cgroup(context):
+    """A job that has come from another host, and a part that is restarted over hosts, is in its user's control group."""
+    parent = f"cr-test-{os.getpid()}"
+    group = f"{parent}/user-{VICTIM}"
+    made = new_cgroups(group)
+    try:
+        lab = Lan(context)
+        there = ["--user-cgroup", f"{parent}/user-%u", *ALLOWED]
+        lab.a.start(more=ALLOWED)
+        for machine in (lab.b, lab.c):
+            machine.start(more=there)
+
+        def is_in_group(machine, name):
+            facts = machine.facts(name)
+            for pid in [facts["pid"], *harness.descendants(facts["pid"])]:
+                lines = open(f"/proc/{pid}/cgroup").read().splitlines()
+                if sum(f"/{group}" in line for line in lines) != len(made):
+                    raise Failure(f"process {pid} on {machine.name} is in {lines}, not in {made}")
+
+        script = lab.script()
+        want = lab.uninterrupted(script)
+        child = lab.begin(lab.a, script, 3)
+        worked(lab.move(lab.a, lab.b))
+        ended(child, 121)
+        is_in_group(lab.b, "hers")
+        lab.go(3)
+        lab.is_output(want)
+        ring = Ring(lab, 3)
+        ring.save_and_end()
+        worked(lab.a.run(VICTIM, "cr-restart", ring.image, "--hosts", f"{lab.b.address},{lab.c.address}", "--cut-back"))
+        for part, machine in zip(ring.parts, (lab.b, lab.c)):
+            part.runs_on(machine)
+            is_in_group(machine, "ring")
+        ring.finish(3)
+        # One that is not there is named, before anything is sent.
+        lab.b.restart(more=["--user-cgroup", parent + "/none-%u"])
+        child = lab.begin(lab.a, script, 9, name="late")
+        to_b = ("--whole", "--to-host", lab.b.address, "--output", lab.out, "--error", lab.errors)
+        refused(lab.a.run(VICTIM, "cr-migrate", "late", *to_b), f"no control group {parent}/none-{VICTIM}", "goes on")
+        lab.go(9)
+        ended(child)
+    finally:
+        for folder in made:
+            gone = lambda: not any(open(path + "/cgroup.procs").read() for path, _, _ in os.walk(folder))
+            harness.wait_for(gone, LIMIT, lambda: f"processes stay in {folder}")
+            for path, _, _ in os.walk(folder, topdown=False):
+                os.rmdir(path)
+            os.rmdir(os.path.dirname(folder))
+
+
 @case
 def moved_ranks(context):
     """A job of MPI's ranks goes to the other host and back with what they have in common: session folders of Open MPI in
@@ -1237,6 +1307,79 @@ def group_fails(context):
     harness.wait_for(lambda: gpu in lab.c.read(part.out), LIMIT, lambda: f"C's part wrote {lab.c.read(part.out)}")
 
 
+def power_off(machine, name):
+    """As if the host had no power any more: others hear nothing of it, not even that connections end."""
+    tool(*machine.enter(0), "ip", "link", "set", machine.link, "down")
+    end_job(machine, name)
+    kill_all([*harness.descendants(machine.daemon.pid), machine.daemon.pid])
+    machine.daemon.wait()
+
+
+def end_job(machine, name):
+    """Ends a job and its address at once. Else the kernel keeps both as long as it sends what connections still have."""
+    init = machine.facts(name)["init_pid"]
+    tool("nsenter", "--target", str(init), "--net", "ip", "link", "del", "eth0")
+    kill_all([init])
+    harness.wait_for(lambda: harness.state_of(init) in ("", "Z"), LIMIT, lambda: "the job does not end")
+
+
+def host_dies(context, index, numbers):
+    """The host of part `index` loses its power before each of these steps of a checkpoint: there is no image, the other
+    part's GPU program comes to its end, and an earlier image brings both parts back."""
+    lab = Lan(context)
+    soon = {"CR_TEST_SETTLE_SECONDS": "5"}
+    for machine in (lab.a, lab.b, lab.c):
+        machine.start(more=ALLOWED, **soon)
+    ring = Ring(lab, 3)
+    base, hosts = f"{context.shared}/base", f"{lab.b.address},{lab.c.address}"
+    worked(lab.a.run(VICTIM, "cr-checkpoint", "ring", base, "--hosts", hosts))
+    part, other = ring.parts[index], ring.parts[1 - index]
+    gpu = ring.want.replace("round\n", "")
+    said = lambda: lab.a.said() + lab.b.said() + lab.c.said()
+    for number in numbers:
+        what = f"{part.machine.name} dies at {number}"
+        steps = f"{context.lab.folder}/steps-{number}"
+        lab.a.restart(more=ALLOWED, CR_TEST_STEPS=steps, CR_TEST_STOP_AT=str(number), **soon)
+        saving = lab.a.begin(VICTIM, *ring.save())
+        stands = lambda: os.path.exists(steps) and any(line.startswith(f"{number} ") for line in open(steps).read().splitlines())
+        harness.wait_for(lambda: stands() or saving.poll() is not None, LIMIT, lambda: f"{what}: not reached {said()}")
+        if saving.poll() is not None:
+            raise Failure(f"{what}: cr-checkpoint has ended: {saving.stderr.read()}")
+        power_off(part.machine, "ring")
+        open(steps + ".go", "w").close()
+        if saving.wait(2 * LIMIT) == 0:
+            raise Failure(f"{what}: cr-checkpoint ended with 0")
+        other.machine.is_clean(2 * LIMIT)
+        if any(ring.has_images()):
+            raise Failure(f"{what}: there are images {ring.has_images()}")
+        other.go(3)
+        done = lambda: other.machine.read(other.out) == gpu
+        harness.wait_for(done, LIMIT, lambda: f"{what}: the other part wrote {other.machine.read(other.out)} {said()}")
+        end_job(other.machine, "ring")
+        tool(*part.machine.enter(0), "ip", "link", "set", part.machine.link, "up")
+        part.machine.start(more=ALLOWED, **soon)
+        os.unlink(f"{other.sync}.go.3")
+        worked(lab.a.run(VICTIM, "cr-restart", base, "--hosts", hosts, "--cut-back"))
+        for one, machine in zip(ring.parts, (lab.b, lab.c)):
+            one.runs_on(machine)
+        ring.goes_round(f"after {what}")
+    ring.finish(3)
+    for machine in (lab.a, lab.b, lab.c):
+        machine.is_clean()
+
+
+@case
+def group_decider_dies(context):
+    """The host that knows what was decided loses its power, last just before the decision."""
+    host_dies(context, 0, (1, 3, 5, 6))
+
+
+@case
+def group_host_dies(context):
+    """Another host loses its power before the decision."""
+    host_dies(context, 1, (1, 2, 4, 5))
+
+
 # A part of a job on two hosts, which opens and closes connections with the other one all the time. Each byte and each end must
 # arrive, in order and once. Says by UDP how many connections have come to their end.
 STREAMS = """
@@ -1917,7 +2060,6 @@ def failing_source(context):
     workers = lambda: [pid for pid in named(lab.a, "cr-hostd") if harness.children_of(pid, "cr-checkpoint")]
     in_the_middle("A's cr-checkpoint is killed", lambda: kill_all(named(lab.a, "cr-checkpoint")))
     in_the_middle("A's worker is killed", lambda: kill_all(workers()))
-    lab.a.restart()  # removes what the worker has left
     tool_of_b = lambda *words: tool(*lab.b.enter(0), "ip", "link", "set", lab.b.link, *words)
     in_the_middle("B falls silent", lambda: tool_of_b("down"))
     tool_of_b("up")
@@ -2039,6 +2181,21 @@ def listed(context):
     for text in ("GPU SERVERS", lab.b.address, "open", "hers", "other", "/bin/sleep 600"):
         if text not in table:
             raise Failure(f"{text} is missing in\n{table}")
+    # A GPU server that answers is shown with its GPUs.
+    server = lab.b.begin(0, "cr-server", "--dir", lab.folder + "/server", SOFTGPU_DEVICES="2")
+    path = lab.b.path(lab.folder + "/server/session.sock")
+    harness.wait_for(lambda: harness.connects(path), LIMIT, lambda: "no server on B")
+    lab.b.restart(more=["--gpu-server", f"unix:{lab.folder}/server"])
+    (there,) = hosts(lab.a, VICTIM, lab.b.address)
+    if len(there["servers"]) != 1 or there["servers"][0]["error"] or len(there["servers"][0]["gpus"]) != 2:
+        raise Failure(f"cr-ps --hosts shows {there}")
+    gpu = there["servers"][0]["gpus"][1]
+    if not gpu["name"] or gpu["total_memory"] == 0 or gpu["compute_capability"] != "9.0" or not gpu["uuid"].startswith("GPU-"):
+        raise Failure(f"cr-ps --hosts shows {gpu}")
+    if f"2 x {gpu['name']}" not in worked(lab.a.run(VICTIM, "cr-ps", "--hosts", lab.b.address)).stdout:
+        raise Failure("cr-ps --hosts does not name the GPUs")
+    server.terminate()
+    server.wait(LIMIT)
     # Who is not admitted learns nothing.
     lab.b.restart(more=["--allow-host", "CN=other"])
     here, there = hosts(lab.a, VICTIM, f"{lab.a.address},{lab.b.address}", code=1)

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the names of metrics in a dashboard and in docs/metrics.md with what a server with one session exports.
+"""Compares the names of metrics in a dashboard and in docs/metrics.md with what a server with one session exports, and a
+cr-hostd with a GPU server.
 
-Usage: dashboard_check.py URL DASHBOARD PAGE RULES    writes the dashboard's expressions to RULES, for `promtool check rules`
+Usage: dashboard_check.py URL HOST_URL DASHBOARD PAGE RULES    writes the dashboard's expressions to RULES, for `promtool check rules`
 """
 
 import json
@@ -17,16 +18,16 @@ ABSENT_HERE = {"gpu_busy_ratio", "session_saved_timestamp_seconds"}
 NAME = re.compile(PREFIX + r"(\w+)")
 
 
-def exported(url):
-    """Types of the metrics by name, once a session is there."""
+def exported(url, once):
+    """Types of the metrics by name, once this one is there."""
     for _ in range(300):
         with urllib.request.urlopen(url, timeout=30) as answer:
             text = answer.read().decode()
         types = dict(re.findall(rf"^# TYPE {PREFIX}(\w+) (\w+)$", text, re.M))
-        if "session_calls_total" in types:
+        if once in types:
             return types
         time.sleep(0.2)
-    sys.exit("no session came up")
+    sys.exit(f"{url} does not export {once}")
 
 
 def expressions(dashboard):
@@ -39,8 +40,8 @@ def expressions(dashboard):
 
 
 def main():
-    url, dashboard, page, rules = sys.argv[1:]
-    types = exported(url)
+    url, host_url, dashboard, page, rules = sys.argv[1:]
+    types = {**exported(url, "session_calls_total"), **exported(host_url, "host_gpu_server_gpus")}
     problems = []
     with open(page, encoding="utf-8") as f:
         listed = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", f.read(), re.M))

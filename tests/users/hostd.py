@@ -20,6 +20,7 @@ import stat
 import struct
 import subprocess
 import sys
+import urllib.request
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import users  # noqa: E402
@@ -43,7 +44,7 @@ def accepts(path):
 class Host:
     """A cr-hostd with folders of its own, and users who know of it."""
 
-    def __init__(self, context, name="host", **variables):
+    def __init__(self, context, name="host", more=(), **variables):
         self.context = context
         self.folder = context.folder(name, 0o755)
         self.socket = self.folder + "/hostd.sock"
@@ -53,12 +54,12 @@ class Host:
         os.mkdir(self.home)
         os.chown(self.home, VICTIM, VICTIM)
         os.chmod(self.home, 0o700)
-        self.variables = variables
+        self.variables, self.more = variables, more
         self.daemon = None
         self.start()
 
     def start(self):
-        command = [self.context.tool("cr-hostd"), "--socket", self.socket, "--state", self.state]
+        command = [self.context.tool("cr-hostd"), "--socket", self.socket, "--state", self.state, *self.more]
         self.daemon = self.context.start(0, command, **self.variables)
         up = lambda: accepts(self.socket) or self.daemon.poll() is not None
         harness.wait_for(up, LIMIT, lambda: "cr-hostd does not start")
@@ -410,6 +411,77 @@ def forged(context):
     spool_is_empty(host)
 
 
+HOLDING = """
+import os, sys, time
+mine, other = sys.argv[1:]
+os.chdir(mine + "/folder")
+held = [open(mine + "/secret"), open(other), open(mine + "/ghost", "w+")]
+held[2].write("as it was")
+held[2].flush()
+os.unlink(mine + "/ghost")
+time.sleep(600)
+"""
+
+
+@case
+def forged_paths(context):
+    """Behind the signature: an image whose files, folders and deleted files are root's instead of the user's gives her
+    nothing of root's, and makes nothing of root's."""
+    host = Host(context)
+    image, broken = host.home + "/image", host.home + "/broken"
+    mine, roots = context.folder("mine", 0o755, VICTIM), context.folder("root", 0o700)
+    through = "/proc/1/root" + roots + "/secret"
+    other = os.path.join(mine, "x" * (len(through) - len(mine) - 1))
+    for folder, owner in ((mine, VICTIM), (roots, 0)):
+        os.mkdir(folder + "/folder", 0o700)
+        os.chown(folder + "/folder", owner, owner)
+    for path, owner in ((mine + "/secret", VICTIM), (other, VICTIM), (roots + "/secret", 0)):
+        with open(path, "w") as f:
+            f.write("as it was")
+        os.chown(path, owner, owner)
+        os.chmod(path, 0o600)
+    child = host.begin(VICTIM, "cr-run", "--name", "hers", "--", PYTHON, "-c", HOLDING, mine, other)
+    host.wait_for_job("hers", child)
+    ready = lambda: os.path.exists(f"/proc/{host.facts('hers')['pid']}/cwd") and not os.path.exists(mine + "/ghost")
+    harness.wait_for(lambda: ready() and os.readlink(f"/proc/{host.facts('hers')['pid']}/cwd") == mine + "/folder", LIMIT, lambda: "no job")
+    held = lambda: [os.readlink(f"/proc/{host.facts('hers')['pid']}/fd/{fd}") for fd in os.listdir(f"/proc/{host.facts('hers')['pid']}/fd")]
+    harness.wait_for(lambda: mine + "/ghost (deleted)" in held(), LIMIT, lambda: f"the job has {held()}")
+    worked(host.run(VICTIM, "cr-checkpoint", "--stop", "hers", image))
+    ended(child, 121)
+    named = lambda begin: next("client/" + name for name in sorted(os.listdir(image + "/client")) if name.startswith(begin))
+    # After a magic number of 8 bytes and a length.
+    entry = lambda path: dict(fields_of(open(f"{image}/{path}", "rb").read()[12:]))
+    ids = {number: value for number, value in entry(named("fs-")).items() if number in (1, 2)}
+    ghost = entry(named("ghost-file-"))
+    # A root of the user's choice, in which a program would find files of hers instead of the system's.
+    root = field(1, ids[1]) + field(2, ids[2]), field(1, ids[1]) + field(2, ids[1])
+    number, mode = varint(VICTIM), varint(ghost[3])
+    as_root = b"\x80" * (len(number) - 1) + b"\0", varint(0o104755)
+    owner = b"\x08" + number + b"\x10" + number + b"\x18" + mode, (b"\x08" + as_root[0] + b"\x10" + as_root[0] + b"\x18" + as_root[1])
+    if ghost[1] != VICTIM or len(mode) != len(as_root[1]):
+        raise Failure(f"the image is not as this test expects it: {ghost}")
+    text = lambda old, new: (old.encode(), new.encode())
+    for path, (old, new), words in (
+        ("client/files.img", text(mine + "/secret", roots + "/secret"), roots + "/secret open, which"),
+        ("client/files.img", text(other, through), through + " open, which"),
+        ("client/files.img", text(mine + "/folder", roots + "/folder"), "Permission denied"),
+        (named("fs-"), root, "a root folder that is not the job's"),
+        (named("ghost-file-"), owner, "ownership"),
+    ):
+        shutil.rmtree(broken, ignore_errors=True)
+        worked(context.run(VICTIM, ["/bin/cp", "-a", image, broken]))
+        forge(broken, host.key, path, old, new)
+        before = sorted(os.listdir(mine)), sorted(os.listdir(roots)), sorted(os.listdir(host.home))
+        refused(host.run(VICTIM, "cr-restart", broken), words)
+        after = sorted(os.listdir(mine)), sorted(os.listdir(roots)), sorted(os.listdir(host.home))
+        if before != after or os.path.exists(host.job("hers")) or open(roots + "/secret").read() != "as it was":
+            raise Failure(f"{path}: a refused restart has changed something: {before} {after}")
+    # The same with nothing changed is a good image.
+    again = host.begin(VICTIM, "cr-restart", image)
+    host.wait_for_job("hers", again)
+    spool_is_empty(host)
+
+
 SURROUNDINGS = """
 import ctypes, os, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (77, 99))
@@ -458,6 +530,112 @@ def surroundings(context):
     pid = host.facts("killed")["pid"]
     os.kill(killed.pid, signal.SIGKILL)
     harness.wait_for(lambda: not os.path.exists(f"/proc/{pid}"), LIMIT, lambda: "the job goes on")
+
+
+def promtool():
+    return shutil.which("promtool") or "/opt/cuda-remote/promtool/promtool"
+
+
+@case
+def metrics(context):
+    """cr-hostd --metrics counts what it does, in a form that Prometheus takes, and says what there is on the host."""
+    port = harness.free_port()
+    home = context.folder("server", 0o755)
+    server = context.start(0, [context.tool("cr-server"), "--dir", home + "/one"])
+    harness.wait_for(lambda: harness.connects(home + "/one/session.sock"), LIMIT, lambda: "no server")
+    more = ["--metrics", f"127.0.0.1:{port}", "--gpu-server", f"unix:{home}/one", "--gpu-server", "unix:/none"]
+    host = Host(context, more=more)
+
+    def scraped():
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT) as answer:
+            text = answer.read().decode()
+        checked = subprocess.run([promtool(), "check", "metrics"], input=text, capture_output=True, text=True, timeout=LIMIT)
+        if checked.returncode != 0:
+            raise Failure(f"promtool says {checked.stdout}{checked.stderr}")
+        lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("cuda_remote_host_")]
+        return {name[len("cuda_remote_host_") :]: float(value) for name, value in lines}
+
+    def shows(**wanted):
+        now = scraped()
+        got = {name: now.get(name.replace("__", '{tool="') + '"}' if "__" in name else name) for name in wanted}
+        if got != wanted:
+            raise Failure(f"the metrics are {got}, not {wanted}: {now}")
+
+    shows(jobs=0, draining=0, requests_total__run=0, request_failures_total__run=0)
+    child = start_sleeper(host, "hers")
+    worked(host.run(VICTIM, "cr-checkpoint", "hers", host.home + "/image"))
+    refused(host.run(VICTIM, "cr-checkpoint", "hers", "/root-only/image"), "")
+    refused(host.run(VICTIM, "cr-restart", host.home), "")
+    shows(jobs=1, requests_total__checkpoint=2, request_failures_total__checkpoint=1, request_failures_total__restart=1)
+    up = {name: value for name, value in scraped().items() if name.startswith("gpu_server_")}
+    want = {f'gpu_server_up{{server="unix:{home}/one"}}': 1, 'gpu_server_up{server="unix:/none"}': 0}
+    if not set(want.items()) <= set(up.items()) or up.get(f'gpu_server_gpus{{server="unix:{home}/one"}}') != 1:
+        raise Failure(f"the metrics of GPU servers are {up}")
+    free = os.statvfs(host.state)
+    if not 0.5 < scraped()["free_bytes"] / (free.f_bavail * free.f_frsize) < 2:
+        raise Failure(f"free bytes: {scraped()['free_bytes']}")
+    worked(host.run(0, "cr-drain", "--save", context.folder("drained", 0o755)))
+    ended(child, 121)
+    shows(jobs=0, draining=1, requests_total__run=1, request_failures_total__run=0)
+    server.terminate()
+
+
+OPERATORS = 900_002  # a group
+
+
+@case
+def operators(context):
+    """Who is an operator, by name or group, lists, saves and drains others' jobs; images are their owners'. Others do not."""
+    host = Host(context, more=["--operator", str(ATTACKER), "--operator", f"@{OPERATORS}"])
+    child = start_sleeper(host, "hers")
+    image, drained = host.home + "/image", context.folder("drained", 0o755)
+    someone = ATTACKER + 1
+
+    def ask(user, tool, *words, group=None):
+        return subprocess.run(
+            [context.tool(tool), *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT, cwd="/", user=user,
+            group=user, extra_groups=[group] if group else [], env=context.environment(host.env({})),
+        )  # fmt: skip
+
+    names = lambda done: [job["name"] for report in json.loads(worked(done).stdout)["hosts"] for job in report["jobs"]]
+    for user, group, may in ((ATTACKER, None, True), (someone, OPERATORS, True), (someone, None, False)):
+        saved = ask(user, "cr-checkpoint", "hers", image, "--user", str(VICTIM), group=group)
+        if names(ask(user, "cr-ps", "--hosts", "--json", group=group)) != (["hers"] if may else []):
+            raise Failure(f"user {user} with group {group} sees other jobs than it should")
+        if may:
+            worked(saved)
+            belongs_to(image, VICTIM)
+            shutil.rmtree(image)
+        else:
+            refused(saved, "is no operator of this host", "--operator")
+            refused(ask(user, "cr-drain", "--save", drained), "is no operator of this host")
+    if os.path.exists(image):
+        raise Failure("somebody who is no operator has saved a job")
+    # Only that, and where the owner may write; root makes and opens no folders for an operator.
+    theirs = context.folder("theirs", 0o700, ATTACKER)
+    refused(ask(ATTACKER, "cr-checkpoint", "hers", theirs + "/image", "--user", str(VICTIM)), "Permission denied")
+    for tool in (b"restart", b"migrate", b"move", b"run"):
+        answer = asked(host, ATTACKER, field(2, tool), field(4, b"hers"), field(5, image.encode()), field(6, b"/bin/id"), field(11, str(VICTIM).encode()))
+        if "and do nothing else" not in answer:
+            raise Failure(f"cr-hostd lets an operator {tool}: {answer}")
+    closed, absent = context.folder("closed", 0o700), context.lab.folder + "/absent"
+    for folder in (closed, absent):
+        done = ask(ATTACKER, "cr-drain", "--save", folder)
+        if done.returncode != 4 or "no folder of root's" not in done.stdout:
+            raise Failure(f"cr-drain ended with {done.returncode}: {done.stdout} {done.stderr}")
+    if os.path.exists(absent) or os.stat(closed).st_mode & 0o077 or child.poll() is not None:
+        raise Failure("an operator had root make or open a folder, or has ended the job")
+    done = worked(ask(ATTACKER, "cr-drain", "--save", drained))
+    if "0 moved, 1 saved, 0 left" not in done.stdout:
+        raise Failure(f"cr-drain says {done.stdout}{done.stderr}")
+    ended(child, 121)
+    belongs_to(f"{drained}/{VICTIM}/hers", VICTIM)
+    refused(host.run(VICTIM, "cr-run", "--name", "late", "--", "/bin/true"), "takes no jobs at present")
+    worked(ask(ATTACKER, "cr-drain", "--undo"))
+    worked(host.run(VICTIM, "cr-run", "--name", "late", "--", "/bin/true"))
+    again = host.begin(VICTIM, "cr-restart", f"{drained}/{VICTIM}/hers")
+    host.wait_for_job("hers", again)
+    spool_is_empty(host)
 
 
 @case
