@@ -9,8 +9,8 @@
 // step; other modules come into the room that was left, are unloaded again and come back in another order; and kernels
 // are first used late. The addresses in GPU memory are of modules that were loaded before any was unloaded: a restart
 // brings these functions back to their places. The others may lie elsewhere, and only tables hold their addresses. With
-// APP_KEEP=all GPU memory has these as well, and a restart may be refused (docs/context-state.md). The driver API
-// alone.
+// APP_KEEP=all GPU memory has these as well, and a restart may be refused (docs/context-state.md); with APP_KEEP=none it
+// has no addresses at all. The driver API alone.
 #include "tests/apps/code_linked.h"
 
 #include <cuda.h>
@@ -160,7 +160,8 @@ void Call(Unit* unit, int step, app::Digest* digest) {
 int main(int argc, char** argv) {
   app::Options options = app::Parse(argc, argv, {12, 1});
   const char* const asked = getenv("APP_KEEP");
-  const bool keep_all = asked != nullptr && std::string(asked) == "all";
+  const std::string keep = asked != nullptr ? asked : "first";
+  const bool keep_all = keep == "all", keep_first = keep != "none";
   CU_CHECK(cuInit(0));
   int devices = 0;
   CU_CHECK(cuDeviceGetCount(&devices));
@@ -185,14 +186,14 @@ int main(int argc, char** argv) {
     unit.seed = seed;
     unit.context = context;
     unit.library = library;
-    unit.keeps = true;
+    unit.keeps = keep_first;
     CU_CHECK(cuCtxSetCurrent(context));
     Begin(&unit);
     stay.push_back(unit);
   };
   use_library(contexts[1], 11);
-  stay.push_back(Load(kStays[0], 12, contexts[0], true));
-  stay.push_back(Load(kStays[1], 13, contexts[1], true));
+  stay.push_back(Load(kStays[0], 12, contexts[0], keep_first));
+  stay.push_back(Load(kStays[1], 13, contexts[1], keep_first));
   use_library(contexts[0], 14);
   for (size_t i = 0; i < stay.size(); ++i) stay[i].late_from = options.steps / 4 + 3 * int(i);
   for (const Unit& unit : before) Unload(unit);
