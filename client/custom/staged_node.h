@@ -28,11 +28,10 @@ struct StagedSides {
 // Whether a side of the copy lies in memory that the server cannot reach. Makes a call of its own.
 bool NeedsStaging(const CUDA_MEMCPY3D& copy);
 
-// cuGraphAddMemcpyNode for such a copy; and changing its node, in the graph and in an executable. `known`: the sides, if
-// that is not for the addresses to say.
+// cuGraphAddMemcpyNode for such a copy; and changing its node, in the graph and in an executable. `known`: the sides,
+// if that is not for the addresses to say.
 CUresult AddStagedNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, const CUgraphEdgeData* edges,
-                       size_t count, const CUDA_MEMCPY3D& copy, CUcontext context,
-                       const StagedSides* known = nullptr);
+                       size_t count, const CUDA_MEMCPY3D& copy, CUcontext context, const StagedSides* known = nullptr);
 CUresult SetStagedNode(CUgraphNode node, const CUDA_MEMCPY3D& copy);
 CUresult SetStagedNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D& copy, CUcontext context);
 

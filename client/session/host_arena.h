@@ -36,8 +36,8 @@ class HostArena {
   // Zeroed memory of at least `bytes`, page-aligned; null if there is none left. Much of it is refused if the machine
   // does not have that much to give: a server pins it, which takes all pages at once.
   void* Allocate(size_t bytes);
-  // A child made by fork will not have the pages: as natively, it has no managed memory. Allocate does so for all of the
-  // managed arena. The mapping stays so, across checkpoints and restarts too.
+  // A child made by fork will not have the pages: as natively, it has no managed memory. Allocate does so for all of
+  // the managed arena. The mapping stays so, across checkpoints and restarts too.
   static void KeepFromChildren(void* memory, size_t bytes);
   // Gives back what Allocate returned. The pages are released at once.
   void Free(void* address, size_t bytes);

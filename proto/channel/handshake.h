@@ -22,7 +22,8 @@
 // or a request for the right to watch memory (cr-server --userfaultfd), with no message:
 //
 //     client -> server   kFaultDevice
-//     server -> client   kFaultDevice     + /dev/userfaultfd, if the server gives it away; the socket is closed after it
+//     server -> client   kFaultDevice     + /dev/userfaultfd, if the server gives it away; the socket is closed after
+//     it
 //
 // Functions here never throw; whatever the peer sends is checked. Thread-safe: no state.
 //

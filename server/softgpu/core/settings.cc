@@ -97,7 +97,8 @@ State& GetState() {
       // Another number in each process, whose lower bits count for little.
       s->settings.places_seed = (uint64_t(getpid()) * 0x9e3779b97f4a7c15 ^ uint64_t(time(nullptr))) | 1 << 21;
     }
-    if (const char* v = std::getenv("SOFTGPU_PLACES")) s->settings.places_behind_streams = std::strcmp(v, "streams") == 0;
+    if (const char* v = std::getenv("SOFTGPU_PLACES"))
+      s->settings.places_behind_streams = std::strcmp(v, "streams") == 0;
     if (const char* v = std::getenv("CUDA_MODULE_LOADING")) s->settings.eager_loading = std::strcmp(v, "EAGER") == 0;
     if (const char* v = std::getenv("SOFTGPU_LATE_MS")) s->settings.late_ms = std::atoi(v);
     if (const char* v = std::getenv("SOFTGPU_LAST_IS_FASTEST")) s->settings.last_is_fastest = std::atoi(v) != 0;
