@@ -53,9 +53,9 @@ TEST(SmallMessages, ATextThatIsTooLongIsCutByTheSenderAndRefusedByTheReceiver) {
 
 TEST(SmallMessages, OnlyKnownNumbersArePacketTypes) {
   EXPECT_TRUE(IsPacketType(1));
-  EXPECT_TRUE(IsPacketType(8));
+  EXPECT_TRUE(IsPacketType(9));
   EXPECT_TRUE(IsPacketType(23));
-  for (const uint32_t number : {0u, 9u, 15u, 24u, 0xffffffffu}) EXPECT_FALSE(IsPacketType(number)) << number;
+  for (const uint32_t number : {0u, 10u, 15u, 24u, 0xffffffffu}) EXPECT_FALSE(IsPacketType(number)) << number;
 }
 
 }  // namespace
