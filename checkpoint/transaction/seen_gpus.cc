@@ -6,6 +6,7 @@
 #include "checkpoint/gpu/gpu_host.h"
 #include "checkpoint/gpu/gpu_state.h"
 #include "checkpoint/job/job.h"
+#include "proto/folder/this_job.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
