@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <map>
 #include <set>
 #include <string>
@@ -157,6 +158,27 @@ class Search {
 };
 
 }  // namespace
+
+std::string DescribeDistances(const CodeWords& now, const CodeWords& wanted) {
+  constexpr size_t kMostNamed = 8;
+  if (now.size() != wanted.size()) return std::to_string(now.size()) + " instead of " + std::to_string(wanted.size());
+  std::map<int64_t, int> counts;
+  for (size_t i = 0; i < now.size(); ++i) {
+    if (now[i] != wanted[i]) ++counts[int64_t(now[i] - wanted[i])];
+  }
+  std::vector<std::pair<int64_t, int>> distances(counts.begin(), counts.end());
+  std::stable_sort(distances.begin(), distances.end(),
+                   [](const auto& a, const auto& b) { return a.second > b.second; });
+  std::string text = std::to_string(Wrong(now, wanted)) + " of " + std::to_string(now.size()) + " by ";
+  for (size_t i = 0; i < distances.size() && i < kMostNamed; ++i) {
+    const auto [distance, count] = distances[i];
+    char one[64];
+    snprintf(one, sizeof(one), "%s%s0x%llx (%d)", i == 0 ? "" : ", ", distance < 0 ? "-" : "",
+             static_cast<unsigned long long>(distance < 0 ? -distance : distance), count);
+    text += one;
+  }
+  return distances.size() > kMostNamed ? text + ", ..." : text;
+}
 
 CodeWords MoveCodeTo(const DriverTable& driver, const CodeWords& now, const CodeWords& wanted,
                      const std::function<CodeWords(const std::function<void()>&)>& reload,

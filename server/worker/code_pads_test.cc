@@ -184,5 +184,11 @@ TEST_F(CodePadsTest, GivesUp) {
   EXPECT_NE(Replay(kModule, wanted), wanted);
 }
 
+TEST(DescribeDistances, MostFrequentFirst) {
+  EXPECT_EQ(DescribeDistances({0x1000, 0x2000, 0x3000, 0x4000, 0x5000}, {0x1000, 0x2200, 0x2f00, 0x3f00, 0x4f00}),
+            "4 of 5 by 0x100 (3), -0x200 (1)");
+  EXPECT_EQ(DescribeDistances({0x1000}, {0x1000, 0x2000}), "1 instead of 2");
+}
+
 }  // namespace
 }  // namespace cuda_remote::server

@@ -686,7 +686,10 @@ CUresult WorkerSession::MoveCode(uint64_t handle, VariablePlace* placed, const s
     const CodeWords found = MoveCodeTo(table_, now->second, wanted, reload, &pads);
     for (const CUmodule pad : pads) code_pads_.emplace_back(info->ref, pad);
     // The tool that replays finds out whether the job can go on with that (OpCodeWords).
-    if (loaded && found != wanted) logging::Info("{}: its functions lie elsewhere than before", NameOfModule(handle));
+    if (loaded && found != wanted) {
+      logging::Info("{}: its functions lie elsewhere than before: {} ({} pads)", NameOfModule(handle),
+                    DescribeDistances(found, wanted), pads.size());
+    }
   }
   placed->loaded = loaded;
   return loaded ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
