@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Addresses of code in modules that were compiled in several units and linked: only there real GPUs have any
 // (docs/driver-notes.md). Objects with virtual functions lie in GPU memory; tables of functions and of member functions
-// in __device__, __constant__ and static variables; and some addresses in GPU memory as well. Each step calls through
-// all of these in modules of two contexts (on two GPUs, if there are) and of a library in both, and compares with a
-// model.
+// in __device__, __constant__ and static variables. Each step calls through all of these in modules of two contexts (on
+// two GPUs, if there are) and of a library in both, and compares with a model.
 //
 // Where code lies follows from what was loaded and used before. A module is loaded first and gone before the first
 // step; other modules come into the room that was left, are unloaded again and come back in another order; and kernels
-// are first used late. The addresses in GPU memory are of modules that were loaded before any was unloaded: a restart
-// brings these functions back to their places. The others may lie elsewhere, and only tables hold their addresses. With
-// APP_KEEP=all GPU memory has these as well, and a restart may be refused (docs/context-state.md); with APP_KEEP=none it
-// has no addresses at all. The driver API alone.
+// are first used late. So functions may lie elsewhere after a restart, and the tables have to follow.
+//
+// APP_KEEP=first: GPU memory holds addresses of functions as well, of the modules that were loaded before any was
+// unloaded. The software GPU brings these functions back to their places; a real one may not, and a restart is then
+// refused (docs/context-state.md). APP_KEEP=all: of all modules. The driver API alone.
 #include "tests/apps/code_linked.h"
 
 #include <cuda.h>
@@ -160,8 +160,8 @@ void Call(Unit* unit, int step, app::Digest* digest) {
 int main(int argc, char** argv) {
   app::Options options = app::Parse(argc, argv, {12, 1});
   const char* const asked = getenv("APP_KEEP");
-  const std::string keep = asked != nullptr ? asked : "first";
-  const bool keep_all = keep == "all", keep_first = keep != "none";
+  const bool keep_all = asked != nullptr && std::string(asked) == "all";
+  const bool keep_first = keep_all || (asked != nullptr && std::string(asked) == "first");
   CU_CHECK(cuInit(0));
   int devices = 0;
   CU_CHECK(cuDeviceGetCount(&devices));

@@ -1268,8 +1268,8 @@ def kept_linked(context):
 def module_loading(context):
     """Linked modules whose kernels the driver loads at once, or when they are first used, are moved and restarted."""
     lab = context.lab
-    if not lab.software:  # there functions lie elsewhere then, which kept_linked shows
-        lab.env["APP_KEEP"] = "none"
+    if lab.software:
+        lab.env["APP_KEEP"] = "first"
     command = context.app("code_linked", 16)
     expected = context.expected(command)
     servers = [lab.server(name) for name in ("first", "second")]

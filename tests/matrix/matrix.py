@@ -122,7 +122,6 @@ APPS = {
 
 # The same for programs that need a real GPU (--driver).
 ON_GPUS = {
-    "code_linked_tables": 24,
     "graph_device_launch": 20,
     "kernel_launches": 20,
 }
@@ -175,8 +174,6 @@ FRAMEWORKS = {
 
 # Programs under another name, and what the environment then says.
 VARIANTS = {
-    # No addresses of functions but in tables of variables, which are translated where functions lie elsewhere.
-    "code_linked_tables": ("code_linked", {"APP_KEEP": "none"}),
     # NCCL sends through memory of the host, and not from GPU to GPU.
     **{app + "_shm": (app, {"NCCL_P2P_DISABLE": "1"}) for app in ("torch_nccl", "torch_ddp", "torch_tensor_parallel")},
     # With another number of ranks: the rest of the name.
@@ -198,9 +195,6 @@ LIMITED["shm_ring"] = ("native", "ring", "restart", "live", "migrate", "late_rin
 LIMITED_ON_GPUS = {"kernel_heap": ("native", "ring", "embedded", "grpc", "tls", "clients")}
 # NVIDIA's driver (580) crashes in this program natively.
 LIMITED_ON_GPUS["graph_launchable"] = ()
-# There the functions of its first modules lie elsewhere after a restart, and GPU memory has their addresses: refused by name,
-# as the fault case kept_linked shows.
-LIMITED_ON_GPUS["code_linked"] = LIMITED_ON_GPUS["kernel_heap"]
 # While one rank stands still at a step, for the test, the kernels of the others wait for its own, and no GPU becomes idle:
 # tests/faults saves and moves this program while it runs.
 LIMITED["peer_spin"] = ("native", "ring", "grpc", "embedded", "clients", "late_ring", "late_grpc")
@@ -227,6 +221,10 @@ SOFTWARE_GPUS = {
     "peers": 2,
     "vmm": 2,
 }
+
+
+# What programs get in their environment on the software GPU alone.
+SOFTWARE_ENVIRONMENT = {"code_linked": {"APP_KEEP": "first"}}
 
 
 class Case:
@@ -517,6 +515,8 @@ def run_case(options, app, mode):
             lab.run_options = RUN_OPTIONS.get(app, ())
             if app in SOFTWARE_GPUS:
                 lab.env["SOFTGPU_DEVICES"] = str(SOFTWARE_GPUS[app])
+            if lab.software:
+                lab.env.update(SOFTWARE_ENVIRONMENT.get(app, {}))
             if mode.startswith(LATE):
                 lab.env["SOFTGPU_LATE_MS"] = str(LATE_MS)
                 lab.env["CUDA_REMOTE_POISON"] = "1"
