@@ -107,6 +107,7 @@ bool DescribeLaunch(uint64_t function, const Shape& shape, const CUlaunchConfig&
 }
 
 CUresult SendLaunch(Call& call, const FunctionInfo& info, bool looks_valid) {
+  call.KernelsBegin();
   if (looks_valid) return call.Send();
   const CUresult result = call.Transact();
   if (result == CUDA_SUCCESS) info.accepted.store(true, std::memory_order_relaxed);

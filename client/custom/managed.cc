@@ -219,6 +219,8 @@ CUresult AllocateInHostMemory(Session& session, size_t bytes, int device, uint64
                                           ManagedMirror::Writers::kNobodyBesideTheGpu);
     if (result != CUDA_SUCCESS) session.UnmapHostRange(*address);
   }
+  if (result == CUDA_SUCCESS && session.shared_memory())
+    session.managed_mirror().WatchShared(*address, HostArena::RoundUp(bytes));
   if (result != CUDA_SUCCESS) session.host_arena().Free(memory, bytes);
   return result;
 }
@@ -251,6 +253,7 @@ bool FreeManaged(Call& call, uint64_t address, CUresult* result) {
     return true;
   }
   session.managed_mirror().Remove(address);
+  session.managed_mirror().UnwatchShared(address);
   // Waits for the GPU; only then may the pages go.
   *result = session.UnmapHostRange(address);
   // The program may take the free for the wait that it is.
@@ -291,6 +294,7 @@ CUresult Custom_cuMemAllocManaged(CUdeviceptr* dptr, size_t bytesize, unsigned i
   if (result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_OUT_OF_MEMORY) {
     // Where the GPU cannot have it, or has no room for it, it is host memory.
     result = AllocateInHostMemory(session, bytesize, range.device, &address);
+    if (flags == CU_MEM_ATTACH_HOST) session.managed_mirror().UnwatchShared();
   } else if (result == CUDA_SUCCESS && flags == CU_MEM_ATTACH_HOST) {
     session.managed_home().pages().Attach(address, bytesize, ManagedPages::kHost);
   }
@@ -372,6 +376,7 @@ CUresult Custom_cuStreamAttachMemAsync(CUstream hStream, CUdeviceptr dptr, size_
                             : flags == CU_MEM_ATTACH_HOST ? ManagedPages::kHost
                                                           : wire_stream;
   if (ManagedHome::Contains(dptr)) session.managed_home().pages().Attach(dptr, bytes, attached);
+  if (attached != ManagedPages::kGlobal) session.managed_mirror().UnwatchShared();
   return CUDA_SUCCESS;
 }
 

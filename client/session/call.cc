@@ -256,6 +256,9 @@ CUresult Call::Finish(uint64_t sequence) {
   }
   const CallTraits& traits = TraitsOf(header_.call);
   if (session_->captures().active() || traits.capture == Capture::kBegins) NoteCaptured();
+  if (session_->managed_mirror().watches_shared() && traits.completes != Completes::kNoWork) {
+    session_->managed_mirror().WorkEnded();
+  }
   if (session_->managed_mirror().active() && traits.completes != Completes::kNoWork) {
     // A copy to the host comes in many pieces: once, when the driver call is done.
     show_managed_ = true;
@@ -299,6 +302,7 @@ void Call::DeliverManaged(uint64_t sequence, size_t bytes) {
 ChannelStatus Call::HandOverManaged() {
   ManagedMirror& mirror = session_->managed_mirror();
   ManagedPages& pages = session_->managed_home().pages();
+  if (TraitsOf(header_.call).Has(kLaunchesKernels)) KernelsBegin();
   if ((!mirror.active() && !pages.touched()) || TraitsOf(header_.call).Has(kReadsNoManaged)) return ChannelStatus::kOk;
   ClientChannel* const channel = &session_->channel();
   std::vector<uint64_t> named;
@@ -310,6 +314,12 @@ ChannelStatus Call::HandOverManaged() {
   }
   if (!mirror.active()) return ChannelStatus::kOk;
   return only_named ? mirror.Push(channel, named) : mirror.Push(channel);
+}
+
+void Call::KernelsBegin() {
+  ManagedMirror& mirror = session_->managed_mirror();
+  // What is captured does not begin.
+  if (mirror.watches_shared() && !session_->captures().active()) mirror.WorkBegins();
 }
 
 void Call::ShowManaged() {

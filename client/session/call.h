@@ -108,6 +108,10 @@ class Call {
   // Send need not have the request executed at once: see ClientChannel::Send. (Some kinds of requests never need that.)
   void SendQuietly() { quiet_ = true; }
 
+  // Before a request is sent that launches a kernel: notes that the GPU is at work, where somebody looks for the host's
+  // writes beside it (ManagedMirror::WatchShared). Requests that launch graphs need no call of this.
+  void KernelsBegin();
+
   // Sends the request without waiting (waits all the same under CUDA_REMOTE_SYNC=1). Returns CUDA_SUCCESS or what
   // prevented the sending.
   CUresult Send();

@@ -20,6 +20,8 @@ namespace cuda_remote::client {
 namespace {
 
 constexpr uint64_t kPage = 4096;
+// So many kernels are looked at, and then one in so many.
+constexpr uint64_t kLooks = 64;
 // Comparing less than this takes no longer than to ask the kernel.
 constexpr uint64_t kWorthWatching = 16 << 10;
 // The same for asking whether transfers are possible, too.
@@ -143,8 +145,69 @@ void ManagedMirror::UnwatchLocked(Range* range) {
   writes_.Unwatch(reinterpret_cast<uint64_t>(range->memory) + range->first, range->last - range->first);
 }
 
+void ManagedMirror::WatchShared(uint64_t address, uint64_t bytes) {
+  MutexLock lock(&mutex_);
+  if (said_of_shared_ || !writes_.Watch(address, bytes)) return;
+  shared_[address] = bytes;
+  watches_shared_.store(true, std::memory_order_release);
+}
+
+void ManagedMirror::UnwatchShared(uint64_t address) {
+  if (!watches_shared()) return;
+  MutexLock lock(&mutex_);
+  const auto it = shared_.find(address);
+  if (it == shared_.end()) return;
+  writes_.Unwatch(address, it->second);
+  shared_.erase(it);
+  watches_shared_.store(!shared_.empty(), std::memory_order_release);
+}
+
+void ManagedMirror::UnwatchShared() {
+  MutexLock lock(&mutex_);
+  said_of_shared_ = true;
+  UnwatchSharedLocked();
+}
+
+void ManagedMirror::UnwatchSharedLocked() {
+  for (const auto& [address, bytes] : shared_) writes_.Unwatch(address, bytes);
+  shared_.clear();
+  working_ = false;
+  watches_shared_.store(false, std::memory_order_release);
+}
+
+void ManagedMirror::WorkBegins() {
+  MutexLock lock(&mutex_);
+  if (working_) return;
+  if (++looked_at_ > kLooks && looked_at_ % kLooks != 0) return;
+  // What was written until now was written beside nothing.
+  for (const auto& [address, bytes] : shared_) writes_.Collect(address, bytes, &collected_);
+  working_ = true;
+}
+
+void ManagedMirror::WorkEnded() {
+  MutexLock lock(&mutex_);
+  if (!std::exchange(working_, false)) return;
+  bool written = false;
+  for (const auto& [address, bytes] : shared_) {
+    written = written || (writes_.Collect(address, bytes, &collected_) && !collected_.empty());
+  }
+  if (!written) return;
+  LogLine(
+      "the host wrote to managed memory while the GPU was at work, which devices without concurrentManagedAccess do "
+      "not "
+      "allow; what both change at the same time is lost or wrong");
+  said_of_shared_ = true;
+  UnwatchSharedLocked();
+}
+
+void ManagedMirror::WorkMayHaveEnded() {
+  MutexLock lock(&mutex_);
+  working_ = false;
+}
+
 void ManagedMirror::StopWatching() {
   MutexLock lock(&mutex_);
+  UnwatchSharedLocked();
   writes_.Close();
   for (auto* ranges : {&ranges_, &former_}) {
     for (auto& [address, range] : *ranges) range.watch = Range::kUnknown;

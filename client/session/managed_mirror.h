@@ -81,6 +81,21 @@ class ManagedMirror {
   // Fetches what the GPU has changed.
   ChannelStatus Pull(ClientChannel* channel);
 
+  // Managed memory that the server shares with this process, so that nothing is mirrored: the first time that the host
+  // is found to have written to it while a kernel was at work, a line on stderr says so. Some kernels are looked at, at
+  // most, since looking takes time: the first ones, and then a few. Ends with StopWatching.
+  void WatchShared(uint64_t address, uint64_t bytes);
+  // Not any more; of one range, or because the host may write to some of it at any time (memory that is attached).
+  void UnwatchShared(uint64_t address);
+  void UnwatchShared();
+  // Whether anything is watched so. Cheap: asked at every call.
+  bool watches_shared() const { return watches_shared_.load(std::memory_order_acquire); }
+  // A kernel is about to be launched. All known work has ended; the program may not know yet. The program may know, or
+  // something else that nobody tells apart from that.
+  void WorkBegins();
+  void WorkEnded();
+  void WorkMayHaveEnded();
+
   // For a snapshot of the process: closes what it cannot contain. The next Push compares everything.
   void StopWatching();
 
@@ -143,15 +158,23 @@ class ManagedMirror {
   // Takes what the server sent. False for what no server sends.
   bool ApplyLocked(std::string_view runs) CR_REQUIRES(mutex_);
 
+  void UnwatchSharedLocked() CR_REQUIRES(mutex_);
+
   Mutex mutex_;
   Ranges ranges_ CR_GUARDED_BY(mutex_);  // by the server's address
   Ranges former_ CR_GUARDED_BY(mutex_);  // of the server before, while there is a way back
   std::atomic<size_t> ranges_count_{0};
   std::set<uint64_t> variable_pages_ CR_GUARDED_BY(mutex_);
   PageWrites writes_ CR_GUARDED_BY(mutex_);
+  std::map<uint64_t, uint64_t> shared_ CR_GUARDED_BY(mutex_);  // WatchShared: address -> bytes
+  std::atomic<bool> watches_shared_{false};
+  bool working_ CR_GUARDED_BY(mutex_) = false;  // what is written to them now is written beside a kernel
+  uint64_t looked_at_ CR_GUARDED_BY(mutex_) = 0;
   std::string runs_ CR_GUARDED_BY(mutex_);
   std::string pulled_ CR_GUARDED_BY(mutex_);
   bool said_ CR_GUARDED_BY(mutex_) = false, said_of_kernel_ CR_GUARDED_BY(mutex_) = false;  // lines on stderr
+  bool said_of_shared_ CR_GUARDED_BY(mutex_) = false;  // the same, or nothing is to be said of it
+  std::vector<std::pair<uint64_t, uint64_t>> collected_ CR_GUARDED_BY(mutex_);  // storage
 };
 
 }  // namespace cuda_remote::client

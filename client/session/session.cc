@@ -152,6 +152,7 @@ CUresult Session::OpenChannel(const std::string& path, const std::string& visibl
   host_functions_.SetAround(
       [this](ClientChannel* channel) {
         managed_home_.pages().EnterHostFunction();
+        managed_mirror_.WorkMayHaveEnded();
         if (managed_mirror_.active()) managed_mirror_.Pull(channel);
       },
       [this](ClientChannel* channel) {
@@ -233,6 +234,7 @@ CUresult Session::Operate(uint32_t operation, const std::string& message, Reply*
     trace::Received(sizeof(FrameHeader) + reply->message.size());
   }
   if (status != ChannelStatus::kOk) return Lose(status);
+  if (managed_mirror_.watches_shared()) managed_mirror_.WorkMayHaveEnded();
   // An answer to this may be the first to tell of an earlier call that nobody waited for.
   if (reply->pending_error != CUDA_SUCCESS) SetPendingError(CUresult(reply->pending_error));
   return CUresult(reply->result);

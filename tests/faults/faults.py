@@ -1987,6 +1987,19 @@ def managed_fork(context):
         harness.same(f"restarted {way}", job.stdout(), printed + printed[printed.index(b"step 2") :])
 
 
+@case
+def managed_sums(context):
+    """Where managed memory is host memory that the server shares, the first use beside a kernel is said, and no other one."""
+    lab = context.lab
+    server = lab.server()
+    text = "the host wrote to managed memory while the GPU was at work"
+    for name, size, count in (("in-turn", 1, 0), ("at-once", 2, 1)):
+        job = lab.job(name, [context.program("sums"), "--size", str(size)], server.unix, env={"CUDA_REMOTE_MANAGED": "host"})
+        job.expect_success(60)
+        if job.stderr().count(text) != count:
+            raise Failure(f"{name}: not {count} times on stderr: {text!r}\n{job.describe()}")
+
+
 def travels(context, name, mib, bounds, env):
     """Runs `few` over gRPC. `bounds`: for each step the least and most bytes to the worker, and the least and most back."""
     lab = context.lab
