@@ -45,6 +45,7 @@
 #include "checkpoint/job/forwarded_signals.h"
 #include "checkpoint/job/hostd_places.h"
 #include "checkpoint/job/job.h"
+#include "checkpoint/job/network.h"
 #include "checkpoint/transaction/at_step.h"
 #include "ckptfmt/folder.h"
 #include "ckptfmt/image_reader.h"
@@ -222,6 +223,7 @@ class Worker {
   bool StartTool(std::string* error);
   [[noreturn]] void BecomeTool(int facts, int announcements, int failure);
   bool Do(const std::string& announced, std::string* said);
+  void SilenceJob();
   void PassOn();
   void LookForRoom();
   int FollowTool();
@@ -881,6 +883,19 @@ bool Worker::Do(const std::string& announced, std::string* said) {
   return false;
 }
 
+// Before its tool is killed, which then cannot do it. The kernel keeps connections whose other end does not answer, and
+// with them the job's address, for minutes: nobody may answer for that address then.
+void Worker::SilenceJob() {
+  const std::string folder = checkpoint::UserJobsFolder(settings_.socket, peer_.account.user);
+  std::error_code failed;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, failed)) {
+    checkpoint::Job job;
+    std::string ignored;
+    if (!checkpoint::ReadJob(entry.path().string(), &job, &ignored) || job.runner_pid() != child_) continue;
+    if (job.has_network()) checkpoint::SilenceNetwork(job.init_pid(), &ignored);
+  }
+}
+
 void Worker::PassOn() {
   Control control;
   if (!Receive(socket_, &control)) {
@@ -889,6 +904,7 @@ void Worker::PassOn() {
     // send.
     if (goes_on_ || released_) return;
     // As when somebody kills cr-run, or a tool that works on a job.
+    if (tool_->runs_job) SilenceJob();
     kill(child_, tool_->runs_job ? SIGKILL : SIGTERM);
     return;
   }
@@ -999,8 +1015,10 @@ int Worker::DoGroupOnce() {
     Tell(Reply::NOTE, 0, "no restart of " + outcome.image + " on " + host_ + ": " + error + "; no part of it runs");
     return kExitNotRestarted;
   }
-  Tell(Reply::NOTE, 0, "no checkpoint of " + request_.job() + " on " + host_ + ": " + error + "; the job goes on");
-  return 1;
+  const bool over = !cancelled_ && GroupIsOver();
+  const char* const rest = over ? "" : "; the job goes on";
+  Tell(Reply::NOTE, 0, "no checkpoint of " + request_.job() + " on " + host_ + ": " + error + rest);
+  return over ? checkpoint::kExitNoJob : checkpoint::kExitFailure;
 }
 
 // Whether no host has a part of the job any more. One that does not answer may have one.
@@ -1021,7 +1039,7 @@ int Worker::RepeatGroup() {
   using std::chrono::steady_clock;
   const auto interval = std::chrono::duration_cast<steady_clock::duration>(std::chrono::duration<double>(every_));
   std::string last;
-  while (true) {
+  for (bool first = true;; first = false) {
     Outcome outcome;
     std::string error;
     const bool done = DoGroup(&outcome, &error);
@@ -1029,6 +1047,10 @@ int Worker::RepeatGroup() {
     if (done) last = outcome.image;
     if (done) TellGroup(outcome);
     bool over = !done && !cancelled_ && GroupIsOver();
+    if (over && first) {
+      Tell(Reply::NOTE, 0, "no checkpoint of " + request_.job() + " on " + host_ + ": " + error);
+      return checkpoint::kExitNoJob;
+    }
     if (!done && !over && !cancelled_) {
       Tell(Reply::NOTE, 0,
            TimeText() + ": no checkpoint of " + request_.job() + " on " + host_ + ": " + error + "; the job goes on. " +
@@ -1048,7 +1070,7 @@ int Worker::RepeatGroup() {
     if (cancelled_) return kExitInterrupted;
     if (!over) continue;
     if (last.empty()) Tell(Reply::NOTE, 0, "the job has ended, and there is no image of it from this run");
-    return last.empty() ? 1 : 0;
+    return last.empty() ? checkpoint::kExitFailure : 0;
   }
 }
 
@@ -1189,7 +1211,8 @@ bool Worker::WatchFor(const std::function<bool()>& work, std::string* error) {
     while (!peer_gone_) {
       pollfd waiting[] = {{socket_, POLLIN, 0}, {over[0], POLLIN, 0}, {tool_gone ? -1 : tool, POLLIN, 0}};
       if (poll(waiting, 3, -1) < 0) continue;
-      if (waiting[1].revents != 0) return;
+      // What the user's tool has said counts also if the work ends at once, as while a host does not answer.
+      if (waiting[1].revents != 0 && waiting[0].revents == 0) return;
       if (waiting[2].revents != 0) {
         tool_gone = true;
         if (move_) move_->Cancel();

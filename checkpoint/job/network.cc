@@ -29,8 +29,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <fstream>
 #include <functional>
 #include <optional>
+#include <sstream>
+#include <string>
 #include <thread>
 
 #include "checkpoint/job/account.h"
@@ -56,6 +59,7 @@ constexpr milliseconds kRemoval(3000), kLook(50);
 // Until the interface can send, and how often the neighbours are told; one such message may be lost.
 constexpr milliseconds kReady(2000);
 constexpr int kNotices = 3;
+constexpr milliseconds kFlush(3000);
 
 class Descriptor {
  public:
@@ -517,6 +521,21 @@ int Silence(Kernel* kernel) {
   return kernel->Do(ChangeInterface(kIndex, 0).Put(IFLA_ADDRESS, other.data(), other.size()));
 }
 
+// Inside, after the last process: whether there are connections with something that the other end has not yet.
+bool HasUnsent() {
+  for (const char* list : {"/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"}) {
+    std::ifstream file(list);
+    std::string line, number, local, remote, state;
+    while (std::getline(file, line)) {
+      std::istringstream words(line);
+      words >> number >> local >> remote >> state;
+      // TCP_FIN_WAIT1, TCP_LAST_ACK, TCP_CLOSING: the end itself is not there yet.
+      if (state == "04" || state == "09" || state == "0B") return true;
+    }
+  }
+  return false;
+}
+
 bool IsReady(Kernel* kernel) {
   for (const Interface& one : ListInterfaces(kernel)) {
     if (one.index != kIndex) continue;
@@ -926,6 +945,15 @@ bool NetworkNamespace::Connect(std::string* error) {
 
 void NetworkNamespace::Silence() {
   InNamespace(fd_, [] {
+    Kernel kernel;
+    checkpoint::Silence(&kernel);
+  });
+}
+
+void NetworkNamespace::Leave(bool flush) {
+  InNamespace(fd_, [flush] {
+    const auto limit = std::chrono::steady_clock::now() + kFlush;
+    while (flush && HasUnsent() && std::chrono::steady_clock::now() < limit) std::this_thread::sleep_for(kLook);
     Kernel kernel;
     checkpoint::Silence(&kernel);
   });

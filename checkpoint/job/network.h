@@ -62,6 +62,10 @@ class NetworkNamespace {
   bool Connect(std::string* error);
   // Before what runs there is ended although its connections are to go on elsewhere.
   void Silence();
+  // When all processes in it have ended. The kernel keeps connections whose other end does not answer, and with them
+  // the namespace, for minutes: nobody may answer for the address in that time. `flush`: first waits a few seconds at
+  // most, until others have what the job has sent.
+  void Leave(bool flush);
 
  private:
   NetworkNamespace(int fd, std::string address) : fd_(fd), address_(std::move(address)) {}

@@ -359,7 +359,6 @@ bool RestartJob::GoOn(std::string* error) {
   report_.Done("giving it the session");
   claim_.Release();
   sessions_.LetGo();
-  network_.reset();
   // It may be removed from now on.
   saved_.image.reset();
   std::string problem;
@@ -416,7 +415,8 @@ void RestartJob::Undo() {
   network_.reset();
 }
 
-void RestartJob::Clean() {
+void RestartJob::Clean(bool by_itself) {
+  if (network_) network_->Leave(by_itself);
   // What the job has written last is on its way through the terminal.
   if (restore_->copier() > 0) waitpid(restore_->copier(), nullptr, 0);
   RemoveFolders();

@@ -65,8 +65,9 @@ class RestartJob {
   const Job& job() const { return saved_.job; }
   SnapshotEngine* engine() { return engine_.get(); }
   std::unique_ptr<JobTerminal> TakeTerminal() { return restore_->TakeTerminal(); }
-  // The job has ended: waits until what it has written last is there, and removes its folders.
-  void Clean();
+  // The job has ended: waits until what it has written last is there, takes its address away, and removes its folders.
+  // `by_itself`: it was neither killed nor stopped, and what it has sent last still goes out.
+  void Clean(bool by_itself);
 
  private:
   // Before anything is started, in this order.

@@ -177,7 +177,7 @@ struct Attempt {
       waitpid(init, nullptr, 0);
     }
     sessions.TakeHosts();
-    restart->Clean();
+    restart->Clean(true);
   }
 
   Faults faults;

@@ -85,7 +85,7 @@ int Run(const Options& options) {
   if (!restart.Run(&error)) return Fail(error);
   const int code = FinishJob(kTool, restart.isolated(), restart.directory(), restart.job(), restart.TakeTerminal(),
                              sessions.TakeHosts(), restart.engine());
-  restart.Clean();
+  restart.Clean(EndedByItself(code));
   return code;
 }
 

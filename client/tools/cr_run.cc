@@ -313,7 +313,6 @@ int Main(int argc, char** argv) {
     plan.outside_ptys = terminal ? PtyNames({plan.terminal}) : PtyNames({0, 1, 2});
     started = StartIsolated(plan, &isolated, &error, &code);
     if (terminal) terminal->CloseJobEnd();
-    own_network.reset();
     if (!started && code == kExitFailed && address.empty()) {
       // A container may forbid it. The program still works.
       job.set_no_checkpoint(error);
@@ -353,7 +352,9 @@ int Main(int argc, char** argv) {
   if (!address.empty()) *job.mutable_network() = network;
   for (const std::string& path : outputs.all()) job.add_outputs(path);
   if (!WriteJob(directory, job, &error)) Say(kTool, error + "; the other tools will not find the job");
-  return FinishJob(kTool, isolated, directory, job, std::move(terminal), std::move(hosts), engine.get());
+  code = FinishJob(kTool, isolated, directory, job, std::move(terminal), std::move(hosts), engine.get());
+  if (own_network) own_network->Leave(EndedByItself(code));
+  return code;
 }
 
 }  // namespace

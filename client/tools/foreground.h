@@ -23,6 +23,9 @@ inline constexpr int kExitFailed = 125;
 // Prints "cr-run: text" to stderr.
 void Say(const char* tool, const std::string& text);
 
+// Whether a job with this exit code came to its end: it was neither killed nor saved and stopped.
+inline bool EndedByItself(int code) { return code < 128 && code != kExitStopped; }
+
 // Waits for the job in `isolated` (isolated.init != 0) or for the plain child isolated.pid, forwards signals, notices
 // when the job's own server ends, and cleans the job's folder up. Returns the exit code: the program's, 128 plus the
 // number of the signal that ended it, or kExitStopped if cr-checkpoint --stop did.
