@@ -5,6 +5,8 @@
 //   cr-mpi-agent [OPTIONS] HOST COMMAND...   by mpirun, in the job: asks cr-mpirun, which is outside of the job, to
 //   start
 //                                            the command on the host. It does not wait for it.
+//                                            In a job of Slurm it has the part itself run the command, and waits.
+//   cr-mpi-agent --serve                     by cr-slurm-run, in a part: runs these commands
 //   cr-mpi-agent --part PROGRAM...           by cr-mpirun, on the host: runs cr-run with streams that a checkpoint can
 //                                            save, and ends it when standard input ends, as it does with cr-mpirun.
 #include <errno.h>
@@ -21,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "client/mpi/part_shell.h"
 #include "client/mpi/parts.h"
 #include "proto/frame/version.h"
 
@@ -29,6 +32,7 @@ namespace {
 
 constexpr char kTool[] = "cr-mpi-agent";
 constexpr int kExitFailed = 125;
+constexpr int kPartSeconds = 60;  // for a part that has just been started
 
 int Fail(const std::string& text) {
   fprintf(stderr, "%s: %s\n", kTool, text.c_str());
@@ -95,9 +99,25 @@ int Main(int argc, char** argv) {
   }
   if (argc > 2 && strcmp(argv[1], "--part") == 0) return RunPart(argv + 2);
   Launch launch;
-  std::string error;
-  if (!ParseLaunch({argv + 1, argv + argc}, &launch, &error)) return Fail(error);
+  std::string error, key;
   const char* const folder = getenv(kLaunchFolder);
+  const char* const key_file = getenv(kPartsKey);
+  if (argc == 2 && strcmp(argv[1], "--serve") == 0) {
+    int port = kPartsPort;
+    if (!key_file) return Fail(std::string(kPartsKey) + " is not set: only cr-slurm-run uses --serve");
+    const int listening = ReadPartsKey(key_file, &key, &error) ? ListenForParts("0.0.0.0", &port, &error) : -1;
+    if (listening < 0) return Fail(error);
+    ServeParts(listening, key);
+  }
+  if (!ParseLaunch({argv + 1, argv + argc}, &launch, &error)) return Fail(error);
+  if (!folder && key_file) {
+    int code = kExitFailed;
+    if (ReadPartsKey(key_file, &key, &error) &&
+        RunInPart(launch.ip, kPartsPort, key, launch.command, kPartSeconds, STDERR_FILENO, &code, &error)) {
+      return code;
+    }
+    return Fail(error);
+  }
   if (!folder) return Fail(std::string(kLaunchFolder) + " is not set: only cr-mpirun uses this program");
   if (!WriteLaunch(folder, launch, &error)) {
     return Fail(error +

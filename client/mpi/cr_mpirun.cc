@@ -191,19 +191,7 @@ bool Runner::StartFirst() {
   words.insert(words.end(), options_.command.begin(), options_.command.end());
   const std::string agent = checkpoint::FindCompanion("cr-mpi-agent");
   setenv(kLaunchFolder, folder_.path().c_str(), 1);
-  // Open MPI 4: mpirun itself starts all others, and they stay in the foreground of their parts.
-  setenv("OMPI_MCA_plm", "rsh", 1);
-  setenv("OMPI_MCA_plm_rsh_agent", agent.c_str(), 1);
-  setenv("OMPI_MCA_plm_rsh_no_tree_spawn", "1", 1);
-  setenv("OMPI_MCA_orte_leave_session_attached", "1", 1);
-  setenv("OMPI_MCA_orte_default_hostfile", (folder_.path() + "/openmpi").c_str(), 1);
-  // MPICH.
-  setenv("HYDRA_LAUNCHER", "rsh", 1);
-  setenv("HYDRA_LAUNCHER_EXEC", agent.c_str(), 1);
-  setenv("HYDRA_HOST_FILE", (folder_.path() + "/hydra").c_str(), 1);
-  setenv("HYDRA_RMK", "user", 1);
-  // System V memory of a user's job cannot be saved.
-  setenv("UCX_TLS", "^sysv", 0);
+  SetMpirunVariables(agent, folder_.path());
   first_ = Spawn(words, -1);
   unsetenv(kLaunchFolder);
   return first_ > 0;

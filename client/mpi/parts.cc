@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -52,6 +53,22 @@ std::string HydraHosts(const std::vector<Part>& parts) {
   std::string text;
   for (const Part& part : parts) text += part.ip + ":" + std::to_string(part.ranks) + "\n";
   return text;
+}
+
+void SetMpirunVariables(const std::string& agent, const std::string& folder) {
+  // Open MPI 4: mpirun itself starts all others, and they stay in the foreground of their parts.
+  setenv("OMPI_MCA_plm", "rsh", 1);
+  setenv("OMPI_MCA_plm_rsh_agent", agent.c_str(), 1);
+  setenv("OMPI_MCA_plm_rsh_no_tree_spawn", "1", 1);
+  setenv("OMPI_MCA_orte_leave_session_attached", "1", 1);
+  setenv("OMPI_MCA_orte_default_hostfile", (folder + "/openmpi").c_str(), 1);
+  // MPICH.
+  setenv("HYDRA_LAUNCHER", "rsh", 1);
+  setenv("HYDRA_LAUNCHER_EXEC", agent.c_str(), 1);
+  setenv("HYDRA_HOST_FILE", (folder + "/hydra").c_str(), 1);
+  setenv("HYDRA_RMK", "user", 1);
+  // System V memory of a user's job cannot be saved.
+  setenv("UCX_TLS", "^sysv", 0);
 }
 
 std::string Quoted(const std::string& word) {

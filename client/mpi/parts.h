@@ -27,6 +27,10 @@ bool ParsePart(const std::string& text, Part* part, std::string* error);
 std::string OpenMpiHosts(const std::vector<Part>& parts);
 std::string HydraHosts(const std::vector<Part>& parts);
 
+// Has mpirun of Open MPI 4 and of MPICH, which this process is about to start, start its processes in the parts, by
+// `agent` in the place of ssh. `folder` has what OpenMpiHosts and HydraHosts give, as "openmpi" and "hydra".
+void SetMpirunVariables(const std::string& agent, const std::string& folder);
+
 // One word for a shell.
 std::string Quoted(const std::string& word);
 

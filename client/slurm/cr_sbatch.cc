@@ -34,12 +34,13 @@ Examples:
   cr-sbatch --checkpoint-dir /scratch/me/images --array=0-9 job.sh
   cr-sbatch --checkpoint-warning 300 job.sh             begin to save it 300 s before its time is over
   cr-sbatch --wrap './train --epochs 90'
+  cr-sbatch --checkpoint-addresses 10.9.0.50-10.9.0.250 -N 2 -n 8 --wrap 'srun --mpi=pmix ./heat'
 
 All other words go to sbatch as they are. Lines with #SBATCH in the script work as with sbatch, and may have these
-options, too. The whole script runs under cr-run on one node. It needs no change. srun in it is cr-srun, which starts
-tasks inside of the job. cr-sbatch adds --requeue, --open-mode=append and --signal=B:USR1@SECONDS. A requeued job goes
-on from its newest image, on any node and any GPUs. Saving needs what cr-checkpoint needs. The nodes need cr-slurm-run,
-in the same folder as here.
+options, too. The whole script runs under cr-run. It needs no change. srun in it is cr-srun, which starts tasks inside
+of the job. A job on several nodes has a part on each. cr-sbatch adds --requeue, --open-mode=append and
+--signal=B:USR1@SECONDS. A requeued job goes on from its newest image, on any nodes and any GPUs. Saving needs what
+cr-checkpoint needs. The nodes need cr-slurm-run, in the same folder as here.
 
 Exit codes: sbatch's own; 1 the job was not submitted; 2 wrong use.
 )";

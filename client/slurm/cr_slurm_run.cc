@@ -30,7 +30,9 @@
 #include "client/slurm/child.h"
 #include "client/slurm/gpu_node.h"
 #include "client/slurm/job_start.h"
+#include "client/slurm/nodes.h"
 #include "client/slurm/options.h"
+#include "client/slurm/part_plan.h"
 #include "client/slurm/submission.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/folder/private_folder.h"
@@ -50,8 +52,9 @@ constexpr int kExitFailed = 125;
 constexpr int kEndMs = 30000;
 // A job that has just begun is not known to cr-checkpoint yet.
 constexpr std::chrono::milliseconds kAgain(500);
-// How long a copy of the job that goes on elsewhere has to see that it was started again.
-constexpr unsigned kTakeOverSeconds = 3;
+// How long a copy of the job on a node that Slurm has lost has to see that it was started again, and the parts of a job
+// on several nodes to end, whose cr-slurm-run was killed.
+constexpr unsigned kTakeOverSeconds = 3, kPartsEndSeconds = 15;
 
 constexpr char kExamples[] = R"(
 Examples:
@@ -101,6 +104,11 @@ class Runner {
   // `folder`: the job's, with its images. `gpu_node`: may be null.
   Runner(const CheckpointOptions& options, const SlurmJob& job, const std::string& folder, GpuNode* gpu_node)
       : options_(options), job_(job), folder_(folder), images_(folder + "/images"), gpu_node_(gpu_node) {}
+  // Of a job on several nodes, whose first part Run runs.
+  void SetParts(const std::vector<PlacedPart>& parts, PartSteps* steps) {
+    parts_ = parts;
+    steps_ = steps;
+  }
 
   // Runs `command` to its end. The exit code.
   int Run(const std::vector<std::string>& command);
@@ -112,8 +120,12 @@ class Runner {
   void StartSaving();
   void Reap();
   void SaverEnded(int code);
-  void GpuNodeEnded();
-  std::string Newest() const { return ckptfmt::NewestImageIn(images_); }
+  // Something without which the program cannot go on, and cannot be saved any more.
+  void Lose(const std::string& what);
+  void PartEnded(const std::string& node, int code);
+  std::string Newest() const {
+    return parts_.empty() ? ckptfmt::NewestImageIn(images_) : NewestSetIn(images_, parts_.size());
+  }
   int Requeue();
 
   const CheckpointOptions& options_;
@@ -124,7 +136,10 @@ class Runner {
   pid_t program_ = 0, saver_ = 0;
   Save saving_ = Save::kNone;
   bool stop_wanted_ = false, requeue_wanted_ = false, saved_ = false, at_intervals_ = false;
-  bool lost_ = false;       // its GPU server
+  std::vector<PlacedPart> parts_;
+  PartSteps* steps_ = nullptr;
+  std::string ended_part_;  // while it was saved; empty: none
+  bool lost_ = false;       // its GPU server, or a part
   Clock::time_point next_;  // when cr-checkpoint may be started
   std::optional<int> code_;
 };
@@ -152,7 +167,8 @@ void Runner::StartSaving() {
   } else {
     command.insert(command.end(), {"--every", std::to_string(options_.interval) + "s"});
   }
-  command.insert(command.end(), {std::to_string(program_), images_});
+  if (!parts_.empty()) command.insert(command.end(), {"--hosts", HostsOf(parts_)});
+  command.insert(command.end(), {parts_.empty() ? std::to_string(program_) : parts_[0].name, images_});
   saver_ = StartChild(command, SIGTERM);
   if (saver_ != 0) saving_ = stop_wanted_ ? Save::kAndStop : Save::kAtIntervals;
   next_ = Clock::now() + kAgain;
@@ -173,6 +189,7 @@ void Runner::SaverEnded(int code) {
   if (ended == Save::kAndStop) {
     stop_wanted_ = false;
     if (saved_) return;
+    if (!ended_part_.empty()) return Lose(ended_part_);
     const std::string image = Newest();
     Say("the job could not be saved and goes on; " +
         (image.empty() ? "it has no image" : image + " is its newest image"));
@@ -183,16 +200,25 @@ void Runner::SaverEnded(int code) {
   }
 }
 
-// Before the program. Its calls would wait for that server, and it cannot be saved any more.
-void Runner::GpuNodeEnded() {
-  gpu_node_->Ended();
-  if (code_ || saved_) return;
+void Runner::Lose(const std::string& what) {
+  if (code_ || saved_ || lost_) return;
   const std::string image = Newest();
-  Say("the GPU server has ended, and the job ends with it; " +
+  Say(what + " has ended, and the job ends with it; " +
       (image.empty() ? "it has no image" : image + " is its newest image"));
   lost_ = true;
   kill(program_, SIGKILL);
   if (saver_ != 0) kill(saver_, SIGTERM);
+}
+
+void Runner::PartEnded(const std::string& node, int code) {
+  // The program knows by itself of one that ends as it should. One that is saved and stopped may end before the others.
+  const std::string what = "the part on " + node;
+  if (code == 0) return;
+  if (saving_ == Save::kAndStop) {
+    ended_part_ = what;
+  } else {
+    Lose(what);
+  }
 }
 
 void Runner::Reap() {
@@ -200,7 +226,12 @@ void Runner::Reap() {
   for (pid_t ended; (ended = waitpid(-1, &status, WNOHANG)) > 0;) {
     const int code = checkpoint::ExitCode(status);
     if (ended == saver_) SaverEnded(code);
-    if (gpu_node_ && ended == gpu_node_->process()) GpuNodeEnded();
+    // Its calls would wait for that server.
+    if (gpu_node_ && ended == gpu_node_->process()) {
+      gpu_node_->Ended();
+      Lose("the GPU server");
+    }
+    if (const std::string node = steps_ ? steps_->Ended(ended) : ""; !node.empty()) PartEnded(node, code);
     if (ended != program_) continue;
     code_ = code;
     program_ = 0;
@@ -302,15 +333,6 @@ bool OverwritesOutput() {
   return fstat(STDOUT_FILENO, &about) == 0 && S_ISREG(about.st_mode) && !(flags & O_APPEND);
 }
 
-void UseAssignedGpus() {
-  const char* const assigned = getenv("CUDA_VISIBLE_DEVICES");
-  std::string seen;
-  // Another server's GPUs are its own affair.
-  if (!assigned || getenv("CUDA_REMOTE_SERVER") || !NumberGpus(assigned, &seen)) return;
-  setenv("CUDA_REMOTE_SERVER_GPUS", assigned, 1);
-  setenv("CUDA_VISIBLE_DEVICES", seen.c_str(), 1);
-}
-
 // mpirun would let Slurm start its processes, outside of the job that can be saved. In a job of one node it need not.
 // For Open MPI 4, Open MPI 5 and MPICH, as far as the user has not chosen.
 void StartRanksHere() {
@@ -319,6 +341,43 @@ void StartRanksHere() {
   setenv("PRTE_MCA_ras", "^slurm", 0);
   setenv("HYDRA_LAUNCHER", "fork", 0);
   setenv("HYDRA_RMK", "user", 0);
+  // System V memory of a user's job cannot be saved.
+  if (geteuid() != 0) setenv("UCX_TLS", "^sysv", 0);
+}
+
+// The parts of a job on several nodes; none if it is on one. A job that began on several has parts on one, too.
+bool FindParts(const CheckpointOptions& options, const SlurmJob& job, const std::string& folder, Start start,
+               std::vector<mpi::Part>* parts, std::string* error) {
+  if (start == Start::kImage) {
+    std::ifstream file(folder + "/parts");
+    if (!file && job.nodes == 1) return true;
+    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    if (ParsePartsText(text, parts, error)) return true;
+    *error = "cannot read " + folder + "/parts, which says where the job's images are to run: " + *error;
+    return false;
+  }
+  parts->clear();
+  std::error_code ignored;
+  std::filesystem::remove(folder + "/parts", ignored);
+  if (job.nodes == 1) return true;
+  const std::string nodes = "the job has " + std::to_string(job.nodes) + " nodes";
+  if (options.addresses.empty()) {
+    *error = nodes +
+             ", and its parts need addresses of their own: name them with --checkpoint-addresses, or submit "
+             "it with --nodes=1";
+    return false;
+  }
+  if (geteuid() == 0) {
+    *error = nodes + ", and only those of ordinary users can be saved; submit it with --nodes=1";
+    return false;
+  }
+  const std::vector<int> tasks = ParseTasks(job.tasks);
+  if (job.has_gpu_node || tasks.size() != size_t(job.nodes)) {
+    *error = nodes + (job.has_gpu_node ? ", and a second component; only one of both can be saved"
+                                       : ", and SLURM_TASKS_PER_NODE is \"" + job.tasks + "\"");
+    return false;
+  }
+  return PlanParts(options.addresses, job.id, tasks, parts, error);
 }
 
 // A step of Slurm's own would run outside of the job. So the script finds cr-srun first, under srun's name.
@@ -356,7 +415,8 @@ int Main(int argc, char** argv) {
                  "PROGRAM is a batch script of cr-sbatch: run what begins at this line of it")
       ->type_name("N")
       ->check(CLI::Range(1, 1 << 30));
-  std::string keys;
+  std::string keys, place;
+  app.add_option("--part", place, "on a further node of the job: run PROGRAM as part I of N there")->type_name("I/N");
   app.add_option("--serve-gpus", keys,
                  "on the GPU node of a heterogeneous job: serve its GPUs, with keys in this folder")
       ->type_name("DIR");
@@ -370,6 +430,11 @@ int Main(int argc, char** argv) {
   if (!keys.empty()) return ServeGpus(keys);
   std::vector<std::string> program(argv + std::min(own + 1, argc), argv + argc);
   if (program.empty()) return Fail("no program given: cr-slurm-run [OPTIONS] -- PROGRAM [ARGUMENTS]");
+  if (!place.empty()) {
+    int index = 0, count = 0;
+    if (sscanf(place.c_str(), "%d/%d", &index, &count) != 2 || index < 0 || index >= count) return Fail("--part: I/N");
+    return RunPart(index, count, program);
+  }
 
   Variables variables;
   for (char** variable = environ; *variable; ++variable) {
@@ -382,14 +447,30 @@ int Main(int argc, char** argv) {
   const std::string folder = checkpoint::Absolute(options.directory) + "/job-" + job.Name();
   if (!MakeOwnFolder(folder, &error)) return Fail(error);
   const std::string images = folder + "/images";
-  const std::string image = ckptfmt::NewestImageIn(images);
+  std::vector<mpi::Part> parts;
+  // Those of a job on several nodes are in sets.
+  std::string image = ckptfmt::NewestImageIn(images);
+  if (image.empty()) {
+    std::ifstream file(folder + "/parts");
+    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    if (ParsePartsText(text, &parts, &error)) image = NewestSetIn(images, parts.size());
+  }
   Start start;
   if (!ChooseStart(job, images, image, &start, &error)) return Fail(error);
-  UseAssignedGpus();
-  StartRanksHere();
+  if (!FindParts(options, job, folder, start, &parts, &error)) return Fail(error);
+  std::vector<Node> nodes;
+  if (!parts.empty() &&
+      (!FindNodes(&nodes, &error) || !PrepareParts(folder, parts, start == Start::kProgram, &error))) {
+    return Fail(error);
+  }
+  const std::string name = "slurm-" + job.Name();
+  const std::vector<PlacedPart> placed = PlaceParts(parts, nodes, name);
   if (!BeginStart(folder, job.restarts)) return Fail("cannot write " + folder + "/restarts: " + strerror(errno));
-  // Slurm may have lost a node on which the job still runs.
-  if (job.restarts > 0) sleep(kTakeOverSeconds);
+  // Slurm may have lost a node on which the job still runs, or may have killed its cr-slurm-run just now.
+  const std::string running = folder + "/running";
+  if (job.restarts > 0 && access(running.c_str(), F_OK) == 0)
+    sleep(placed.empty() ? kTakeOverSeconds : kPartsEndSeconds);
+  std::ofstream(running) << "";
   std::unique_ptr<GpuNode> gpu_node;
   if (job.has_gpu_node && !getenv("CUDA_REMOTE_SERVER")) {
     gpu_node = GpuNode::Start(folder + "/keys-" + std::to_string(job.restarts), &error);
@@ -397,11 +478,21 @@ int Main(int argc, char** argv) {
     gpu_node->SetVariables();
   }
 
+  std::unique_ptr<PartSteps> steps;
+  if (!placed.empty()) {
+    steps = PartSteps::Start(name, placed, start == Start::kImage ? image : "", &error);
+    if (!steps) return Fail(error);
+    const char* const assigned = getenv("CUDA_VISIBLE_DEVICES");
+    if (assigned) setenv("CUDA_VISIBLE_DEVICES", ShareOfGpus(assigned, 0, placed[0].count).c_str(), 1);
+  } else {
+    StartRanksHere();
+  }
+  UseAssignedGpus();
   if (!PutSrunFirst(folder, &error)) return Fail(error);
   std::vector<std::string> command;
   if (start == Start::kImage) {
     Say("restarting " + image);
-    command = {checkpoint::FindCompanion("cr-restart"), images};
+    command = {checkpoint::FindCompanion("cr-restart"), placed.empty() ? images : image + "/member-1"};
     if (!options.output.empty() || !options.error.empty()) command.push_back("--cut-back");
     for (const std::string& path : options.cut) command.insert(command.end(), {"--cut", path});
   } else {
@@ -414,14 +505,19 @@ int Main(int argc, char** argv) {
       if (!KeepScript(program[0], script_line, script, &error)) return Fail(error);
       program[0] = script;
     }
-    command = {checkpoint::FindCompanion("cr-run"), "--name", "slurm-" + job.Name()};
+    command = {checkpoint::FindCompanion("cr-run"), "--name", name};
+    if (!placed.empty()) command.insert(command.end(), {"--address", placed[0].part.address});
     if (!options.output.empty()) command.insert(command.end(), {"--output", Expand(options.output, job)});
     if (!options.error.empty()) command.insert(command.end(), {"--error", Expand(options.error, job)});
     command.push_back("--");
     command.insert(command.end(), program.begin(), program.end());
   }
-  const int code = Runner(options, job, folder, gpu_node.get()).Run(command);
+  Runner runner(options, job, folder, gpu_node.get());
+  runner.SetParts(placed, steps.get());
+  const int code = runner.Run(command);
+  steps.reset();
   gpu_node.reset();
+  if (LastStart(folder) == job.restarts) unlink(running.c_str());
   // Another start of the job may need them by now.
   std::error_code ignored;
   if (code == 0 && LastStart(folder) == job.restarts) std::filesystem::remove_all(folder, ignored);

@@ -32,10 +32,8 @@ bool ReadSlurmJob(const Variables& variables, SlurmJob* job, std::string* error)
     return false;
   }
   const std::string nodes = Value(variables, "SLURM_JOB_NUM_NODES");
-  if (IsNumber(nodes) && atoi(nodes.c_str()) > 1) {
-    *error = "the job has " + nodes + " nodes, and only jobs of one node can be saved; submit it with --nodes=1";
-    return false;
-  }
+  job->nodes = IsNumber(nodes) ? std::max(atoi(nodes.c_str()), 1) : 1;
+  job->tasks = Value(variables, "SLURM_TASKS_PER_NODE");
   const std::string components = Value(variables, "SLURM_HET_SIZE");
   job->has_gpu_node = IsNumber(components) && atoi(components.c_str()) > 1;
   const std::string gpu_nodes = Value(variables, "SLURM_JOB_NUM_NODES_HET_GROUP_1");

@@ -17,6 +17,8 @@ struct SlurmJob {
   std::string id;           // of one task of an array it is the array's
   std::string array, task;  // empty: not in an array
   int restarts = 0;
+  int nodes = 1;
+  std::string tasks;          // on each node, as SLURM_TASKS_PER_NODE
   bool has_gpu_node = false;  // its second component, of a heterogeneous job
 
   // "12", or "12_3". For scontrol, too, which takes an array's number for all tasks.

@@ -33,6 +33,9 @@ void AddCheckpointOptions(CLI::App* app, CheckpointOptions* options) {
   app->add_option("--checkpoint-error", options->error, "file for its standard error; may be the same one");
   app->add_option("--checkpoint-cut", options->cut,
                   "a file that the program writes: a restart cuts it back to where the image was made");
+  app->add_option("--checkpoint-addresses", options->addresses,
+                  "FIRST-LAST[/PREFIX][@INTERFACE]: addresses for the parts of jobs on several nodes, which each such "
+                  "job needs one of for each node; the operator says which ones are for that");
 }
 
 std::vector<std::string> ToWords(const CheckpointOptions& options) {
@@ -45,6 +48,7 @@ std::vector<std::string> ToWords(const CheckpointOptions& options) {
   words.push_back("--checkpoint-keep=" + std::to_string(options.keep));
   if (!options.output.empty()) words.push_back("--checkpoint-output=" + absolute(options.output));
   if (!options.error.empty()) words.push_back("--checkpoint-error=" + absolute(options.error));
+  if (!options.addresses.empty()) words.push_back("--checkpoint-addresses=" + options.addresses);
   for (const std::string& path : options.cut) words.push_back("--checkpoint-cut=" + absolute(path));
   return words;
 }

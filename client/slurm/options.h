@@ -16,6 +16,7 @@ struct CheckpointOptions {
   int keep = 2;
   std::string output, error;
   std::vector<std::string> cut;
+  std::string addresses;
 
   bool On(const std::string& what) const;
 };

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // What cr-sbatch submits, and how a job starts.
 #include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
 
 #include "client/slurm/job_start.h"
 #include "client/slurm/options.h"
+#include "client/slurm/part_plan.h"
 #include "client/slurm/step.h"
 #include "client/slurm/submission.h"
 
@@ -81,7 +86,7 @@ TEST(OptionsTest, GoThroughAnotherCommandLine) {
   AddCheckpointOptions(&other, &again);
   Words words = {"--checkpoint-dir=/a b", "--checkpoint-interval=2m",  "--checkpoint-on=timeout",
                  "--checkpoint-keep=4",   "--checkpoint-output=/o-%j", "--checkpoint-error=/e",
-                 "--checkpoint-cut=/c",   "--checkpoint-cut=/d"};
+                 "--checkpoint-cut=/c",   "--checkpoint-cut=/d",       "--checkpoint-addresses=10.9.0.1-10.9.0.9@e"};
   app.parse(Words(words.rbegin(), words.rend()));
   words = ToWords(options);
   other.parse(Words(words.rbegin(), words.rend()));
@@ -93,6 +98,7 @@ TEST(OptionsTest, GoThroughAnotherCommandLine) {
   EXPECT_EQ(again.output, "/o-%j");
   EXPECT_EQ(again.error, "/e");
   EXPECT_EQ(again.cut, (Words{"/c", "/d"}));
+  EXPECT_EQ(again.addresses, "10.9.0.1-10.9.0.9@e");
   EXPECT_TRUE(CheckpointOptions().On("preempt"));
   CLI::App wrong;
   AddCheckpointOptions(&wrong, &options);
@@ -166,6 +172,78 @@ TEST(StepTest, MakesTheCommandOfMpirun) {
   EXPECT_EQ(LauncherWords(step, "mpiexec.hydra", {}, {}, {"w"}), (Words{"mpiexec.hydra", "-n", "3", "w", "prog", "x"}));
 }
 
+TEST(PartPlanTest, ReadsTasksAndNodes) {
+  EXPECT_EQ(ParseTasks("2(x2),1"), (std::vector<int>{2, 2, 1}));
+  EXPECT_EQ(ParseTasks("4"), std::vector<int>{4});
+  for (const char* wrong : {"", "x", "2(x", "2(y2)", "0"}) EXPECT_TRUE(ParseTasks(wrong).empty()) << wrong;
+  std::vector<Node> nodes;
+  std::string error;
+  const std::string text =
+      "NodeName=n1 Arch=x86_64 NodeAddr=10.98.0.1 NodeHostName=n1\nNodeName=n12 NodeAddr=host12 NodeHostName=n12\n";
+  ASSERT_TRUE(ParseNodes(text, {"n12", "n1"}, &nodes, &error)) << error;
+  EXPECT_EQ(nodes[0].address, "host12");
+  EXPECT_EQ(nodes[1].address, "10.98.0.1");
+  EXPECT_FALSE(ParseNodes(text, {"n2"}, &nodes, &error));
+}
+
+TEST(PartPlanTest, GivesEachJobAddressesOfItsOwn) {
+  std::vector<mpi::Part> parts, again;
+  std::string error;
+  ASSERT_TRUE(PlanParts("10.9.0.50-10.9.0.55/24@eth1", "4", {2, 3}, &parts, &error)) << error;
+  ASSERT_EQ(parts.size(), 2u);
+  EXPECT_EQ(parts[0].address, "10.9.0.52/24@eth1");
+  EXPECT_EQ(parts[1].ip, "10.9.0.53");
+  EXPECT_EQ(parts[1].ranks, 3);
+  ASSERT_TRUE(ParsePartsText(PartsText(parts), &again, &error)) << error;
+  EXPECT_EQ(PartsText(again), PartsText(parts));
+  EXPECT_FALSE(ParsePartsText("", &again, &error));
+  for (const char* wrong : {"", "10.9.0.0/24", "10.9.0.9-10.9.0.1", "10.9.0.1-10.9.0.1", "10.9.0.1-x", "@a-b"}) {
+    EXPECT_FALSE(PlanParts(wrong, "4", {2, 3}, &parts, &error)) << wrong;
+    EXPECT_NE(error.find("--checkpoint-addresses"), std::string::npos) << error;
+  }
+}
+
+TEST(PartPlanTest, PlacesThePartsOnTheNodesThatThereAre) {
+  std::vector<mpi::Part> parts;
+  std::string error;
+  ASSERT_TRUE(PlanParts("10.9.0.50-10.9.0.60", "0", {1, 1, 1}, &parts, &error)) << error;
+  EXPECT_EQ(HostsOf(PlaceParts(parts, {{"a", "10.1.0.1"}, {"b", "hb"}, {"c", "hc"}, {"d", "hd"}}, "j")),
+            "10.1.0.1/j,hb/j,hc/j");
+  const std::vector<PlacedPart> two = PlaceParts(parts, {{"a", "ha"}, {"b", "hb"}}, "j");
+  EXPECT_EQ(HostsOf(two), "ha/j,ha/j-2,hb/j");
+  EXPECT_EQ(two[1].index, 1);
+  EXPECT_EQ(two[1].count, 2);
+  EXPECT_EQ(two[2].count, 1);
+  EXPECT_EQ(HostsOf(PlaceParts(parts, {{"a", "ha"}}, "j")), "ha/j,ha/j-2,ha/j-3");
+}
+
+TEST(PartPlanTest, DividesTheGpusOfANode) {
+  EXPECT_EQ(ShareOfGpus("2,3", 0, 1), "2,3");
+  EXPECT_EQ(ShareOfGpus("2,3", 1, 2), "3");
+  EXPECT_EQ(ShareOfGpus("0,1,2,3", 1, 2), "2,3");
+  EXPECT_EQ(ShareOfGpus("5", 1, 2), "5");
+}
+
+TEST(PartPlanTest, FindsTheNewestSetWithAllImages) {
+  char folder[] = "/tmp/cr-sets-XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  const std::filesystem::path top = folder;
+  const auto make = [&](const char* image) {
+    std::filesystem::create_directories(top / image);
+    std::ofstream(top / image / "manifest.pb") << "x";
+  };
+  EXPECT_EQ(NewestSetIn(folder, 2), "");
+  make("image-000009/member-1");
+  make("image-000009/member-2");
+  make("image-000010/member-1");
+  make("image-000010/member-2.partial");
+  make("image-000008/member-1");
+  make("image-000008/member-2");
+  EXPECT_EQ(NewestSetIn(folder, 2), (top / "image-000009").string());
+  EXPECT_EQ(NewestSetIn(folder, 1), (top / "image-000010").string());
+  std::filesystem::remove_all(top);
+}
+
 TEST(JobStartTest, FindsASettingOfSlurms) {
   const std::string text = "Configuration data\nMpiDefault              = pmix\nMpiParams = (null)\n";
   EXPECT_EQ(SettingIn(text, "MpiDefault"), "pmix");
@@ -189,7 +267,10 @@ TEST(JobStartTest, ReadsSlurmsVariables) {
   EXPECT_EQ(job.restarts, 2);
   EXPECT_EQ(Expand("%A_%a %j 5%% %x%", job), "12_3 14 5% %x%");
   EXPECT_FALSE(ReadSlurmJob({{"SLURM_JOB_ID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}}, &job, &error));
-  EXPECT_FALSE(ReadSlurmJob({{"SLURM_JOB_ID", "1"}, {"SLURM_JOB_NUM_NODES", "2"}}, &job, &error));
+  ASSERT_TRUE(ReadSlurmJob({{"SLURM_JOB_ID", "1"}, {"SLURM_JOB_NUM_NODES", "2"}, {"SLURM_TASKS_PER_NODE", "4(x2)"}},
+                           &job, &error));
+  EXPECT_EQ(job.nodes, 2);
+  EXPECT_EQ(job.tasks, "4(x2)");
 }
 
 TEST(JobStartTest, KnowsTheGpuNodeOfAHeterogeneousJob) {

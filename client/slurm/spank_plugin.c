@@ -57,6 +57,7 @@ static struct spank_option g_options[] = {
     OPTION("checkpoint-on", "WHEN", "when to save the job and requeue it (default: preempt,timeout)"),
     OPTION("checkpoint-keep", "N", "keep the last N images (default: 2)"),
     OPTION("checkpoint-warning", "S", "begin to save the job S seconds before its time is over (default: 120)"),
+    OPTION("checkpoint-addresses", "FIRST-LAST", "addresses for the parts of a job on several nodes"),
     OPTION("checkpoint-output", "FILE", "the program's own output, cut back to the image at a restart"),
     OPTION("checkpoint-error", "FILE", "the same for its standard error"),
     OPTION("checkpoint-cut", "FILE", "a file that the program writes, cut back to the image at a restart"),

@@ -24,7 +24,10 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "matrix"))
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "matrix"))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "hosts"))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "hosts"))
 import harness  # noqa: E402
+import hosts  # noqa: E402
 from harness import Failure  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -78,6 +81,17 @@ NodeName=g2 NodeAddr=10.98.0.4 CPUs=1 Gres=gpu:2
 PartitionName=cpu Nodes=n[1-2] Default=YES MaxTime=INFINITE PriorityTier=1
 PartitionName=gpu Nodes=g[1-2] MaxTime=INFINITE PriorityTier=1
 PartitionName=high Nodes=n[1-2],g[1-2] MaxTime=INFINITE PriorityTier=10
+"""
+
+
+# Hosts of their own, and so are the nodes of a job on several.
+WITHOUT_GPU_NODES = """
+NodeName=n1 NodeAddr=10.98.0.1 CPUs=4
+NodeName=n2 NodeAddr=10.98.0.2 CPUs=4
+NodeName=n3 NodeAddr=10.98.0.3 CPUs=4
+NodeName=n4 NodeAddr=10.98.0.4 CPUs=4
+PartitionName=low Nodes=n[1-4] Default=YES MaxTime=INFINITE PriorityTier=1
+PartitionName=high Nodes=n[1-4] MaxTime=INFINITE PriorityTier=10
 """
 
 
@@ -210,6 +224,7 @@ class Host:
 
     def __init__(self, lab, name, number, state):
         """`state`: a folder, which becomes the host's own."""
+        self.address = f"10.98.0.{number}"
         words = ["unshare", "--mount", "--net", "--uts", "--propagation", "private", "/bin/sleep", "100000"]
         self.holder = lab.start(harness.Process(lab, "host-" + name, words))
         network = f"/proc/{self.holder.pid}/ns/net"
@@ -229,19 +244,52 @@ class Host:
         return [pid for pid in processes_here() if pid != self.holder.pid and network_of(pid) == network]
 
 
-class GpuCluster(Cluster):
-    """A Slurm whose nodes are hosts of their own: n1 and n2 without GPUs, g1 and g2 with two. Each n has a cr-hostd."""
+class HostCluster(Cluster):
+    """A Slurm whose nodes are hosts of their own, each with a cr-hostd."""
 
-    names, controller = ("n1", "n2", "g1", "g2"), "10.98.0.254"
+    names, controller = ("n1", "n2", "n3", "n4"), "10.98.0.254"
+    without_hostd = ()
 
     def __init__(self, context):
         run("ip", "link", "add", "lan", "type", "bridge")
         run("ip", "link", "set", "lan", "up")
         run("ip", "address", "add", self.controller + "/24", "dev", "lan")
         state = os.path.dirname(context.lab.env["CUDA_REMOTE_HOSTD"])
+        authority = hosts.Authority(os.path.join(context.lab.folder, "tls"), "hosts")
         self.hosts = {name: Host(context.lab, name, i + 1, state) for i, name in enumerate(self.names)}
-        for name in ("n1", "n2"):
-            context.start_hostd("hostd-" + name, self.hosts[name].enter)
+        self.hostds = {}
+        for name, host in self.hosts.items():
+            if name not in self.without_hostd:
+                words = ["--listen", f"{host.address}:{hosts.PORT}", "--allow-address", "10.98.0.0/24"]
+                self.hostds[name] = context.start_hostd("hostd-" + name, host.enter, [*words, *authority.options(name, host.address)])
+        super().__init__(context)
+
+    def node_lines(self, gres, cpus):
+        return WITHOUT_GPU_NODES
+
+    def start_node(self, name):
+        words = ("-D", "-N", name, "-d", self.context.find("slurmstepd"))
+        self.nodes[name] = self.daemon(name, "slurmd", *words, enter=self.hosts[name].enter)
+
+    def kill_node(self, name):
+        """As when a machine loses its power: nothing of it speaks any more, and nobody is told."""
+        run("ip", "link", "set", "to-" + name, "down")
+        kill_all(with_descendants(self.hosts[name].processes()))
+        self.nodes[name].child.wait()
+
+    def drain(self, *names):
+        self.command("scontrol", "update", "nodename=" + ",".join(names), "state=drain", "reason=test")
+
+    def resume(self, *names):
+        self.command("scontrol", "update", "nodename=" + ",".join(names), "state=resume")
+
+
+class GpuCluster(HostCluster):
+    """n1 and n2 without GPUs, g1 and g2 with two. Each n has a cr-hostd."""
+
+    names, without_hostd = ("n1", "n2", "g1", "g2"), ("g1", "g2")
+
+    def __init__(self, context):
         context.lab.env["SOFTGPU_DEVICES"] = "2"
         os.mkdir(os.path.join(context.lab.folder, "slurm"))
         devices = os.path.join(context.lab.folder, "slurm", "gpu")
@@ -253,16 +301,6 @@ class GpuCluster(Cluster):
 
     def node_lines(self, gres, cpus):
         return WITH_GPU_NODES
-
-    def start_node(self, name):
-        words = ("-D", "-N", name, "-d", self.context.find("slurmstepd"))
-        self.nodes[name] = self.daemon(name, "slurmd", *words, enter=self.hosts[name].enter)
-
-    def kill_node(self, name):
-        """As when a machine loses its power: nothing of it speaks any more, and nobody is told."""
-        run("ip", "link", "set", "to-" + name, "down")
-        kill_all(self.hosts[name].processes())
-        self.nodes[name].child.wait()
 
     def pair(self, job):
         """The nodes of the components of a job that runs."""
@@ -320,6 +358,22 @@ def processes_here():
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) not in above and network_of(entry) in NETWORKS:
             found.append(int(entry))
+    return found
+
+
+def with_descendants(pids):
+    """Also what they have in network namespaces of their own."""
+    parents = {}
+    for entry in os.listdir("/proc"):
+        try:
+            if entry.isdigit():
+                with open(f"/proc/{entry}/stat") as f:
+                    parents[int(entry)] = int(f.read().rpartition(") ")[2].split()[1])
+        except OSError:
+            pass  # it has ended
+    found = set(pids)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
     return found
 
 
@@ -397,16 +451,17 @@ class Context:
         if not own_hosts:
             self.start_hostd("hostd")
 
-    def start_hostd(self, name, enter=()):
+    def start_hostd(self, name, enter=(), more=()):
         socket = self.lab.env["CUDA_REMOTE_HOSTD"]
         key = os.path.join(self.lab.folder, "hostd.key")  # all have the same one
         if not os.path.exists(key):
             with open(os.open(key, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as f:
                 f.write(os.urandom(32))
         state = os.path.join(os.path.dirname(socket), "state")
-        command = [*enter, self.lab.tool("cr-hostd"), "--socket", socket, "--state", state, "--key", key]
+        command = [*enter, self.lab.tool("cr-hostd"), "--socket", socket, "--state", state, "--key", key, *more]
         hostd = self.lab.start(harness.Process(self.lab, name, command))
         harness.wait_for(lambda: "serving" in hostd.stderr(), LIMIT, lambda: hostd.describe())
+        return hostd
 
     def home(self, name, user):
         path = os.path.join(self.lab.folder, name)
@@ -478,12 +533,17 @@ echo known $known arguments "$@"
 @case
 def requeued(context):
     """scontrol requeue: saved on SIGTERM, then restarted on whatever node; the output is continued."""
-    cluster = Cluster(context)
+    requeue_on(context, Cluster(context))
+
+
+def requeue_on(context, cluster, meanwhile=lambda job: None):
     script = context.script(SCRIPT.format(program=context.program))
     want = context.uninterrupted(script)
     job = cluster.submit("-o", "out", script, env=context.standing(15))
     context.wait_step(15, cluster)
     cluster.command("scontrol", "requeue", job)
+    cluster.wait_state(job, "PENDING", restarts=1)
+    meanwhile(job)
     cluster.start_again(job)
     context.go(15)
     cluster.check_result(job, want)
@@ -538,12 +598,12 @@ done
 """
 
 
-def lose_node(context, lose, step_ms="100"):
+def lose_node(context, lose, step_ms="100", kind=Cluster):
     """The job goes on from its last image on the other node, and no line comes twice.
 
     `lose(cluster, node, processes)` makes Slurm lose the node; `processes()` are those of the job on it.
     """
-    cluster = Cluster(context)
+    cluster = kind(context)
     # Also in a file that the script has open all the time.
     twice = LINES.format(program=context.program).replace("echo line $i", "echo line $i; echo line $i >&3")
     script = context.script("exec 3> results\n" + twice)
@@ -667,12 +727,13 @@ def failed_program(context):
 def other_gpus(context):
     """A job that gets another GPU of the node after a restart computes on that one; its program sees it as 0."""
     context.lab.env["SOFTGPU_DEVICES"] = "2"
-    files = [context.path("gpu0"), context.path("gpu1")]
+    slurm = os.path.join(context.lab.folder, "slurm")
+    os.mkdir(slurm)
+    files = [slurm + "/gpu0", slurm + "/gpu1"]
     for minor, path in enumerate(files):
         os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(195, minor))
-    os.mkdir(context.path("slurm"))
-    with open(context.path("slurm/gres.conf"), "w") as f:
-        f.write(f"Name=gpu File={context.path('gpu')}[0-1]\n")
+    with open(slurm + "/gres.conf", "w") as f:
+        f.write(f"Name=gpu File={slurm}/gpu[0-1]\n")
     cluster = Cluster(context, "GresTypes=gpu", "Gres=gpu:2", cpus=2)
     script = context.script(SCRIPT.format(program=context.program) + 'echo sees "$CUDA_VISIBLE_DEVICES"\n')
     want = context.uninterrupted(script).replace("sees \n", "sees 0\n")
@@ -771,7 +832,7 @@ def plugin(context):
     with open(stack, "w") as f:
         f.write(f"required {compiled} CR_SBATCH={context.lab.tool('cr-sbatch')}\n")
     cluster = Cluster(context, f"PlugStackConfig={stack}")
-    for option in ("interval", "dir", "on", "keep", "warning", "output", "error", "cut"):
+    for option in ("interval", "dir", "on", "keep", "warning", "output", "error", "cut", "addresses"):
         if f"--checkpoint-{option}=" not in cluster.ask("sbatch", "--help"):
             raise Failure(f"sbatch --help lacks --checkpoint-{option}")
     lines = "#SBATCH --checkpoint-dir=images --checkpoint-keep=1\n"
@@ -877,9 +938,13 @@ def has_rights_of_user(context):
 
 @case
 def user_requeued(context):
-    """A job of an ordinary user, through cr-hostd: as `requeued`."""
-    context.become_user()
-    requeued(context)
+    """A job of an ordinary user, through cr-hostd: as `requeued`, and restarted on another host."""
+    context.become_user(own_hosts=True)
+    cluster = HostCluster(context)
+    requeue_on(context, cluster, lambda job: cluster.drain("n1"))
+    for name, saved in (("n1", "cr-checkpoint of job"), ("n2", "cr-restart, image")):
+        if saved not in cluster.hostds[name].stderr():
+            raise Failure(f"the cr-hostd of {name} has done nothing: {cluster.hostds[name].describe()}")
 
 
 @case
@@ -898,7 +963,19 @@ def user_preempted(context):
 
 @case
 def user_node_failed(context):
-    """The same, as `node_failed`: through cr-hostd, too, the job ends with slurmstepd, and goes on from its last image."""
+    """A host is lost, with its cr-hostd and the job, which goes on from its last image on another host."""
+    context.become_user(own_hosts=True)
+
+    def kill(cluster, node, processes):
+        has_rights_of_user(context)
+        cluster.kill_node(node)
+
+    lose_node(context, kill, kind=HostCluster)
+
+
+@case
+def user_slurmstepd_killed(context):
+    """As `node_failed`: through cr-hostd, too, the job ends with slurmstepd, and goes on from its last image."""
     context.become_user()
 
     def kill(cluster, node, processes):
@@ -907,6 +984,20 @@ def user_node_failed(context):
         harness.wait_for(lambda: not processes(), 10, lambda: "the job has survived slurmstepd")
 
     lose_node(context, kill)
+
+
+@case
+def user_arrays(context):
+    """The same, as `arrays`."""
+    context.become_user()
+    arrays(context)
+
+
+@case
+def user_other_gpus(context):
+    """The same, as `other_gpus`."""
+    context.become_user()
+    other_gpus(context)
 
 
 @case
@@ -1025,6 +1116,99 @@ def user_gpu_node_failed(context):
     harness.wait_for(lambda: not running(), LIMIT, lambda: f"the program still runs: {running()}")
     os.unlink(context.sync)
     goes_on_elsewhere(context, cluster, job, want)
+
+
+# After the restarts, too, the script starts tasks on all nodes.
+ON_NODES = """
+set -e
+echo begin
+{run} {stencil} --steps 24
+srun --mpi=none -n 3 /bin/bash -c 'echo task $SLURM_PROCID is $SLURM_LOCALID on node $SLURM_NODEID' | sort
+echo end
+"""
+ON_NODES_SAY = """begin
+{stencil}task 0 is 0 on node 0
+task 1 is 1 on node 0
+task 2 is 0 on node 1
+end
+"""
+
+
+def run_on_nodes(context, mpi, run, lost):
+    """Three ranks of an ordinary user's job on two nodes. Preempted, they go on on two others; when one of these is lost,
+    from the last images, on the first two; and at the end all on one node.
+
+    `lost`: which node of the two."""
+    context.become_user(own_hosts=True)
+    context.lab.env.update(HOME=context.folder, SHELL="/bin/sh")
+    cluster = HostCluster(context)
+    stencil = context.stencil(mpi)
+    want = ON_NODES_SAY.format(stencil=context.native_stencil(mpi, stencil, 3, 24))
+    script = context.script(ON_NODES.format(run=run, stencil=stencil))
+    words = ("--checkpoint-addresses", "10.98.0.50-10.98.0.99", "--checkpoint-interval", "1s", "-N2", "-n3", "-w", "n1,n2")
+    # Open MPI says on standard error that a checkpoint was made ("Forwarding signal 18").
+    job = cluster.submit(*words, "-o", "out", "-e", "out-errors", script, env=context.standing(8, 12, 16))
+    context.wait_step(8, cluster)
+    folder = context.path(f"checkpoints/job-{job}/images")
+
+    def complete():
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+        return [int(name[6:]) for name in names if all(os.path.exists(f"{folder}/{name}/member-{i}/manifest.pb") for i in (1, 2))]
+
+    def goes_on(restarts, step, *nodes):
+        cluster.start_again(job, restarts)
+        cluster.wait_state(job, "RUNNING", restarts=restarts)
+        got = cluster.ask("scontrol", "show", "hostnames", cluster.facts(job)["NodeList"]).split()
+        if got != list(nodes):
+            raise Failure(f"the job goes on on {got}, not on {nodes}")
+        context.go(step)
+
+    urgent = cluster.command("sbatch", "--parsable", "-p", "high", "--exclusive", "-w", "n1,n2", "--wrap", "sleep 2").stdout.strip()
+    cluster.wait_state(job, "PENDING", restarts=1)
+    cluster.command("scontrol", "update", f"jobid={job}", "ReqNodeList=")
+    cluster.wait_state(urgent, "COMPLETED")
+    cluster.drain("n1", "n2")
+    goes_on(1, 8, "n3", "n4")
+    context.wait_step(12, cluster)
+    # One that was begun after the job has come to stand; the next one may have been before.
+    before = max(complete(), default=0)
+    harness.wait_for(lambda: max(complete(), default=0) >= before + 2, LIMIT, lambda: f"no images\n{cluster.shown_output()}")
+    cluster.kill_node(lost)
+    os.unlink(context.sync)
+    cluster.wait_state(job, "PENDING", restarts=2, limit=3 * LIMIT)
+    cluster.drain("n3", "n4")
+    cluster.resume("n1", "n2")
+    goes_on(2, 12, "n1", "n2")
+    context.wait_step(16, cluster)
+    cluster.command("scontrol", "requeue", job)
+    cluster.wait_state(job, "PENDING", restarts=3)
+    cluster.drain("n1")
+    cluster.command("scontrol", "update", f"jobid={job}", "NumNodes=1")
+    goes_on(3, 16, "n2")
+    cluster.check_result(job, want, restarts=3, limit=2 * LIMIT)
+    errors = cluster.output("out-errors")
+    if errors.count("restarting") != 3 or "starts anew" in errors:
+        raise Failure(f"the job was not restarted from images:\n{errors}")
+    if os.listdir(context.path("checkpoints")):
+        raise Failure(f"something of the job is left: {os.listdir(context.path('checkpoints'))}")
+
+
+@case
+def user_nodes_mpirun(context):
+    """A job on two nodes with Open MPI's mpirun; the batch script's node is lost."""
+    run_on_nodes(context, "openmpi", "mpirun.openmpi -n 3", "n3")
+
+
+@case
+def user_nodes_pmix(context):
+    """The same with srun --mpi=pmix; the other node is lost."""
+    run_on_nodes(context, "openmpi", "srun --mpi=pmix", "n4")
+
+
+@case
+def user_nodes_pmi2(context):
+    """The same with srun --mpi=pmi2 and MPICH."""
+    run_on_nodes(context, "mpich", "srun --mpi=pmi2", "n4")
 
 
 @case
