@@ -497,7 +497,7 @@ bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* erro
   if (replay::Replay(log, target, nullptr, error, replay::Part::kBeforePinned, ahead)) {
     return Drain(channel, error);
   }
-  *error = "the job's GPU objects cannot be made again on this server: " + *error;
+  *error = "the job's GPU objects cannot be recreated on this server: " + *error;
   return false;
 }
 

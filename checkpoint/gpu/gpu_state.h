@@ -33,7 +33,7 @@ std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid
                                            const std::string& driver_settings, uint32_t address_layout,
                                            std::string* error);
 
-// What a log has that cannot be made again elsewhere: names of calls; empty if it has nothing.
+// The calls in a log that created objects which cannot be recreated on another server; empty if it has nothing.
 std::string NotReplayableIn(const replay::Log& log);
 
 // How much memory GPU `gpu` of the server at `address` (GpuHost::server()) has free. False if it does not say.

@@ -178,7 +178,8 @@ bool LiveProcess::Take(std::string* error) {
   }
   const std::string calls = NotReplayableIn(log_);
   if (calls.empty()) return true;
-  *error = "it has objects that cannot be made again elsewhere; they came from: " + calls;
+  *error = "it has GPU objects that cannot be recreated on another server; they were created by: " + calls +
+           ". See docs/context-state.md";
   return false;
 }
 

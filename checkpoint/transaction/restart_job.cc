@@ -112,7 +112,8 @@ bool RestartJob::ReadLogs(std::string* error) {
     const std::string calls = NotReplayableIn(saved_.logs[i]);
     if (calls.empty()) continue;
     *error = options_.image + ": " + NameOf(processes[i]) +
-             " has objects that cannot be made again here; they came from: " + calls;
+             " has GPU objects that cannot be recreated on another server; they were created by: " + calls +
+             ". See docs/context-state.md";
     return false;
   }
   return true;

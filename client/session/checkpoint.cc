@@ -482,7 +482,7 @@ bool Checkpoint::ReplayRest(std::string* error) {
   replay::ChannelTarget target(*channel());
   ReaderLock lock(&session_->mutex());
   if (replay::Replay(session_->log(), target, nullptr, error, replay::Part::kAfterPinned)) return true;
-  *error = "the job's graphs cannot be made again on this server: " + *error;
+  *error = "the job's graphs cannot be recreated on this server: " + *error;
   return false;
 }
 

@@ -45,22 +45,21 @@ constexpr int kExitInterrupted = 3;
 
 constexpr char kExamples[] = R"(
 Examples:
-  cr-checkpoint train /data/train.image           saves the job; it goes on
+  cr-checkpoint train /data/train.image           saves the job; it continues
   cr-checkpoint --stop train /data/train.image    saves it and ends it; later: cr-restart /data/train.image
   cr-checkpoint --every 10m train /data/train.image   again and again; each whole image replaces the one before
   cr-checkpoint --hosts node1,node2 train /data/train  one job on two hosts; then on each: cr-restart /data/train/member-N
   cr-checkpoint --hosts node1,node2 --every 10m --keep 3 train /data/train   again and again, the last three of both
   cr-checkpoint --every 10m --keep 3 train /data/train   keeps the last three images, which share what is the same in them
 
-GPU memory that the job does not write to all the time is copied to host memory while the job runs. Then the job stands
-still while the rest follows and its processes are saved; what must be hashed, compressed and written is done behind it,
-while the job goes on. That takes as much host memory as the job has GPU
-memory, if that is there (--pool); of a job with more than that, the rest goes through it while the job stands still.
-With --stop the memory is written as it comes, through a small pool. A checkpoint that fails, or is interrupted or
-killed, leaves the job running and no new image.
+Before the pause, while the job runs, the tool copies GPU memory to host memory and skips memory that the job keeps
+writing to. In the pause it copies the rest and saves the processes. After the pause the tool hashes, compresses and
+writes the copies while the job runs. This needs as much host memory as the job has GPU memory (limit: --pool). If there
+is less, the rest is written during the pause. With --stop the job does not continue, and a small pool is enough. A
+checkpoint that fails, or is interrupted or killed, leaves the job running and no new image.
 
-With --keep N, DIR holds the last N images of the job (image-000001, ...). What an earlier one has of the GPU memory is not
-written again. cr-restart DIR takes the newest, cr-restart DIR/image-000007 that one; cr-inspect DIR lists them.
+With --keep N, DIR holds the last N images of the job (image-000001, ...). GPU memory that an earlier image has is not
+written again. cr-restart DIR takes the newest image, cr-restart DIR/image-000007 this one; cr-inspect DIR lists them.
 
 With --hosts and --keep, DIR/image-N/member-M is the image on the host M. An image is removed only when all hosts have
 newer ones of one moment, as many as are kept. cr-restart DIR --hosts takes the newest that all hosts have.
@@ -69,7 +68,7 @@ With --every, a checkpoint that fails is reported with the time, the last image 
 next interval.
 
 Exit codes: 0 saved (--every: the job has ended, and was saved at least once), 1 failed (--every: the job has ended and was
-never saved), 2 wrong use, 3 interrupted (the job goes on; with --every the last image stays), 4 no such job.
+never saved), 2 wrong use, 3 interrupted (the job continues; with --every the last image stays), 4 no such job.
 )";
 
 constexpr char kWithoutRoot[] =
@@ -326,7 +325,7 @@ int Main(int argc, char** argv) {
          "a folder that the owner may write to")
       ->excludes("--hosts");
   app.add_flag("--json", options.json, "print times and sizes as JSON");
-  app.add_flag("--times", options.times, "tell how long each step took");
+  app.add_flag("--times", options.times, "print the duration of each step");
   app.add_flag("--quiet", options.quiet, "print errors only");
   app.add_option("--caller", caller, "used by cr-hostd")->group("");
   try {

@@ -42,7 +42,7 @@ constexpr int kExitLeft = 4;
 
 constexpr char kExamples[] = R"(
 Examples:
-  cr-drain --to-host node8                     users' jobs go on at node8
+  cr-drain --to-host node8                     users' jobs continue at node8
   cr-drain --to-host node8 --save /data/drain  the same, and what cannot go there is saved and ended
   cr-drain --save /data/drain                  all jobs are saved and ended
   cr-drain --undo                              the host takes jobs again
@@ -262,7 +262,8 @@ int Main(int argc, char** argv) {
   app.add_option("--to-host", options.to_host, "HOST or HOST:PORT of the cr-hostd to which users' jobs move");
   app.add_option("--to", options.server, "of --to-host: the GPU server that they use there (default: as they have it)");
   app.add_option("--save", options.save, "folder in which jobs are saved that do not move; made if it is not there");
-  app.add_option("--reason", options.reason, "what users are told who start a job here")->capture_default_str();
+  app.add_option("--reason", options.reason, "text for the error message of users who start a job here")
+      ->capture_default_str();
   app.add_option("--timeout", options.timeout, "seconds to wait for one job's CUDA calls that are in progress")
       ->capture_default_str()
       ->check(CLI::Range(0.001, 86400.0));

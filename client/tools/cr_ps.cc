@@ -49,12 +49,12 @@ Examples:
   cr-ps --hosts node7,node8:7071
   cr-ps --prune                             remove what killed jobs of this user have left here
 
-PID is the number that this machine knows the program by, which cr-checkpoint takes, if the job is one of this user's on
-this machine; else the number that the program knows.
+For your jobs on this machine, PID is the PID on this machine, and cr-checkpoint accepts it. For other jobs, PID is the
+one inside the job.
 
-It shows and ends the sessions of who asks: of the same user, or of the same client certificate. Operators
-of the server (its own user, root, and cr-server --operator) see and end all. With --hosts, this host's cr-hostd asks those
-of the others: for this user's jobs, or for everybody's if root asks.
+cr-ps shows and ends your own sessions: those of your user or of your client certificate. Operators of the server (its
+own user, root, and cr-server --operator) see and end all sessions. With --hosts, this host's cr-hostd asks the cr-hostd
+of each other host. It lists your jobs; root and operators (cr-hostd --operator) see all jobs.
 
 Exit codes: 0 ok, 1 no answer from the server or from a host, 2 wrong use, 4 no such session.
 )";
@@ -389,7 +389,7 @@ int Main(int argc, char** argv) {
   app.add_option("--watch", watch, "show it again every so many seconds")->check(CLI::Range(0.1, 86400.0));
   app.add_option("--end", end, "end the session of this number")->excludes("--watch")->excludes(all_hosts);
   app.add_flag("--prune", prune, "remove the folders of this user's jobs here whose cr-run was killed, and name them");
-  app.add_option("--reason", reason, "with --end: what the program is told");
+  app.add_option("--reason", reason, "with --end: text for the program's error message");
   app.add_option("--tls-cert", tls.cert, "own certificate, PEM (or CUDA_REMOTE_TLS_CERT)");
   app.add_option("--tls-key", tls.key, "its key (or CUDA_REMOTE_TLS_KEY)");
   app.add_option("--tls-ca", tls.ca, "who signs the server's certificate (or CUDA_REMOTE_TLS_CA)");

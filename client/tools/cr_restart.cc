@@ -48,10 +48,10 @@ Examples:
 
 Every byte of the image is compared with its checksum before a process of the job runs. The job then runs in the
 foreground, as under cr-run: signals go to it, and its output goes where it went before if that was a file (--output
-names another one), and to this program's output if it was a pipe or a terminal. Files that the job has open must be
-where they were, as long as they were (--cut-back, --cut), and no other job may be writing to them. A restart that fails
-leaves the image as it is and can be tried again. The image must belong to root or
-to this user, and nobody else may be able to write to it (--trust-owner).
+names another one), and to this program's output if it was a pipe or a terminal. The files that the job has open must
+exist at their old paths, with their old sizes (see --cut-back, --cut). No other job may be writing to them. A restart
+that fails leaves the image as it is and can be tried again. The image must belong to root or to this user, and nobody
+else may be able to write to it (see --trust-owner).
 
 Ranks are those of mpirun, torchrun or srun; without one of these the processes are counted from 0, as cr-inspect shows
 them. A process that saw several GPUs needs as many at its place: its GPU 0 is the first of the list. Processes that
@@ -139,7 +139,7 @@ int Main(int argc, char** argv) {
                  "also cut this file back, which the job has open for writing, whoever has written to it since");
   app.add_flag("--trust-owner", options.restart.trust_owner,
                "also take an image that another user owns or may write: he can make the job do what he wants");
-  app.add_flag("--times", options.times, "tell how long each step took");
+  app.add_flag("--times", options.times, "print the duration of each step");
   app.add_option(
       "--hosts", options.hosts,
       "HOST,HOST,...: restart the parts of a job on several hosts there, DIR/member-N on the host N, or those "

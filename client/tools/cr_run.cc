@@ -49,15 +49,15 @@ Examples:
   cr-run -- ./program --its options           a GPU server of its own, on this machine
   cr-run --server unix:/run/user/1000/cuda-remote/session.sock -- ./program
   cr-run --server gpu7:7070 --gpu 1 -- python3 train.py
-  cr-run --output train.log -- ./program      its output goes to a file that no other job may have
+  cr-run --output train.log -- ./program      its output goes to train.log; another job cannot use this file meanwhile
   cr-run --user anna -- ./program             as root: runs it as anna; root's tools can save, restart and move it
   cr-run --address 10.9.0.50 -- ./program     as root, or as cr-hostd allows: its connections move with the job
   cr-run --name train -- ./program &          then: cr-checkpoint train DIR, cr-migrate train --to gpu8:7070
 
-The program finds the GPU through LD_LIBRARY_PATH, as libcuda.so.1. Where this user may have mounts of his own, the
-library is also seen in the place of this machine's own one, for programs that get another environment. Signals go to the
-program. As root, it runs in PID and IPC namespaces of its own, which cr-checkpoint needs, and has a terminal of its own
-if this one is a terminal. TLS: CUDA_REMOTE_TLS_CERT, CUDA_REMOTE_TLS_KEY, CUDA_REMOTE_TLS_CA.
+The program finds the GPU through LD_LIBRARY_PATH, as libcuda.so.1. If this user may create mounts, the library also
+replaces the machine's libcuda.so.1, for programs that change LD_LIBRARY_PATH. Signals go to the program. As root, it
+runs in PID and IPC namespaces of its own, which cr-checkpoint needs, and has a terminal of its own if this one is a
+terminal. TLS: CUDA_REMOTE_TLS_CERT, CUDA_REMOTE_TLS_KEY, CUDA_REMOTE_TLS_CA.
 
 Exit codes: the program's own; 128 + N if signal N ended it; 121 stopped by cr-checkpoint --stop; 125 cr-run failed;
 126 the program cannot be executed; 127 it was not found.

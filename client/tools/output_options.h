@@ -10,9 +10,10 @@
 namespace cuda_remote::client::tools {
 
 inline void AddOutputOptions(CLI::App* app, checkpoint::OutputOptions* options) {
-  app->add_option("--output", options->output, "file for the job's standard output, which no other job may have");
+  app->add_option("--output", options->output,
+                  "file for the job's standard output; another job cannot use this file meanwhile");
   app->add_option("--error", options->error, "file for its standard error; may be the same one");
-  app->add_flag("--append", options->append, "go on behind what these files hold, instead of emptying them");
+  app->add_flag("--append", options->append, "append to these files, instead of emptying them");
 }
 
 }  // namespace cuda_remote::client::tools

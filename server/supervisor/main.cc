@@ -67,11 +67,10 @@ Sockets: DIR/session.sock for jobs and cr-ps, DIR/control.sock for gRPC. They se
 also those that are admitted.
 
 A session belongs to who opened it: a user (uid:1000), a client certificate (cert:CN=alice,O=lab), a token
-(token:carol), or a host of --insecure-tcp (address:10.1.2.3). Others do not see it and cannot end it, but for
-operators.
+(token:carol), or a host of --insecure-tcp (address:10.1.2.3). Only the owner and operators can see or end it.
 
-SIGHUP reads the --config file, the certificates and the tokens again; sessions go on. What is read again: --operator,
---insecure-tcp, --allow-user, --allow-group, the limits and --log-level.
+SIGHUP reads the --config file, the certificates and the tokens again; sessions continue. These options are read again:
+--operator, --insecure-tcp, --allow-user, --allow-group, the limits and --log-level.
 
 Exit codes: 0 ended by SIGTERM or SIGINT, 1 failure while running, 2 wrong use,
 3 cannot listen (folder or address in use).
@@ -228,9 +227,11 @@ void AddOptions(CLI::App* app, Options* options, Lists* lists) {
          "--allow-user", lists->users,
          "local users who are served besides the server's own (names or numbers; needs root and --session-user)")
       ->delimiter(',');
-  app->add_option("--allow-group", lists->groups, "likewise: all members of these groups")->delimiter(',');
+  app->add_option("--allow-group", lists->groups,
+                  "serve the members of these local groups (needs root and --session-user)")
+      ->delimiter(',');
   app->add_option("--session-user", lists->session_user,
-                  "user that the workers of foreign sessions run as, so that they are no way to the server's files "
+                  "run the workers of other users' sessions as this user, so that they cannot read the server's files "
                   "(needs root; the user must have access to the GPU's device files)");
   app->add_flag("!--unrestricted", options->restrict_workers,
                 "workers keep their capabilities and may make all system calls: only to find out whether that is what "

@@ -219,7 +219,7 @@ class Supervisor {
   void GiveFaultDevice(int socket);
   // A call of the Control service (control.proto); the answer goes to `socket` (taken over).
   void AnswerControl(int socket, const std::string& call, const Caller& caller);
-  // A question for cr-nvml, likewise.
+  // Answers a question for cr-nvml; `socket` is taken over.
   void AskMonitor(int socket, const std::string& question, bool remote, const Caller& caller);
   uint64_t Admit(int socket, const Hello& hello, const std::string& transport, const std::string& peer,
                  const std::string& owner);
@@ -276,7 +276,7 @@ class Supervisor {
   Clock::time_point accept_again_{};  // no descriptors until then
   LogLimit accept_log_, refused_log_, hello_log_, start_log_;
   std::map<std::string, std::string> groups_;                  // by owner
-  std::map<std::string, Budget> budgets_;                      // likewise
+  std::map<std::string, Budget> budgets_;                      // by owner, too
   std::map<std::pair<std::string, uint32_t>, Placed> places_;  // by owner and the process's number there
   int gpu_count_ = 0;                                          // as a worker that has all says; 0: none has yet
   std::list<Worker> workers_;
