@@ -3,7 +3,7 @@
 """Checks the Markdown pages of the whole tree: every link leads to a file and, if it has one, to a heading that exist; each
 code span that is a path of the tree, as `proto/frame/handle.h`, names something that exists, and so does each file in the
 first column of a folder README's table of files; every page of docs/ is in the README's table and in mkdocs.yml; prose lines
-are not longer than 100 columns.
+are not longer than 100 columns; a paragraph has at most six lines; the idioms of IDIOMS are in no page.
 
 docs/build then makes the site in strict mode, for which mkdocs has to be there (tools/setup installs it).
 
@@ -28,6 +28,12 @@ FOLDERS = ("bench", "checkpoint", "ckptfmt", "client", "docs", "host", "packagin
 SPAN = re.compile(r"`((?:" + "|".join(FOLDERS) + r")/[\w./-]+)`")
 # CHANGELOG.md tells of files of its time. What the build makes is not in the tree.
 MAY_BE_GONE = {"CHANGELOG.md"}
+# A paragraph or a list item with more lines than this wants to be a list, a table or two paragraphs.
+MOST_LINES = 6
+# Records of what happened, which nobody reads from top to bottom.
+MAY_BE_LONG = {"CHANGELOG.md", "docs/gpu-results.md"}
+# What plain words say better: the same, recreated, nevertheless.
+IDIOMS = re.compile(r"\b(likewise|made again|all the same)\b", re.IGNORECASE)
 NOT_IN_TREE = re.compile(r"\.gen\.|NAME|\.pb\.h$")
 
 
@@ -72,6 +78,32 @@ def prose(text):
         indented = False
         before = line
         yield number, line
+
+
+def paragraphs(text):
+    """Yields (number of the first line, lines) of paragraphs and list items."""
+    first, lines = 0, []
+    for number, line in prose(text):
+        own = re.match(r"\s*(#|\||<|>|\[[^\]]+\]:)", line)
+        if lines and (own or number != first + len(lines) or re.match(r"\s*([-*+]|\d+\.)\s", line)):
+            yield first, lines
+            lines = []
+        if not own:
+            first, lines = (first, lines + [line]) if lines else (number, [line])
+    if lines:
+        yield first, lines
+
+
+def idioms(text):
+    """Yields (number, idiom); one may be broken between two lines."""
+    joined, starts, before = "", [], 0
+    for number, line in prose(text):
+        joined += " " if number == before + 1 else "\n"
+        starts.append((len(joined), number))
+        joined += line.strip()
+        before = number
+    for match in IDIOMS.finditer(joined):
+        yield max(number for start, number in starts if start <= match.start()), match.group().lower()
 
 
 def slug(heading):
@@ -126,6 +158,11 @@ def check(root):
                 # A link or a name alone cannot be broken.
                 if " " in line.strip(" -*>"):
                     problems.append(f"{path}:{number}: {len(line)} columns; prose is wrapped at {WIDTH}")
+        for number, lines in paragraphs(text) if path not in MAY_BE_LONG else ():
+            if len(lines) > MOST_LINES:
+                problems.append(f"{path}:{number}: a paragraph of {len(lines)} lines; at most {MOST_LINES} are easy to read")
+        for number, idiom in idioms(text):
+            problems.append(f"{path}:{number}: write plainer words than '{idiom}'")
         for span in SPAN.findall("\n".join(line for _, line in prose(text))) if path not in MAY_BE_GONE else ():
             name = os.path.join(root, span.rstrip("."))
             # A file may be named without its suffix, for a header and its source.
@@ -169,16 +206,24 @@ def self_test():
         os.mkdir(root + "/docs")
         good = "# Title\n\n" + "".join(f"[here](docs/a.md#the-part) {n}\n\n" for n in range(60)) + "[b](docs/b.md)\n"
         wrong = "[x](gone.md) [y](docs/a.md#none) `docs/a.md` `docs/gone.h`\n\n| File | |\n| --- | --- |\n| `lost.cc`, `README` | |\n\n" + "word " * 30 + "\n\n    " + "code " * 30 + "\n\n```\n" + "code " * 30 + "\n```\n"
-        for name, text in (("README.md", good + wrong), ("docs/a.md", "# A\n\n## The `part`\n"), ("docs/b.md", "# B\n"),
-                           ("docs/c.md", "# C\n"), ("docs/mkdocs.yml", "nav:\n  - a: docs/a.md\n  - b: docs/b.md\n")):
+        # Six lines each, and a list of items with as many: nothing is wrong with these.
+        short = "line\n" * 6 + "\n" + "- line\n" * 3 + "- line\n" + "  line\n" * 5 + "\n" + "| row |\n" * 9
+        long = "\n" + "line\n" * 7 + "\n1. first\n2. line\n" + "   line\n" * 6
+        phrases = "\nIt works all\nthe same, and is Made again.\n\nInstall the same; `x` likewise; for all\n\nthe same.\n"
+        for name, text in (("README.md", good + wrong), ("docs/a.md", "# A\n\n## The `part`\n"),
+                           ("docs/b.md", "# B\n\n" + short + long + phrases), ("docs/c.md", "# C\n"),
+                           ("docs/mkdocs.yml", "nav:\n  - a: docs/a.md\n  - b: docs/b.md\n")):
             with open(os.path.join(root, name), "w", encoding="utf-8") as f:
                 f.write(text)
         found = "\n".join(check(root))
         for expected in ("gone.md leads nowhere", "no heading #none", "150 columns", "docs/c.md is not in the table",
-                         "docs/c.md is not in docs/mkdocs.yml", "there is no docs/gone.h", "lists lost.cc"):
+                         "docs/c.md is not in docs/mkdocs.yml", "there is no docs/gone.h", "lists lost.cc",
+                         "docs/b.md:30: a paragraph of 7 lines", "docs/b.md:39: a paragraph of 7 lines",
+                         "docs/b.md:47: write plainer words than 'all the same'", "docs/b.md:48: write plainer words than 'made again'",
+                         "docs/b.md:50: write plainer words than 'likewise'"):
             if expected not in found:
                 sys.exit(f"the check itself is wrong: it does not find '{expected}' but: {found}")
-        if len(found.split("\n")) != 7:
+        if len(found.split("\n")) != 12:
             sys.exit(f"the check itself is wrong: it finds too much: {found}")
 
 
