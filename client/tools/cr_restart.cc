@@ -136,7 +136,10 @@ int Main(int argc, char** argv) {
       "cut the files that the job had by --output and --error back to their length at the checkpoint; it writes "
       "the rest again");
   app.add_option("--cut", options.restart.cut,
-                 "also cut this file back, which the job has open for writing, whoever has written to it since");
+                 "also cut this file back, which the job has open for writing, whoever has written to it since. May be "
+                 "given several times")
+      ->expected(1)  // not DIR, too, which follows it
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_flag("--trust-owner", options.restart.trust_owner,
                "also take an image that another user owns or may write: he can make the job do what he wants");
   app.add_flag("--times", options.times, "print the duration of each step");
