@@ -779,6 +779,7 @@ CUresult WorkerSession::MoveVariables(uint64_t handle, VariablePlace* placed, co
       table_, *placed, wanted, [&] { UnloadModule(handle, library); }, load_again);
   MakeCurrent(table_, current_ref_);
   if (!placed->loaded) return CUDA_ERROR_OUT_OF_MEMORY;
+  ReadCode(handle);  // it was loaded again, and its functions may have gone elsewhere
   if (SamePlace(*placed, wanted)) return CUDA_SUCCESS;
   const size_t count = std::min(placed->parts.size(), wanted.parts.size());
   for (size_t i = 0; i < count; ++i) {

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
+#include <unordered_map>
 
 #include "replay/modimg/image_size.h"
 #include "replay/modimg/modimg.h"
@@ -76,7 +78,14 @@ namespace {
 
 // How many slots of a context are taken by what it has made before, with SOFTGPU_PLACES=streams: as with a driver that
 // places variables and its own memory for other objects in one part of the address space.
-uint64_t SlotsInFront(Context& context) {
+// With SOFTGPU_PLACES=loads, every other load of a module in a context finds one slot taken.
+uint64_t SlotsInFront(Context& context, const std::string& ptx, bool of_library) {
+  if (GetSettings().places_by_loads && !of_library) {
+    static std::mutex mutex;
+    static auto* const loads = new std::unordered_map<std::string, uint64_t>;
+    std::lock_guard<std::mutex> lock(mutex);
+    return ++(*loads)[std::to_string(context.id()) + ptx] % 2;
+  }
   if (!GetSettings().places_behind_streams || context.primary()) return 0;
   return context.AllStreams().size();
 }
@@ -110,7 +119,7 @@ void* MapVariables(uint64_t bytes, const std::string& ptx, uint64_t behind) {
 }  // namespace
 
 CUresult Module::Load(const ContextPtr& context, const std::string& ptx, const Variables& shared, ModulePtr* out,
-                      std::string* log) {
+                      std::string* log, bool of_library) {
   std::unique_ptr<ptx::Module> code = ptx::Module::Parse(ptx, log);
   if (!code) {
     LogOnce("PTX cannot be used: " + *log);
@@ -145,7 +154,7 @@ CUresult Module::Load(const ContextPtr& context, const std::string& ptx, const V
   std::shared_ptr<char> block;
   if (bytes != 0) {
     if (!device->TakeMemory(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-    void* memory = MapVariables(bytes, ptx, SlotsInFront(*home));
+    void* memory = MapVariables(bytes, ptx, SlotsInFront(*home, ptx, of_library));
     if (memory == nullptr) {
       device->GiveMemory(bytes);
       return CUDA_ERROR_OUT_OF_MEMORY;
@@ -320,7 +329,9 @@ CUresult Library::ModuleFor(const ContextPtr& user, ModulePtr* module) {
   if (!slot) {
     std::string log;
     ModulePtr loaded;
-    if (CUresult result = Module::Load(context, ptx, managed, &loaded, &log); result != CUDA_SUCCESS) return result;
+    if (CUresult result = Module::Load(context, ptx, managed, &loaded, &log, /*of_library=*/true);
+        result != CUDA_SUCCESS)
+      return result;
     for (const FunctionPtr& function : loaded->functions()) {
       if (KernelPtr kernel = FindKernel(function->name)) function->settings = kernel->settings[context->device()];
     }

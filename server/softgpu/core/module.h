@@ -62,7 +62,7 @@ class Module : public std::enable_shared_from_this<Module> {
   // Parses PTX and gives its variables memory in `context`, except those that are in `shared`. CUDA_ERROR_INVALID_PTX:
   // *log says why.
   static CUresult Load(const ContextPtr& context, const std::string& ptx, const Variables& shared, ModulePtr* module,
-                       std::string* log);
+                       std::string* log, bool of_library = false);
   ~Module();
 
   CUmodule handle() { return reinterpret_cast<CUmodule>(this); }

@@ -99,6 +99,7 @@ State& GetState() {
     }
     if (const char* v = std::getenv("SOFTGPU_PLACES"))
       s->settings.places_behind_streams = std::strcmp(v, "streams") == 0;
+    if (const char* v = std::getenv("SOFTGPU_PLACES")) s->settings.places_by_loads = std::strcmp(v, "loads") == 0;
     if (const char* v = std::getenv("CUDA_MODULE_LOADING")) s->settings.eager_loading = std::strcmp(v, "EAGER") == 0;
     if (const char* v = std::getenv("SOFTGPU_LATE_MS")) s->settings.late_ms = std::atoi(v);
     if (const char* v = std::getenv("SOFTGPU_LAST_IS_FASTEST")) s->settings.last_is_fastest = std::atoi(v) != 0;

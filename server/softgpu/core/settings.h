@@ -25,6 +25,7 @@ struct Settings {
   uint32_t delay_us = 0;                      // before every kernel and copy
   uint64_t places_seed = 0;                   // where code, heaps and exec_slots.h lie; 0: where in every process
   bool places_behind_streams = false;         // variables of contexts that are not primary: by the streams made before
+  bool places_by_loads = false;               // variables: one place further at every other load
   bool eager_loading = false;                 // kernels get their places when their module is loaded
   bool last_is_fastest = false;               // which is then the first device, but with CUDA_DEVICE_ORDER=PCI_BUS_ID
   uint32_t late_ms = 0;                       // 0: streams begin their work at once
