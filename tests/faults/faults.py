@@ -1265,6 +1265,25 @@ def kept_linked(context):
         raise Failure("nothing was refused, so this shows nothing: code lay in the room of other code")
 
 
+def move_and_restart_linked(context, name, settings):
+    """A job of linked modules, with `settings` in its environment, is moved and then restarted from an image, and is right."""
+    lab = context.lab
+    command = context.app("code_linked", 16)
+    first, second = (lab.server(f"{server}-{name}") for server in ("first", "second"))
+    job = lab.job(f"job-{name}", command, first.unix, pause_at=[6, 9], env=settings)
+    job.wait_paused(6, 60)
+    lab.run(f"move-{name}", [lab.tool("cr-migrate"), job.id, "--to", second.unix])
+    job.go(6)
+    job.wait_paused(9, 60)
+    image = context.path(f"image-{name}")
+    lab.run(f"checkpoint-{name}", [lab.tool("cr-checkpoint"), "--stop", job.id, image])
+    job.wait(30)
+    restarted = context.restart(image, first, f"restart-{name}")
+    job.go(9)
+    restarted.expect_success(60)
+    harness.same(f"{name}, moved and restarted", job.stdout(), context.expected(command))
+
+
 @case
 def module_loading(context):
     """Linked modules whose kernels the driver loads at once, or when they are first used, are moved and restarted."""
@@ -1272,47 +1291,20 @@ def module_loading(context):
     if lab.software:
         lab.env["APP_KEEP"] = "first"
     command = context.app("code_linked", 16)
-    expected = context.expected(command)
-    servers = [lab.server(name) for name in ("first", "second")]
     for loading in ("LAZY", "EAGER"):
         settings = {"CUDA_MODULE_LOADING": loading}
         native = lab.run(f"native-{loading}", command, 60, dict(lab.native_environment(), **settings))
-        harness.same(f"{loading}, natively", native.stdout(), expected)
-        job = lab.job(f"job-{loading}", command, servers[0].unix, pause_at=[6, 9], env=settings)
-        job.wait_paused(6, 60)
-        lab.run(f"move-{loading}", [lab.tool("cr-migrate"), job.id, "--to", servers[1].unix])
-        job.go(6)
-        job.wait_paused(9, 60)
-        image = context.path(f"image-{loading}")
-        lab.run(f"checkpoint-{loading}", [lab.tool("cr-checkpoint"), "--stop", job.id, image])
-        job.wait(30)
-        restarted = context.restart(image, servers[0], f"restart-{loading}")
-        job.go(9)
-        restarted.expect_success(60)
-        harness.same(f"{loading}, moved and restarted", job.stdout(), expected)
+        harness.same(f"{loading}, natively", native.stdout(), context.expected(command))
+        move_and_restart_linked(context, loading, settings)
 
 
 @case
 def loaded_again(context):
     """Linked modules that a replay loads twice, so that their variables come to their places: their functions lie elsewhere then,
     and tables follow."""
-    lab = context.lab
-    lab.env["SOFTGPU_PLACES"] = "loads"
-    settings = {"CUDA_MODULE_LOADING": "EAGER"}  # else only kernels that were used are in each other's way
-    command = context.app("code_linked", 16)
-    first, second = (lab.server(name) for name in ("first", "second"))
-    job = lab.job("job", command, first.unix, pause_at=[6, 9], env=settings)
-    job.wait_paused(6, 60)
-    lab.run("move", [lab.tool("cr-migrate"), job.id, "--to", second.unix])
-    job.go(6)
-    job.wait_paused(9, 60)
-    image = context.path("image")
-    lab.run("checkpoint", [lab.tool("cr-checkpoint"), "--stop", job.id, image])
-    job.wait(30)
-    restarted = context.restart(image, first, "restart")
-    job.go(9)
-    restarted.expect_success(60)
-    harness.same("moved and restarted", job.stdout(), context.expected(command))
+    context.lab.env["SOFTGPU_PLACES"] = "loads"
+    # Loaded at once: else only kernels that were used are in each other's way.
+    move_and_restart_linked(context, "again", {"CUDA_MODULE_LOADING": "EAGER"})
 
 
 @case
