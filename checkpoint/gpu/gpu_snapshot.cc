@@ -139,7 +139,7 @@ bool GpuSnapshot::Read(SideRequests* requests, SharedBuffers* shared, ChunkPool*
   uint64_t done = 0;
   size_t used = 0;
   {
-    Peeker peeker(requests, attached, pool, [&](const Peeker::Chunk& chunk, char* slot) {
+    const auto use_chunk = [&](const Peeker::Chunk& chunk, char* slot) {
       const Chunk& from = chunks_[chunk.number];
       std::string why;
       const bool fine = use(from.region, from.index, slot, from.bytes, &why);
@@ -148,7 +148,8 @@ bool GpuSnapshot::Read(SideRequests* requests, SharedBuffers* shared, ChunkPool*
       used += fine;
       done += from.bytes;
       if (fine && problem.empty() && go_on && !go_on(done, bytes_)) problem = "interrupted";
-    });
+    };
+    Peeker peeker(requests, attached, pool, use_chunk, Peeker::Captures::kAwait);
     const auto failed = [&] {
       std::lock_guard<std::mutex> lock(mutex);
       return !problem.empty();

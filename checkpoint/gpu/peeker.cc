@@ -2,6 +2,7 @@
 #include "checkpoint/gpu/peeker.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <system_error>
 #include <utility>
@@ -19,6 +20,10 @@ using ckptfmt::kChunkBytes;
 constexpr unsigned kMostThreads = 6;
 // Chunks on the way without shared memory, in pieces that a message has room for.
 constexpr size_t kChannelFlights = 4;
+// How long a job may capture, and how often the server is asked meanwhile.
+constexpr uint32_t kCapturing = 900;  // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+constexpr std::chrono::seconds kLongestCapture(60);
+constexpr std::chrono::milliseconds kBetweenQuestions(5);
 
 }  // namespace
 
@@ -32,8 +37,8 @@ SharedBuffers* Peeker::Attach(SideRequests* requests, SharedBuffers* shared, boo
   return *ok && answer.result == 0 ? shared : nullptr;
 }
 
-Peeker::Peeker(SideRequests* requests, SharedBuffers* shared, ChunkPool* pool, Use use)
-    : requests_(requests), shared_(shared), pool_(pool), use_(std::move(use)) {
+Peeker::Peeker(SideRequests* requests, SharedBuffers* shared, ChunkPool* pool, Use use, Captures captures)
+    : requests_(requests), shared_(shared), pool_(pool), use_(std::move(use)), captures_(captures) {
   if (shared == nullptr) return;
   for (size_t i = 0; i < SharedBuffers::kCount; ++i) free_buffers_.push_back(i);
   const unsigned count = std::clamp(std::thread::hardware_concurrency() * 3 / 8, 1u, kMostThreads);
@@ -56,7 +61,7 @@ Peeker::~Peeker() {
 }
 
 bool Peeker::Add(const Chunk& chunk, char* slot, std::string* error) {
-  Flight flight{{chunk, slot, kNone}, {}, {}};
+  Flight flight{{chunk, slot, kNone}, {}, {}, {}};
   bool ok = shared_ != nullptr || flights_.size() < kChannelFlights || FinishOne(error);
   while (ok && shared_ != nullptr && !TakeBuffer(&flight.what.buffer)) {
     if (!flights_.empty()) {
@@ -78,6 +83,7 @@ bool Peeker::Add(const Chunk& chunk, char* slot, std::string* error) {
     uint64_t number = 0;
     ok = requests_->Begin(asked, &number, error);
     if (!ok) break;
+    flight.asked.push_back(std::move(asked));
     flight.numbers.push_back(number);
     flight.sizes.push_back(peek.bytes);
   }
@@ -96,6 +102,18 @@ bool Peeker::Finish(std::string* error) {
   return ok;
 }
 
+bool Peeker::WaitFor(const agent::SideRequest& asked, uint64_t number, agent::SideAnswer* answer, std::string* error) {
+  const auto end = std::chrono::steady_clock::now() + kLongestCapture;
+  while (requests_->Wait(number, answer, error)) {
+    if (captures_ == Captures::kRefuse || answer->result != kCapturing || std::chrono::steady_clock::now() > end) {
+      return true;
+    }
+    std::this_thread::sleep_for(kBetweenQuestions);
+    if (!requests_->Begin(asked, &number, error)) return false;
+  }
+  return false;
+}
+
 // Waits for the oldest chunk.
 bool Peeker::FinishOne(std::string* error) {
   const Flight flight = std::move(flights_.front());
@@ -106,7 +124,7 @@ bool Peeker::FinishOne(std::string* error) {
   for (size_t i = 0; i < flight.numbers.size(); ++i) {
     agent::SideAnswer answer;
     std::string problem;
-    if (!requests_->Wait(flight.numbers[i], &answer, &problem)) {
+    if (!WaitFor(flight.asked[i], flight.numbers[i], &answer, &problem)) {
       if (ok) *error = problem;
       ok = here = false;
     } else if (answer.result != 0) {

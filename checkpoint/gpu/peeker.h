@@ -35,8 +35,12 @@ class Peeker {
   // *ok is false, and *error says why, if nothing can be asked.
   static SharedBuffers* Attach(SideRequests* requests, SharedBuffers* shared, bool* ok, std::string* error);
 
+  // The server refuses while the job captures a stream. Captures end, so what must be copied can wait for that.
+  enum class Captures { kRefuse, kAwait };
+
   // `shared`: null, or what Attach returned. Slots that are not used go back to `pool`.
-  Peeker(SideRequests* requests, SharedBuffers* shared, ChunkPool* pool, Use use);
+  Peeker(SideRequests* requests, SharedBuffers* shared, ChunkPool* pool, Use use,
+         Captures captures = Captures::kRefuse);
   // Waits for what is on its way.
   ~Peeker();
   Peeker(const Peeker&) = delete;
@@ -59,11 +63,14 @@ class Peeker {
   };
   struct Flight {
     Arrived what;
+    std::vector<agent::SideRequest> asked;
     std::vector<uint64_t> numbers;
     std::vector<size_t> sizes;
   };
 
   bool FinishOne(std::string* error);
+  // The answer to a request that has begun as `number`; it may have to be asked again.
+  bool WaitFor(const agent::SideRequest& asked, uint64_t number, agent::SideAnswer* answer, std::string* error);
   bool TakeBuffer(size_t* buffer);
   void GiveBuffer(size_t buffer);
   void Work();
@@ -73,6 +80,7 @@ class Peeker {
   SharedBuffers* const shared_;
   ChunkPool* const pool_;
   const Use use_;
+  const Captures captures_;
   std::deque<Flight> flights_;
   uint32_t refused_ = 0;
   std::mutex mutex_;

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -118,7 +119,10 @@ int Main(int argc, char** argv) {
   app.failure_message(WrongUse);
   app.footer(NeedsText(*NewEngine(), kWithoutRoot) + kExamples);
   app.set_version_flag("--version", VersionLine("cr-restart"));
-  app.add_option("DIR", options.restart.image, "the image, or a folder of images, of which the newest is taken");
+  // Options that may be given several times leave it to DIR only because it is required.
+  CLI::Option* const image =
+      app.add_option("DIR", options.restart.image, "the image, or a folder of images, of which the newest is taken")
+          ->required();
   app.add_option("--server", options.restart.places.server,
                  "the GPU server: unix:PATH or HOST:PORT (default: $CUDA_REMOTE_SERVER, else one of the job's own)");
   app.add_option("--gpu", options.restart.places.gpu, "the only GPU that the job gets (ordinal)")
@@ -138,7 +142,7 @@ int Main(int argc, char** argv) {
   app.add_option("--cut", options.restart.cut,
                  "also cut this file back, which the job has open for writing, whoever has written to it since. May be "
                  "given several times")
-      ->expected(1)  // not DIR, too, which follows it
+      ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_flag("--trust-owner", options.restart.trust_owner,
                "also take an image that another user owns or may write: he can make the job do what he wants");
@@ -152,6 +156,7 @@ int Main(int argc, char** argv) {
   app.add_flag("--quiet", options.quiet, "print errors only");
   app.add_option("--caller", caller, "used by cr-hostd")->group("");
   app.add_flag("--describe-gpus", options.describe_gpus, "used by cr-hostd")->group("");
+  image->required(std::none_of(argv, argv + argc, [](const char* word) { return !strcmp(word, "--describe-gpus"); }));
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -163,7 +168,6 @@ int Main(int argc, char** argv) {
   if (!ParsePlacement(map, &options.restart.places.rules, &error)) return Fail(error);
   if (caller >= 0 && !Caller::Take(caller, &error)) return Fail(error);
   if (options.describe_gpus) return DescribeGpus(options.restart);
-  if (options.restart.image.empty()) return Fail("no image is named: cr-restart DIR (--help)");
   if (!options.hosts.empty()) {
     if (!options.restart.directory.empty() || options.times) return Fail("--hosts excludes --job-dir and --times");
     host::Request request = host::RequestOf(app, "regroup");
