@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/gpu/peeker.h"
 #include "proto/codec/codec.h"
 
 namespace cuda_remote::checkpoint {
@@ -467,6 +468,43 @@ TEST_P(PrecopyTest, OutlivesAJobThatEndsAndACapture) {
     EXPECT_EQ(error_, "the job has ended");
     EXPECT_FALSE(copies.held_bytes() > 0 && Compare(&copies));
     EXPECT_EQ(TakeAll(&copies, &pool, server_), 0u);
+  }
+  EXPECT_TRUE(HasAllSlots(&pool));
+}
+
+TEST_P(PrecopyTest, PeekerAwaitsTheEndOfACapture) {
+  constexpr size_t kChunks = 6;
+  constexpr uint64_t kAt = 0x10000000;
+  std::mt19937_64 random(5);
+  const std::string memory = Random(&random, kChunks * kChunkBytes);
+  server_.memory[kAt] = memory;
+  ChunkPool pool(32 * kChunkBytes);
+  const std::unique_ptr<SharedBuffers> shared = SharedBuffers::Make();
+  bool ok = true;
+  SharedBuffers* const attached = Peeker::Attach(&server_, shared.get(), &ok, &error_);
+  ASSERT_TRUE(ok) << error_;
+  for (const Peeker::Captures captures : {Peeker::Captures::kRefuse, Peeker::Captures::kAwait}) {
+    std::mutex mutex;
+    std::set<size_t> right;
+    uint32_t refused = 0;
+    server_.refuse_after = 2;  // one copy
+    {
+      const auto use = [&](const Peeker::Chunk& chunk, char* slot) {
+        const bool same = memcmp(slot, memory.data() + chunk.number * kChunkBytes, kChunkBytes) == 0;
+        pool.Give(slot);
+        std::lock_guard<std::mutex> lock(mutex);
+        if (same) right.insert(chunk.number);
+      };
+      Peeker peeker(&server_, attached, &pool, use, captures);
+      for (size_t i = 0; i < kChunks; ++i) {
+        ASSERT_TRUE(peeker.Add({kAt + i * kChunkBytes, size_t(kChunkBytes), 7, i}, pool.Take(), &error_)) << error_;
+      }
+      ASSERT_TRUE(peeker.Finish(&error_)) << error_;
+      refused = peeker.refused();
+    }
+    const bool awaits = captures == Peeker::Captures::kAwait;
+    EXPECT_EQ(refused, awaits ? 0u : kCapture);
+    EXPECT_EQ(right.size(), awaits ? kChunks : kChunks - 1);
   }
   EXPECT_TRUE(HasAllSlots(&pool));
 }
