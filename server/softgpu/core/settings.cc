@@ -93,13 +93,14 @@ State& GetState() {
     if (const char* v = std::getenv("SOFTGPU_UUID")) s->settings.uuid = v;
     if (const char* v = std::getenv("SOFTGPU_THREADS")) s->settings.kernel_threads = std::atoi(v);
     if (const char* v = std::getenv("SOFTGPU_DELAY_US")) s->settings.delay_us = std::atoi(v);
-    if (const char* v = std::getenv("SOFTGPU_PLACES"); v != nullptr && std::strcmp(v, "process") == 0) {
-      // Another number in each process, whose lower bits count for little.
-      s->settings.places_seed = (uint64_t(getpid()) * 0x9e3779b97f4a7c15 ^ uint64_t(time(nullptr))) | 1 << 21;
-    }
-    if (const char* v = std::getenv("SOFTGPU_PLACES"))
+    if (const char* v = std::getenv("SOFTGPU_PLACES")) {
+      if (std::strcmp(v, "process") == 0) {
+        // Another number in each process, whose lower bits count for little.
+        s->settings.places_seed = (uint64_t(getpid()) * 0x9e3779b97f4a7c15 ^ uint64_t(time(nullptr))) | 1 << 21;
+      }
       s->settings.places_behind_streams = std::strcmp(v, "streams") == 0;
-    if (const char* v = std::getenv("SOFTGPU_PLACES")) s->settings.places_by_loads = std::strcmp(v, "loads") == 0;
+      s->settings.places_by_loads = std::strcmp(v, "loads") == 0;
+    }
     if (const char* v = std::getenv("CUDA_MODULE_LOADING")) s->settings.eager_loading = std::strcmp(v, "EAGER") == 0;
     if (const char* v = std::getenv("SOFTGPU_LATE_MS")) s->settings.late_ms = std::atoi(v);
     if (const char* v = std::getenv("SOFTGPU_LAST_IS_FASTEST")) s->settings.last_is_fastest = std::atoi(v) != 0;
