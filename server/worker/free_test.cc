@@ -190,6 +190,22 @@ TEST_F(FreeTest, CopiesFromTheHost) {
   });
 }
 
+// The worker's own memory for payloads: no request waits for what the program has yet to send.
+TEST_F(FreeTest, MemoryForPayloads) {
+  constexpr uint64_t kLarge = 40 << 20;
+  const uint64_t large = Allocate(0, kLarge);
+  Hold();
+  Enter(0);
+  for (uint64_t i = 0; i < 12; ++i) {
+    const uint64_t bytes = kLarge - i * (3 << 20);
+    const std::string contents(bytes, char('a' + i));
+    ASSERT_EQ(client_->Write(large, contents), CUDA_SUCCESS);
+    ASSERT_EQ(client_->Read(large, bytes), contents);
+  }
+  Release();
+  EXPECT_EQ(client_->Synchronize(), CUDA_SUCCESS);
+}
+
 TEST_F(FreeTest, Fills) {
   ExpectHeld([&] {
     wire::cuMemsetD32Async_Request in;

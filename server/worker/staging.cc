@@ -22,6 +22,7 @@ StagingPool::~StagingPool() {
   for (auto* list : {&small_, &large_}) {
     for (Buffer& buffer : *list) munmap(buffer.data, buffer.bytes);
   }
+  for (auto& [bytes, buffer] : unused_) munmap(buffer.data, bytes);
 }
 
 bool StagingPool::Make(size_t bytes, Buffer* buffer) {
@@ -34,30 +35,43 @@ bool StagingPool::Make(size_t bytes, Buffer* buffer) {
 }
 
 void StagingPool::Register(Buffer* buffer) {
+  uint64_t epoch;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    epoch = epoch_;
+  }
   // Without a registration (no context, too much locked memory) the driver copies through buffers of its own.
-  if (buffer->registered) driver_.cuMemHostUnregister(buffer->data);
   buffer->registered =
       driver_.cuMemHostRegister_v2(buffer->data, buffer->bytes, CU_MEMHOSTREGISTER_PORTABLE) == CUDA_SUCCESS;
-  buffer->epoch = epoch_;
+  buffer->epoch = epoch;
+}
+
+bool StagingPool::FindFree(size_t bytes, Buffer* buffer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto* const list = bytes <= kSmall ? &small_ : bytes <= kLarge ? &large_ : nullptr;
+  while (list != nullptr && !list->empty()) {
+    *buffer = list->back();
+    list->pop_back();
+    if (!buffer->registered || buffer->epoch == epoch_) return true;
+    unused_.emplace(buffer->bytes, *buffer);
+    unused_bytes_ += buffer->bytes;
+  }
+  // At most half of it is in vain.
+  for (auto it = unused_.lower_bound(bytes); it != unused_.end() && it->first / 2 <= bytes; ++it) {
+    if (it->second.epoch != epoch_) continue;
+    *buffer = it->second;
+    unused_bytes_ -= it->first;
+    unused_.erase(it);
+    return true;
+  }
+  return false;
 }
 
 std::shared_ptr<char> StagingPool::Take(size_t bytes) {
+  const size_t size = bytes <= kSmall ? kSmall : bytes <= kLarge ? kLarge : RoundUp(bytes);
   Buffer buffer;
-  bool have = false;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    auto* const list = bytes <= kSmall ? &small_ : bytes <= kLarge ? &large_ : nullptr;
-    if (list != nullptr && !list->empty()) {
-      buffer = list->back();
-      list->pop_back();
-      have = true;
-    }
-  }
-  if (!have) {
-    const size_t size = bytes <= kSmall ? kSmall : bytes <= kLarge ? kLarge : RoundUp(bytes);
-    if (!Make(size, &buffer)) return nullptr;
-  }
-  if (!buffer.registered || buffer.epoch != epoch_) Register(&buffer);
+  if (!FindFree(size, &buffer) && !Make(size, &buffer)) return nullptr;
+  if (!buffer.registered) Register(&buffer);
   return std::shared_ptr<char>(buffer.data, [this, buffer](char*) { Release(buffer); });
 }
 
@@ -70,9 +84,27 @@ void StagingPool::Release(Buffer buffer) {
       list->push_back(buffer);
       return;
     }
+    if (buffer.registered) {
+      unused_.emplace(buffer.bytes, buffer);
+      unused_bytes_ += buffer.bytes;
+      return;
+    }
   }
-  if (buffer.registered) driver_.cuMemHostUnregister(buffer.data);
   munmap(buffer.data, buffer.bytes);
+}
+
+void StagingPool::GiveBack() {
+  std::multimap<size_t, Buffer> unused;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    unused.swap(unused_);
+    unused_bytes_ = 0;
+  }
+  for (const auto& [bytes, buffer] : unused) {
+    driver_.cuMemHostUnregister(buffer.data);
+    munmap(buffer.data, bytes);
+  }
+  giving_back_ = false;
 }
 
 void StagingPool::Prepare(size_t count) {

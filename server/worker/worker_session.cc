@@ -347,6 +347,8 @@ void WorkerSession::DeferBehindAll(ReplyBuilder* reply, Wait wait) {
   waiters_->RunBehind(Deferrable({}, reply, std::move(wait)));
 }
 
+void WorkerSession::RunAside(std::function<void()> task) { waiters_->Run(std::move(task)); }
+
 void WorkerSession::DeferInStream(CUstream stream, ReplyBuilder* reply, Wait wait) {
   if (stream_waits_.load(std::memory_order_acquire) != 0 && waited_stream_ != stream) {
     DeferAnswer(reply, std::move(wait));

@@ -9,6 +9,7 @@
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/copy_answer.h"
+#include "server/worker/custom/work.h"
 #include "server/worker/driver_hooks.h"
 #include "server/worker/uploads.h"
 #include "server/worker/worker_session.h"
@@ -48,6 +49,7 @@ CUresult CopyOnDevices(WorkerSession& worker, uint64_t dst, uint64_t src, size_t
 
 CUresult AnswerBehind(WorkerSession& worker, CUstream stream, std::shared_ptr<char> buffer, size_t bytes,
                       ReplyBuilder* reply) {
+  GiveBackStaging(worker);
   const DriverTable* const driver = &worker.driver();
   CUresult result;
   const CUevent event = EventBehind(*driver, stream, &result);
@@ -90,6 +92,7 @@ CUresult Custom_cuMemcpyHtoDAsync_v2(Session& session, const Request& request,
   };
   const CUresult result = in.src != 0 ? copy(reinterpret_cast<const void*>(in.src))
                                       : worker.uploads().Copy(worker.current_ref(), stream, request.payload, copy);
+  if (in.src == 0) GiveBackStaging(worker);
   const bool wait = in.blocking || (in.bounded && worker.uploads().plenty());
   if (result != CUDA_SUCCESS || !wait || IsCaptured(stream)) return result;
   return AnswerBehind(worker, stream, nullptr, 0, reply);

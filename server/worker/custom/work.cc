@@ -128,4 +128,15 @@ std::function<CUresult()> WaitFor(WorkerSession& worker, const Work& work) {
   };
 }
 
+void GiveBackStaging(WorkerSession& worker) {
+  StagingPool* const staging = &worker.staging();
+  if (!staging->BeginGiveBack()) return;
+  const DriverTable* const driver = &worker.driver();
+  worker.RunAside([driver, staging, context = worker.AnyContext(), wait = WaitFor(worker, AllWork(worker))] {
+    wait();
+    MakeCurrent(*driver, context);
+    staging->GiveBack();
+  });
+}
+
 }  // namespace cuda_remote::server

@@ -39,6 +39,9 @@ CUresult QueryAll(WorkerSession& worker, const std::vector<ContextRef>& contexts
 // over.
 std::function<CUresult()> WaitFor(WorkerSession& worker, const Work& work);
 
+// Gives unused staging memory back, if there is much of it, behind the session's work. Executor only.
+void GiveBackStaging(WorkerSession& worker);
+
 }  // namespace cuda_remote::server
 
 #endif  // CUDA_REMOTE_SERVER_WORKER_CUSTOM_WORK_H_
