@@ -230,7 +230,7 @@ class Host:
         network = f"/proc/{self.holder.pid}/ns/net"
         apart = lambda: os.readlink(network) not in NETWORKS and harness.state_of(self.holder.pid) == "S"
         harness.wait_for(apart, LIMIT, lambda: "this machine gives the test no namespaces")
-        NETWORKS.append(os.readlink(network))
+        keep_network(self.holder.pid)
         self.enter = ("nsenter", "--target", str(self.holder.pid), "--mount", "--net", "--uts", "--")
         port = "to-" + name
         run("ip", "link", "add", name, "type", "veth", "peer", "name", port)
@@ -337,7 +337,13 @@ def command_of(pid):
         return ""
 
 
-NETWORKS = []  # the network namespaces of this case
+NETWORKS = {}  # the network namespaces of these cases, and what keeps each: the kernel gives the number of one that is gone to another
+
+
+def keep_network(pid):
+    """The network namespace of process `pid` is one of the case's from now on."""
+    kept = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
+    NETWORKS[os.readlink(f"/proc/self/fd/{kept}")] = kept
 
 
 def network_of(pid):
@@ -391,7 +397,7 @@ def own_network():
     harness.own_network()
     if os.readlink("/proc/self/ns/net") == before:
         raise Failure("this machine gives the test no network namespace of its own")
-    NETWORKS.append(os.readlink("/proc/self/ns/net"))
+    keep_network("self")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         address = struct.pack("16sHH4s8x", b"lo:1", socket.AF_INET, 0, socket.inet_aton("127.0.0.2"))
         fcntl.ioctl(s, 0x8916, address)  # SIOCSIFADDR, netdevice(7)
@@ -1251,6 +1257,9 @@ def run_one(name, options):
             raise
         finally:
             kill_all(processes_here())
+            for kept in NETWORKS.values():
+                os.close(kept)
+            NETWORKS.clear()
 
 
 if __name__ == "__main__":
