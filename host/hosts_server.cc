@@ -39,6 +39,7 @@
 #include "host/group.h"
 #include "host/metrics.h"
 #include "host/move.grpc.pb.h"
+#include "host/move_rounds.h"
 #include "host/move_source.h"
 #include "host/move_state.h"
 #include "host/report.h"
@@ -258,7 +259,7 @@ class Arrival {
   Account account_;
   std::string folder_;
   std::unique_ptr<Closing> lock_;
-  int images_ = 0;
+  size_t images_ = 0;
   std::string image_;                      // the last one's folder, below folder_
   std::map<std::string, uint32_t> files_;  // of that image: the number of the file with this hash
   std::vector<std::string> paths_;         // below folder_; of the file number N at N - 1; empty: that image lacks it
@@ -334,7 +335,7 @@ bool Arrival::TakeImage(const std::string& signature, std::string* error) {
     return false;
   }
   const std::string name = "image-" + std::to_string(++images_);
-  if (images_ > kMostRounds + 1) {
+  if (images_ > MoveRounds::kMost + 1) {
     *error = "there are too many images";
     return false;
   }

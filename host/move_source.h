@@ -22,9 +22,6 @@ namespace cuda_remote::host {
 // Where a cr-hostd listens for others if --listen does not say a port, and where it is looked for.
 inline constexpr char kHostsPort[] = "7071";
 
-// So many images at most are sent while a job runs, before the last one.
-inline constexpr int kMostRounds = 5;
-
 // To the cr-hostd at `address` (HOST or HOST:PORT). Null and *error if the files for TLS are of no use. Nothing is
 // connected yet.
 std::shared_ptr<grpc::Channel> HostsChannel(const std::string& address, const control::TlsFiles& tls,

@@ -31,7 +31,6 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
-#include <numeric>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -51,6 +50,7 @@
 #include "ckptfmt/image_reader.h"
 #include "host/exchange.h"
 #include "host/group.h"
+#include "host/move_rounds.h"
 #include "host/move_source.h"
 #include "host/move_state.h"
 #include "host/peer.h"
@@ -77,9 +77,6 @@ constexpr int kExitInterrupted = 3;     // as cr-checkpoint's
 // Of --every over hosts: how often it looks whether the user gives up, and whether the job has ended.
 constexpr auto kWaitStep = std::chrono::milliseconds(100);
 constexpr auto kLookForJob = std::chrono::seconds(10);
-// Of a move: an image of so few bytes, or of more than this part of the one before, is the last one before the pause.
-constexpr uint64_t kFewBytes = 32u << 20;
-constexpr double kShrinks = 0.7;
 constexpr char kImage[] = "/image";
 constexpr char kImages[] = "/images";  // a store: of a move
 // What root's tools get of cr-hostd's own environment, and what of it they must not get.
@@ -236,7 +233,6 @@ class Worker {
   bool AnnounceMove(const std::string& image, std::string* error);
   bool WatchFor(const std::function<bool()>& work, std::string* error);
   void KeepDoubtful();
-  bool NeedsRound() const;
   int FinishMove(int code);
   // Of a checkpoint or a restart over several hosts: of the one who asks for it, and of a part.
   struct Outcome {
@@ -298,7 +294,7 @@ class Worker {
   std::atomic<bool> cancelled_{false};
   std::string move_problem_;
   int user_output_ = -1, tool_output_ = -1, tool_errors_ = -1;
-  std::vector<uint64_t> rounds_;  // bytes sent with each image while the job ran
+  MoveRounds rounds_;
   std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
   // Of one that arrives, or of a part: whether the source has let it go on, or all parts run; and whether it runs.
   bool goes_on_ = false, running_ = false;
@@ -1272,7 +1268,7 @@ bool Worker::MoveImage(std::string* error) {
                 error))
     return false;
   if (!last_) {
-    rounds_.push_back(move_->sent_bytes() - before);
+    rounds_.Add(move_->sent_bytes() - before);
     return true;
   }
   MoveRestore restore;
@@ -1298,14 +1294,6 @@ bool Worker::MoveImage(std::string* error) {
   }
 }
 
-// Whether another image is to be sent while the job runs: if the last one was so large that the pause would be long,
-// and so much smaller than the one before that the next one may be smaller again.
-bool Worker::NeedsRound() const {
-  const size_t count = rounds_.size();
-  if (count == 0 || int(count) >= kMostRounds || rounds_.back() < kFewBytes) return false;
-  return count == 1 || double(rounds_.back()) <= kShrinks * double(rounds_[count - 2]);
-}
-
 // After the tool's first run: the others, of which the last one ends the job here, and the report. The exit code for
 // the user's tool.
 int Worker::FinishMove(int code) {
@@ -1316,7 +1304,7 @@ int Worker::FinishMove(int code) {
   };
   std::string error = move_problem_;
   while (code == 0 && !cancelled_ && !last_) {
-    last_ = !NeedsRound();
+    last_ = !rounds_.NeedsAnother();
     if (last_) arguments_.insert(arguments_.begin() + 1, "--stop");
     // What BecomeTool has added was the child's.
     code = OpenStreams(&error) && StartTool(&error) ? FollowTool() : 1;
@@ -1329,7 +1317,8 @@ int Worker::FinishMove(int code) {
     const size_t at = said.find(name);
     const double paused = at == std::string::npos ? 0 : atof(said.c_str() + at + name.size());
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun_).count();
-    const uint64_t before = std::accumulate(rounds_.begin(), rounds_.end(), uint64_t{0});
+    const uint64_t before = rounds_.total();
+    const size_t rounds = rounds_.bytes().size();
     const uint64_t after = move_->sent_bytes() - before;
     settings_.counters->bytes_before += before;
     settings_.counters->bytes_in_pause += after;
@@ -1341,9 +1330,9 @@ int Worker::FinishMove(int code) {
       json.Member("host", host_);
       json.RealMember("seconds", seconds, 3);
       json.RealMember("paused_seconds", paused, 3);
-      json.Member("rounds", rounds_.size());
+      json.Member("rounds", rounds);
       json.Begin("bytes_before", '[');
-      for (const uint64_t bytes : rounds_) json.Value(bytes);
+      for (const uint64_t bytes : rounds_.bytes()) json.Value(bytes);
       json.End(']');
       json.Member("bytes_in_pause", after);
       json.End('}');
@@ -1354,8 +1343,8 @@ int Worker::FinishMove(int code) {
       snprintf(text, sizeof(text),
                "moved to %s in %.1f s (the job stood still for %.1f s): %.1f MiB sent while it ran, in %zu round%s, "
                "and %.1f MiB while it stood still",
-               host_.c_str(), seconds, paused, double(before) / (1 << 20), rounds_.size(),
-               rounds_.size() == 1 ? "" : "s", double(after) / (1 << 20));
+               host_.c_str(), seconds, paused, double(before) / (1 << 20), rounds, rounds == 1 ? "" : "s",
+               double(after) / (1 << 20));
       Tell(Reply::NOTE, 0, text);
     }
     return 0;

@@ -1157,8 +1157,8 @@ def group_restart_fails(context):
     hosts = f"{lab.b.address},{lab.c.address}"
     said = lambda: lab.a.said() + lab.b.said() + lab.c.said()
 
-    def at(number, what, act, decided=False):
-        """`decided`: whether all parts run; None: all do or none does."""
+    def at(number, what, act, decided=False, lost=()):
+        """`decided`: whether all parts run; None: all do or none does. `lost`: the hosts whose parts have died with them."""
         for path in (steps, steps + ".go"):
             if os.path.exists(path):
                 os.unlink(path)
@@ -1175,15 +1175,24 @@ def group_restart_fails(context):
         code = restarting.wait(LIMIT)
         if decided is None:
             decided = code == 0
-        elif code == 0:
+        elif code == 0 and not lost:  # all ran when B died
             raise Failure(f"{what} at {number}: cr-restart ended with 0: {restarting.stderr.read()}")
         # A host that has died leaves the job's folder.
         lives = lambda machine: machine.has_job("ring") and os.path.exists(f"/proc/{machine.facts('ring')['init_pid']}")
         running = lambda: [lives(machine) for machine in (lab.b, lab.c)]
         # Whoever has lost the connection asks. Until then a part may just begin to run.
-        settled = lambda: not lab.b.left() and not lab.c.left() and running() == [decided, decided]
+        settled = lambda: not lab.b.left() and not lab.c.left() and running() == [decided and machine not in lost for machine in (lab.b, lab.c)]
         harness.wait_for(settled, 2 * LIMIT, lambda: f"{what} at {number}: {running()} {said()}")
-        if decided:
+        if lost:
+            # The connection to the part that is gone does not end by itself; what needs no other part goes on.
+            lab.a.restart(more=ALLOWED)
+            init = lab.c.facts("ring")["init_pid"]
+            states = [harness.state_of(pid) for pid in [init, *harness.descendants(init)]]
+            if len(states) < 2 or set(states) - set("SR"):
+                raise Failure(f"{what} at {number}: the processes of the part on C are in the states {states}")
+            os.kill(init, signal.SIGKILL)
+            harness.wait_for(lambda: not lives(lab.c), LIMIT, lambda: "the part on C does not end")
+        elif decided:
             lab.a.restart(more=ALLOWED)
             ring.goes_round(f"{what} at {number}")
             for part, machine in zip(ring.parts, (lab.b, lab.c)):
@@ -1224,6 +1233,7 @@ def group_restart_fails(context):
         at(number, "B dies", kill_host)
     at(2, "the user gives up", lambda restarting: restarting.send_signal(signal.SIGTERM))
     at(5, "the asking worker is killed", kill_asker, decided=True)
+    at(5, "B dies", kill_host, decided=True, lost=[lab.b])
     worked(lab.a.run(VICTIM, "cr-restart", ring.image, "--hosts", hosts, "--cut-back"))
     for part, machine in zip(ring.parts, (lab.b, lab.c)):
         part.runs_on(machine)
