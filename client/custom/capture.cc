@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "client/custom/bodies.gen.h"
 #include "client/custom/graph_names.h"
-#include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/log.h"
 #include "client/session/session.h"
@@ -95,7 +95,7 @@ CUresult CaptureInfo(CUstream hStream, bool per_thread, CUstreamCaptureStatus* s
 }
 
 void DestroyAll(const std::vector<uint64_t>& graphs) {
-  for (const uint64_t graph : graphs) cuGraphDestroy(reinterpret_cast<CUgraph>(graph));
+  for (const uint64_t graph : graphs) Call_cuGraphDestroy(reinterpret_cast<CUgraph>(graph));
 }
 
 // Whether a capture goes on although ending it failed.

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "client/entry/custom.gen.h"
+#include "client/custom/bodies.gen.h"
 
 namespace cuda_remote::client {
 
@@ -36,7 +36,8 @@ CUresult AddToCapture(uint64_t stream, Add add) {
   CUgraphNode node = nullptr;
   result = add(&node, graph, after.data(), plain ? nullptr : data.data(), count);
   if (result != CUDA_SUCCESS) return result;
-  return cuStreamUpdateCaptureDependencies_v2(captured, &node, nullptr, 1, CU_STREAM_SET_CAPTURE_DEPENDENCIES);
+  return Call_cuStreamUpdateCaptureDependencies_v2(captured, &node, nullptr, 1, CU_STREAM_SET_CAPTURE_DEPENDENCIES,
+                                                   false);
 }
 
 }  // namespace cuda_remote::client

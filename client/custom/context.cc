@@ -7,7 +7,7 @@
 
 #include <mutex>
 
-#include "client/entry/custom.gen.h"
+#include "client/custom/bodies.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
 #include "proto/codec/codec.h"
@@ -232,7 +232,8 @@ CUresult Custom_cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags) 
 CUresult Custom_cuDevicePrimaryCtxSetFlags(CUdevice dev, unsigned int flags) {
   unsigned before;
   int active = 0;
-  if (const CUresult result = cuDevicePrimaryCtxGetState(dev, &before, &active); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = Custom_cuDevicePrimaryCtxGetState(dev, &before, &active); result != CUDA_SUCCESS)
+    return result;
   if (flags & ~unsigned(CU_CTX_FLAGS_MASK)) return CUDA_ERROR_INVALID_VALUE;
   return active ? CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE : Custom_cuDevicePrimaryCtxSetFlags_v2(dev, flags);
 }

@@ -12,12 +12,12 @@
 #include <array>
 #include <cstring>
 
+#include "client/custom/bodies.gen.h"
 #include "client/custom/managed.h"
 #include "client/custom/mapped_memory.h"
 #include "client/custom/pointer.h"
 #include "client/custom/staged_copy.h"
 #include "client/custom/staged_node.h"
-#include "client/entry/custom.gen.h"
 #include "client/session/session.h"
 #include "proto/codec/codec.h"
 #include "proto/driverabi/copy_batch.h"

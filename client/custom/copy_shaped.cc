@@ -11,12 +11,12 @@
 #include <string>
 #include <vector>
 
+#include "client/custom/bodies.gen.h"
 #include "client/custom/copy.h"
 #include "client/custom/managed.h"
 #include "client/custom/mapped_memory.h"
 #include "client/custom/pointer.h"
 #include "client/custom/staged_node.h"
-#include "client/entry/custom.gen.h"
 #include "client/session/session.h"
 #include "proto/codec/codec.h"
 #include "proto/driverabi/array_format.h"
@@ -368,7 +368,7 @@ size_t BatchElement(const CUDA_MEMCPY3D_BATCH_OP& op) {
     if (operand->type == CU_MEMCPY_OPERAND_TYPE_POINTER) continue;
     CUDA_ARRAY3D_DESCRIPTOR facts;
     if (operand->type != CU_MEMCPY_OPERAND_TYPE_ARRAY ||
-        cuArray3DGetDescriptor(&facts, operand->op.array.array) != CUDA_SUCCESS) {
+        Call_cuArray3DGetDescriptor_v2(&facts, operand->op.array.array) != CUDA_SUCCESS) {
       return 0;
     }
     return ArrayElementBytes(facts.Format, facts.NumChannels);

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "client/entry/custom.gen.h"
+#include "client/custom/bodies.gen.h"
 #include "client/session/session.h"
 
 namespace cuda_remote::client {

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "client/entry/custom.gen.h"
+#include "client/custom/bodies.gen.h"
 #include "client/session/call.h"
 #include "client/session/log.h"
 #include "client/session/session.h"
@@ -17,7 +17,7 @@
 namespace cuda_remote::client {
 namespace {
 
-CUresult DeviceUuid(CUdevice device, CUuuid* uuid) { return cuDeviceGetUuid(uuid, device); }
+CUresult DeviceUuid(CUdevice device, CUuuid* uuid) { return Custom_cuDeviceGetUuid_v2(uuid, device); }
 
 CUresult PrimaryContext(CUcontext* context, CUdevice device) {
   Session* const session = Session::Get();
@@ -31,15 +31,15 @@ CUresult PrimaryContext(CUcontext* context, CUdevice device) {
 
 CUcontext CurrentContext() {
   CUcontext context = nullptr;
-  return cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : nullptr;
+  return Custom_cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : nullptr;
 }
 
 CUresult ModuleFunctions(CUmodule module, std::vector<CUfunction>* functions) {
   unsigned count = 0;
-  if (const CUresult result = cuModuleGetFunctionCount(&count, module); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = Call_cuModuleGetFunctionCount(&count, module); result != CUDA_SUCCESS) return result;
   functions->resize(count);
   if (count == 0) return CUDA_SUCCESS;
-  return cuModuleEnumerateFunctions(functions->data(), count, module);
+  return Custom_cuModuleEnumerateFunctions(functions->data(), count, module);
 }
 
 // Asks one word of a table of the server's driver. `reply` views the call's reply.
@@ -117,8 +117,8 @@ CUresult Custom_cuGetErrorString(CUresult error, const char** pStr) {
 // Works before cuInit: the runtime fetches its tables first.
 CUresult Custom_cuGetExportTable(const void** ppExportTable, const CUuuid* pExportTableId) {
   [[maybe_unused]] static const bool once = [] {
-    driverabi::SetHost({&cuDriverGetVersion, &cuDeviceGetCount, &DeviceUuid, &cuDeviceGetAttribute, &PrimaryContext,
-                        &CurrentContext, &ModuleFunctions, &Log, &kRealTables, &kCallTrace});
+    driverabi::SetHost({&Custom_cuDriverGetVersion, &Custom_cuDeviceGetCount, &DeviceUuid, &Custom_cuDeviceGetAttribute,
+                        &PrimaryContext, &CurrentContext, &ModuleFunctions, &Log, &kRealTables, &kCallTrace});
     return true;
   }();
   return driverabi::GetExportTable(ppExportTable, pExportTableId);

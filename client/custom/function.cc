@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "client/custom/bodies.gen.h"
 #include "client/custom/function_info.h"
-#include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
 #include "proto/codec/codec.h"

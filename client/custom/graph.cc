@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "client/custom/bodies.gen.h"
 #include "client/custom/graph_memory.h"
 #include "client/custom/graph_names.h"
-#include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
 #include "proto/codec/codec.h"

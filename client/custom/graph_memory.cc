@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "client/custom/bodies.gen.h"
 #include "client/custom/captured_node.h"
-#include "client/entry/custom.gen.h"
 #include "client/session/session.h"
 #include "proto/codec/codec.h"
 

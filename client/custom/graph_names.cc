@@ -9,8 +9,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "client/custom/bodies.gen.h"
 #include "client/custom/graph_memory.h"
-#include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
 #include "proto/codec/codec.h"

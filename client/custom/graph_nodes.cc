@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "client/custom/bodies.gen.h"
 #include "client/custom/copy.h"
 #include "client/custom/function_info.h"
 #include "client/custom/graph_memory.h"
@@ -21,7 +22,6 @@
 #include "client/custom/mapped_memory.h"
 #include "client/custom/pointer.h"
 #include "client/custom/staged_node.h"
-#include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
 #include "proto/codec/codec.h"

@@ -6,10 +6,9 @@
 
 #include <cuda.h>
 
-#include <mutex>
-
-#include "client/entry/custom.gen.h"
+#include "client/custom/bodies.gen.h"
 #include "client/session/call.h"
+#include "client/session/own_calls.h"
 #include "client/session/session.h"
 #include "proto/codec/codec.h"
 #include "proto/driverabi/export_tables.h"
@@ -89,38 +88,10 @@ CUresult Custom_cuGreenCtxGetId(CUgreenCtx greenCtx, unsigned long long* greenCt
 
 CUresult Custom_cuCtxFromGreenCtx(CUcontext* pContext, CUgreenCtx hCtx) {
   if (!pContext) return CUDA_ERROR_INVALID_VALUE;
-  Call call(info::k_cuCtxFromGreenCtx);
-  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  Session& session = call.session();
-  wire::cuCtxFromGreenCtx_Request request;
-  request.green = reinterpret_cast<uint64_t>(hCtx);
-  if (!call.Valid(Kind::kGreenContext, request.green)) return CUDA_ERROR_INVALID_CONTEXT;
-  static std::mutex* const one_at_a_time = new std::mutex;  // the context is made once
-  std::lock_guard<std::mutex> first(*one_at_a_time);
-  int device;
-  {
-    ReaderLock lock(&session.mutex());
-    const Object* const green = session.handles().Find(Kind::kGreenContext, request.green);
-    if (!green) return CUDA_ERROR_INVALID_CONTEXT;
-    device = green->device;
-    if (green->green != 0) {
-      *pContext = reinterpret_cast<CUcontext>(green->green);
-      return CUDA_SUCCESS;
-    }
-  }
-  request.context = call.NewHandle(Kind::kContext, request.green);
-  if (!request.context) return CUDA_ERROR_OUT_OF_MEMORY;
-  request.Encode(&call.message());
-  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
-  call.Created({Kind::kContext, request.context});
-  WriterLock lock(&session.mutex());
-  Object* const object = session.handles().Find(Kind::kContext, request.context);
-  object->device = device;
-  object->id = session.NextId();
-  object->green = request.green;
-  session.handles().Find(Kind::kGreenContext, request.green)->green = request.context;
-  *pContext = reinterpret_cast<CUcontext>(request.context);
-  return CUDA_SUCCESS;
+  uint64_t context = 0;
+  const CUresult result = ContextOfGreen(reinterpret_cast<uint64_t>(hCtx), &context);
+  if (result == CUDA_SUCCESS) *pContext = reinterpret_cast<CUcontext>(context);
+  return result;
 }
 
 }  // namespace cuda_remote::client

@@ -3,7 +3,7 @@
 
 #include <cuda.h>
 
-#include "client/entry/custom.gen.h"
+#include "client/custom/bodies.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
 #include "proto/codec/codec.h"

@@ -6,8 +6,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "client/custom/bodies.gen.h"
 #include "client/custom/mapped_memory.h"
-#include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
 
@@ -56,7 +56,7 @@ CUresult Allocate(const CallInfo& info, void** pp, size_t bytesize, unsigned fla
   if (flags & CU_MEMHOSTALLOC_DEVICEMAP) {
     uint64_t device;
     if (const CUresult result = MapForDevice(call, address, &device); result != CUDA_SUCCESS) {
-      cuMemFreeHost(memory);
+      Custom_cuMemFreeHost(memory);
       return result;
     }
   }

@@ -6,10 +6,10 @@
 
 #include <atomic>
 
+#include "client/custom/bodies.gen.h"
 #include "client/custom/function_info.h"
 #include "client/custom/kernel_params.h"
 #include "client/custom/mapped_memory.h"
-#include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
 #include "proto/codec/codec.h"

@@ -9,8 +9,8 @@
 #include <string>
 #include <unordered_map>
 
+#include "client/custom/bodies.gen.h"
 #include "client/custom/function_info.h"
-#include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
 

@@ -15,9 +15,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "client/custom/bodies.gen.h"
 #include "client/custom/image_file.h"
 #include "client/custom/jit_options.h"
-#include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
 #include "proto/codec/codec.h"

@@ -13,7 +13,7 @@
 #include <cstring>
 #include <vector>
 
-#include "client/entry/custom.gen.h"
+#include "client/custom/bodies.gen.h"
 
 namespace cuda_remote::client {
 namespace {

@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "client/custom/bodies.gen.h"
 #include "client/custom/graph_memory.h"
 #include "client/custom/ipc.h"
 #include "client/custom/managed.h"
-#include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
 #include "proto/codec/codec.h"
@@ -192,7 +192,7 @@ CUresult Custom_cuMemFree_v2(CUdeviceptr dptr) {
   if (CUresult result; FreeManaged(call, dptr, &result)) return result;
   if (CUresult result; FreeOfGraph(call.session(), dptr, &result)) {
     // As natively, all work is done when the call returns.
-    return result == CUDA_SUCCESS ? cuCtxSynchronize() : result;
+    return result == CUDA_SUCCESS ? Call_cuCtxSynchronize() : result;
   }
   bool of_pool = false;
   if (!IsAllocation(call.session(), dptr, &of_pool)) return CUDA_ERROR_INVALID_VALUE;
@@ -239,7 +239,7 @@ CUresult Custom_cuMemGetInfo_v2(size_t* free, size_t* total) {
 CUresult Custom_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream, bool per_thread) {
   if (IsPoolImport(dptr)) {
     // Another session's memory: it is let go of at once, after the stream.
-    const CUresult result = cuStreamSynchronize(per_thread && !hStream ? CU_STREAM_PER_THREAD : hStream);
+    const CUresult result = Custom_cuStreamSynchronize(hStream, per_thread);
     return result == CUDA_SUCCESS ? CloseImport(dptr) : result;
   }
   Call call(info::k_cuMemFreeAsync);

@@ -12,10 +12,10 @@
 #include <mutex>
 #include <vector>
 
+#include "client/custom/bodies.gen.h"
 #include "client/custom/image_file.h"
 #include "client/custom/jit_options.h"
 #include "client/custom/managed.h"
-#include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/log.h"
 #include "client/session/session.h"

@@ -7,7 +7,7 @@
 
 #include <cstring>
 
-#include "client/entry/custom.gen.h"
+#include "client/custom/bodies.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
 

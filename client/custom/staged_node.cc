@@ -5,12 +5,12 @@
 #include <memory>
 #include <utility>
 
+#include "client/custom/bodies.gen.h"
 #include "client/custom/captured_node.h"
 #include "client/custom/copy.h"
 #include "client/custom/graph_memory.h"
 #include "client/custom/mapped_memory.h"
 #include "client/custom/pointer.h"
-#include "client/entry/custom.gen.h"
 #include "client/session/session.h"
 
 namespace cuda_remote::client {
@@ -101,7 +101,7 @@ CUDA_HOST_NODE_PARAMS HostNode(StagedCopy* staged) {
 // A graph that does the copy by way of `staged`.
 CUresult Build(const Sides& sides, CUDA_MEMCPY3D copy, CUcontext context, StagedCopy* staged, CUgraph* graph) {
   Divert(sides, staged, &copy);
-  if (const CUresult result = cuGraphCreate(graph, 0); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = Call_cuGraphCreate(graph, 0); result != CUDA_SUCCESS) return result;
   const CUDA_HOST_NODE_PARAMS host = HostNode(staged);
   CUgraphNode first = nullptr, second = nullptr;
   CUresult result;
@@ -114,7 +114,7 @@ CUresult Build(const Sides& sides, CUDA_MEMCPY3D copy, CUcontext context, Staged
     result = Custom_cuGraphAddMemcpyNode(&first, *graph, nullptr, 0, &copy, context);
     if (result == CUDA_SUCCESS) result = Custom_cuGraphAddHostNode(&second, *graph, &first, 1, &host);
   }
-  if (result != CUDA_SUCCESS) cuGraphDestroy(*graph);
+  if (result != CUDA_SUCCESS) Call_cuGraphDestroy(*graph);
   return result;
 }
 
@@ -158,10 +158,11 @@ CUresult OwnStaged(CUgraph graph, std::vector<StagedCopy*> staged) {
   };
   auto all = std::make_unique<std::vector<StagedCopy*>>(std::move(staged));
   CUuserObject object;
-  const CUresult result = cuUserObjectCreate(&object, all.get(), give_back, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
+  const CUresult result =
+      Custom_cuUserObjectCreate(&object, all.get(), give_back, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
   if (result != CUDA_SUCCESS) return result;
   static_cast<void>(all.release());  // the object's
-  return cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
+  return Call_cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
 }
 
 }  // namespace
@@ -194,7 +195,7 @@ CUresult AddStagedNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* depe
     result = Custom_cuGraphAddNode_v2(node, graph, dependencies, edges, count, &params);
   }
   if (!session->captures().DestroyLater(reinterpret_cast<uint64_t>(graph), reinterpret_cast<uint64_t>(child))) {
-    cuGraphDestroy(child);
+    Call_cuGraphDestroy(child);
   }
   if (result == CUDA_SUCCESS) Remember(*node, graph, copy);
   return result;
@@ -212,10 +213,10 @@ CUresult SetStagedNode(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
     return Call::Unsupported(kName, "a copy node whose sides change between pageable and other memory");
   }
   CUgraph child = nullptr;
-  CUresult result = cuGraphChildGraphNodeGetGraph(node, &child);
+  CUresult result = Custom_cuGraphChildGraphNodeGetGraph(node, &child);
   size_t count = 2;
   CUgraphNode nodes[2] = {};
-  if (result == CUDA_SUCCESS) result = cuGraphGetNodes(child, nodes, &count);
+  if (result == CUDA_SUCCESS) result = Call_cuGraphGetNodes(child, nodes, &count);
   if (result != CUDA_SUCCESS) return result;
   StagedCopy* staged = nullptr;
   result = TakeStaged(*session, PackedBytes(copy), &staged);
@@ -225,7 +226,7 @@ CUresult SetStagedNode(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
   const CUDA_HOST_NODE_PARAMS host = HostNode(staged);
   for (size_t i = 0; i < count && result == CUDA_SUCCESS; ++i) {
     CUgraphNodeType type;
-    result = cuGraphNodeGetType(nodes[i], &type);
+    result = Custom_cuGraphNodeGetType(nodes[i], &type);
     if (result != CUDA_SUCCESS) break;
     result = type == CU_GRAPH_NODE_TYPE_HOST ? Custom_cuGraphHostNodeSetParams(nodes[i], &host)
                                              : Custom_cuGraphMemcpyNodeSetParams(nodes[i], &diverted);
@@ -265,8 +266,8 @@ CUresult SetStagedNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMC
   CUgraph child;
   CUresult result = Build(sides, copy, context, staged.get(), &child);
   if (result != CUDA_SUCCESS) return result;
-  result = cuGraphExecChildGraphNodeSetParams(exec, node, child);
-  cuGraphDestroy(child);
+  result = Custom_cuGraphExecChildGraphNodeSetParams(exec, node, child);
+  Call_cuGraphDestroy(child);
   // The executable's, which may be running after its end.
   if (result == CUDA_SUCCESS) static_cast<void>(staged.release());
   return result;

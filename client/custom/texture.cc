@@ -9,8 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include "client/custom/bodies.gen.h"
 #include "client/custom/mapped_memory.h"
-#include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
 #include "proto/codec/codec.h"

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/entry/custom.gen.h"
+#include "client/custom/bodies.gen.h"
 #include "client/session/call.h"
 #include "client/session/log_buffer.h"
 #include "client/session/session.h"

@@ -9,7 +9,7 @@
 
 #include <vector>
 
-#include "client/entry/custom.gen.h"
+#include "client/custom/bodies.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
 #include "client/session/setting_keys.h"

@@ -5,8 +5,8 @@
 #include <cuda.h>
 #include <cudaProfiler.h>
 
-#include "client/entry/custom.gen.h"
-#include "client/entry/runtime.h"
+#include "client/custom/bodies.gen.h"
+#include "client/entry/export.h"
 #include "proto/api/entry_points.gen.h"
 
 extern "C" {

@@ -11,6 +11,7 @@
 
 #include "client/session/coverage.h"
 #include "client/session/host_needs.h"
+#include "client/session/own_calls.h"
 #include "client/session/session.h"
 #include "client/trace/trace.h"
 #include "proto/api/call_traits.gen.h"
@@ -116,9 +117,7 @@ void Call::BorrowFrom(uint64_t handle) {
   uint64_t context = session_->ContextOfObject(handle);
   if (KindOf(context) == Kind::kGreenContext) {
     // What is made from it lies in the context that belongs to it.
-    CUcontext own = nullptr;
-    if (cuCtxFromGreenCtx(&own, reinterpret_cast<CUgreenCtx>(context)) != CUDA_SUCCESS) return;
-    context = reinterpret_cast<uint64_t>(own);
+    if (ContextOfGreen(context, &context) != CUDA_SUCCESS) return;
   }
   thread_->borrowed_context = context;
   header_.context_or_result = SlotOf(context);
@@ -141,9 +140,8 @@ CUresult Call::StreamToWire(CUstream stream, bool per_thread_default, uint64_t* 
   }
   // An ordinary blocking stream keeps the per-thread default stream's one promise towards others: it and the legacy
   // default stream wait for each other.
-  CUstream created = nullptr;
-  if (const CUresult result = cuStreamCreate(&created, CU_STREAM_DEFAULT); result != CUDA_SUCCESS) return result;
-  *wire = stream_ = reinterpret_cast<uint64_t>(created);
+  if (const CUresult result = CreateStream(CU_STREAM_DEFAULT, wire); result != CUDA_SUCCESS) return result;
+  stream_ = *wire;
   thread_->hidden_streams.emplace_back(context, *wire);
   return CUDA_SUCCESS;
 }

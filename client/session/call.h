@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One driver call on its way from the application to the server.
 //
-// Generated stubs and the hand-written bodies in client/custom use nothing of the client library but this class: it is
-// the admission gate, the session, the transport and the recorder behind one face. A Call lives on the stack of the
+// Generated bodies of calls use nothing of the client library but this class: it is the admission gate, the session, the
+// transport and the recorder behind one face. Hand-written ones (client/custom) use the session's parts too. A Call lives on the stack of the
 // thread that made the driver call; it is not shared between threads.
 //
 // Order of use: Enter, check arguments, append the message to message(), Send or Transact, decode reply(), then
@@ -20,6 +20,7 @@
 #include <string_view>
 #include <vector>
 
+#include "client/session/call_info.h"
 #include "client/session/managed_pages.h"
 #include "client/session/thread_state.h"
 #include "proto/channel/channel_types.h"
@@ -30,23 +31,6 @@
 namespace cuda_remote::client {
 
 class Session;
-
-// The context that a call is made in.
-enum class ContextOf : uint8_t {
-  kNone,    // works without one
-  kThread,  // the thread's current one; natively CUDA_ERROR_INVALID_CONTEXT without
-  kObject,  // the thread's current one, or without it that of the first object that the call names, as in the driver
-};
-
-// What the tables of proto/api say of a driver function; one constant for each, in generated code.
-struct CallInfo {
-  uint32_t id;       // of the request that it sends; 0: none, it is answered here or by other Calls
-  const char* name;  // the driver function's name, for messages and traces
-  ContextOf context;
-};
-
-// The same under the name of another function, where several come to the same request.
-constexpr CallInfo Under(const CallInfo& info, const char* name) { return {info.id, name, info.context}; }
 
 // As the parent of a new handle: the object outlives every context.
 inline constexpr uint64_t kNoParent = ~uint64_t(0);

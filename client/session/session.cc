@@ -11,6 +11,7 @@
 
 #include "client/session/call.h"
 #include "client/session/log.h"
+#include "client/session/own_calls.h"
 #include "client/session/relay_process.h"
 #include "client/session/shared_pages.h"
 #include "client/trace/control.h"
@@ -322,7 +323,7 @@ void Session::ThreadEnds(ThreadState* thread) {
   if (!Get() || thread->hidden_streams.empty()) return;
   for (const auto& [context, stream] : thread->hidden_streams) {
     thread->context_stack.assign(1, context);
-    cuStreamDestroy(reinterpret_cast<CUstream>(stream));
+    DestroyStream(stream);
   }
   thread->context_stack.clear();
 }

@@ -25,7 +25,7 @@ extern __attribute__((visibility("hidden"))) std::atomic<uint32_t> g_recording;
 
 inline bool On() { return __builtin_expect(g_recording.load(std::memory_order_relaxed) != 0, 0); }
 
-// Names of the entry points, in the order of the generated stubs' numbers (client/entry). Numbers from kNameCount on
+// Names of the entry points, in the order of their numbers in generated code (client/entry). Numbers from kNameCount on
 // are given out by Register.
 extern const char* const kNames[];
 extern const uint32_t kNameCount;

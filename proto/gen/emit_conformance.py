@@ -225,6 +225,6 @@ def emit(model, args):
         if not op.event:
             server.append(text.wrap(f"CUresult __attribute__((weak)) Op{op.name}(", ["Session&", "const Request&",
                           f"const wire::Op{op.name}_Request&", f"wire::Op{op.name}_Reply*", "ReplyBuilder*"], ") { return CUDA_ERROR_NOT_SUPPORTED; }"))
-    out["client_stand_ins.gen.cc"] = text.source(['"client/entry/custom.gen.h"'], "\n".join(client), "cuda_remote::client")
+    out["client_stand_ins.gen.cc"] = text.source(['"client/custom/bodies.gen.h"'], "\n".join(client), "cuda_remote::client")
     out["server_stand_ins.gen.cc"] = text.source(['"server/dispatch/custom.gen.h"'], "\n".join(server), "cuda_remote::server")
     return out

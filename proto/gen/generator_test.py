@@ -17,7 +17,7 @@ sys.modules["proto_gen"] = package
 sys.dont_write_bytecode = True
 
 from google.protobuf import text_format  # noqa: E402
-from proto_gen import defaults, emit_client, emit_lock, emit_traits, lint, model as model_module  # noqa: E402
+from proto_gen import defaults, emit_client, emit_infos, emit_lock, emit_traits, lint, model as model_module  # noqa: E402
 
 SCHEMA = model_module.load_schema(API)
 
@@ -157,7 +157,7 @@ class TraitsTest(unittest.TestCase):
         self.assertIn("sends OpNo, which is no request", self.complaints("", 'custom: CLIENT local: true sends: "OpNo"'))
         self.assertIn("sends xGetThat", self.complaints("", 'sends: "xGetThat"'))
         self.assertEqual(self.complaints("", 'custom: CLIENT local: true sends: "xGetThat"'), "")
-        sent = lambda row: emit_client.sent_id(None, join("", f'call {{ name: "xGetIt" {row} }}').calls[0])  # noqa: E731
+        sent = lambda row: emit_infos.sent_id(join("", f'call {{ name: "xGetIt" {row} }}').calls[0])  # noqa: E731
         self.assertEqual([sent(row) for row in ("custom: CLIENT", "custom: CLIENT local: true", 'custom: CLIENT sends: "nothing"',
                                                 'custom: CLIENT local: true sends: "OpPing"')],
                          ["kCall_xGetIt", "0", "0", "kOpPing"])

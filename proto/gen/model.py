@@ -107,6 +107,11 @@ class Call:
         return self.request is not None
 
     @property
+    def has_body(self):
+        """Whether the client library does something for it: it is neither unsupported nor the same as another call."""
+        return self.status not in ("unsupported", "forward")
+
+    @property
     def client_custom(self):
         return self.status in ("client", "both", "local")
 

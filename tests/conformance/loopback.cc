@@ -6,7 +6,7 @@
 #include <random>
 #include <string>
 
-#include "client/entry/runtime.h"
+#include "client/custom/runtime.h"
 #include "client/session/call.h"
 #include "client/session/thread_state.h"
 #include "server/dispatch/malformed.h"

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What generated stubs use besides Call: moving values between the caller's memory and messages.
+// What generated bodies use besides Call: moving values between the caller's memory and messages.
 //
 // This header is part of the client library: no libprotobuf, no abseil, no logging.
-#ifndef CUDA_REMOTE_CLIENT_ENTRY_RUNTIME_H_
-#define CUDA_REMOTE_CLIENT_ENTRY_RUNTIME_H_
+#ifndef CUDA_REMOTE_CLIENT_CUSTOM_RUNTIME_H_
+#define CUDA_REMOTE_CLIENT_CUSTOM_RUNTIME_H_
 
 #include <cuda.h>
 
@@ -13,20 +13,10 @@
 
 #include "client/session/call.h"
 #include "client/session/setting_keys.h"
-#include "client/trace/trace.h"
 #include "proto/api/attribute_sizes.h"
 #include "proto/frame/frame.h"
 
-// The exported symbols of the library; everything else is hidden by the version script.
-#define CR_EXPORT __attribute__((visibility("default")))
-
 namespace cuda_remote::client {
-
-// The application's handle of an executable graph that kernels may launch is the driver's own.
-inline CUgraphExec VirtualExec(CUgraphExec exec) {
-  const uint64_t handle = reinterpret_cast<uint64_t>(exec);
-  return KindOf(handle) == Kind::kGraphExec ? exec : reinterpret_cast<CUgraphExec>(Call::ExecOfDriver(handle));
-}
 
 // The reply of a call cannot be understood: the server is not what it says it is.
 inline constexpr CUresult kBadReply = CUDA_ERROR_UNKNOWN;
@@ -86,4 +76,4 @@ bool KnowsDeviceRange(Call& call, CUdeviceptr address, uint64_t bytes);
 
 }  // namespace cuda_remote::client
 
-#endif  // CUDA_REMOTE_CLIENT_ENTRY_RUNTIME_H_
+#endif  // CUDA_REMOTE_CLIENT_CUSTOM_RUNTIME_H_

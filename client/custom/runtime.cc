@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/entry/runtime.h"
+#include "client/custom/runtime.h"
 
 #include "client/custom/graph_memory.h"
 #include "client/custom/graph_names.h"
