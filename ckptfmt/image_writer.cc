@@ -73,7 +73,7 @@ struct ImageWriter::State {
   ImageSizes sizes;
 
   absl::Status Check() const {
-    if (failed) return absl::FailedPreconditionError("the image failed before; it cannot go on");
+    if (failed) return absl::FailedPreconditionError("the image failed before; it cannot be continued");
     if (committed) return absl::FailedPreconditionError("the image is complete");
     return absl::OkStatus();
   }

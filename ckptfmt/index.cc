@@ -100,7 +100,7 @@ absl::StatusOr<Index> DecodeIndex1(std::string_view bytes, const std::string& na
   Hash expected;
   if (bytes.size() < sizeof(header) + sizeof(expected)) return damaged("too short");
   memcpy(&header, bytes.data(), sizeof(header));
-  if (memcmp(header.magic, kMagic1, sizeof(kMagic1)) != 0) return damaged("this is no memory index");
+  if (memcmp(header.magic, kMagic1, sizeof(kMagic1)) != 0) return damaged("this is not a memory index");
   const std::string_view body = bytes.substr(0, bytes.size() - sizeof(expected));
   memcpy(&expected, bytes.data() + body.size(), sizeof(expected));
   if (header.bytes != bytes.size()) return damaged("its size is not what it says");

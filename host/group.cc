@@ -75,7 +75,8 @@ bool Group::Await(Member* member, SaveStep step, const std::function<void(const 
       if (step == RESTART_HELD) member->checkpoint = down.checkpoint();
       return true;
     } else {
-      *error = member->host + ": its cr-hostd has answered something else; install the same version on all hosts";
+      *error = member->host +
+               ": its cr-hostd sent an answer that this one cannot read; install the same version on all hosts";
       return false;
     }
   }
@@ -181,7 +182,7 @@ bool Group::Decide(const std::string& id, const char* unknown, std::string* erro
   const SettleReply::State state = Settled(members_[0]->stub.get(), id, /*decide=*/true);
   if (state == SettleReply::RUNNING) return true;
   *error = state == SettleReply::FAILED
-               ? "a host has lost the connection, and has given up"
+               ? "a host has lost the connection and cancelled"
                : "the cr-hostd of " + members_[0]->host + ", where it is decided, does not answer; " + unknown;
   return false;
 }

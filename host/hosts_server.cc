@@ -172,7 +172,7 @@ bool FindGpus(const MoveBegin& begin, const Account& account, const Settings& se
 MoveChecked Check(const MoveBegin& begin, const Account& account, const Settings& settings) {
   MoveChecked checked;
   if (const std::string reason = checkpoint::DrainingReason(settings.socket); !reason.empty())
-    checked.add_missing("a host that takes jobs at present: " + Printable(reason));
+    checked.add_missing("a host that accepts jobs at present: " + Printable(reason));
   const std::string folder = checkpoint::UserJobsFolder(settings.socket, account.user) + "/" + begin.job();
   checkpoint::Job running, job;
   std::string error;
@@ -181,7 +181,7 @@ MoveChecked Check(const MoveBegin& begin, const Account& account, const Settings
   } else if (checkpoint::ReadJob(folder, &running, &error) && checkpoint::JobIsAlive(running)) {
     checked.add_missing("a free name: a job " + begin.job() + " of this user runs there");
   }
-  if (!job.ParseFromString(begin.about_job())) checked.add_missing("what is said of the job cannot be read");
+  if (!job.ParseFromString(begin.about_job())) checked.add_missing("cannot read the description of the job");
   if (job.has_network() && !checkpoint::CheckNetwork(job.mutable_network(), &settings.addresses, &error)) {
     checked.add_missing(error);
   }
@@ -279,7 +279,7 @@ bool Arrival::MakeFolder(std::string* error) {
 
 // One that the image before does not have as a whole.
 absl::Status Arrival::TakeFile(const ckptfmt::OpenedFolder& folder, const SignedFile& file) {
-  const absl::Status incomplete = absl::UnavailableError("the source has not sent all of the image");
+  const absl::Status incomplete = absl::UnavailableError("the source host has not sent all of the image");
   auto out = ckptfmt::OutputFile::Create(folder, file.path(), /*hashed=*/false);
   if (!out.ok()) return out.status();
   Digest digest;
@@ -422,7 +422,7 @@ bool Arrival::Restore(const MoveRestore& restore, std::string* error) {
         MoveUp up;
         // Else the socket closes, and the worker gives up.
         if (!Say(down) || !stream_->Read(&up) || !up.go_on()) {
-          *error = "the source has not let the job go on";
+          *error = "the source host has not released the job";
           return false;
         }
         Control control;
@@ -453,7 +453,7 @@ bool Arrival::Restore(const MoveRestore& restore, std::string* error) {
 bool Arrival::Run(std::string* error) {
   MoveUp up;
   if (!stream_->Read(&up) || up.kind_case() != MoveUp::kBegin) {
-    *error = "the source has not said what it wants";
+    *error = "the source host has not sent a request";
     return false;
   }
   begin_ = up.begin();
@@ -469,21 +469,21 @@ bool Arrival::Run(std::string* error) {
   *down.mutable_checked() = Check(begin_, account_, settings_);
   const bool fits = down.checked().missing().empty();
   if (!Say(down) || !fits) {
-    *error = fits ? "the source does not answer" : "the job cannot go there";
+    *error = fits ? "the source host does not answer" : "the job cannot go there";
     return false;
   }
   if (!MakeFolder(error)) return false;
   while (stream_->Read(&up)) {
     if (up.kind_case() == MoveUp::kRestore) return Restore(up.restore(), error);
     if (up.kind_case() != MoveUp::kImage) {
-      *error = "the source has sent something that does not belong here";
+      *error = "the source host has sent an unexpected message";
       return false;
     }
     if (!TakeImage(up.image(), error)) return false;
     down.set_taken(true);
     if (!Say(down)) break;
   }
-  *error = "the source has given up";
+  *error = "the source host has cancelled";
   return false;
 }
 
@@ -555,7 +555,7 @@ class Saving {
             Send(socket_.get(), control);
             break;
           }
-          *error = begin_.restart() ? "the restart was given up" : "the checkpoint was given up";
+          *error = begin_.restart() ? "the restart was cancelled" : "the checkpoint was cancelled";
           return false;
         }
         case Reply::RUNNING:
@@ -585,7 +585,7 @@ class Saving {
     pollfd waiting = {socket_.get(), POLLIN, 0};
     while (poll(&waiting, 1, kLookMs) <= 0) {
       if (!context_->IsCancelled()) continue;
-      *error = begin_.restart() ? "the restart was given up" : "the checkpoint was given up";
+      *error = begin_.restart() ? "the restart was cancelled" : "the checkpoint was cancelled";
       return false;
     }
     *error =
@@ -716,7 +716,7 @@ class Service final : public Hosts::Service {
     fprintf(stderr, "cr-hostd: refused %s with the certificate of %s\n", Printable(context.peer()).c_str(),
             Printable(subject).c_str());
     return grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
-                        "it takes nothing from a host with the certificate of \"" + subject + "\" (--allow-host)");
+                        "it accepts nothing from a host with the certificate of \"" + subject + "\" (--allow-host)");
   }
 
   const Settings& settings_;

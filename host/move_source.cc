@@ -133,7 +133,7 @@ bool MoveSource::Await(MoveDown::KindCase wanted, MoveDown* down, std::string* e
     failed_there_ = down->kind_case() == MoveDown::kFailed;
     *error = address_ + ": " +
              (failed_there_ ? down->failed()
-                            : "its cr-hostd has answered something else; install the "
+                            : "its cr-hostd sent an answer that this one cannot read; install the "
                               "same version on both hosts");
     return false;
   }

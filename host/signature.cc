@@ -194,7 +194,7 @@ bool ReadSignature(std::string_view bytes, const Key& key, const std::string& im
                    std::string* error) {
   SignatureFile file;
   if (!file.ParseFromArray(bytes.data(), int(bytes.size())) || file.code().size() != kHashBytes) {
-    *error = image + ": its file " + ckptfmt::kSignatureName + " is no signature of cr-hostd's";
+    *error = image + ": its file " + ckptfmt::kSignatureName + " is not a signature of cr-hostd";
     return false;
   }
   if (file.key() != key.Id()) {

@@ -321,7 +321,7 @@ bool Worker::ReadRequest(std::string* error) {
   setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof(none));
   struct stat facts;
   if (!read || fds_.size() != kMostDescriptors || fstat(fds_[3], &facts) != 0 || !S_ISDIR(facts.st_mode)) {
-    *error = "cr-hostd has not understood the request";
+    *error = "cr-hostd cannot read the request";
     return false;
   }
   if (request_.version() != kVersion) {
@@ -381,7 +381,7 @@ bool Worker::FindJob(std::string* error) {
 bool Worker::ActForOwner(std::string* error) {
   if (request_.user().empty() && !Drains()) return true;
   if (!IsOperator(settings_.operators, peer_.account)) {
-    *error = NameOf(peer_.account) + " is no operator of this host (cr-hostd --operator); " +
+    *error = NameOf(peer_.account) + " is not an operator of this host (cr-hostd --operator); " +
              (Drains() ? "cr-drain needs root, or an operator" : "users save their own jobs only");
     return false;
   }
@@ -542,14 +542,14 @@ bool ReadFacts(const std::string& image, std::unique_ptr<ckptfmt::ImageReader>* 
   std::string facts;
   const auto engine = checkpoint::EngineOf((*reader)->info(), &facts);
   if (engine) return engine->Summarize(facts, saved, error);
-  *error = "the image says nothing of the job's processes";
+  *error = "the image does not describe the job's processes";
   return false;
 }
 
 // The image of a part that is restarted, and what the part's name and streams are to be.
 bool Worker::TakeMembersImage(std::string* error) {
   if (const std::string reason = checkpoint::DrainingReason(settings_.socket); !reason.empty()) {
-    *error = "this host takes no jobs at present: " + reason;
+    *error = "this host accepts no jobs at present: " + reason;
     return false;
   }
   std::unique_ptr<ckptfmt::ImageReader> image;
@@ -681,7 +681,7 @@ bool Worker::Begin(std::string* error) {
     return false;
   }
   if (const std::string reason = checkpoint::DrainingReason(settings_.socket); tool_->runs_job && !reason.empty()) {
-    *error = "this host takes no jobs at present: " + reason;
+    *error = "this host accepts no jobs at present: " + reason;
     return false;
   }
   // A restarted job has the name that it had, if it gets no other one.
@@ -875,7 +875,7 @@ bool Worker::Do(const std::string& announced, std::string* said) {
     Tell(Reply::RUNNING, 0);
     return true;
   }
-  *said = "cr-hostd does not know what that means";
+  *said = "cr-hostd cannot read the request";
   return false;
 }
 
@@ -918,7 +918,7 @@ void Worker::LookForRoom() {
   if ((!tool_->makes_image && !Moves()) || full_ || HasRoom(spool_, 0)) return;
   full_ = true;
   Tell(Reply::NOTE, 0,
-       "there is no room left in cr-hostd's folder " + settings_.spool + "; the checkpoint is given up");
+       "there is no room left in cr-hostd's folder " + settings_.spool + "; the checkpoint is cancelled");
   kill(child_, SIGTERM);
 }
 
@@ -926,7 +926,7 @@ void Worker::LookForRoom() {
 bool Worker::AwaitGoOn(std::string* said) {
   Tell(Reply::RESTORED, 0);
   Control control;
-  *said = "the source has not let the job go on";
+  *said = "the source host has not released the job";
   if (!Receive(socket_, &control) || !control.go_on()) {
     peer_gone_ = true;
     return false;
@@ -942,13 +942,14 @@ bool Worker::AwaitOthers(SaveStep step, std::string* said) {
   Control control;
   if (Receive(socket_, &control) && control.go_on()) return true;
   peer_gone_ = true;
-  *said = Rejoins() ? "the restart over the hosts was given up" : "the checkpoint over the hosts was given up";
+  *said = Rejoins() ? "the restart over the hosts was cancelled" : "the checkpoint over the hosts was cancelled";
   if (step != SAVE_COMPLETE && step != RESTART_RUNS && step != RESTART_SURE) return false;
   // It may be decided.
   const SaveDecision decision = AskDecision(request_.member().decider(), request_.member().id(), settings_.tls);
   if (decision == SaveDecision::kUnknown) {
     *said = "the cr-hostd of " + request_.member().decider() + " does not say whether the " +
-            (Rejoins() ? "restart counts; the part ends here" : "checkpoint counts; here it does not");
+            (Rejoins() ? "restart is complete; the part of the job on this host ends"
+                       : "checkpoint is complete; on this host it is discarded");
   }
   return decision == SaveDecision::kCounts;
 }
@@ -1012,7 +1013,7 @@ int Worker::DoGroupOnce() {
     return kExitNotRestarted;
   }
   const bool over = !cancelled_ && GroupIsOver();
-  const char* const rest = over ? "" : "; the job goes on";
+  const char* const rest = over ? "" : "; the job continues";
   Tell(Reply::NOTE, 0, "no checkpoint of " + request_.job() + " on " + host_ + ": " + error + rest);
   return over ? checkpoint::kExitNoJob : checkpoint::kExitFailure;
 }
@@ -1049,7 +1050,8 @@ int Worker::RepeatGroup() {
     }
     if (!done && !over && !cancelled_) {
       Tell(Reply::NOTE, 0,
-           TimeText() + ": no checkpoint of " + request_.job() + " on " + host_ + ": " + error + "; the job goes on. " +
+           TimeText() + ": no checkpoint of " + request_.job() + " on " + host_ + ": " + error +
+               "; the job continues. " +
                (last.empty() ? "There is no image from this run yet" : last + " is still its last image") +
                "; the next try is in " + std::to_string(std::lround(every_)) + " s");
     }
@@ -1247,9 +1249,8 @@ void Worker::KeepDoubtful() {
   const bool stays = rename(spool_.c_str(), kept.c_str()) == 0;
   spool_.clear();  // in no case to be removed
   Tell(Reply::NOTE, 0,
-       host_ +
-           " was told to let the job go on, and has not answered since. Look there whether it runs (cr-ps). It has "
-           "ended here; if it does not run there, root can restart it here: cr-restart " +
+       host_ + " was asked to resume the job, and has not answered since. The job has ended on this host. Check on " +
+           host_ + " whether it runs (cr-ps). If it does not, root can restart it on this host: cr-restart " +
            (stays ? kept : settings_.spool) + kImages);
 }
 
@@ -1354,7 +1355,7 @@ int Worker::FinishMove(int code) {
   while (!error.empty() && error.back() == '\n') error.pop_back();
   Tell(Reply::NOTE, 0,
        request_.job() + " was not moved: " + error +
-           (checkpoint::JobIsAlive(job_) ? "; the job goes on where it was" : ""));
+           (checkpoint::JobIsAlive(job_) ? "; the job continues where it was" : ""));
   return 1;
 }
 

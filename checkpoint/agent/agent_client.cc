@@ -15,7 +15,7 @@ namespace {
 
 // The agent answers at once, except where it says otherwise.
 constexpr int kAnswerMs = 30000;
-constexpr char kNonsense[] = "the job gave an answer that makes no sense";
+constexpr char kNonsense[] = "the job sent an answer that this tool cannot read";
 
 }  // namespace
 

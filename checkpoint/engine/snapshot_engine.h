@@ -52,7 +52,7 @@ struct SaveOptions {
 
 // How a job is to be restored.
 struct RestoreOptions {
-  // Another file for a standard stream: descriptor, path, and where the job goes on in it.
+  // Another file for a standard stream: descriptor, path, and where the job continues in it.
   struct Output {
     int fd = 1;
     std::string path;

@@ -105,7 +105,7 @@ pid_t StartDaemon(std::vector<std::string> command, int log, const std::optional
     if (!detached) waitpid(child, nullptr, 0);
   }
   if (detached) ShowLog(log);
-  *error = command[0] + " did not start; its message stands above";
+  *error = command[0] + " did not start; see its message above";
   return -1;
 }
 
@@ -124,7 +124,7 @@ bool CheckServerAddress(const std::string& address, std::string* error) {
   const std::string port = colon == std::string::npos ? "" : address.substr(colon + 1);
   const bool number = !port.empty() && port.size() <= 5 && port.find_first_not_of("0123456789") == std::string::npos;
   if (colon != 0 && number && std::stoi(port) >= 1 && std::stoi(port) <= 65535) return true;
-  *error = "\"" + address + "\" is no server address: write unix:PATH, or HOST:PORT with a port from 1 to 65535";
+  *error = "\"" + address + "\" is not a server address: write unix:PATH, or HOST:PORT with a port from 1 to 65535";
   return false;
 }
 

@@ -457,7 +457,7 @@ bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions
   const Continue go_on_with_rest = [&](uint64_t done, uint64_t) { return !go_on || go_on(before + done, total); };
   ChunkPool pool(kCopyPool);
   if (!pool.ok()) {
-    *error = "there is no memory to copy through";
+    *error = "out of memory: no buffer for copies between the host and the GPU";
     return false;
   }
   const auto use = [&](size_t region, uint64_t index, char* slot, size_t count, std::string* why) {

@@ -85,7 +85,7 @@ bool FindAccount(const std::string& name, Account* account, std::string* error) 
     return false;
   }
   if (account->user != 0 && account->user != uid_t(-1)) return true;
-  *error = "user " + name + " is root: leave --user away";
+  *error = "user " + name + " is root: omit --user";
   return false;
 }
 

@@ -9,7 +9,7 @@
 
 namespace cuda_remote::checkpoint {
 
-// In the file "stopped" of a job's folder, in the place of an image: the job goes on at the host whose name follows.
+// In the file "stopped" of a job's folder, in the place of an image: the job continues at the host whose name follows.
 inline constexpr char kMovedTo[] = "moved to ";
 
 // $CUDA_REMOTE_HOSTD, else /run/cuda-remote/hostd.sock.

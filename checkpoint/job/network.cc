@@ -877,7 +877,7 @@ bool CheckNetworkRule(const std::string& rule, std::string* error) {
       HostBitsAre(false, Parsed(network.address()), network.prefix())) {
     return true;
   }
-  *error = "\"" + rule + "\" is no network, such as 10.9.0.0/24, 10.9.0.0/24@eth1 or fd00:9::/64";
+  *error = "\"" + rule + "\" is not a network, such as 10.9.0.0/24, 10.9.0.0/24@eth1 or fd00:9::/64";
   return false;
 }
 

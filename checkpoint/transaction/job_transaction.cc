@@ -136,7 +136,7 @@ bool JobTransaction::Resume(std::string* error) {
       std::string problem;
       AtStep(name, i, processes_.size());
       if ((process->*step)(&problem) || EndsNow({process})) continue;
-      if (ok) *error = process->Name() + " cannot go on: " + problem;
+      if (ok) *error = process->Name() + " cannot continue: " + problem;
       ok = false;
     }
   };
@@ -162,7 +162,7 @@ bool JobTransaction::Switch(const std::function<bool(std::string*)>& decide, std
   for (JobProcess* process : processes_) {
     std::string problem;
     if (process->Confirm(&problem) || EndsNow({process})) continue;
-    *error = process->Name() + " cannot go on with its new session: " + problem;
+    *error = process->Name() + " cannot continue with its new session: " + problem;
     return false;
   }
   if (!decide(error)) return false;

@@ -94,7 +94,7 @@ class JobTransaction {
   JobTransaction& operator=(const JobTransaction&) = delete;
 
   // Stops the CUDA calls of all processes, as LockAll does, keeps other processes from opening sessions, and takes all
-  // sessions. If processes come or go meanwhile, it looks for them again. After a failure the job goes on.
+  // sessions. If processes come or go meanwhile, it looks for them again. After a failure the job continues.
   bool Begin(const agent::LockOptions& options, std::string* error);
 
   // The processes let go of their sessions, and the engine saves all of the job (SnapshotEngine::Dump).

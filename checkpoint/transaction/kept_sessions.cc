@@ -165,7 +165,7 @@ bool KeptSessions::GiveAll(const Job& job, const std::string& directory, const c
       clients.push_back(std::move(client));
     } else if (!EndsNow(kept.pid)) {
       ok = false;
-      fprintf(stderr, "%s: %s cannot go on: %s\n", tool, kept.name.c_str(), error.c_str());
+      fprintf(stderr, "%s: %s cannot continue: %s\n", tool, kept.name.c_str(), error.c_str());
     }
   }
   for (const auto& client : clients) client->Unlock(&error);

@@ -148,7 +148,7 @@ void ReplayCodeAhead(const CodeAhead& code, std::vector<Move>* moves) {
     if (!move.channel) move.ahead = nullptr;
     if (!move.ahead) continue;
     threads.emplace_back([&move] {
-      if (!ReplayCode(*move.ahead, move.channel.get())) move.error = "its session is of no use";
+      if (!ReplayCode(*move.ahead, move.channel.get())) move.error = "its session cannot be used";
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -36,8 +36,8 @@ struct MoveJobOutcome {
   CopiedBytes copied;
 };
 
-// Moves the job in `directory`: all of its processes, or none. False and one sentence in *error: the job goes on where
-// it was. For one thread; starts others meanwhile.
+// Moves the job in `directory`: all of its processes, or none. False and one sentence in *error: the job continues
+// where it was. For one thread; starts others meanwhile.
 bool MoveJob(const MoveJobOptions& options, const Job& job, const std::string& directory, JobReport* report,
              MoveJobOutcome* outcome, std::string* error);
 

@@ -118,7 +118,7 @@ class RestartJob {
   std::string marker_;  // says that the folder which the job knows is needed
   bool has_folder_ = false, done_ = false;
   std::vector<Mount> mounts_;
-  JobClaim claim_;  // until the job goes on
+  JobClaim claim_;  // until the job continues
   std::unique_ptr<NetworkNamespace> network_;
   std::unique_ptr<ProcessRestore> restore_;
   bool restored_ = false;

@@ -69,7 +69,7 @@ std::unique_ptr<ChunkPool> MakePool(const SaveJobOptions& options, uint64_t* pro
   limit -= inside;
   auto pool = std::make_unique<ChunkPool>(limit);
   if (!pool->ok()) {
-    *error = "there is no memory to save GPU memory through";
+    *error = "out of memory: no buffer to save GPU memory with";
     return nullptr;
   }
   return pool;
@@ -235,7 +235,7 @@ class Saving {
   void RemoveOldImages();
   void NoteSaved();
 
-  // Of a checkpoint that fails before the job goes on.
+  // Of a checkpoint that fails before the job continues.
   void DropSnapshots();
   // Says which process it was about, of several. False.
   bool Of(const LiveProcess& process, std::string* error) const {

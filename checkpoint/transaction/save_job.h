@@ -47,7 +47,7 @@ struct SaveJobOutcome {
 // The step after which the outcome says how reading GPU memory went (JobReport::Done).
 inline constexpr char kStepReading[] = "reading GPU memory";
 
-// One checkpoint of the job in `directory`. False and one sentence in *error: there is no image, and the job goes on.
+// One checkpoint of the job in `directory`. False and one sentence in *error: there is no image, and the job continues.
 // `engine`: a new one. `keeper`: started for this job. For one thread; starts others meanwhile.
 bool SaveJob(const SaveJobOptions& options, const Job& job, const std::string& directory, SnapshotEngine* engine,
              SessionKeeper* keeper, JobReport* report, SaveJobOutcome* outcome, std::string* error);

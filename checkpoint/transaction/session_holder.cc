@@ -91,7 +91,7 @@ void SessionHolder::StartGiver() {
     if (sessions_.GiveBack(job_, directory_, tool_, engine_)) {
       fprintf(stderr,
               "%s: a tool and its cr-keeper were killed while they had the job's GPU sessions; the job has them again "
-              "and goes on\n",
+              "and continues\n",
               tool_);
     }
     fflush(nullptr);

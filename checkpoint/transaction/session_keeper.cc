@@ -68,7 +68,7 @@ void Run(int socket, const Job& job, const std::string& directory, const char* t
   }
   if (!sessions.armed()) return;
   if (sessions.GiveBack(job, directory, tool, engine)) {
-    fprintf(stderr, "%s: it was killed while it had the job's GPU sessions; the job has them again and goes on\n",
+    fprintf(stderr, "%s: it was killed while it had the job's GPU sessions; the job has them again and continues\n",
             tool);
   }
   if (sessions.holder() >= 0) KeptSessions::SendDrop(sessions.holder());

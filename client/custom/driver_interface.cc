@@ -52,8 +52,9 @@ CUresult AskTable(Call* call, const driverabi::TableId& table, uint32_t word, co
   request.Encode(&call->message());
   const CUresult result = call->Transact();
   if (result == CUDA_ERROR_NOT_SUPPORTED) {
-    return Call::Unsupported("cuGetExportTable",
-                             "the server's driver does not have this private table of cuBLASLt as it is known");
+    return Call::Unsupported(
+        "cuGetExportTable",
+        "the server's driver has a version of this private table (of cuBLASLt) that cuda-remote does not know");
   }
   if (result != CUDA_SUCCESS) return result;
   return reply->Decode(call->reply()) ? CUDA_SUCCESS : call->session().Lose(ChannelStatus::kProtocolError);

@@ -202,8 +202,8 @@ void Runner::StartPart(const Launch& launch) {
       std::find_if(options_.parts.begin(), options_.parts.end(), [&](const Part& one) { return one.ip == launch.ip; });
   if (part == options_.parts.end()) {
     return GiveUp("mpirun wants to start processes on " + launch.ip +
-                  ", which is the address of no --part; leave mpirun's own "
-                  "options for hosts away");
+                  ", which is not the address of a --part; omit mpirun's own "
+                  "options for hosts");
   }
   if (!started_.insert(launch.ip).second) return GiveUp("mpirun wants to start the part on " + part->host + " twice");
   int ends[2];

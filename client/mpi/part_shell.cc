@@ -219,7 +219,7 @@ bool RunInPart(const std::string& ip, int port, const std::string& key, const st
                int output, int* code, std::string* error) {
   sockaddr_in address;
   if (!Address(ip, port, &address)) {
-    *error = ip + " is no address of a part of this job";
+    *error = ip + " is not the address of a part of this job";
     return false;
   }
   int fd = -1;

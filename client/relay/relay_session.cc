@@ -132,7 +132,7 @@ RelaySession::OpenResult RelaySession::Open(std::unique_ptr<RelayStream>* stream
       *stream = std::move(opening);
       return OpenResult::kOk;
     }
-    *error = "the server's answer makes no sense";
+    *error = "the server sent an answer that cr-relay cannot read";
     opening->Cancel();
     opening->Finish();
     std::lock_guard<std::mutex> lock(mutex_);
@@ -153,7 +153,7 @@ RelaySession::OpenResult RelaySession::Open(std::unique_ptr<RelayStream>* stream
     case grpc::StatusCode::INTERNAL:
       return OpenResult::kTryAgain;
     case grpc::StatusCode::UNIMPLEMENTED:
-      *error = "what answers there is no cr-server of this release";
+      *error = "the program that answers there is not a cr-server of this release";
       return OpenResult::kRefused;
     default:
       return OpenResult::kRefused;
@@ -263,7 +263,7 @@ void RelaySession::Run() {
   if (!memory || !DecodeWelcome(welcome_, &welcome)) {
     stream->Cancel();
     stream->Finish();
-    return Refuse(memory ? "the server's Welcome makes no sense" : error);
+    return Refuse(memory ? "the server sent a Welcome that cr-relay cannot read" : error);
   }
   welcome.shared_memory = false;
   std::string body;

@@ -222,7 +222,7 @@ bool Checkpoint::ServerWentAway(ChannelStatus status, std::string* error) {
 
 bool Checkpoint::WorkFailed(CUresult result, std::string* error) {
   *error = "the GPU's work did not finish cleanly: " + driverabi::DescribeError(result) +
-           "; the job's GPU state is not worth saving";
+           "; the GPU state is damaged, so it is not saved";
   return false;
 }
 
@@ -263,7 +263,7 @@ void Checkpoint::SettleMove() {
   if (!given_new_ || !former_channel_) return;
   std::string scope;
   if (ReadSharingScope(session_->settings().job_dir, &scope) && scope != former_scope_) return;
-  LogLine("the tool that was moving the job has ended; the process goes on with the GPU server %s",
+  LogLine("the tool that was moving the job has ended; the process continues with the GPU server %s",
           former_server_.c_str());
   agent::Given former;
   former.fds = former_channel_->DupFds();
@@ -441,8 +441,10 @@ bool Checkpoint::Give(agent::Given given, std::string* error) {
     adopted = session_->connection().Replace(std::move(adopted));
     // The new worker has ended, and not the one that this process has; in a restart it has none yet.
     if (session_->connection().Restore(lost_before) != lost_before && channel()) {
-      LogLine("that was the session that the process was to move to; it goes on with the GPU server %s",
-              session_->settings().server.c_str());
+      LogLine(
+          "the move has ended: this was the session that the process was to move to. The process continues with the "
+          "GPU server %s",
+          session_->settings().server.c_str());
     }
     session_->host_functions().SetChannel(channel());
     return false;
@@ -467,8 +469,10 @@ bool Checkpoint::Give(agent::Given given, std::string* error) {
 // The tool takes a new channel back, since another process of the job could not take its own; or the tool has gone.
 void Checkpoint::GoBack() {
   if (session_->lost() != CUDA_SUCCESS) {
-    LogLine("that was the session that the process was to move to; it goes on with the GPU server %s",
-            former_server_.c_str());
+    LogLine(
+        "the move has ended: this was the session that the process was to move to. The process continues with the GPU "
+        "server %s",
+        former_server_.c_str());
   }
   former_channel_.reset();
   session_->managed_home().MoveBack();

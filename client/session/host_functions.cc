@@ -155,7 +155,7 @@ void HostFunctions::Loop() {
         if (after_) after_(channel);
         if (once) outstanding_.fetch_sub(1, std::memory_order_acq_rel);
       } else {
-        LogLine("the server asked for host function %llu, which is not registered",
+        LogLine("the server asked for host function %llu, which this process has not registered",
                 static_cast<unsigned long long>(event.id));
       }
       // The stream waits for this, also when the function was unknown.

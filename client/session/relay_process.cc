@@ -88,7 +88,7 @@ bool StartRelay(const std::string& address, std::string* socket_path, std::strin
     usleep(kPollMs * 1000);
   }
   rmdir(folder);  // the relay removes it if it is there after all
-  *error = "cr-relay did not accept sessions within 10 seconds; its messages stand above";
+  *error = "cr-relay did not accept sessions within 10 seconds; see its messages above";
   return false;
 }
 

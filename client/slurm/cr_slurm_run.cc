@@ -66,7 +66,7 @@ cr-sbatch calls this program, so that batch scripts need not. A script that call
 
 The program runs under cr-run. When Slurm warns the job (SIGUSR1) or ends it (SIGTERM), cr-checkpoint saves it and ends
 it. After a warning the job then requeues itself. When it starts again, its newest image is restarted by cr-restart. If
-an image cannot be written, the job goes on, and this program says so. Images are in DIR/job-N/images, for a task of an
+an image cannot be written, the job continues, and this program says so. Images are in DIR/job-N/images, for a task of an
 array in DIR/job-N_TASK/images, and are removed when the program has ended with 0.
 
 In a heterogeneous job (#SBATCH hetjob), the program uses the GPUs of the second component's node. cr-slurm-run starts a
@@ -191,11 +191,11 @@ void Runner::SaverEnded(int code) {
     if (saved_) return;
     if (!ended_part_.empty()) return Lose(ended_part_);
     const std::string image = Newest();
-    Say("the job could not be saved and goes on; " +
+    Say("the job could not be saved and continues; " +
         (image.empty() ? "it has no image" : image + " is its newest image"));
     next_ = Clock::now() + std::chrono::milliseconds(int64_t(options_.interval * 1000));
   } else if (code != 0) {
-    Say("the job is not saved at intervals any more, and goes on");
+    Say("the job continues, but it is no longer saved at intervals");
     at_intervals_ = false;
   }
 }
@@ -244,7 +244,7 @@ int Runner::Requeue() {
   const pid_t child = StartChild({"scontrol", "requeue", job_.Name()}, SIGTERM);
   int status = 0;
   if (child == 0 || waitpid(child, &status, 0) != child || status != 0) {
-    Say("the job is saved, but Slurm does not requeue it (its reason stands above); continue it with: "
+    Say("the job is saved, but Slurm does not requeue it (see its reason above); continue it with: "
         "scontrol requeue " +
         job_.Name());
     return kExitStopped;
@@ -283,7 +283,7 @@ int Runner::Run(const std::vector<std::string>& command) {
       _exit(kExitFailed);  // the children end with this program
     }
     if (LastStart(folder_) > job_.restarts) {
-      Say("Slurm has started the job again elsewhere, and it ends here");
+      Say("Slurm has started the job again on another node; it ends on this one");
       _exit(kExitFailed);
     }
     signalfd_siginfo info;
@@ -496,7 +496,7 @@ int Main(int argc, char** argv) {
     if (!options.output.empty() || !options.error.empty()) command.push_back("--cut-back");
     for (const std::string& path : options.cut) command.insert(command.end(), {"--cut", path});
   } else {
-    if (job.restarts > 0) Say("there is no image of the job yet: it starts anew");
+    if (job.restarts > 0) Say("there is no image of the job yet: it starts from the beginning");
     if (options.output.empty() && OverwritesOutput()) {
       Say("the output will be overwritten after a restart: submit the job with --open-mode=append");
     }

@@ -84,7 +84,7 @@ int ServeGpus(const std::string& keys) {
   sigprocmask(SIG_BLOCK, &all, nullptr);
   const char* const batch = getenv("SLURM_LAUNCH_NODE_IPADDR");
   const std::string address = batch ? OwnAddressTowards(batch) : "";
-  if (address.empty()) return Fail("this is no step of a job: SLURM_LAUNCH_NODE_IPADDR names no host");
+  if (address.empty()) return Fail("this is not a step of a Slurm job: SLURM_LAUNCH_NODE_IPADDR names no host");
   const std::string server = checkpoint::FindCompanion("cr-server");
   if (server.empty()) return Fail("cr-server is not beside cr-slurm-run on this node; install cuda-remote-server");
   char sockets[] = "/tmp/cr-gpus-XXXXXX";
@@ -147,7 +147,7 @@ std::unique_ptr<GpuNode> GpuNode::Start(const std::string& keys, std::string* er
   close(output[0]);
   if (!node->address_.empty()) return node;
   const char* const name = getenv("SLURM_JOB_NODELIST_HET_GROUP_1");
-  *error = std::string("no GPU server has started on ") + (name ? name : "the GPU node") + "; its message stands above";
+  *error = std::string("no GPU server has started on ") + (name ? name : "the GPU node") + "; see its message above";
   return nullptr;
 }
 

@@ -23,7 +23,7 @@ bool IsNumber(const std::string& text) {
 bool ReadSlurmJob(const Variables& variables, SlurmJob* job, std::string* error) {
   job->id = Value(variables, "SLURM_JOB_ID");
   if (!IsNumber(job->id)) {
-    *error = "this is no job of Slurm: SLURM_JOB_ID is not set. Submit it with cr-sbatch, or use cr-run";
+    *error = "this is not a Slurm job: SLURM_JOB_ID is not set. Submit it with cr-sbatch, or use cr-run";
     return false;
   }
   const std::string tasks = Value(variables, "SLURM_STEP_NUM_TASKS");

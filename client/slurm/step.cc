@@ -87,7 +87,7 @@ bool Apply(const Option& option, const std::string& value, Wishes* wishes, Step*
     int* const number = numbers[int(option.use)];
     *number = Number(value);
     if (*number > 0) return true;
-    *error = std::string("--") + option.name + "=" + value + ": this is no number that a step in this job can have";
+    *error = std::string("--") + option.name + "=" + value + ": a step in this job cannot have this number";
     return false;
   }
   if (option.use == Use::kMpi) wishes->mpi = value;

@@ -127,7 +127,7 @@ class SaveReport final : public ToolReport {
   const SaveJobOutcome& outcome_;
 };
 
-// One checkpoint. False and *error: there is no image, and the job goes on.
+// One checkpoint. False and *error: there is no image, and the job continues.
 bool Checkpoint(const Options& options, const std::string& directory, const Job& job, SessionKeeper* keeper,
                 const std::function<bool()>& cancelled, SaveJobOutcome* outcome, std::string* error) {
   SaveReport report(options, outcome, cancelled);
@@ -238,7 +238,7 @@ int Repeat(const Options& options, const std::string& directory, const Job& job,
       return ended();
     } else if (!cancelled()) {
       Say(kTool,
-          TimeText(now) + ": no checkpoint of " + NameFor(options) + ": " + error + "; the job goes on. " +
+          TimeText(now) + ": no checkpoint of " + NameFor(options) + ": " + error + "; the job continues. " +
               (saved.empty() ? "There is no image from this run yet" : last + " is still the image of " + saved) +
               "; the next try is at " + TimeText(now + interval));
     }
@@ -270,7 +270,7 @@ int Work(const Options& options, const Background& background) {
   if (options.every <= 0) {
     SaveJobOutcome outcome;
     if (!Checkpoint(options, directory, job, keeper.get(), cancelled, &outcome, &error)) {
-      const char* const state = JobIsAlive(job) ? "; the job goes on" : "";
+      const char* const state = JobIsAlive(job) ? "; the job continues" : "";
       Say(kTool, "no checkpoint of " + NameFor(options) + ": " + error + state);
       return cancelled() ? kExitInterrupted : kExitFailure;
     }

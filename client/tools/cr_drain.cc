@@ -115,7 +115,7 @@ bool MakeImagesFolder(const std::string& folder, const std::optional<Account>& a
   const bool of_operator = Caller::Get() != nullptr;
   if (of_operator && (lstat(folder.c_str(), &facts) != 0 || !S_ISDIR(facts.st_mode) || facts.st_uid != 0 ||
                       (facts.st_mode & 5) != 5)) {
-    *error = folder + " is no folder of root's that users can enter; root makes it for operators (mode 0755)";
+    *error = folder + " is not a folder of root that users can enter; root must create it (mode 0755)";
     return false;
   }
   if (!of_operator && mkdir(folder.c_str(), 0755) != 0 && errno != EEXIST) {

@@ -45,7 +45,7 @@ Ranks are those of mpirun, torchrun or srun; without one of these the processes 
 several GPUs needs as many at its place: its GPU 0 is the first of the list. Processes that share GPU memory need one
 server.
 
-Exit codes: 0 moved, 1 failed (the job goes on where it was), 2 wrong use, 4 no such job.
+Exit codes: 0 moved, 1 failed (the job continues where it was), 2 wrong use, 4 no such job.
 )";
 
 struct Options {
@@ -106,7 +106,7 @@ int Work(const Options& options, const std::function<bool()>& cancelled) {
     Tell(options, outcome);
     return 0;
   }
-  Say(kTool, options.job + " was not moved: " + error + (JobIsAlive(job) ? "; the job goes on where it was" : ""));
+  Say(kTool, options.job + " was not moved: " + error + (JobIsAlive(job) ? "; the job continues where it was" : ""));
   return kExitFailure;
 }
 

@@ -130,7 +130,7 @@ int Main(int argc, char** argv) {
   app.add_option(
       "--address", address,
       "ADDRESS[/PREFIX][@INTERFACE]: an address of the job's own, which no other machine or job has; its TCP "
-      "connections with other machines then go on after a checkpoint, a restart or a move. On INTERFACE, a bridge "
+      "connections with other machines then continue after a checkpoint, a restart or a move. On INTERFACE, a bridge "
       "or an Ethernet interface (default: the one in whose network ADDRESS is)");
   app.add_flag(
       "--plain", plain,
@@ -199,8 +199,8 @@ int Main(int argc, char** argv) {
   if (!directory.empty() && IsInUse(Absolute(directory)) && app.count("--job-dir") == 0) {
     if (own_wishes) {
       return Fail("this is in the job of " + directory +
-                  " already, whose processes all belong to it: leave the options "
-                  "of cr-run away, or unset CUDA_REMOTE_JOB_DIR and CUDA_REMOTE_SERVER to start another job");
+                  " already, whose processes all belong to it: omit the options "
+                  "of cr-run, or unset CUDA_REMOTE_JOB_DIR and CUDA_REMOTE_SERVER to start another job");
     }
     std::vector<char*> words(argv + first, argv + argc);
     words.push_back(nullptr);

@@ -38,7 +38,7 @@ Examples:
 The table has one line for each driver function that was called: how often, how many calls failed, bytes to and from the
 server, and the time in the caller. The timeline shows each call by thread and each request in the server's worker.
 
-Exit codes: 0 recorded, 1 failed (the job goes on), 2 wrong use, 4 no such job.
+Exit codes: 0 recorded, 1 failed (the job continues), 2 wrong use, 4 no such job.
 )";
 
 struct Options {
@@ -167,7 +167,7 @@ int Main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
   }
   if (options.totals && !options.output.empty()) {
-    Say(kTool, "--totals has no timeline; leave --output away");
+    Say(kTool, "--totals writes no timeline; omit --output");
     return kExitUsage;
   }
   std::string directory, error;

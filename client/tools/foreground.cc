@@ -95,7 +95,7 @@ int FinishJob(const char* tool, const Isolated& isolated, const std::string& dir
     // exit code says the same.
     const bool moved = image.compare(0, strlen(kMovedTo), kMovedTo) == 0;
     if (!ErrorsGoToJobsFile()) {
-      Say(tool, moved ? "the job was " + image + ", where it goes on"
+      Say(tool, moved ? "the job was " + image + ", where it continues"
                       : "the job was stopped at a checkpoint; continue it with: cr-restart " + image);
     }
     code = kExitStopped;

@@ -61,7 +61,7 @@ void PrintHosts(const host::HostReports& reports) {
   }
   for (const host::HostReport& host : reports.hosts()) {
     if (!host.draining().empty())
-      printf("%s takes no jobs: %s\n", Printable(host.host()).c_str(), Printable(host.draining()).c_str());
+      printf("%s accepts no jobs: %s\n", Printable(host.host()).c_str(), Printable(host.draining()).c_str());
     if (host.error().empty() && host.engine_version().empty())
       printf("%s has no snapshot engine that works: jobs cannot be saved or restarted there\n",
              Printable(host.host()).c_str());

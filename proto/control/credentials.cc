@@ -150,7 +150,7 @@ bool ReadTls(const TlsFiles& files, TlsContents* contents, std::string* error) {
   const bool encrypted = contents->key.find("ENCRYPTED") != std::string::npos;
   if (!key) {
     *error = files.key + " (--tls-key) holds no intact private key" +
-             (encrypted ? ": it is protected with a password, which cannot be asked for here" : "");
+             (encrypted ? ": it is protected with a password; use a key without one" : "");
   } else if (X509_check_private_key(cert.get(), key.get()) != 1) {
     *error =
         "the key in " + files.key + " (--tls-key) is not that of the certificate in " + files.cert + " (--tls-cert)";

@@ -61,7 +61,8 @@ std::unique_ptr<Exporter> Exporter::Start(const std::string& address,
     parts->exposer->RegisterCollectable(parts->collector);
   } catch (const std::exception&) {
     *error = "cannot listen at " + address +
-             " (--metrics): it is no address of this machine, as in 127.0.0.1:9400, or something else listens there";
+             " (--metrics): this is not an address of this machine (such as 127.0.0.1:9400), or another program "
+             "listens there";
     return nullptr;
   }
   return std::unique_ptr<Exporter>(new Exporter(std::move(parts)));

@@ -228,7 +228,7 @@ bool PtxSymbols(std::string_view text, std::vector<DataSymbol>* symbols, std::st
         if (tokens.now() == "]") {
           counted = false;  // the initial value says how many
         } else {
-          if (!Number(tokens.now(), &dimension)) return fail("an array's size is no number");
+          if (!Number(tokens.now(), &dimension)) return fail("the size of an array is not a number");
           if (dimension != 0 && symbol.size > kMaxVariableBytes / dimension) return fail("a variable is too large");
           symbol.size *= dimension;
           tokens.Next();

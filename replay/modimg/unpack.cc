@@ -12,7 +12,7 @@ namespace cuda_remote::replay {
 bool UnpackLz4(std::string_view packed, uint64_t bytes, std::string* out, std::string* error) {
   // A byte of LZ4 stands for at most 255, so a small input cannot claim much memory.
   if (bytes / 255 > packed.size() || bytes > LZ4_MAX_INPUT_SIZE || packed.size() > LZ4_MAX_INPUT_SIZE) {
-    *error = "an LZ4 entry's unpacked size makes no sense";
+    *error = "the unpacked size of an LZ4 entry is impossible";
     return false;
   }
   out->resize(size_t(bytes));

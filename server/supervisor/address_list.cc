@@ -67,10 +67,11 @@ bool AddressList::Add(std::string_view text, std::string* error) {
   const size_t slash = text.find('/');
   Range range;
   const auto wrong = [&](const char* why) {
-    *error = "\"" + std::string(text) + "\" is no address or network, as 10.1.2.3, 10.1.2.0/24 or fd00::/8 are" + why;
+    *error =
+        "\"" + std::string(text) + "\" is not an address or a network, such as 10.1.2.3, 10.1.2.0/24 or fd00::/8" + why;
     return false;
   };
-  if (!ParseIpAddress(text.substr(0, slash), &range.first)) return wrong("; names of hosts are not accepted here");
+  if (!ParseIpAddress(text.substr(0, slash), &range.first)) return wrong("; host names are not accepted");
   const bool mapped = IsMapped(range.first) && text.find(':') == std::string_view::npos;
   const unsigned most = mapped ? 32 : 128;
   unsigned bits = most;

@@ -114,7 +114,7 @@ bool ParseIdentity(std::string_view text, std::string* identity, std::string* er
     return true;
   }
   *error = "\"" + std::string(text) +
-           "\" is no identity: it is uid:USER, token:NAME, address:IP, or a certificate's subject such as "
+           "\" is not an identity: write uid:USER, token:NAME, address:IP, or a certificate's subject such as "
            "CN=alice,O=lab (openssl x509 -noout -subject -nameopt RFC2253)";
   return false;
 }

@@ -228,7 +228,7 @@ void Listener::Loop() {
   for (int fd : listen_fds_) waiting.push_back({fd, POLLIN, 0});
   while (true) {
     if (poll(waiting.data(), waiting.size(), -1) < 0 && errno != EINTR) {
-      logging::Critical("the TCP port is given up: poll: {}", strerror(errno));
+      logging::Critical("the server stops listening on its TCP port: poll: {}", strerror(errno));
       return;
     }
     if (waiting[0].revents) return;

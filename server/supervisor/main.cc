@@ -528,7 +528,7 @@ int Main(int argc, char** argv) {
   }
   // Before the first thread of gRPC's: each would keep what it has.
   if (options.restrict_workers && !RestrictServer(&error)) {
-    logging::Critical("{} (--unrestricted does without)", error);
+    logging::Critical("{} (cr-server --unrestricted starts without this restriction)", error);
     return kExitCannotListen;
   }
   grpc::ServerBuilder builder;

@@ -264,7 +264,7 @@ void Supervisor::Run(const std::function<void()>& reload) {
         ReadHello(*client);
         client = new_clients_.erase(client);
       } else if (Clock::now() - client->since > kHelloTimeout) {
-        logging::Debug("a client (pid {}) connected and said nothing", client->pid);
+        logging::Debug("a client (pid {}) connected and sent nothing", client->pid);
         close(client->socket);
         client = new_clients_.erase(client);
       } else {
@@ -332,9 +332,9 @@ void Supervisor::AcceptClients() {
                                              [uid](const NewClient& other) { return other.uid == uid; }));
     if (new_clients_.size() >= most_new_clients_ || of_one >= kMostNewClientsOfOne) {
       if (refused_log_.Allow(&more))
-        logging::Warn("refused pid {} of user {}: {} clients of this user have not said what they want{}", pid, uid,
-                      of_one, more);
-      Refuse(socket, "too many clients have connected to this cr-server and said nothing");
+        logging::Warn("refused pid {} of user {}: {} clients of this user have not sent a request{}", pid, uid, of_one,
+                      more);
+      Refuse(socket, "too many clients have connected to this cr-server and sent nothing");
       continue;
     }
     new_clients_.push_back(client);

@@ -550,7 +550,7 @@ void Ipc::Refusals(const std::set<uint64_t>& sessions, bool ownerless, std::vect
   const auto look = [&](const IpcUse& use, bool physical) {
     if (HasEnded(use.connection)) {
       if (physical && ownerless) return;
-      ++found["what " + NameOf(use.peer) + " shared and has no more is still in use (cuIpcOpen*, cuMem*Import*)"];
+      ++found["what " + NameOf(use.peer) + " shared and no longer has is still in use (cuIpcOpen*, cuMem*Import*)"];
     } else if (!IsAmong(use.peer, sessions)) {
       ++found["what " + NameOf(use.peer) +
               ", which is not saved with it, shares is in use (cuIpcOpen*, cuMem*Import*)"];

@@ -103,7 +103,7 @@ void KernelHeaps::Begin(uint64_t handle) {
 bool KernelHeaps::Find(uint64_t handle, uint64_t* base, uint64_t* bytes, std::string* problem) {
   const auto place = heaps_.find(handle);
   if (place == heaps_.end()) {
-    *problem = "nobody has looked for it";
+    *problem = "it was not searched for";
     return false;
   }
   Heap& heap = place->second;
@@ -122,7 +122,7 @@ bool KernelHeaps::Find(uint64_t handle, uint64_t* base, uint64_t* bytes, std::st
     } else if (first == 0) {
       heap.problem = "it is full";
     } else if (limit % kBlock != 0 || limit > end) {
-      heap.problem = "its size (" + std::to_string(limit) + " bytes) is no multiple of 2 MiB";
+      heap.problem = "its size (" + std::to_string(limit) + " bytes) is not a multiple of 2 MiB";
     } else {
       heap.base = end - limit;
       heap.bytes = limit;

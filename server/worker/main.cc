@@ -148,7 +148,7 @@ bool WantedDevices(const Hello& hello, const driverabi::DriverSettings& settings
     wanted = driverabi::VisibleDevices(hello.visible_devices, uuids);
     const auto asked = size_t(std::count(hello.visible_devices.begin(), hello.visible_devices.end(), ',')) + 1;
     if (wanted.size() != asked) {
-      *error = "the session asks for GPUs that are not here: " + hello.visible_devices;
+      *error = "the session asks for GPUs that this server does not have: " + hello.visible_devices;
       return false;
     }
   }

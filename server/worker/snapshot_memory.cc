@@ -228,7 +228,7 @@ void SnapshotMemory::Watch() {
     std::this_thread::sleep_for(kWatchEvery);
     std::lock_guard<std::mutex> lock(mutex_);
     if (pieces_.empty() || std::chrono::steady_clock::now() - used_ < patience_) continue;
-    logging::Warn("nobody reads what a checkpoint keeps on the GPU: it is freed");
+    logging::Warn("freed GPU memory of a checkpoint that nothing has read for a minute");
     while (!pieces_.empty()) FreeLocked(pieces_.begin());
   }
 }

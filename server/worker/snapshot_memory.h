@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device memory that a checkpoint borrows in the pause: chunks are copied there, the job goes on, and a tool reads them
-// behind it (PeekMemory). A piece goes when all that was put into it has been read.
+// Device memory that a checkpoint borrows in the pause: chunks are copied there, the job continues, and a tool reads
+// them behind it (PeekMemory). A piece goes when all that was put into it has been read.
 //
 // It is nobody's memory: at addresses of its own, outside of the session's limits, and only as much as leaves the GPU
 // kReserve free. Where the driver has no memory for the job, the pieces move to host memory and the job's call is made

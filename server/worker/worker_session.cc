@@ -786,7 +786,7 @@ CUresult WorkerSession::MoveVariables(uint64_t handle, VariablePlace* placed, co
   const size_t count = std::min(placed->parts.size(), wanted.parts.size());
   for (size_t i = 0; i < count; ++i) {
     if (placed->parts[i].lowest == wanted.parts[i].lowest) continue;
-    logging::Error("{} of a module would be at {:#x} and not at {:#x}, where pointers to it lead",
+    logging::Error("{} of a module would be at {:#x} instead of {:#x}, the address that pointers to it hold",
                    NameOfPart(handle, i), placed->parts[i].lowest, wanted.parts[i].lowest);
   }
   if (placed->parts.size() != wanted.parts.size()) {

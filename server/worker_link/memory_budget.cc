@@ -37,7 +37,7 @@ std::unique_ptr<MemoryBudget> MemoryBudget::Open(int fd, uint32_t slot, uint64_t
   std::atomic<uint64_t>* slots = nullptr;
   if (slot < kSlots && fstat(fd, &facts) == 0 && facts.st_size == off_t(kBytes)) slots = Map(fd);
   if (slots) return std::unique_ptr<MemoryBudget>(new MemoryBudget(fd, slots, slot, limit));
-  *error = "what cr-server sent is no memory budget";
+  *error = "what cr-server sent is not a memory budget";
   close(fd);
   return nullptr;
 }

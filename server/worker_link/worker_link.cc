@@ -20,7 +20,8 @@ std::unique_ptr<WorkerLink> WorkerLink::Open(int fd, std::string* error) {
   int type = 0;
   socklen_t length = sizeof(type);
   if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &length) != 0 || type != SOCK_SEQPACKET) {
-    *error = "descriptor " + std::to_string(fd) + " is no link to a supervisor; cr-worker is started by cr-server";
+    *error = "descriptor " + std::to_string(fd) +
+             " is not a link to a supervisor; cr-worker is started by cr-server, not by hand";
     return nullptr;
   }
   fcntl(fd, F_SETFD, FD_CLOEXEC);

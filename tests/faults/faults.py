@@ -279,7 +279,7 @@ def no_image(context):
 
 @case
 def full_disk(context):
-    """A checkpoint onto a full disk fails with a clear message and leaves no image; the job goes on."""
+    """A checkpoint onto a full disk fails with a clear message and leaves no image; the job continues."""
     lab = context.lab
     command = context.app("stencil", 40)
     server = lab.server()
@@ -310,7 +310,7 @@ def full_disk(context):
 
 @case
 def checkpoint_killed(context):
-    """cr-checkpoint killed at any moment: the job goes on, and there is a whole image or none."""
+    """cr-checkpoint killed at any moment: the job continues, and there is a whole image or none."""
     lab = context.lab
     command = context.app("memory", 24)
     expected = context.expected(command)
@@ -753,7 +753,7 @@ def held_value(context):
 
 @case
 def never_idle(context):
-    """Work or a capture that does not end: the lock is undone at its deadline, says why, and the job goes on and can be saved later."""
+    """Work or a capture that does not end: the lock is undone at its deadline, says why, and the job continues and can be saved later."""
     lab = context.lab
     server, other = lab.server("first"), lab.server("second")
     for mode, why in (
@@ -765,7 +765,7 @@ def never_idle(context):
         job = lab.job(f"job_{mode}", command, server.unix, pause_at=[3])
         wait_for(lambda: "held 1" in job.steps() or not job.running(), 60, job.describe)
         image = context.path(f"image_{mode}")
-        words = f"did not become idle in 1.0 s: .*{why}.*the job goes on"
+        words = f"did not become idle in 1.0 s: .*{why}.*the job continues"
         tools = (
             [lab.tool("cr-checkpoint"), "--timeout", "1", job.id, image],
             [lab.tool("cr-migrate"), "--timeout", "1", job.id, "--to", other.unix],
@@ -785,7 +785,7 @@ def never_idle(context):
 
 @case
 def lock_killed(context):
-    """A tool that is killed while it waits for a lock leaves no trace: the job goes on at once, and another tool finds it free."""
+    """A tool that is killed while it waits for a lock leaves no trace: the job continues at once, and another tool finds it free."""
     lab = context.lab
     server = lab.server()
     command = [context.program("held"), "busy", "--steps", "1000"]
@@ -857,7 +857,7 @@ def two_tools(context):
         tool.wait(60)
         return tool, after
 
-    kept, words = 0, "has them again and goes on"
+    kept, words = 0, "has them again and continues"
     for number in range(10):
         tool, after = kill_in_dump(f"kept{number}", with_keeper=False)
         after.expect_success(60)
@@ -979,7 +979,7 @@ def several_processes(context):
         ([lab.tool("cr-checkpoint"), job.id, image], [lab.tool("cr-migrate"), job.id, "--to", other.unix])
     ):
         tool = tool + ["--timeout", "3"]
-        must_fail(lab.start(harness.Process(lab, f"refused{number}", tool)), mention=words + ".*the job goes on")
+        must_fail(lab.start(harness.Process(lab, f"refused{number}", tool)), mention=words + ".*the job continues")
     if os.path.exists(image) or len(sessions_of(lab, other)) != 0:
         raise Failure("one of the two was saved or moved")
     open(job.sync + ".end", "w").close()
@@ -1023,7 +1023,7 @@ def every(context):
     try:
         tool = [lab.tool("cr-checkpoint"), "--every", "0.3s", job.id, image]
         repeated = lab.start(harness.Process(lab, "every", tool))
-        told = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d: no checkpoint of .*; the job goes on\. There is no image"
+        told = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d: no checkpoint of .*; the job continues\. There is no image"
         wait_for(lambda: len(re.findall(told, repeated.stderr())) >= 2, 60, repeated.describe)
         subprocess.run(["mount", "-o", "remount,size=200m", small], check=True)
         wait_for(lambda: os.path.exists(image), 60, repeated.describe)
@@ -1033,7 +1033,7 @@ def every(context):
             fcntl.lockf(held, fcntl.LOCK_EX)
             held.write("cr-something (PID 7)")
             held.flush()
-            told = r"cr-something \(PID 7\) is working on this job.*; the job goes on\. .*small/image is still the image of \d{4}-"
+            told = r"cr-something \(PID 7\) is working on this job.*; the job continues\. .*small/image is still the image of \d{4}-"
             wait_for(lambda: re.search(told, repeated.stderr()), 60, repeated.describe)
             lab.run("verify-again", [lab.tool("cr-inspect"), "--verify", image])
             held.truncate(0)
@@ -1067,7 +1067,7 @@ def older_gpu(context):
     del lab.env["SOFTGPU_CAPABILITY"]
     words = r"the job's module \w+ .*cannot run on the GPU there.*compute capability 7\.0"
     moved = lab.start(harness.Process(lab, "migrate", [lab.tool("cr-migrate"), job.id, "--to", old.unix]))
-    must_fail(moved, mention=words + ".*the job goes on where it was")
+    must_fail(moved, mention=words + ".*the job continues where it was")
     inspected = lab.start(harness.Process(lab, "inspect", [lab.tool("cr-inspect"), "--can-run-on", "7.0", image]))
     if inspected.wait(60) != 3:
         raise Failure(f"cr-inspect --can-run-on does not say so\n{inspected.describe()}")
@@ -1093,7 +1093,7 @@ def refuse_other_places(context, name, command, words):
     other = lab.server(name + "-other")
     del lab.env["SOFTGPU_PLACES"]
     moved = lab.start(harness.Process(lab, name + "-migrate", [lab.tool("cr-migrate"), job.id, "--to", other.unix]))
-    must_fail(moved, mention=words + ".*the job goes on where it was")
+    must_fail(moved, mention=words + ".*the job continues where it was")
     job.go(5)
     job.expect_success(60)
     harness.same("after the refused migration", job.stdout(), context.expected(command))
@@ -1104,7 +1104,7 @@ def refuse_other_places(context, name, command, words):
 
 @case
 def elsewhere(context):
-    """Functions, heaps and graphs that would lie elsewhere are noticed before the job goes on, and the old side does."""
+    """Functions, heaps and graphs that would lie elsewhere are noticed before the job continues, and the old side does."""
     if not context.lab.software:
         return  # a real GPU puts them where it does
     for app, words in (
@@ -1147,7 +1147,7 @@ def other_places(context):
 
 @case
 def kept_addresses(context):
-    """A copy of such an address in GPU memory or in the program's own is found, and the job goes on where it was."""
+    """A copy of such an address in GPU memory or in the program's own is found, and the job continues where it was."""
     lab = context.lab
     if not lab.software:
         return
@@ -1252,7 +1252,7 @@ def kept_linked(context):
         images.append(context.path(f"image{step}"))
         lab.run(f"checkpoint{step}", [lab.tool("cr-checkpoint"), job.id, images[-1]])
         move = [lab.tool("cr-migrate"), job.id, "--to", lab.server(f"to{step}").unix]
-        goes_on(lab.start(harness.Process(lab, f"migrate{step}", move)), words + ".*the job goes on where it was")
+        goes_on(lab.start(harness.Process(lab, f"migrate{step}", move)), words + ".*the job continues where it was")
         job.go(step)
     job.expect_success(60)
     harness.same("after the moves", job.stdout(), expected)
@@ -1309,7 +1309,7 @@ def loaded_again(context):
 
 @case
 def kernel_heap_refused(context):
-    """Where the heap of the driver's kernels cannot be saved, the kernel that allocates is named, and the job goes on."""
+    """Where the heap of the driver's kernels cannot be saved, the kernel that allocates is named, and the job continues."""
     lab = context.lab
     if lab.software:  # whose heap is saved, if a worker knows it by its name
         lab.env["CUDA_REMOTE_DRIVER"] = shutil.copy(lab.driver, context.path("libcuda.so.1"))

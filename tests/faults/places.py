@@ -338,7 +338,7 @@ def launcher(context):
 
 @case
 def refused(context):
-    """What cannot be placed is refused by name before anything is moved, and the job goes on where it was."""
+    """What cannot be placed is refused by name before anything is moved, and the job continues where it was."""
     first, two = context.server("first"), context.server("two", gpus=2)
     # On another GPU: on the same one, memory is handed over.
     context.lab.env["SOFTGPU_UUID"] = "another"
@@ -408,7 +408,7 @@ def sharing(context):
     if len(context.sessions(first)) != count or context.sessions(two):
         raise Failure(f"something was moved\n{job.describe()}")
     # Each sees one GPU, so that what one opens of the others must be on that.
-    words = "cuIpcOpenMemHandle.*the job goes on where it was"
+    words = "cuIpcOpenMemHandle.*the job continues where it was"
     context.tool("cr-migrate", job.id, "--to", two.unix, "--gpu", "0", "--map", f"{count - 1}=:1", refused=words)
     context.tool("cr-migrate", job.id, "--map", f"0-{count - 1}={two.unix}:1")
     if list(context.sessions(two).values()) != [[1]] * count:

@@ -172,12 +172,12 @@ def no_room(context):
 
 @case
 def refused(context):
-    """A server on which the session may not have as much memory: the job goes on where it was, and nothing is left there."""
+    """A server on which the session may not have as much memory: the job continues where it was, and nothing is left there."""
     second = context.lab.server("second", listen=True, extra=["--memory-limit", "60MB"])
     context.start("partly", "--size", 96, steps=100000)
     for _ in range(2):
         tool = context.tool("--to", second.tcp)
-        if tool.wait(LIMIT) != 1 or "the job goes on where it was" not in tool.stderr():
+        if tool.wait(LIMIT) != 1 or "the job continues where it was" not in tool.stderr():
             raise Failure(f"expected a refusal\n{tool.describe()}")
         context.expect_empty(second)
         context.job.wait_steps(len(context.job.steps()) + 2, LIMIT)
@@ -186,13 +186,13 @@ def refused(context):
 
 @case
 def interrupted(context):
-    """Interrupted in the middle of a round, the job goes on where it was, and nothing is left at the new server."""
+    """Interrupted in the middle of a round, the job continues where it was, and nothing is left at the new server."""
     context.second = context.lab.server("second", listen=True)
     context.start("partly", "--size", 48, steps=100000)
     tool, go = context.stopped_at("copy the rest of it while the job runs")
     tool.kill(signal.SIGINT)
     go()
-    if tool.wait(LIMIT) == 0 or not re.search("interrupted|the job goes on", tool.stderr()):
+    if tool.wait(LIMIT) == 0 or not re.search("interrupted|the job continues", tool.stderr()):
         raise Failure(f"it was not interrupted\n{tool.describe()}")
     context.expect_empty(context.second)
     context.job.wait_steps(len(context.job.steps()) + 2, LIMIT)

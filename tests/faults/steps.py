@@ -559,7 +559,7 @@ def move_far_rank(context):
 
 @case
 def move_new_worker(context):
-    """A worker at the new place is killed in each step of a move: all of the job goes on at the old one until all have switched."""
+    """A worker at the new place is killed in each step of a move: all of the job continues at the old one until all have switched."""
     kill_new_worker_in_each_step(context)
 
 
@@ -596,7 +596,7 @@ def kill_new_worker_in_each_step(context, **job):
         failed += not ok
         if ok:
             ranks.servers.reverse()
-        # What was made ahead is made again in another session; once the job goes on it is the rank's own that ends.
+        # What was made ahead is made again in another session; once the job continues it is the rank's own that ends.
         other = lambda: ranks.sessions().get(pid, {}).get("worker_pid", killed) != killed
         if ok and killed:
             wait_for(
@@ -768,7 +768,7 @@ def keep_tool(context):
 
 @case
 def stop_tool(context):
-    """cr-checkpoint --stop is killed in each step: the job goes on, or it has ended and its image is whole."""
+    """cr-checkpoint --stop is killed in each step: the job continues, or it has ended and its image is whole."""
     kill_tool_in_each_step(context, "stop")
 
 
@@ -876,7 +876,7 @@ def never_idle(context):
         ):
             # Eight ranks share few cores: one that only waits for its turn may be busy at an early deadline.
             for seconds in (4, 25):
-                words = rf"apart \(PID {pid}\) did not become idle in {seconds}(\.0)? s.*the job goes on"
+                words = rf"apart \(PID {pid}\) did not become idle in {seconds}(\.0)? s.*the job continues"
                 limited = [command[0], "--timeout", str(seconds), *command[1:]]
                 tool = lab.start(harness.Process(lab, f"idle{victim}-{number}-{seconds}", limited))
                 if tool.wait(LIMIT) != 1 or not re.search(words, tool.stderr()):

@@ -417,7 +417,7 @@ def moved_cgroup(context):
         lab.b.restart(more=["--user-cgroup", parent + "/none-%u"])
         child = lab.begin(lab.a, script, 9, name="late")
         to_b = ("--whole", "--to-host", lab.b.address, "--output", lab.out, "--error", lab.errors)
-        refused(lab.a.run(VICTIM, "cr-migrate", "late", *to_b), f"no control group {parent}/none-{VICTIM}", "goes on")
+        refused(lab.a.run(VICTIM, "cr-migrate", "late", *to_b), f"no control group {parent}/none-{VICTIM}", "continues")
         lab.go(9)
         ended(child)
     finally:
@@ -485,7 +485,7 @@ def one_of_two_builds(lab):
 
 @case
 def lacking(context):
-    """What B lacks is listed before anything is sent, and the job goes on."""
+    """What B lacks is listed before anything is sent, and the job continues."""
     lab = Lab(context)
     lab.a.start()
     lab.b.start()
@@ -501,7 +501,7 @@ def lacking(context):
     # Two GPUs are one there, for which its module is too new: all of it is said at once.
     gpus = ("globals (PID", "it sees 2 GPUs; there is 1 at " + lab.b.address, "of compute capability 3.5", "nothing was sent")
     own = f"{library} is another version"
-    refused(lab.move(lab.a, lab.b, SOFTGPU_CAPABILITY="3.5"), *gpus, f"{data} has changed", own, "goes on where it was")
+    refused(lab.move(lab.a, lab.b, SOFTGPU_CAPABILITY="3.5"), *gpus, f"{data} has changed", own, "continues where it was")
     server = lab.b.begin(VICTIM, "cr-server", "--dir", lab.home + "/server", SOFTGPU_CAPABILITY="3.5")
     path = lab.b.path(lab.home + "/server/session.sock")
     harness.wait_for(lambda: harness.connects(path), LIMIT, lambda: "no server on B")
@@ -520,7 +520,7 @@ def lacking(context):
     lab.b.show(library)
     lab.b.start()
     changed, gone = f"{data} has changed: 10 bytes, 4", f"{other} is not on this machine"
-    refused(lab.move(lab.a, lab.b), "lacks what the job needs", changed, gone, "goes on where it was")
+    refused(lab.move(lab.a, lab.b), "lacks what the job needs", changed, gone, "continues where it was")
     if sent_by(lab.a) - before > 1 << 20:
         raise Failure(f"A has sent {sent_by(lab.a) - before} bytes, although B lacks something")
     # A pipe stays where it is.
@@ -575,7 +575,7 @@ def lacking_features(context):
     before = sent_by(lab.a)
     refused(lab.move(lab.a, lab.b), "leave to use userfaultfd", "criu check", "no feature of that kind", "nothing was sent")
     lab.b.restart()
-    refused(lab.move(lab.a, lab.b), "leave to use userfaultfd", "goes on where it was")
+    refused(lab.move(lab.a, lab.b), "leave to use userfaultfd", "continues where it was")
     if sent_by(lab.a) - before > 1 << 20:
         raise Failure(f"A has sent {sent_by(lab.a) - before} bytes, although B lacks something")
     tool(*lab.b.enter(0), "chmod", "666", "/dev/userfaultfd")
@@ -599,20 +599,20 @@ def strangers(context):
     script = lab.script()
     want = lab.uninterrupted(script)
     child = lab.begin(lab.a, script, 3)
-    refused(lab.move(lab.a, lab.b), "takes nothing from a host with the certificate of", "CN=a", "goes on")
+    refused(lab.move(lab.a, lab.b), "accepts nothing from a host with the certificate of", "CN=a", "continues")
     foreign = Authority(os.path.join(context.lab.folder, "foreign"), "strangers")
     lab.b.restart(authority=foreign)
-    refused(lab.move(lab.a, lab.b), "does not answer", "goes on")
+    refused(lab.move(lab.a, lab.b), "does not answer", "continues")
     lab.b.restart(key=b"x" * 32)
-    refused(lab.move(lab.a, lab.b), "signed with another key", "goes on")
+    refused(lab.move(lab.a, lab.b), "signed with another key", "continues")
     passwd = os.path.join(context.lab.folder, "passwd")
     with open(passwd, "w") as f:
         f.write(open("/etc/passwd").read() + f"somebody:x:{VICTIM}:{VICTIM}::/:/bin/sh\n")
     tool(*lab.b.enter(0), "mount", "--bind", passwd, "/etc/passwd")
     lab.b.restart()
-    refused(lab.move(lab.a, lab.b), "is somebody", "the same users", "goes on")
+    refused(lab.move(lab.a, lab.b), "is somebody", "the same users", "continues")
     tool(*lab.b.enter(0), "umount", "/etc/passwd")
-    refused(lab.a.run(VICTIM, "cr-migrate", "hers", "--whole", "--to-host", "10.99.0.77:1"), "does not answer", "goes on")
+    refused(lab.a.run(VICTIM, "cr-migrate", "hers", "--whole", "--to-host", "10.99.0.77:1"), "does not answer", "continues")
     goes_on(lab, child, want, [3])
 
 
@@ -808,17 +808,17 @@ def address_stays(context):
     lab.a.start(more=ALLOWED)
     lab.b.start()
     talk = Talk(lab, lab.a, 3, address=f"{ADDRESS}@{lab.a.link}")
-    refused(lab.move(lab.a, lab.b), "lacks what the job needs", f"no interface {lab.a.link}", "goes on")
+    refused(lab.move(lab.a, lab.b), "lacks what the job needs", f"no interface {lab.a.link}", "continues")
     tool(*lab.b.enter(0), "ip", "link", "set", "br0", "down")
     tool(*lab.b.enter(0), "ip", "link", "set", "br0", "name", lab.a.link, "up")
-    refused(lab.move(lab.a, lab.b), "lacks what the job needs", f"no job the address {ADDRESS}", "--allow-address", "goes on")
+    refused(lab.move(lab.a, lab.b), "lacks what the job needs", f"no job the address {ADDRESS}", "--allow-address", "continues")
     talk.goes_on("after the refusals")
     broken = os.path.join(context.lab.folder, "criu")
     with open(broken, "w") as f:
         f.write(FAILING_CRIU.format(criu=criu_here()))
     os.chmod(broken, 0o755)
     lab.b.restart(more=ALLOWED, CUDA_REMOTE_CRIU=broken)
-    refused(lab.move(lab.a, lab.b), "CRIU could not restore", "goes on")
+    refused(lab.move(lab.a, lab.b), "CRIU could not restore", "continues")
     talk.goes_on("after the failed restart on B")
     # The processes are restored there, and have not run.
     steps = os.path.join(context.lab.folder, "steps")
@@ -1248,7 +1248,7 @@ def group_fails(context):
     start_all(lab)
     ring = Ring(lab, 3)
     refused(lab.a.run(VICTIM, *ring.save()[:4], f"{lab.b.address},{lab.b.address}"), "different hosts")
-    refused(lab.a.run(VICTIM, *ring.save()[:4], f"{lab.b.address},{lab.a.address}"), lab.a.address, "goes on")
+    refused(lab.a.run(VICTIM, *ring.save()[:4], f"{lab.b.address},{lab.a.address}"), lab.a.address, "continues")
     refused(lab.a.run(users.ATTACKER, *ring.save()), "ring")
     steps = os.path.join(context.lab.folder, "steps")
 
@@ -1659,7 +1659,7 @@ def group_sets(context):
     worked(lab.a.run(VICTIM, "cr-checkpoint", "other", ring.image, "--keep", "1", "--hosts", f"{lab.b.address}/ring,{lab.c.address}/ring"))
     has([2, 3, 4], [2, 3, 4], "after one of another job")
     code, said = stopped_at("all hosts are dumped", kill_part)
-    if code == 0 or "goes on" not in said:
+    if code == 0 or "continues" not in said:
         raise Failure(f"cr-checkpoint ended with {code}: {said}")
     has([2, 3, 4], [2, 3, 4], "after one that has failed between save and commit")
     ring.goes_round("after that")
@@ -2093,7 +2093,7 @@ def failing_source(context):
 
 @case
 def failing(context):
-    """However B fails before the job runs there, and whoever gives up, the job goes on at A."""
+    """However B fails before the job runs there, and whoever gives up, the job continues at A."""
     lab = Lab(context)
     lab.a.start()
     broken = os.path.join(context.lab.folder, "criu")
@@ -2104,7 +2104,7 @@ def failing(context):
     script = lab.script()
     want = lab.uninterrupted(script)
     child = lab.begin(lab.a, script, 3, 9)
-    refused(lab.move(lab.a, lab.b), "CRIU could not restore", "goes on where it was")
+    refused(lab.move(lab.a, lab.b), "CRIU could not restore", "continues where it was")
     if not lab.a.has_job("hers") or child.poll() is not None:
         raise Failure("the job does not go on")
 
@@ -2209,7 +2209,7 @@ def listed(context):
     # Who is not admitted learns nothing.
     lab.b.restart(more=["--allow-host", "CN=other"])
     here, there = hosts(lab.a, VICTIM, f"{lab.a.address},{lab.b.address}", code=1)
-    if "takes nothing from a host with the certificate of" not in there["error"] or there["jobs"]:
+    if "accepts nothing from a host with the certificate of" not in there["error"] or there["jobs"]:
         raise Failure(f"B tells a stranger {there}")
     on_b.terminate()
     on_b.wait(LIMIT)
@@ -2238,10 +2238,10 @@ def drained(context):
     if piped.poll() is not None or not lab.b.has_job("hers"):
         raise Failure("cr-drain did more, or less, than it says")
     # Nothing begins, and nothing comes.
-    refused(lab.a.run(VICTIM, "cr-run", "--name", "late", "--", "/bin/true"), "takes no jobs at present", "new memory")
-    refused(lab.move(lab.b, lab.a), "a host that takes jobs at present", "new memory", "goes on where it was")
+    refused(lab.a.run(VICTIM, "cr-run", "--name", "late", "--", "/bin/true"), "accepts no jobs at present", "new memory")
+    refused(lab.move(lab.b, lab.a), "a host that accepts jobs at present", "new memory", "continues where it was")
     shown = worked(lab.b.run(VICTIM, "cr-ps", "--hosts", lab.a.address)).stdout
-    if "drained" not in shown or f"{lab.a.address} takes no jobs: new memory" not in shown:
+    if "drained" not in shown or f"{lab.a.address} accepts no jobs: new memory" not in shown:
         raise Failure(f"cr-ps --hosts shows {shown}")
     saved = lab.folder + "/saved"
     done = worked(lab.a.run(0, "cr-drain", "--to-host", lab.b.address, "--save", saved))

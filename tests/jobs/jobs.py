@@ -382,7 +382,7 @@ def io_uring(context):
     )  # fmt: skip
     harness.wait_for(lambda: os.path.exists(sync) and "paused 5" in open(sync).read(), LIMIT, having.describe)
     refused = context.run([context.tool("cr-checkpoint"), job, context.path("refused")], expect=1)
-    if not re.search(r"waiter \(PID \d+\) uses io_uring.*cr-run --io-uring.*the job goes on", refused.stderr):
+    if not re.search(r"waiter \(PID \d+\) uses io_uring.*cr-run --io-uring.*the job continues", refused.stderr):
         raise Failure(f"the message does not help: {refused.stderr}")
     open(sync + ".go.5", "w").close()
     having.expect_success(LIMIT)
@@ -581,7 +581,7 @@ sys.exit(subprocess.call(sys.argv[2:], close_fds=False))
 
 @case
 def connected_to_others(context):
-    """A connection with a program outside of the job is named before the job is stopped, with what to do; the job goes on."""
+    """A connection with a program outside of the job is named before the job is stopped, with what to do; the job continues."""
     want = context.expected(30)
     path, sync, image = context.path("other.sock"), context.path("connected.sync"), context.path("connected.image")
     other = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -832,7 +832,7 @@ def criu_log(context):
 
 @case
 def capabilities(context):
-    """Root without a capability, as in a container, is told which one is missing; the job goes on, and the image stays of use."""
+    """Root without a capability, as in a container, is told which one is missing; the job continues, and the image stays of use."""
     job, image = context.path("capable.job"), context.path("capable.image")
     child = context.start("capable", [context.tool("cr-run"), "--job-dir", job, "--", "sleep", "600"])
     harness.wait_for(lambda: os.path.exists(job + "/job.json"), LIMIT, child.describe)

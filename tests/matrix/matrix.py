@@ -20,7 +20,7 @@ Modes:
   tls           the same with TLS both ways
   restart       checkpoint with --stop at three random steps of one run, each restarted against a new server: the second
                 and third are checkpoints of a restarted job; then the first image once more
-  live          checkpoint at a random time while the job goes on; the job and the restarted image both give the result
+  live          checkpoint at a random time while the job continues; the job and the restarted image both give the result
   restart_grpc  the same from the ring to gRPC, from gRPC to gRPC, and from there to the ring
   migrate       to another server, which has other work, and back, while running
   migrate_grpc  from the ring to gRPC and back, while running

@@ -38,8 +38,8 @@ says 125 "--gpu: Value x not in range 0 to 255" cr-run --gpu x -- /bin/true
 says 125 "--name a/b: a job's name cannot contain a slash" cr-run --name a/b -- /bin/true
 says 127 "/nowhere/program: No such file or directory" cr-run --server unix:/nowhere -- /nowhere/program
 for address in garbage localhost:99999 localhost: :7070 localhost:0; do
-  says 125 "\"$address\" is no server address: write unix:PATH, or HOST:PORT" cr-run --server "$address" -- /bin/true
-  says 2 "\"$address\" is no server address" cr-ps --server "$address"
+  says 125 "\"$address\" is not a server address: write unix:PATH, or HOST:PORT" cr-run --server "$address" -- /bin/true
+  says 2 "\"$address\" is not a server address" cr-ps --server "$address"
 done
 says 1 "cannot connect to /nowhere/session.sock: No such file or directory; is cr-server running" \
   cr-ps --server unix:/nowhere/session.sock

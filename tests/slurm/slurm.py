@@ -553,7 +553,7 @@ def requeue_on(context, cluster, meanwhile=lambda job: None):
     cluster.start_again(job)
     context.go(15)
     cluster.check_result(job, want)
-    if "restarting" not in cluster.output() or "starts anew" in cluster.output():
+    if "restarting" not in cluster.output() or "starts from the beginning" in cluster.output():
         raise Failure(f"the job was not restarted from an image:\n{cluster.output()}")
     if os.listdir(context.path("checkpoints")):
         raise Failure(f"the images of the job are left: {os.listdir(context.path('checkpoints'))}")
@@ -644,7 +644,7 @@ def lose_node(context, lose, step_ms="100", kind=Cluster):
 
 @case
 def node_failed(context):
-    """slurmd and slurmstepd are killed: the job goes on elsewhere."""
+    """slurmd and slurmstepd are killed: the job continues elsewhere."""
 
     def kill(cluster, node, processes):
         cluster.kill_node(node)
@@ -655,7 +655,7 @@ def node_failed(context):
 
 @case
 def node_unreachable(context):
-    """Slurm loses a node on which the job goes on: it ends there when it starts elsewhere."""
+    """Slurm loses a node on which the job continues: it ends there when it starts elsewhere."""
 
     def stop(cluster, node, processes):
         os.kill(cluster.nodes[node].pid, signal.SIGSTOP)
@@ -703,7 +703,7 @@ def unwritable(context):
     with open(folder, "w"):  # nobody can make the folder now
         pass
     cluster.command("scancel", "--signal=USR1", "--batch", job)
-    goes_on = "could not be saved and goes on; it has no image"
+    goes_on = "could not be saved and continues; it has no image"
     harness.wait_for(lambda: goes_on in cluster.output(), LIMIT, cluster.shown_output)
     cluster.wait_state(job, "RUNNING", restarts=0)
     os.unlink(folder)
@@ -1052,13 +1052,13 @@ def goes_on_elsewhere(context, cluster, job, want):
         cluster.wait_state(job, "RUNNING", restarts=restarts)
         harness.wait_for(lambda: cluster.servers() == [("g2", "0")], LIMIT, lambda: f"servers: {cluster.servers()}")
         if cluster.pair(job) != ["n2", "g2"]:
-            raise Failure(f"the job goes on on {cluster.pair(job)}")
+            raise Failure(f"the job continues on {cluster.pair(job)}")
         context.go(step)
         if step == 15:
             context.wait_step(18, cluster)
             cluster.command("scancel", "--signal=USR1", "--batch", job, user=context.user)
     cluster.check_result(job, want, restarts=2)
-    if cluster.output().count("restarting") != 2 or "starts anew" in cluster.output():
+    if cluster.output().count("restarting") != 2 or "starts from the beginning" in cluster.output():
         raise Failure(f"the job was not restarted from images:\n{cluster.output()}")
     harness.wait_for(lambda: not cluster.servers(), LIMIT, lambda: f"servers are left: {cluster.servers()}")
     if os.listdir(context.path("checkpoints")):
@@ -1166,7 +1166,7 @@ def run_on_nodes(context, mpi, run, lost):
         cluster.wait_state(job, "RUNNING", restarts=restarts)
         got = cluster.ask("scontrol", "show", "hostnames", cluster.facts(job)["NodeList"]).split()
         if got != list(nodes):
-            raise Failure(f"the job goes on on {got}, not on {nodes}")
+            raise Failure(f"the job continues on {got}, not on {nodes}")
         context.go(step)
 
     urgent = cluster.command("sbatch", "--parsable", "-p", "high", "--exclusive", "-w", "n1,n2", "--wrap", "sleep 2").stdout.strip()
@@ -1193,7 +1193,7 @@ def run_on_nodes(context, mpi, run, lost):
     goes_on(3, 16, "n2")
     cluster.check_result(job, want, restarts=3, limit=2 * LIMIT)
     errors = cluster.output("out-errors")
-    if errors.count("restarting") != 3 or "starts anew" in errors:
+    if errors.count("restarting") != 3 or "starts from the beginning" in errors:
         raise Failure(f"the job was not restarted from images:\n{errors}")
     if os.listdir(context.path("checkpoints")):
         raise Failure(f"something of the job is left: {os.listdir(context.path('checkpoints'))}")

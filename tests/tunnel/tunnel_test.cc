@@ -938,7 +938,7 @@ TEST_F(Tunnel, PlainTcpIsForListedHosts) {
                     "--listen", "127.0.0.1:0", "--insecure-tcp", list},
                    Path(std::string("list") + std::to_string(++starts_) + ".log"));
     EXPECT_EQ(server.Wait(), 2);
-    EXPECT_NE(server.log().find("is no address or network"), std::string::npos) << server.log();
+    EXPECT_NE(server.log().find("is not an address or a network"), std::string::npos) << server.log();
   }
 }
 
@@ -1150,7 +1150,7 @@ TEST_F(Tunnel, SilentLocalClientsAreSentAway) {
   }
   const auto sent_away = [&] { return poll(silent.data(), silent.size(), 0); };
   EXPECT_TRUE(Eventually([&] { return sent_away() == 6; }));
-  EXPECT_NE(server_->log().find("clients of this user have not said what they want"), std::string::npos);
+  EXPECT_NE(server_->log().find("clients of this user have not sent a request"), std::string::npos);
   EXPECT_TRUE(Eventually([&] { return sent_away() == 70; }, 30000));
   EXPECT_TRUE(Connect(Session()));
   for (const pollfd& client : silent) close(client.fd);

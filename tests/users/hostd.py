@@ -529,7 +529,7 @@ def surroundings(context):
     killed = start_sleeper(host, "killed")
     pid = host.facts("killed")["pid"]
     os.kill(killed.pid, signal.SIGKILL)
-    harness.wait_for(lambda: not os.path.exists(f"/proc/{pid}"), LIMIT, lambda: "the job goes on")
+    harness.wait_for(lambda: not os.path.exists(f"/proc/{pid}"), LIMIT, lambda: "the job continues")
 
 
 def promtool():
@@ -607,8 +607,8 @@ def operators(context):
             belongs_to(image, VICTIM)
             shutil.rmtree(image)
         else:
-            refused(saved, "is no operator of this host", "--operator")
-            refused(ask(user, "cr-drain", "--save", drained), "is no operator of this host")
+            refused(saved, "is not an operator of this host", "--operator")
+            refused(ask(user, "cr-drain", "--save", drained), "is not an operator of this host")
     if os.path.exists(image):
         raise Failure("somebody who is no operator has saved a job")
     # Only that, and where the owner may write; root makes and opens no folders for an operator.
@@ -621,7 +621,7 @@ def operators(context):
     closed, absent = context.folder("closed", 0o700), context.lab.folder + "/absent"
     for folder in (closed, absent):
         done = ask(ATTACKER, "cr-drain", "--save", folder)
-        if done.returncode != 4 or "no folder of root's" not in done.stdout:
+        if done.returncode != 4 or "not a folder of root" not in done.stdout:
             raise Failure(f"cr-drain ended with {done.returncode}: {done.stdout} {done.stderr}")
     if os.path.exists(absent) or os.stat(closed).st_mode & 0o077 or child.poll() is not None:
         raise Failure("an operator had root make or open a folder, or has ended the job")
@@ -630,7 +630,7 @@ def operators(context):
         raise Failure(f"cr-drain says {done.stdout}{done.stderr}")
     ended(child, 121)
     belongs_to(f"{drained}/{VICTIM}/hers", VICTIM)
-    refused(host.run(VICTIM, "cr-run", "--name", "late", "--", "/bin/true"), "takes no jobs at present")
+    refused(host.run(VICTIM, "cr-run", "--name", "late", "--", "/bin/true"), "accepts no jobs at present")
     worked(ask(ATTACKER, "cr-drain", "--undo"))
     worked(host.run(VICTIM, "cr-run", "--name", "late", "--", "/bin/true"))
     again = host.begin(VICTIM, "cr-restart", f"{drained}/{VICTIM}/hers")
@@ -711,7 +711,7 @@ def tools_of(host):
 
 @case
 def killed(context):
-    """When cr-hostd or its worker is killed, the job goes on, there is no half image, and the next cr-hostd works."""
+    """When cr-hostd or its worker is killed, the job continues, there is no half image, and the next cr-hostd works."""
     steps = context.lab.folder + "/steps"
     host = Host(context)
     image = host.home + "/image"
@@ -766,7 +766,7 @@ def killed(context):
 
 @case
 def tool_killed(context):
-    """Root's tool is killed in each step in which it has the GPU session of a user's job, or will have it: the job goes on."""
+    """Root's tool is killed in each step in which it has the GPU session of a user's job, or will have it: the job continues."""
     host = Host(context)
     image, sync, steps = host.home + "/image", host.home + "/sync", context.lab.folder + "/steps"
     want = worked(host.run(VICTIM, "cr-run", "--plain", "--", *context.command())).stdout

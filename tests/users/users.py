@@ -878,7 +878,7 @@ def own_job_tree(context):
 @case
 def own_job_tool_killed(context):
     """Root's cr-checkpoint, and with it or not its cr-keeper, is killed in each step in which it has the GPU session of a
-    user's own job: the job goes on."""
+    user's own job: the job continues."""
     home, image = context.folder("home", 0o700, VICTIM), os.path.join(context.lab.folder, "image")
     sync, steps = home + "/sync", home + "/steps"
     want = worked(context.run(VICTIM, [context.tool("cr-run"), "--job-dir", home + "/plain", "--"] + context.command())).stdout
@@ -938,7 +938,7 @@ def own_job_tool_killed(context):
 
 @case
 def own_job_named(context):
-    """What of a user's own job cannot be saved is named, and the job goes on."""
+    """What of a user's own job cannot be saved is named, and the job continues."""
     image = os.path.join(context.lab.folder, "image")
     sleep = os.path.join(context.product, "sleep")
     shutil.copy("/bin/sleep", sleep)

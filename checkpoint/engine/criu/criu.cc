@@ -624,7 +624,7 @@ bool SettleStreams(const std::string& image_folder, std::string* error) {
     const std::string path = image_folder + "/" + entry->d_name;
     std::string image;
     ok = ReadImageFile(path, &image) && CallAllSent(&image);
-    if (!ok) *error = "this CRIU's image of a TCP connection is unknown here: " + path;
+    if (!ok) *error = "cannot read this CRIU version's image of a TCP connection: " + path;
     ok = ok && WriteImageFile(path, image, error);
   }
   if (list) closedir(list);
@@ -636,7 +636,7 @@ bool SettleTerminal(const Job& job, const std::string& image_folder, std::string
   std::string image;
   if (!job.terminal() || access(path.c_str(), F_OK) != 0) return true;
   if (ReadImageFile(path, &image) && LetGoOfTerminals(&image)) return WriteImageFile(path, image, error);
-  *error = "this CRIU's image says in no known way which terminals it has";
+  *error = "cannot read from this CRIU version's image which terminals the job has";
   return false;
 }
 
@@ -662,7 +662,7 @@ bool SettleConnections(const Job& job, const ProcessFacts& facts, const std::str
   std::vector<Connection> connections;
   if (!SettleStreams(image_folder, error)) return false;
   if (!ReadImageFile(path, &image) || !SavedConnections(image, &connections)) {
-    *error = "this CRIU's image says in no known way which TCP connections it has";
+    *error = "cannot read from this CRIU version's image which TCP connections the job has";
     return false;
   }
   const std::vector<Connection> others = WithOthers(connections);
@@ -686,7 +686,7 @@ bool SettleStates(const std::set<int>& stopped_before, const std::string& image_
     const std::string path = image_folder + "/" + entry->d_name;
     std::string image;
     ok = ReadImageFile(path, &image) && LetRun(&image);
-    if (!ok) *error = "this CRIU's image of a process is unknown here: " + path;
+    if (!ok) *error = "cannot read this CRIU version's image of a process: " + path;
     ok = ok && WriteImageFile(path, image, error);
   }
   if (list) closedir(list);

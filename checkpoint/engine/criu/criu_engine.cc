@@ -41,7 +41,7 @@ constexpr std::chrono::seconds kBusyPort(10);
 constexpr std::chrono::seconds kBusyFile(5);
 constexpr std::chrono::milliseconds kLookAgain(100);
 
-constexpr char kUnreadable[] = "what the image says of the job's processes cannot be read";
+constexpr char kUnreadable[] = "cannot read the image's description of the job's processes";
 
 bool IsPipe(const Stdio& stream) { return stream.target().compare(0, 5, "pipe:") == 0; }
 
@@ -185,7 +185,9 @@ class CriuProcesses final : public SavedProcesses {
       return true;
     };
     if (ReadImageFile(image_ + "/files.img", &files_image_) && ChangeFiles(&files_image_, change)) return true;
-    *error = "this image was made by a CRIU whose files are unknown here; restart it without --output and --error";
+    *error =
+        "this image was made by a CRIU version whose files cr-restart cannot read; restart it without --output and "
+        "--error";
     return false;
   }
 
@@ -335,7 +337,7 @@ bool CriuEngine::Dump(const Job& job, const std::string& facts, const std::strin
   const AsRoot root;
   ProcessFacts known;
   if (!FactsFromJson(facts, &known)) {
-    *error = "what is known of the job's processes cannot be read";
+    *error = "cannot read the description of the job's processes";
     return false;
   }
   const std::string kept = logs_ + "." + kKeptDumpLog;
@@ -369,7 +371,7 @@ bool CriuEngine::ListNeeds(const Job& job, const std::string& facts, const std::
   const AsRoot root;
   ProcessFacts known;
   if (FactsFromJson(facts, &known)) return DescribeNeeds(job, known, image, needs, error);
-  *error = "what is known of the job's processes cannot be read";
+  *error = "cannot read the description of the job's processes";
   return false;
 }
 

@@ -228,7 +228,7 @@ bool CriuRestore::AwaitHeld(std::string* error) {
 
 bool CriuRestore::Finish(Isolated* isolated, std::string* error) {
   if (write(hold_, kHoldGo, strlen(kHoldGo)) != ssize_t(strlen(kHoldGo))) {
-    *error = std::string("the restored processes cannot be told to go on: ") + strerror(errno);
+    *error = std::string("cannot resume the restored processes: ") + strerror(errno);
     return false;
   }
   int code = 0;

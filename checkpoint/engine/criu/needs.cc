@@ -157,7 +157,7 @@ bool DescribeNeeds(const Job& job, const ProcessFacts& facts, const std::string&
   std::string image;
   std::vector<std::string> kept;
   if (!ReadImageFile(path, &image) || !ReadNeeds(image, job, facts, &ExistsInJob, needs)) {
-    *error = "this CRIU's image says in no known way which files the job has open";
+    *error = "cannot read from this CRIU version's image which files the job has open";
     return false;
   }
   needs->engine_version = facts.criu_version();
@@ -189,7 +189,7 @@ bool DescribeNeeds(const Job& job, const ProcessFacts& facts, const std::string&
   };
   if (copied.empty()) return true;
   if (!ChangeFiles(&image, rename)) {
-    *error = "this CRIU's image says in no known way which files the job has open";
+    *error = "cannot read from this CRIU version's image which files the job has open";
     return false;
   }
   std::ofstream out(path, std::ios::binary | std::ios::trunc);

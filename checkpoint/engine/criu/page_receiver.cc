@@ -275,7 +275,7 @@ bool PageReceiver::CloseImage() {
 }
 
 bool PageReceiver::AddPages(const Message& message, SocketCopier* copier) {
-  if (!pages_ || message.pages > kMostPages) return Fail("CRIU sends pages that belong nowhere");
+  if (!pages_ || message.pages > kMostPages) return Fail("CRIU sent pages that belong to no image");
   std::string entry;
   protozero::pbf_writer writer(entry);
   writer.add_uint64(kAddress, message.address);

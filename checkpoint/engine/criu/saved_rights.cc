@@ -208,7 +208,7 @@ bool CheckSavedRights(const std::string& folder, const Account& account, std::st
   std::string image;
   Namespaces own;
   if (!ReadImageFile(folder + "/inventory.img", &image) || !ReadInventory(image, &own)) {
-    *error = "the image does not say in a known way in which namespaces its processes were";
+    *error = "cannot read from the image in which namespaces its processes were";
     return false;
   }
   size_t cores = 0;
@@ -234,7 +234,7 @@ bool CheckSavedRights(const std::string& folder, const Account& account, std::st
     }
     if (fs) {
       if (AddRoots(image, &roots)) continue;
-      *error = "the image does not say in a known way in which root folder its processes were (" + name + ")";
+      *error = "cannot read from the image in which root folder its processes were (" + name + ")";
       return false;
     }
     bool same = true;

@@ -158,7 +158,8 @@ void FindShared(WorkerSession& worker, const std::set<uint64_t>& together, bool 
     const bool held = worker.ipc().Holds(handle);
     if (held && worker.ipc().HasLostOwner(handle) && !IsMappedWhole(worker, handle, memory)) {
       refusals->push_back(
-          "physical memory that another process has made, and has no more, is not mapped as a whole here");
+          "physical memory (cuMemCreate) that another process made, and no longer has, is not fully mapped in this "
+          "process");
     }
     if (held || worker.ipc().Users(handle) == 0 || IsMappedWhole(worker, handle, memory)) continue;
     refusals->push_back(
