@@ -66,6 +66,7 @@ bool OwnersRights::Check(const std::string& directory, Job* job, std::string* er
   believed.set_started_unix_ms(job->started_unix_ms());
   believed.set_saved_unix_ms(job->saved_unix_ms());
   believed.set_saved_bytes(job->saved_bytes());
+  believed.set_saved_image(Printable(job->saved_image()));
   believed.set_directory(directory);
   believed.set_users_own(true);
   believed.set_no_checkpoint(Printable(job->no_checkpoint()));

@@ -379,8 +379,11 @@ void RestartJob::DescribeJob() {
   job.set_pid_namespace(PidNamespace(isolated_.init));
   job.set_pid(isolated_.pid);
   job.set_image(caller_ ? caller_->image() : Absolute(saved_.image->dir()));
+  // A job that comes from another host leaves no image behind: its last one is the one that it had there.
+  if (job.image().rfind('/', 0) != 0) return;
   job.set_saved_unix_ms(uint64_t(saved_.image->info().created_unix_ms));
   job.set_saved_bytes(saved_.image->sizes().total_bytes);
+  job.set_saved_image(job.image());
 }
 
 // Gives the restored processes their GPU sessions. A process that has ended by itself meanwhile, as one may whose last

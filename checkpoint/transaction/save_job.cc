@@ -233,6 +233,7 @@ class Saving {
   bool Finish(std::string* error);
   void End();
   void RemoveOldImages();
+  std::string ImagesName() const;
   void NoteSaved();
 
   // Of a checkpoint that fails before the job continues.
@@ -267,7 +268,7 @@ class Saving {
   JobClaim claim_;
   uint64_t process_bytes_ = 0;       // of host memory, for the memory of processes
   std::unique_ptr<ChunkPool> pool_;  // outlives the image, whose threads write out of it
-  std::string given_;                // what cr-hostd calls the image; empty: there is no cr-hostd
+  std::string given_;                // where cr-hostd puts the image for its user; empty: nowhere, or there is no cr-hostd
   std::unique_ptr<ckptfmt::ImageStore, DeleteAsRoot> store_;
   std::unique_ptr<ckptfmt::ImageWriter, DeleteAsRoot> image_;
   Precopies copies_;
@@ -560,7 +561,7 @@ bool Saving::Finish(std::string* error) {
 }
 
 void Saving::End() {
-  NoteStopped(directory_, given_.empty() ? Absolute(outcome_->image) : given_);
+  NoteStopped(directory_, ImagesName());
   if (!transaction_.End()) report_.Say("the job could not be ended; it stands still");
   outcome_->paused = transaction_.HeldSeconds();
   report_.Done("ending the job");
@@ -578,13 +579,19 @@ void Saving::RemoveOldImages() {
   report_.Done("removing old images");
 }
 
+// The path by which the job's user knows the image.
+std::string Saving::ImagesName() const { return given_.empty() ? Absolute(outcome_->image) : given_; }
+
 // For cr-ps, now and after a move.
 void Saving::NoteSaved() {
+  // An image that cr-hostd sends to another host is nothing that the job could be restarted from later.
+  if (caller_ && given_.empty()) return;
   Job told;
   std::string problem;
   if (!ReadJob(directory_, &told, &problem)) return;
   told.set_saved_unix_ms(NowMs());
   told.set_saved_bytes(outcome_->sizes.total_bytes);
+  told.set_saved_image(ImagesName());
   if (!WriteJob(directory_, told, &problem)) report_.Say(problem);
   for (const auto& process : live_.processes()) {
     const ActAs user(AccountOf(job_));

@@ -102,6 +102,7 @@ void AddJobs(const std::vector<LocalJob>& jobs, JsonWriter* json) {
     json->End(']');
     json->Member("started_unix_ms", uint64_t(job.job.started_unix_ms()));
     json->Member("saved_unix_ms", job.job.saved_unix_ms());
+    json->Member("saved_image", job.job.saved_image());
     json->Member("restarted_from", job.job.image());
     json->Member("no_checkpoint", job.job.no_checkpoint());
     json->Begin("machine_gpu", '[');
@@ -124,15 +125,16 @@ void PrintJobs(const std::vector<LocalJob>& jobs) {
     printf("no jobs of this user on this machine\n");
     return;
   }
-  printf("%-16s %-8s %8s %9s %11s %8s  %-28s %s\n", "JOB", "STATE", "PID", "PROCESSES", "SAVED", "AGE", "SERVER",
-         "PROGRAM");
+  printf("%-16s %-8s %8s %9s %11s %8s  %-28s %-28s %s\n", "JOB", "STATE", "PID", "PROCESSES", "SAVED", "AGE", "SERVER",
+         "LAST IMAGE", "PROGRAM");
   for (const LocalJob& job : jobs) {
     std::string program;
     for (const std::string& word : job.job.command()) program += (program.empty() ? "" : " ") + Printable(word);
     const char* const state = !job.alive ? "killed" : job.job.no_checkpoint().empty() ? "running" : "unsaved";
-    printf("%-16s %-8s %8d %9zu %11s %8s  %-28s %s\n", Printable(job.job.name()).c_str(), state, job.job.pid(),
+    const std::string image = job.job.saved_image().empty() ? "-" : Printable(job.job.saved_image());
+    printf("%-16s %-8s %8d %9zu %11s %8s  %-28s %-28s %s\n", Printable(job.job.name()).c_str(), state, job.job.pid(),
            job.processes.size(), Ago(job.job.saved_unix_ms()).c_str(), Age(uint64_t(job.job.started_unix_ms())).c_str(),
-           job.server.empty() ? "-" : job.server.c_str(), program.c_str());
+           job.server.empty() ? "-" : job.server.c_str(), image.c_str(), program.c_str());
     if (job.processes.size() < 2) continue;
     for (const auto& [inner, pid] : job.processes) {
       const uint64_t session = SessionOf(job, pid);

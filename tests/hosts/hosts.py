@@ -315,11 +315,24 @@ def moved(context):
         raise Failure("the job is not in B's network")
     lab.a.is_clean()
     lab.b.is_clean()
+
+
+    def last_image(machine):
+        [job] = json.loads(worked(machine.run(VICTIM, "cr-ps", "--json")).stdout)["jobs"]
+        return job["saved_image"], job["saved_unix_ms"]
+
+    if last_image(lab.b) != ("", 0):
+        raise Failure(f"a job that was moved and never saved has the image {last_image(lab.b)}")
     worked(lab.b.run(VICTIM, "cr-checkpoint", "hers", lab.home + "/image"))
+    saved = last_image(lab.b)
+    if saved[0] != lab.home + "/image":
+        raise Failure(f"the job's last image is {saved}")
     lab.go(3)
     lab.stands(9)
     worked(lab.move(lab.b, lab.a))
     harness.wait_for(lambda: not lab.b.has_job("hers"), LIMIT, lambda: "the job is still on B")
+    if last_image(lab.a) != saved:
+        raise Failure(f"the last image was {saved} before the move, and is {last_image(lab.a)}")
     has_only_rights_of(lab.a.facts("hers")["pid"], VICTIM)
     lab.go(9)
     lab.stands(15)

@@ -1478,6 +1478,8 @@ def host_pids(context):
     same("folders", sorted(found), [jobs + "/first", jobs + "/second"])
     if len(set(found.values())) != 2:
         raise Failure(f"both copies have one PID: {found}")
+    listed = json.loads(context.run([context.tool("cr-ps"), "--json"]).stdout)["jobs"]
+    same("last images", [one["saved_image"] for one in listed if one["directory"] in found], [image, image])
     for pid in found.values():
         same("the program of the PID", program(pid), os.path.realpath(context.program))
     # The second copy, by its own number.
@@ -1511,10 +1513,15 @@ def jobs_here(context):
     for word in (address, context.program):
         if word not in row():
             raise Failure(f"the job's row lacks {word}: {row()}")
-    context.run([context.tool("cr-checkpoint"), "first", context.path("image")])
-    if row()[5:7] != ["s", "ago"]:
-        raise Failure(f"the job's row does not say when it was saved: {row()}")
+    image = context.path("image")
+    if image in row():
+        raise Failure(f"the job's row names an image before there is one: {row()}")
+    context.run([context.tool("cr-checkpoint"), "first", image])
+    saved = row()
+    if saved[5:7] != ["s", "ago"] or not saved[7].isdigit() or image not in saved:
+        raise Failure(f"the job's row does not say when it was saved, how old it is, and its image: {saved}")
     listed = json.loads(context.run([ps, "--json"]).stdout)["jobs"]
+    same("the last image", [one["saved_image"] for one in listed], [image])
     same("jobs", [(one["name"], one["running"], one["processes"]) for one in listed], [("first", True, 1)])
     if listed[0]["saved_unix_ms"] <= listed[0]["started_unix_ms"]:
         raise Failure(f"the times are wrong: {listed}")
