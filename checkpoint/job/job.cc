@@ -725,8 +725,9 @@ int ParentOf(int pid) {
 }
 
 bool JobIsAlive(const Job& job) {
-  if (job.init_pid() > 0)
-    return IsRunning(job.init_pid()) && PidNamespace(job.init_pid()) == job.pid_namespace() && job.pid_namespace() != 0;
+  // Of a job of cr-hostd's, the namespace's first process is root's, and its user may look only at the program.
+  const auto inside = [&job](int pid) { return IsRunning(pid) && PidNamespace(pid) == job.pid_namespace(); };
+  if (job.init_pid() > 0) return job.pid_namespace() != 0 && (inside(job.init_pid()) || inside(job.pid()));
   return job.pid() > 0 && kill(job.pid(), 0) == 0 && IsRunning(job.pid());
 }
 

@@ -140,8 +140,8 @@ def whole_way(context):
     pid = host.facts("hers")["pid"]
     has_only_rights_of(pid, VICTIM)
     listed = json.loads(worked(host.run(VICTIM, "cr-ps", "--json")).stdout)["jobs"]
-    if [one["name"] for one in listed] != ["hers"]:
-        raise Failure(f"cr-ps of the user does not show the job: {listed}")
+    if [(one["name"], one["running"], one["processes"]) for one in listed] != [("hers", True, 1)]:
+        raise Failure(f"cr-ps of the user does not show the running job: {listed}")
     saved = worked(host.run(VICTIM, "cr-checkpoint", "hers", image, "--json"))
     if json.loads(saved.stdout)["image"] != image:
         raise Failure(f"cr-checkpoint names another image: {saved.stdout}")
