@@ -724,10 +724,12 @@ class Service final : public Hosts::Service {
   std::atomic<int> moves_{0};
 };
 
-// Null and *error if it cannot.
-std::unique_ptr<grpc::Server> Listen(const Settings& settings, Service* service, std::string* error) {
-  const auto tls = control::ServerTls::Create(settings.tls, error);
-  const auto credentials = tls ? tls->Credentials(/*tokens=*/false) : nullptr;
+// Null and *error if it cannot. `tls` gets the certificates, which gRPC looks at again and again: they must live as
+// long as the server.
+std::unique_ptr<grpc::Server> Listen(const Settings& settings, Service* service,
+                                     std::unique_ptr<control::ServerTls>* tls, std::string* error) {
+  *tls = control::ServerTls::Create(settings.tls, error);
+  const auto credentials = *tls ? (*tls)->Credentials(/*tokens=*/false) : nullptr;
   if (!credentials) {
     if (error->empty()) *error = "gRPC does not take the certificates";
     return nullptr;
@@ -766,8 +768,9 @@ int ServeHosts(const Settings& settings, const Key& key, int ready) {
   sigprocmask(SIG_BLOCK, &ends, nullptr);  // before there are threads
   std::string error;
   Service service(settings, key);
+  std::unique_ptr<control::ServerTls> tls;
   std::unique_ptr<grpc::Server> server;
-  if (!settings.listen.empty() && !(server = Listen(settings, &service, &error))) {
+  if (!settings.listen.empty() && !(server = Listen(settings, &service, &tls, &error))) {
     say(error);
     return 1;
   }
