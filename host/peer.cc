@@ -205,7 +205,8 @@ bool FindPeer(int socket, Peer* peer, std::string* error) {
     const std::string name = std::string("ns/") + one.name;
     if (IsSame(OfPeer(*peer, name), "/proc/self/" + name)) continue;
     *error = std::string("this process is in another ") + one.called +
-             " namespace than cr-hostd, as in a container or in a job of cr-run; use the tools outside of it";
+             " namespace than cr-hostd, as in a container or in a job of cr-run; use the tools outside of it, or start "
+             "a cr-hostd in the same container";
     return false;
   }
   if (!IsSame(OfPeer(*peer, "root"), "/proc/self/root")) {
@@ -218,7 +219,9 @@ bool FindPeer(int socket, Peer* peer, std::string* error) {
     return false;
   }
   if (atoi(seccomp.c_str()) != 0) {
-    *error = "this process has a seccomp filter, which a job of cr-hostd would not have; use the tools outside of it";
+    *error =
+        "this process has a seccomp filter, which a job of cr-hostd would not have; use the tools outside of it, or "
+        "start the container without a filter (--security-opt seccomp=unconfined)";
     return false;
   }
   peer->no_new_privileges = atoi(privileges.c_str()) != 0;

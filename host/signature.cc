@@ -90,7 +90,8 @@ bool Key::Load(const std::string& path, std::string* error) {
     *error = "cannot make the key " + path + ": " + strerror(errno);
     return false;
   }
-  fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  // It may be a link, as all files of a Kubernetes Secret are. What is opened must be root's.
+  fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   struct stat facts;
   if (fd < 0 || fstat(fd, &facts) != 0) {
     *error = "cannot read the key " + path + ": " + strerror(errno);
