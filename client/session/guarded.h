@@ -24,6 +24,8 @@
 #define CR_REQUIRES(mutex) CR_ANNOTATION(requires_capability(mutex))
 // The same, but many may hold it at once: for looking only.
 #define CR_REQUIRES_SHARED(mutex) CR_ANNOTATION(requires_shared_capability(mutex))
+// Of a mutex: a thread that holds this one takes none of those (&Class::member, whose class names this one a friend).
+#define CR_ACQUIRED_AFTER(...) CR_ANNOTATION(acquired_after(__VA_ARGS__))
 // Of a function that returns this mutex.
 #define CR_RETURNS(mutex) CR_ANNOTATION(lock_returned(mutex))
 // Of a function that may look without the lock: it says why.

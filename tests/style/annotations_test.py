@@ -32,13 +32,20 @@ class Counter {
   SharedMutex& mutex() CR_RETURNS(mutex_) { return mutex_; }
   int& count() CR_REQUIRES_SHARED(mutex_) { return count_; }
  private:
+  friend class Log;
   SharedMutex mutex_;
   int count_ CR_GUARDED_BY(mutex_) = 0;
   Mutex own_;
   Condition changed_;
   bool done_ CR_GUARDED_BY(own_) = false;
 };
-void Use(Counter* counter) {
+class Log {
+ public:
+  SharedMutex& mutex() CR_RETURNS(mutex_) { return mutex_; }
+ private:
+  SharedMutex mutex_ CR_ACQUIRED_AFTER(&Counter::mutex_);
+};
+void Use(Counter* counter, Log* log) {
   %s
 }
 }  // namespace cuda_remote::client
@@ -75,6 +82,11 @@ class AnnotationsTest(unittest.TestCase):
 
     def test_a_lock_that_was_let_go_of(self):
         self.assertIn("requires holding mutex", self.complaints(WRITES, LOOKS, OUTSIDE + "lock.Unlock(); counter->AddLocked();"))
+
+    def test_the_order_of_locks(self):
+        first, second = "WriterLock one(&counter->mutex()); ", "ReaderLock other(&log->mutex()); "
+        self.assertEqual(self.complaints(WRITES, LOOKS, first + second), "")
+        self.assertIn("must be acquired before", self.complaints(WRITES, LOOKS, second + first))
 
 
 if __name__ == "__main__":
