@@ -26,6 +26,7 @@
 #include "proto/frame/handle.h"
 #include "proto/ring/memory.h"
 #include "proto/ring/ring.h"
+#include "server/worker/custom/handlers.gen.h"
 #include "server/worker/executor.h"
 #include "server/worker/worker_session.h"
 
@@ -125,6 +126,7 @@ double Measure(const LoadedDriver& driver, const Request& request, uint64_t coun
   ring::RingWriter writer(memory.get(), ring::kRequestRing);
   WorkerSession::Parts parts;
   parts.driver = &driver;
+  parts.custom = &server::kCustomHandlers;
   parts.channel = channel.get();
   WorkerSession session(parts);
   session.BindContext(kContext, reinterpret_cast<CUcontext>(16), 0, true);

@@ -3,8 +3,7 @@
 
 import re
 
-from proto_gen import text
-from proto_gen.emit_server import size_expression
+from proto_gen import emit_server, text
 
 KIND = "Kind::k"
 
@@ -115,7 +114,7 @@ def case(model, call):
                 args.append(nullable(p, a))
             del length
         elif p.role == "bytes":
-            size = size_expression(p)
+            size = emit_server.size_expression(p)
             here = re.sub(r"\(([a-z]\w*)\)", r"(a_\1)", size)
             setup.append(f"  static char {a}[32];")
             if p.direction == "in":
@@ -213,18 +212,16 @@ def emit(model, args):
             ["<cuda.h>", "<cudaProfiler.h>", "<gtest/gtest.h>", '"tests/conformance/loopback.h"'],
             "namespace {\n\nusing namespace loopback;\n\n" + "\n".join(lines) + "\n}  // namespace", "cuda_remote",
             ["__CUDA_API_VERSION_INTERNAL  // no macros over the exported names"])
-    client, server = [], []
+    client = []
     for c in model.calls:
         if c.client_custom:
             types = [p.type for p in c.params] + (["bool"] if c.per_thread else [])
             client.append(text.wrap(f"CUresult __attribute__((weak)) Custom_{c.symbol}(", types, ") { return CUDA_ERROR_NOT_SUPPORTED; }"))
-        if c.server_custom:
-            server.append(text.wrap(f"CUresult __attribute__((weak)) Custom_{c.symbol}(", ["Session&", "const Request&",
-                          f"const wire::{c.symbol}_Request&", f"wire::{c.symbol}_Reply*", "ReplyBuilder*"], ") { return CUDA_ERROR_NOT_SUPPORTED; }"))
-    for op in model.operations:
-        if not op.event:
-            server.append(text.wrap(f"CUresult __attribute__((weak)) Op{op.name}(", ["Session&", "const Request&",
-                          f"const wire::Op{op.name}_Request&", f"wire::Op{op.name}_Reply*", "ReplyBuilder*"], ") { return CUDA_ERROR_NOT_SUPPORTED; }"))
     out["client_stand_ins.gen.cc"] = text.source(['"client/custom/bodies.gen.h"'], "\n".join(client), "cuda_remote::client")
-    out["server_stand_ins.gen.cc"] = text.source(['"server/dispatch/custom.gen.h"'], "\n".join(server), "cuda_remote::server")
+    server = ["namespace {", "", "template <typename In, typename Out>",
+              "CUresult Refuse(Session&, const Request&, const In&, Out*, ReplyBuilder*) {", "  return CUDA_ERROR_NOT_SUPPORTED;", "}", "",
+              "}  // namespace", "", "const CustomHandlers kStandIns = {"]
+    server += ["    Refuse," for _ in emit_server.custom_handlers(model)] + ["};"]
+    out["server_stand_ins.gen.cc"] = text.source(
+        ['"server/dispatch/custom_handlers.gen.h"', '"tests/conformance/loopback.h"'], "\n".join(server), "cuda_remote::server")
     return out

@@ -1,35 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""server/dispatch: a handler for each call and operation, and the declarations of the hand-written ones."""
+"""server/dispatch: a handler for each call and operation, and the table of the hand-written ones, which the worker fills."""
 
 from proto_gen import defaults, text
 
 KIND = "Kind::k"
 
 
-def custom_signature(name, message, namespace=""):
-    return (f"CUresult {name}(Session& session, const Request& request, const wire::{message}_Request& in, "
-            f"wire::{message}_Reply* out, ReplyBuilder* reply)")
+def custom_handlers(model):
+    """(member of CustomHandlers, message) of each hand-written handler: calls first, then our own operations."""
+    return ([(c.member, c.symbol) for c in model.calls if c.server_custom] +
+            [("Op" + op.name, "Op" + op.name) for op in model.operations if not op.event])
+
+
+def signature(start, message, end, names=True):
+    parts = [("Session&", "session"), ("const Request&", "request"), (f"const wire::{message}_Request&", "in"),
+             (f"wire::{message}_Reply*", "out"), ("ReplyBuilder*", "reply")]
+    return text.wrap(start, [f"{kind} {name}" if names else kind for kind, name in parts], end)
 
 
 def custom_header(model):
-    lines = ["// Hand-written handlers, declared here and defined in server/worker/custom under the same names; a missing",
-             "// one is a link error. `in` has been decoded; its views are valid until the handler returns. What the handler",
-             "// leaves in *out is encoded into the reply when it returns, unless it deferred (Session::Defer). A handler whose",
-             "// views in *out point to its own locals encodes by itself: out->Encode(&reply->message).", ""]
-    for c in model.calls:
-        if c.server_custom:
-            lines.append(text.wrap(f"CUresult Custom_{c.symbol}(", ["Session& session", "const Request& request",
-                         f"const wire::{c.symbol}_Request& in", f"wire::{c.symbol}_Reply* out", "ReplyBuilder* reply"], ");"))
-    lines += ["", "// Our own operations."]
-    for op in model.operations:
-        if not op.event:
-            lines.append(text.wrap(f"CUresult Op{op.name}(", ["Session& session", "const Request& request",
-                         f"const wire::Op{op.name}_Request& in", f"wire::Op{op.name}_Reply* out", "ReplyBuilder* reply"], ");"))
-    includes = ["<cuda.h>", '"proto/codec/calls.gen.h"', '"proto/codec/operations.gen.h"', '"server/worker/session.h"']
-    return text.header("server/dispatch/custom.gen.h", includes, "\n".join(lines), "cuda_remote::server")
+    lines = ["// The hand-written handlers, which the worker implements: Session::custom() returns the table. A generated handler",
+             "// decodes the request into `in` and calls the function. The views in `in` are valid until that function returns.",
+             "// What it leaves in *out is encoded into the reply when it returns, unless it deferred (Session::Defer). A function",
+             "// whose views in *out point to its own locals encodes by itself: out->Encode(&reply->message).",
+             "struct CustomHandlers {"]
+    lines += ["  " + signature(f"CUresult (*{member})(", message, ");").replace("\n", "\n  ") for member, message in custom_handlers(model)]
+    lines += ["};"]
+    includes = ["<cuda.h>", '"proto/codec/calls.gen.h"', '"proto/codec/operations.gen.h"', '"server/dispatch/session.h"']
+    return text.header("server/dispatch/custom_handlers.gen.h", includes, "\n".join(lines), "cuda_remote::server")
 
 
-def wrapper(name, message, id_name, target, empty_reply):
+def wrapper(name, message, target, empty_reply):
     return [f"CUresult Handle_{name}(Session& session, const Request& request, ReplyBuilder* reply) {{",
             f"  wire::{message}_Request in;",
             "  if (!in.Decode(request.message)) return kMalformedRequest;",
@@ -211,11 +212,11 @@ def family_file(model, family):
             continue
         lines += ["// " + describe(c)]
         if c.server_custom:
-            lines += wrapper(c.symbol, c.symbol, "", f"Custom_{c.symbol}", not c.reply.fields)
+            lines += wrapper(c.symbol, c.symbol, f"session.custom().{c.member}", not c.reply.fields)
         else:
             lines += handler(c)
     includes = ['"server/dispatch/runtime.h"', f'"proto/codec/{family.name}.gen.h"', '"proto/codec/wire.h"',
-                '"server/dispatch/custom.gen.h"', '"server/dispatch/handlers.gen.h"']
+                '"server/dispatch/custom_handlers.gen.h"', '"server/dispatch/handlers.gen.h"']
     return text.source(includes, "\n".join(lines), "cuda_remote::server")
 
 
@@ -230,20 +231,20 @@ def describe(call):
 
 
 def emit(model, args):
-    out = {"custom.gen.h": custom_header(model)}
+    out = {"custom_handlers.gen.h": custom_header(model)}
     lines = [f"CUresult Handle_{c.symbol}(Session& session, const Request& request, ReplyBuilder* reply);"
              for c in model.calls if c.has_wire]
     lines += [f"CUresult Handle_Op{op.name}(Session& session, const Request& request, ReplyBuilder* reply);"
               for op in model.operations if not op.event]
-    out["handlers.gen.h"] = text.header("server/dispatch/handlers.gen.h", ['"server/worker/session.h"'], "\n".join(lines), "cuda_remote::server")
+    out["handlers.gen.h"] = text.header("server/dispatch/handlers.gen.h", ['"server/dispatch/session.h"'], "\n".join(lines), "cuda_remote::server")
     for family in model.families:
         out[f"dispatch_{family.name}.gen.cc"] = family_file(model, family)
     lines = []
     for op in model.operations:
         if not op.event:
-            lines += wrapper(f"Op{op.name}", f"Op{op.name}", "", f"Op{op.name}", not op.reply.fields)
+            lines += wrapper(f"Op{op.name}", f"Op{op.name}", f"session.custom().Op{op.name}", not op.reply.fields)
     out["dispatch_operations.gen.cc"] = text.source(
-        ['"server/dispatch/runtime.h"', '"proto/codec/operations.gen.h"', '"server/dispatch/custom.gen.h"', '"server/dispatch/handlers.gen.h"'],
+        ['"server/dispatch/runtime.h"', '"proto/codec/operations.gen.h"', '"server/dispatch/custom_handlers.gen.h"', '"server/dispatch/handlers.gen.h"'],
         "\n".join(lines), "cuda_remote::server")
     last = max(c.id for c in model.calls)
     lines = ["namespace {", "", "struct Entry {", "  const char* name;", "  Handler handler;", "};", "",

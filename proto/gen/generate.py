@@ -5,8 +5,8 @@
 Usage: generate.py --api proto/api --emit EMITTER [--emit ...] --out DIR [--lock FILE] [--suffix .gen]
                    [--arguments FILE]
 
-Emitters: proto, codec, ids, names, traits, named, driver, entry_points, infos, bodies, client, server, interop, coverage,
-lock, conformance, cases. Each writes its files into DIR. Nothing is written if the tables do not pass the lint.
+Emitters: proto, codec, ids, names, traits, named, driver, entry_points, infos, bodies, client, server, worker, interop,
+coverage, lock, conformance, cases. Each writes its files into DIR. Nothing is written if the tables do not pass the lint.
 """
 
 import argparse

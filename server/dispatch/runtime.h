@@ -17,7 +17,7 @@
 #include "proto/api/attribute_sizes.h"
 #include "proto/frame/frame.h"
 #include "server/dispatch/malformed.h"
-#include "server/worker/session.h"
+#include "server/dispatch/session.h"
 
 namespace cuda_remote::server {
 

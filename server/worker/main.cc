@@ -30,6 +30,7 @@
 #include "proto/frame/version.h"
 #include "proto/logging/log.h"
 #include "server/worker/address_layout.h"
+#include "server/worker/custom/handlers.gen.h"
 #include "server/worker/device_arena.h"
 #include "server/worker/executor.h"
 #include "server/worker/loaded_driver.h"
@@ -332,6 +333,7 @@ int Serve(const Options& options, char** argv) {
 
   WorkerSession::Parts parts;
   parts.driver = &warm.driver;
+  parts.custom = &kCustomHandlers;
   parts.arena = warm.arena.get();
   parts.channel = pchannel;
   parts.output = &output;

@@ -21,9 +21,9 @@
 #include <memory>
 #include <vector>
 
+#include "server/dispatch/session.h"
 #include "server/driver/driver_table.h"
 #include "server/worker/current_context.h"
-#include "server/worker/session.h"
 #include "server/worker/staging.h"
 
 namespace cuda_remote::server {

@@ -23,6 +23,7 @@
 
 #include "proto/channel/server_channel.h"
 #include "replay/modimg/modimg.h"
+#include "server/dispatch/session.h"
 #include "server/worker/address_space.h"
 #include "server/worker/code_pads.h"
 #include "server/worker/current_context.h"
@@ -38,7 +39,6 @@
 #include "server/worker/kernel_heaps.h"
 #include "server/worker/loaded_driver.h"
 #include "server/worker/output_capture.h"
-#include "server/worker/session.h"
 #include "server/worker/side_work.h"
 #include "server/worker/staging.h"
 #include "server/worker/timeline.h"
@@ -140,6 +140,7 @@ class WorkerSession : public Session {
  public:
   struct Parts {
     const LoadedDriver* driver = nullptr;
+    const CustomHandlers* custom = nullptr;  // custom/handlers.gen.h has the worker's
     DeviceArena* arena = nullptr;
     ServerChannel* channel = nullptr;
     OutputCapture* output = nullptr;
@@ -154,6 +155,7 @@ class WorkerSession : public Session {
 
   // Session.
   const DriverTable& driver() const override { return table_; }
+  const CustomHandlers& custom() const override { return *parts_.custom; }
   using Session::Real;
   bool Real(Kind kind, uint64_t handle, uint64_t* real) const override;
   bool RealStream(uint64_t wire, CUstream* real) const override;

@@ -10,7 +10,7 @@
 #include "client/session/call.h"
 #include "client/session/thread_state.h"
 #include "server/dispatch/malformed.h"
-#include "server/worker/session.h"
+#include "server/dispatch/session.h"
 
 namespace cuda_remote {
 namespace loopback {
@@ -68,6 +68,7 @@ bool Untouched(const void* memory, size_t bytes) {
 class FakeSession : public server::Session {
  public:
   const server::DriverTable& driver() const override { return Driver(); }
+  const server::CustomHandlers& custom() const override { return server::kStandIns; }
   bool Real(Kind kind, uint64_t handle, uint64_t* real) const override {
     if (KindOf(handle) != kind || SlotOf(handle) < 100 || GenerationOf(handle) != 1) return false;
     *real = RealFor(handle);

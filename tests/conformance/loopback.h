@@ -13,6 +13,14 @@
 #include "proto/frame/handle.h"
 #include "server/driver/driver_table.h"
 
+namespace cuda_remote::server {
+
+// Refuse every call (server_stand_ins.gen.cc).
+struct CustomHandlers;
+extern const CustomHandlers kStandIns;
+
+}  // namespace cuda_remote::server
+
 namespace cuda_remote::loopback {
 
 // The fake driver's functions; cases put their own in.

@@ -26,13 +26,24 @@ MAY_INCLUDE = {
     "bench": {"proto", "ckptfmt", "replay", "checkpoint", "host", "client", "server", "tests", "bench"},
 }
 
-# The same for the folders in checkpoint/.
-MAY_INCLUDE_IN_CHECKPOINT = {
-    "job": set(),
-    "agent": {"job"},
-    "gpu": {"job"},
-    "engine": {"job"},
-    "transaction": {"agent", "job", "gpu", "engine"},
+# The same for the folders in some of these.
+MAY_INCLUDE_INSIDE = {
+    "checkpoint": {
+        "job": set(),
+        "agent": {"job"},
+        "gpu": {"job"},
+        "engine": {"job"},
+        "transaction": {"agent", "job", "gpu", "engine"},
+    },
+    "server": {
+        "driver": set(),
+        "worker_link": set(),
+        "softgpu": set(),
+        "dispatch": {"driver"},
+        "worker": {"dispatch", "driver", "worker_link"},
+        "nvml": {"worker", "worker_link"},
+        "supervisor": {"nvml", "worker_link"},
+    },
 }
 
 # Folders whose code is linked into libcuda-remote.so, and what may not appear in it.
@@ -136,6 +147,24 @@ def is_test(path):
     return bool(re.search(r"(_test|_fuzz|_fuzzer|_benchmark|_testing|_tool)\.", name)) or "/testing" in path
 
 
+def forbidden(path, target, test):
+    """Says in one sentence why the file `path` must not use the file or package `target`; None if it may."""
+    parts, target_parts = path.split("/"), target.split("/")
+    top, target_top = parts[0], target_parts[0]
+    if target_top not in MAY_INCLUDE:
+        return None
+    if target_top != top:
+        # A test beside the code may use what tests/ offers.
+        if target_top in MAY_INCLUDE[top] or (test and target_top == "tests"):
+            return None
+        return f"{top} must not include {target}"
+    if top not in MAY_INCLUDE_INSIDE or parts[1] == target_parts[1] or test:
+        return None
+    if target_parts[1] in MAY_INCLUDE_INSIDE[top].get(parts[1], set()):
+        return None
+    return f"{top}/{parts[1]} must not include {target}"
+
+
 def check_includes(root, problems):
     count = 0
     for path in files(root, MAY_INCLUDE):
@@ -149,17 +178,12 @@ def check_includes(root, problems):
                 count += 1
                 target = match.group(2)
                 target_top = target.split("/")[0]
-                if target_top in MAY_INCLUDE and target_top != top and target_top not in MAY_INCLUDE[top]:
-                    # A test beside the code may use what tests/ offers.
-                    if not (is_test(path) and target_top == "tests"):
-                        problems.append(f"{path}:{number}: {top} must not include {target}")
+                problem = forbidden(path, target, is_test(path))
+                if problem:
+                    problems.append(f"{path}:{number}: {problem}")
                 uses_checkpoint = path.startswith(("client/mpi/", "client/slurm/", "client/tools/")) or is_test(path)
                 if top == "client" and target_top == "checkpoint" and not uses_checkpoint:
                     problems.append(f"{path}:{number}: of client, only client/mpi, client/slurm and client/tools may include {target}")
-                parts, target_parts = path.split("/"), target.split("/")
-                if top == target_top == "checkpoint" and parts[1] != target_parts[1]:
-                    if target_parts[1] not in MAY_INCLUDE_IN_CHECKPOINT.get(parts[1], set()):
-                        problems.append(f"{path}:{number}: checkpoint/{parts[1]} must not include {target}")
                 engine = ENGINE.match(target)
                 if engine and not path.startswith("checkpoint/engine/"):
                     problems.append(f"{path}:{number}: what an engine is made of is its own: use checkpoint/engine/engines.h, not {target}")
@@ -170,6 +194,31 @@ def check_includes(root, problems):
             elif in_library and ENDS_PROCESS.search(line):
                 problems.append(f"{path}:{number}: the client library must never end the application: {line.strip()}")
     return f"{count} includes"
+
+
+# A rule of a BUILD file, from its kind to the parenthesis that closes it, and the labels that its deps list.
+RULE = re.compile(r"^(\w+)\(\n(.*?)^\)", re.M | re.S)
+DEPS = re.compile(r"\bdeps = \[(.*?)\]", re.S)
+LABEL = re.compile(r'"//([^":]+)')
+
+
+def check_deps(root, problems):
+    """The same rules for Bazel's dependencies: generated sources include what this test does not see."""
+    count = 0
+    for path in files(root, MAY_INCLUDE):
+        if os.path.basename(path) != "BUILD.bazel":
+            continue
+        text = re.sub(r"#.*", "", open(os.path.join(root, path), encoding="utf-8").read())
+        for rule in RULE.finditer(text):
+            test = rule.group(1).endswith("_test") or "testonly = True" in rule.group(2)
+            for deps in DEPS.finditer(rule.group(2)):
+                for label in LABEL.finditer(deps.group(1)):
+                    count += 1
+                    problem = forbidden(path, label.group(1), test)
+                    if problem:
+                        line = text.count("\n", 0, rule.start(2) + deps.start(1) + label.start()) + 1
+                        problems.append(f"{path}:{line}: {problem}")
+    return f"{count} dependencies"
 
 
 def check_engine(root, problems):
@@ -312,7 +361,7 @@ def main():
     if not os.path.exists(os.path.join(root, "WORKSPACE")):
         sys.exit(f"layers_test: no WORKSPACE in {root}; give the workspace's folder as argument")
     problems = []
-    for check in (check_includes, check_engine, check_packages, check_readmes, check_call_facts, check_text):
+    for check in (check_includes, check_deps, check_engine, check_packages, check_readmes, check_call_facts, check_text):
         before = len(problems)
         looked_at = check(root, problems)
         if looked_at.startswith("0 "):

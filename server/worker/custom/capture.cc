@@ -21,9 +21,9 @@
 #include "proto/codec/operations.gen.h"
 #include "proto/codec/stream.gen.h"
 #include "proto/logging/log.h"
-#include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/graph_nodes.h"
+#include "server/worker/custom/handlers.gen.h"
 #include "server/worker/driver_hooks.h"
 #include "server/worker/worker_session.h"
 

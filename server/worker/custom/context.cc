@@ -8,8 +8,8 @@
 
 #include "proto/codec/context.gen.h"
 #include "proto/codec/device.gen.h"
-#include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
+#include "server/worker/custom/handlers.gen.h"
 #include "server/worker/worker_session.h"
 
 namespace cuda_remote::server {

@@ -6,9 +6,9 @@
 
 #include "proto/codec/copy.gen.h"
 #include "proto/logging/log.h"
-#include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/copy_answer.h"
+#include "server/worker/custom/handlers.gen.h"
 #include "server/worker/custom/work.h"
 #include "server/worker/driver_hooks.h"
 #include "server/worker/uploads.h"

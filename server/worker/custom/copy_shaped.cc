@@ -7,10 +7,10 @@
 #include <cstring>
 
 #include "proto/codec/copy.gen.h"
-#include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/dispatch/runtime.h"
 #include "server/worker/custom/copy_answer.h"
+#include "server/worker/custom/handlers.gen.h"
 #include "server/worker/driver_hooks.h"
 #include "server/worker/worker_session.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Graph calls whose answers name objects that may be new to the client: it offers virtual handles, and those that are
-// needed get bound. (Nodes with parameters: server/dispatch/graph_nodes.cc.)
+// needed get bound. (Nodes with parameters: node_parameters.cc.)
 
 #include <cuda.h>
 
@@ -11,10 +11,10 @@
 #include "proto/codec/graph.gen.h"
 #include "proto/codec/stream.gen.h"
 #include "proto/logging/log.h"
-#include "server/dispatch/conditional_bodies.h"
-#include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
+#include "server/worker/custom/conditional_bodies.h"
 #include "server/worker/custom/graph_nodes.h"
+#include "server/worker/custom/handlers.gen.h"
 #include "server/worker/worker_session.h"
 
 namespace cuda_remote::server {

@@ -4,8 +4,8 @@
 #include <cuda.h>
 
 #include "proto/codec/green.gen.h"
-#include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
+#include "server/worker/custom/handlers.gen.h"
 #include "server/worker/worker_session.h"
 
 namespace cuda_remote::server {

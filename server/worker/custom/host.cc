@@ -12,8 +12,8 @@
 #include <mutex>
 
 #include "proto/codec/operations.gen.h"
-#include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
+#include "server/worker/custom/handlers.gen.h"
 #include "server/worker/custom/work.h"
 #include "server/worker/driver_hooks.h"
 #include "server/worker/worker_session.h"

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "proto/codec/launch.gen.h"
-#include "server/dispatch/custom.gen.h"
-#include "server/dispatch/kernel_parameters.h"
 #include "server/dispatch/malformed.h"
 #include "server/dispatch/runtime.h"
+#include "server/worker/custom/handlers.gen.h"
+#include "server/worker/custom/kernel_parameters.h"
 #include "server/worker/driver_hooks.h"
 #include "server/worker/managed_memory.h"
 #include "server/worker/worker_session.h"

@@ -18,8 +18,8 @@
 #include "proto/codec/operations.gen.h"
 #include "proto/logging/log.h"
 #include "proto/mirror/mirror.h"
-#include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
+#include "server/worker/custom/handlers.gen.h"
 #include "server/worker/mirror_requests.h"
 #include "server/worker/worker_session.h"
 

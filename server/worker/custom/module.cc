@@ -11,8 +11,8 @@
 #include "proto/codec/library.gen.h"
 #include "proto/codec/module.gen.h"
 #include "proto/codec/operations.gen.h"
-#include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
+#include "server/worker/custom/handlers.gen.h"
 #include "server/worker/jit_options.h"
 #include "server/worker/worker_session.h"
 

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "proto/codec/function.gen.h"
-#include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/dispatch/runtime.h"
+#include "server/worker/custom/handlers.gen.h"
 
 namespace cuda_remote::server {
 namespace {

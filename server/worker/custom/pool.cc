@@ -5,9 +5,9 @@
 
 #include "proto/codec/device.gen.h"
 #include "proto/codec/pool.gen.h"
-#include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/dispatch/runtime.h"
+#include "server/worker/custom/handlers.gen.h"
 
 namespace cuda_remote::server {
 namespace {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "proto/codec/operations.gen.h"
-#include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
+#include "server/worker/custom/handlers.gen.h"
 #include "server/worker/snapshot_memory.h"
 #include "server/worker/worker_session.h"
 

@@ -7,7 +7,7 @@
 #include "proto/codec/context.gen.h"
 #include "proto/codec/event.gen.h"
 #include "proto/codec/stream.gen.h"
-#include "server/dispatch/custom.gen.h"
+#include "server/worker/custom/handlers.gen.h"
 #include "server/worker/custom/work.h"
 #include "server/worker/driver_hooks.h"
 #include "server/worker/managed_memory.h"

@@ -10,9 +10,9 @@
 
 #include "proto/codec/texture.gen.h"
 #include "proto/logging/log.h"
-#include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/dispatch/runtime.h"
+#include "server/worker/custom/handlers.gen.h"
 #include "server/worker/worker_session.h"
 
 namespace cuda_remote::server {

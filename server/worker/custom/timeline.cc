@@ -7,7 +7,7 @@
 #include <set>
 
 #include "proto/codec/operations.gen.h"
-#include "server/dispatch/custom.gen.h"
+#include "server/worker/custom/handlers.gen.h"
 #include "server/worker/worker_session.h"
 
 namespace cuda_remote::server {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "proto/codec/virtual.gen.h"
-#include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
+#include "server/worker/custom/handlers.gen.h"
 #include "server/worker/driver_hooks.h"
 #include "server/worker/worker_session.h"
 

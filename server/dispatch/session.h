@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A session on the worker's side: one client's contexts, handles and device memory on this server.
+// What a handler needs of the session that it serves: one client's contexts, handles and device memory on this server.
 //
-// Generated handlers and the hand-written ones in server/worker/custom use nothing of the worker but this class. All
-// handlers run on the executor thread unless they defer (see Deferred), so Session needs no lock for its own state.
-// Everything that came from the client is checked here or in the handler before the driver sees it.
-#ifndef CUDA_REMOTE_SERVER_WORKER_SESSION_H_
-#define CUDA_REMOTE_SERVER_WORKER_SESSION_H_
+// server/worker implements it; nothing in this folder knows how. All handlers run on the executor thread unless they
+// defer (Session::Defer), so implementations need no lock for their own state. Everything that came from the client is
+// checked here or in the handler before the driver sees it.
+#ifndef CUDA_REMOTE_SERVER_DISPATCH_SESSION_H_
+#define CUDA_REMOTE_SERVER_DISPATCH_SESSION_H_
 
 #include <cuda.h>
 
@@ -22,7 +22,7 @@
 
 namespace cuda_remote::server {
 
-class Deferred;
+struct CustomHandlers;
 
 // A request's payload. It may lie in the channel's memory, which the client can write to at any time and fills again
 // once the handler has returned. So there are copies of it, but no pointer that could reach the driver (uploads.h).
@@ -66,6 +66,9 @@ class Session {
   // The real driver's functions. Never null for functions that the loaded driver exports; a missing one is a stub that
   // returns CUDA_ERROR_NOT_SUPPORTED after logging its name.
   virtual const DriverTable& driver() const = 0;
+
+  // The hand-written handlers (custom_handlers.gen.h). No member of the table is null.
+  virtual const CustomHandlers& custom() const = 0;
 
   // Real handle of a live virtual handle of `kind`. False if there is none: answer CUDA_ERROR_INVALID_HANDLE.
   virtual bool Real(Kind kind, uint64_t handle, uint64_t* real) const = 0;
@@ -129,11 +132,11 @@ class Session {
 // A handler executes one call. It decodes and checks, calls the driver, fills `reply`, and returns the call's result.
 using Handler = CUresult (*)(Session& session, const Request& request, ReplyBuilder* reply);
 
-// The handler of a call id or operation; null if the server does not know it. Generated (server/dispatch).
+// The handler of a call id or operation; null if the server does not know it. Generated.
 Handler FindHandler(uint32_t call);
 // The name of a call id or operation, "?" if unknown. Generated.
 const char* CallName(uint32_t call);
 
 }  // namespace cuda_remote::server
 
-#endif  // CUDA_REMOTE_SERVER_WORKER_SESSION_H_
+#endif  // CUDA_REMOTE_SERVER_DISPATCH_SESSION_H_

@@ -13,10 +13,10 @@
 #include "proto/codec/graph.gen.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/codec/wire.h"
-#include "server/dispatch/conditional_bodies.h"
-#include "server/dispatch/custom.gen.h"
-#include "server/dispatch/kernel_parameters.h"
 #include "server/dispatch/runtime.h"
+#include "server/worker/custom/conditional_bodies.h"
+#include "server/worker/custom/handlers.gen.h"
+#include "server/worker/custom/kernel_parameters.h"
 
 namespace cuda_remote::server {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where a kernel's parameters lie in the block that a client sends.
-#ifndef CUDA_REMOTE_SERVER_DISPATCH_KERNEL_PARAMETERS_H_
-#define CUDA_REMOTE_SERVER_DISPATCH_KERNEL_PARAMETERS_H_
+#ifndef CUDA_REMOTE_SERVER_WORKER_CUSTOM_KERNEL_PARAMETERS_H_
+#define CUDA_REMOTE_SERVER_WORKER_CUSTOM_KERNEL_PARAMETERS_H_
 
 #include <cuda.h>
 
@@ -44,4 +44,4 @@ inline bool PointToParameters(const DriverTable& driver, CUfunction function, CU
 
 }  // namespace cuda_remote::server
 
-#endif  // CUDA_REMOTE_SERVER_DISPATCH_KERNEL_PARAMETERS_H_
+#endif  // CUDA_REMOTE_SERVER_WORKER_CUSTOM_KERNEL_PARAMETERS_H_
