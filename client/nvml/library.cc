@@ -13,7 +13,7 @@
 #include <set>
 
 #include "client/nvml/job_server.h"
-#include "client/session/guarded.h"
+#include "proto/threads/mutex.h"
 
 // Only the address of one counts.
 struct nvmlDevice_st {

@@ -10,8 +10,8 @@
 #include <map>
 #include <vector>
 
-#include "client/session/guarded.h"
 #include "proto/frame/handle.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::client {
 

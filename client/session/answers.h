@@ -16,8 +16,8 @@
 #include <string>
 #include <unordered_map>
 
-#include "client/session/guarded.h"
 #include "proto/frame/handle.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::client {
 

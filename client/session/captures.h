@@ -19,8 +19,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "client/session/guarded.h"
 #include "proto/frame/frame.h"
+#include "proto/threads/mutex.h"
 #include "replay/log/log.h"
 
 namespace cuda_remote::client {

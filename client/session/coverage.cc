@@ -5,8 +5,8 @@
 #include <map>
 #include <string>
 
-#include "client/session/guarded.h"
 #include "client/session/log.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::client {
 namespace {

@@ -16,7 +16,7 @@
 #include <cstdint>
 #include <functional>
 
-#include "client/session/guarded.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::client {
 

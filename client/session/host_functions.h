@@ -16,7 +16,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "client/session/guarded.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote {
 class ClientChannel;

@@ -15,7 +15,7 @@
 #include <map>
 #include <set>
 
-#include "client/session/guarded.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::client {
 

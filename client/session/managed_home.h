@@ -19,11 +19,11 @@
 #include <string>
 #include <vector>
 
-#include "client/session/guarded.h"
 #include "client/session/host_arena.h"
 #include "client/session/managed_mirror.h"
 #include "client/session/managed_pages.h"
 #include "client/session/segment_heap.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::client {
 

@@ -32,10 +32,10 @@
 #include <utility>
 #include <vector>
 
-#include "client/session/guarded.h"
 #include "client/session/page_writes.h"
 #include "client/session/transfers.h"
 #include "proto/channel/client_channel.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::client {
 

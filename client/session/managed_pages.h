@@ -39,9 +39,9 @@
 #include <utility>
 #include <vector>
 
-#include "client/session/guarded.h"
 #include "client/session/page_faults.h"
 #include "proto/channel/client_channel.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::client {
 

@@ -8,7 +8,7 @@
 #include <set>
 #include <string>
 
-#include "client/session/guarded.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::client {
 

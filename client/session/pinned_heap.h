@@ -15,9 +15,9 @@
 
 #include <cstdint>
 
-#include "client/session/guarded.h"
 #include "client/session/host_arena.h"
 #include "client/session/segment_heap.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::client {
 

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <unordered_map>
 
-#include "client/session/guarded.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::client {
 

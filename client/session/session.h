@@ -7,7 +7,7 @@
 //
 // Locking: `mutex()` guards what one call changes together: handles, device and host ranges, freed memory, the pools'
 // accounts, the graphs' records and the log. It is held for table look-ups only, never while a call waits for the
-// server. Other parts have locks of their own. Those that guard data are of guarded.h, and the data say which lock they
+// server. Other parts have locks of their own. Those that guard data are of mutex.h, and the data say which lock they
 // need, so that clang finds what is used without it (tests/style). The last ones in the order are those of added_work,
 // driver_execs, event_times, managed_advice, names, primary_contexts, resource_objects and virtual_memory_map: a thread
 // that holds mutex() may take one, and takes no other lock under it.
@@ -34,7 +34,6 @@
 #include "client/session/freed_memory.h"
 #include "client/session/gate.h"
 #include "client/session/graph_records.h"
-#include "client/session/guarded.h"
 #include "client/session/host_arena.h"
 #include "client/session/host_functions.h"
 #include "client/session/managed_advice.h"
@@ -55,6 +54,7 @@
 #include "client/trace/control.h"
 #include "proto/channel/client_channel.h"
 #include "proto/driverabi/graph_memory.h"
+#include "proto/threads/mutex.h"
 #include "replay/handles/handle_table.h"
 #include "replay/handles/live_handles.h"
 #include "replay/log/log.h"

@@ -17,7 +17,7 @@
 
 #include <map>
 
-#include "client/session/guarded.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::client {
 namespace {

@@ -13,7 +13,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "client/session/guarded.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::client {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "client/session/address_map.h"
-#include "client/session/guarded.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::client {
 

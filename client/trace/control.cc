@@ -16,9 +16,9 @@
 #include <algorithm>
 #include <atomic>
 
-#include "client/session/guarded.h"
 #include "client/trace/recorder.h"
 #include "client/trace/trace.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::client::trace {
 namespace {

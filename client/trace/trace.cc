@@ -10,8 +10,8 @@
 #include <cstring>
 #include <new>
 
-#include "client/session/guarded.h"
 #include "client/trace/recorder.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::client::trace {
 namespace {

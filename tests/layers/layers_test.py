@@ -57,6 +57,7 @@ IN_LIBRARY = (
     "proto/driverabi",
     "proto/folder",
     "proto/nvml",
+    "proto/threads",
     "replay/handles",
     "replay/log",
     "client/agent",

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that clang finds a missing lock, with the project's own annotations (client/session/guarded.h).
+"""Tests that clang finds a missing lock, with the project's own annotations (proto/threads/mutex.h).
 
 Usage: annotations_test.py FLAG...    FLAG: clang's, as tidy.bzl has them
 """
@@ -13,7 +13,7 @@ import unittest
 # As in tidy.bzl.
 CLANG = "clang++-14"
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
-CLASSES = """#include "client/session/guarded.h"
+CLASSES = """#include "proto/threads/mutex.h"
 namespace cuda_remote::client {
 class Counter {
  public:
@@ -29,6 +29,18 @@ class Counter {
   void WaitLocked() CR_REQUIRES(own_) {
     while (!done_) changed_.Wait(&own_);
   }
+  void Pause() {
+    MutexLock lock(&own_);
+    done_ = false;
+    lock.Unlock();
+    %s
+    lock.Lock();
+    done_ = true;
+  }
+  void Again() {
+    RecursiveMutexLock lock(&again_);
+    ++depth_;
+  }
   SharedMutex& mutex() CR_RETURNS(mutex_) { return mutex_; }
   int& count() CR_REQUIRES_SHARED(mutex_) { return count_; }
  private:
@@ -38,6 +50,8 @@ class Counter {
   Mutex own_;
   Condition changed_;
   bool done_ CR_GUARDED_BY(own_) = false;
+  RecursiveMutex again_;
+  int depth_ CR_GUARDED_BY(again_) = 0;
 };
 class Log {
  public:
@@ -57,10 +71,10 @@ OUTSIDE = "WriterLock lock(&counter->mutex()); "
 class AnnotationsTest(unittest.TestCase):
     flags = []
 
-    def complaints(self, *parts):
-        """What clang says of the classes with these three bodies."""
+    def complaints(self, writes, looks, uses, pauses=""):
+        """What clang says of the classes with these bodies, of Next, Look, Use and Pause."""
         done = subprocess.run([CLANG, *self.flags, "-std=c++17", "-x", "c++", "-iquote", ROOT, "-"],
-                              input=CLASSES % parts, capture_output=True, text=True, check=False)  # fmt: skip
+                              input=CLASSES % (writes, looks, pauses, uses), capture_output=True, text=True, check=False)  # fmt: skip
         self.assertEqual(done.returncode != 0, "error:" in done.stderr, done.stderr)
         return done.stderr
 
@@ -87,6 +101,9 @@ class AnnotationsTest(unittest.TestCase):
         first, second = "WriterLock one(&counter->mutex()); ", "ReaderLock other(&log->mutex()); "
         self.assertEqual(self.complaints(WRITES, LOOKS, first + second), "")
         self.assertIn("must be acquired before", self.complaints(WRITES, LOOKS, second + first))
+
+    def test_what_is_done_in_a_pause(self):
+        self.assertIn("writing variable 'done_' requires holding mutex 'own_' exclusively", self.complaints(WRITES, LOOKS, "", "done_ = true;"))
 
 
 if __name__ == "__main__":

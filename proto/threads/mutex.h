@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mutexes that clang understands: -Wthread-safety finds accesses to what CR_GUARDED_BY names without its lock, and
-// calls of what CR_REQUIRES names. tests/style checks all of the client library. Other compilers see the standard
-// library's.
+// The project's mutexes, which clang understands: -Wthread-safety finds accesses to what CR_GUARDED_BY names without
+// its lock, and calls of what CR_REQUIRES names. tests/style checks all programs and libraries, and that they use no
+// other mutexes. Compilers other than clang see the standard library's.
 //
 // This header is part of the client library: no abseil, whose annotations these are otherwise.
-#ifndef CUDA_REMOTE_CLIENT_SESSION_GUARDED_H_
-#define CUDA_REMOTE_CLIENT_SESSION_GUARDED_H_
+#ifndef CUDA_REMOTE_PROTO_THREADS_MUTEX_H_
+#define CUDA_REMOTE_PROTO_THREADS_MUTEX_H_
 
 #include <chrono>
 #include <condition_variable>
@@ -20,7 +20,10 @@
 
 // Of a member: only with this mutex held.
 #define CR_GUARDED_BY(mutex) CR_ANNOTATION(guarded_by(mutex))
-// Of a function: its caller holds this mutex. Its name ends in Locked.
+// Of a pointer: what it points to is only used with this mutex held.
+#define CR_PT_GUARDED_BY(mutex) CR_ANNOTATION(pt_guarded_by(mutex))
+// Of a function: its caller holds this mutex. In a class that also has functions which take the mutex themselves, its
+// name ends in Locked.
 #define CR_REQUIRES(mutex) CR_ANNOTATION(requires_capability(mutex))
 // The same, but many may hold it at once: for looking only.
 #define CR_REQUIRES_SHARED(mutex) CR_ANNOTATION(requires_shared_capability(mutex))
@@ -33,7 +36,7 @@
 // Of a function: its caller must not hold this mutex.
 #define CR_EXCLUDES(mutex) CR_ANNOTATION(locks_excluded(mutex))
 
-namespace cuda_remote::client {
+namespace cuda_remote {
 
 // The names of its functions are the standard library's, for std::unique_lock where a lock changes hands; clang does
 // not follow those.
@@ -66,22 +69,61 @@ class Condition {
     lock.release();
     return in_time;
   }
+  bool WaitFor(Mutex* mutex, std::chrono::nanoseconds time) CR_REQUIRES(*mutex) {
+    return WaitUntil(mutex, std::chrono::steady_clock::now() + time);
+  }
+  void NotifyOne() { changed_.notify_one(); }
   void NotifyAll() { changed_.notify_all(); }
 
  private:
   std::condition_variable changed_;
 };
 
-// Holds a mutex while it lives.
+// Holds a mutex while it lives, but for the time between Unlock and Lock.
 class CR_ANNOTATION(scoped_lockable) MutexLock {
  public:
   explicit MutexLock(Mutex* mutex) CR_ANNOTATION(acquire_capability(mutex)) : mutex_(mutex) { mutex_->lock(); }
-  ~MutexLock() CR_ANNOTATION(release_capability()) { mutex_->unlock(); }
+  ~MutexLock() CR_ANNOTATION(release_capability()) {
+    if (held_) mutex_->unlock();
+  }
   MutexLock(const MutexLock&) = delete;
   MutexLock& operator=(const MutexLock&) = delete;
+  void Unlock() CR_ANNOTATION(release_capability()) {
+    mutex_->unlock();
+    held_ = false;
+  }
+  void Lock() CR_ANNOTATION(acquire_capability()) {
+    mutex_->lock();
+    held_ = true;
+  }
 
  private:
   Mutex* const mutex_;
+  bool held_ = true;
+};
+
+// A mutex that a thread which holds it may take again.
+class CR_ANNOTATION(capability("mutex")) RecursiveMutex {
+ public:
+  void Lock() CR_ANNOTATION(acquire_capability()) { mutex_.lock(); }
+  void Unlock() CR_ANNOTATION(release_capability()) { mutex_.unlock(); }
+
+ private:
+  std::recursive_mutex mutex_;
+};
+
+// Holds it while it lives.
+class CR_ANNOTATION(scoped_lockable) RecursiveMutexLock {
+ public:
+  explicit RecursiveMutexLock(RecursiveMutex* mutex) CR_ANNOTATION(acquire_capability(mutex)) : mutex_(mutex) {
+    mutex_->Lock();
+  }
+  ~RecursiveMutexLock() CR_ANNOTATION(release_capability()) { mutex_->Unlock(); }
+  RecursiveMutexLock(const RecursiveMutexLock&) = delete;
+  RecursiveMutexLock& operator=(const RecursiveMutexLock&) = delete;
+
+ private:
+  RecursiveMutex* const mutex_;
 };
 
 // A mutex that one holds to change something, or many to look at it.
@@ -134,6 +176,6 @@ class CR_ANNOTATION(scoped_lockable) ReaderLock {
   SharedMutex* mutex_;
 };
 
-}  // namespace cuda_remote::client
+}  // namespace cuda_remote
 
-#endif  // CUDA_REMOTE_CLIENT_SESSION_GUARDED_H_
+#endif  // CUDA_REMOTE_PROTO_THREADS_MUTEX_H_
