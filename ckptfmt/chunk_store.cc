@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/chunkhash/chunk_hash.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::ckptfmt {
 namespace {
@@ -78,7 +79,7 @@ class ChunkStore::Writer {
     absl::StatusOr<FileRecord> record = file_->Finish();
     file_.reset();
     if (!record.ok()) return record.status();
-    std::lock_guard<std::mutex> lock(store_->mutex_);
+    MutexLock lock(&store_->mutex_);
     store_->files_.push_back(*std::move(record));
     return absl::OkStatus();
   }
@@ -94,7 +95,7 @@ class ChunkStore::Writer {
 ChunkStore::ChunkStore(const OpenedFolder* folder, const ChunkStoreOptions& options)
     : folder_(folder), options_(options) {
   // Held while they start: a thread may fail at once.
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   try {
     for (int i = 0; i < std::max(options.writers, 1); ++i) threads_.emplace_back([this] { Work(); });
   } catch (const std::system_error&) {
@@ -106,43 +107,43 @@ ChunkStore::ChunkStore(const OpenedFolder* folder, const ChunkStoreOptions& opti
 ChunkStore::~ChunkStore() {
   {
     // Whoever goes without Finish does not want the rest.
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (failure_.ok()) failure_ = absl::CancelledError("the image was given up");
+    MutexLock lock(&mutex_);
+    if (failure_.ok()) failure_ = absl::CancelledError("the checkpoint was cancelled");
   }
   Stop();
 }
 
 void ChunkStore::Stop() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     ending_ = true;
   }
-  work_.notify_all();
+  work_.NotifyAll();
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
 }
 
 ChunkStore::Totals ChunkStore::totals() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return totals_;
 }
 
 void ChunkStore::AddKnown(const StoredChunk& chunk) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const Identity identity = {chunk.hash, chunk.keyed, chunk.bytes};
   known_.try_emplace(identity, Known{0, uint32_t(known_chunks_.size())});
   known_chunks_.push_back(chunk);
 }
 
 uint32_t ChunkStore::AddRegion(uint64_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const uint64_t count = ChunkCount(bytes);
   regions_.push_back({bytes, count, std::vector<uint32_t>(size_t(count), kMissing)});
   return uint32_t(regions_.size() - 1);
 }
 
 void ChunkStore::AddPlace(const Hash& place, const StoredChunk& chunk) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   gpu_known_.try_emplace({*chunk.gpu_hash, place, chunk.bytes}, Identity{chunk.hash, chunk.keyed, chunk.bytes});
 }
 
@@ -164,28 +165,28 @@ absl::Status ChunkStore::GiveLocked(uint32_t region, uint64_t index, std::option
 }
 
 absl::Status ChunkStore::Add(uint32_t region, uint64_t index, std::string_view bytes, std::function<void()> done) {
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   std::optional<uint64_t> length = bytes.size();
   absl::Status status = GiveLocked(region, index, &length);
   if (!status.ok()) {
-    lock.unlock();
+    lock.Unlock();
     if (done) done();
     return status;
   }
   given_bytes_ += bytes.size();
   jobs_.push_back({region, index, bytes, std::move(done)});
-  lock.unlock();
-  work_.notify_one();
+  lock.Unlock();
+  work_.NotifyOne();
   return status;
 }
 
 bool ChunkStore::Has(const Hash& place, const GpuHash& gpu_hash, uint64_t bytes) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return gpu_known_.count({gpu_hash, place, uint32_t(bytes)}) != 0;
 }
 
 bool ChunkStore::AddUnread(uint32_t region, uint64_t index, const GpuHash& gpu_hash, const Hash& place_key) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (!failure_.ok() || region >= regions_.size() || index >= regions_[region].numbers.size()) return false;
   std::optional<uint64_t> bytes = ChunkLength(regions_[region].bytes, index);
   const auto found = gpu_known_.find({gpu_hash, place_key, uint32_t(*bytes)});
@@ -198,7 +199,7 @@ bool ChunkStore::AddUnread(uint32_t region, uint64_t index, const GpuHash& gpu_h
 }
 
 absl::Status ChunkStore::AddZeros(uint32_t region, uint64_t index) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   std::optional<uint64_t> bytes;
   if (absl::Status status = GiveLocked(region, index, &bytes); !status.ok()) return status;
   regions_[region].numbers[size_t(index)] = 0;
@@ -218,40 +219,42 @@ uint32_t ChunkStore::UseLocked(Known* known) {
 
 absl::Status ChunkStore::AddCopy(uint32_t region, uint64_t index, std::string_view bytes) {
   {
-    std::unique_lock<std::mutex> lock(mutex_);
-    space_.wait(lock, [this] { return copies_ < kWaiting * std::max<size_t>(threads_.size(), 1); });
+    MutexLock lock(&mutex_);
+    while (copies_ >= kWaiting * std::max<size_t>(threads_.size(), 1)) space_.Wait(&mutex_);
     ++copies_;
   }
   const auto copy = std::make_shared<std::string>(bytes);
   return Add(region, index, *copy, [this, copy] {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(&mutex_);
       --copies_;
     }
-    space_.notify_one();
+    space_.NotifyOne();
   });
 }
 
 void ChunkStore::Hold() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   held_ = true;
 }
 
 void ChunkStore::Release() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   held_ = false;
-  work_.notify_all();
+  work_.NotifyAll();
 }
 
 absl::Status ChunkStore::Wait(const std::function<bool(uint64_t, uint64_t)>& go_on) {
   Release();
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   while (failure_.ok() && done_bytes_ < given_bytes_) {
-    idle_.wait_for(lock, kTellEvery, [this] { return !failure_.ok() || done_bytes_ == given_bytes_; });
+    const auto end = std::chrono::steady_clock::now() + kTellEvery;
+    while (failure_.ok() && done_bytes_ != given_bytes_ && idle_.WaitUntil(&mutex_, end)) {
+    }
     const uint64_t done = done_bytes_, given = given_bytes_;
-    lock.unlock();
+    lock.Unlock();
     if (!go_on(done, given)) return absl::CancelledError("interrupted");
-    lock.lock();
+    lock.Lock();
   }
   return failure_;
 }
@@ -259,6 +262,7 @@ absl::Status ChunkStore::Wait(const std::function<bool(uint64_t, uint64_t)>& go_
 absl::Status ChunkStore::Finish(std::vector<StoredChunk>* chunks, std::vector<std::vector<uint32_t>>* regions,
                                 std::vector<std::string>* data_files, std::vector<FileRecord>* files) {
   Stop();
+  MutexLock lock(&mutex_);
   if (!failure_.ok()) return failure_;
   for (size_t i = 0; i < regions_.size(); ++i) {
     if (regions_[i].missing == 0) continue;
@@ -266,14 +270,14 @@ absl::Status ChunkStore::Finish(std::vector<StoredChunk>* chunks, std::vector<st
         absl::InvalidArgumentError(absl::StrCat(regions_[i].missing, " chunks of region ", i, " were not given"));
     return failure_;
   }
-  Renumber(chunks, data_files);
+  RenumberLocked(chunks, data_files);
   for (RegionChunks& region : regions_) regions->push_back(std::move(region.numbers));
   for (FileRecord& file : files_) files->push_back(std::move(file));
   return absl::OkStatus();
 }
 
 // So that the index is the same whichever thread was first.
-void ChunkStore::Renumber(std::vector<StoredChunk>* chunks, std::vector<std::string>* data_files) {
+void ChunkStore::RenumberLocked(std::vector<StoredChunk>* chunks, std::vector<std::string>* data_files) {
   std::vector<uint32_t> final_numbers(chunks_.size() + 1);  // 0: none yet
   for (RegionChunks& region : regions_) {
     for (uint32_t& number : region.numbers) {
@@ -299,10 +303,10 @@ void ChunkStore::Work() {
   const absl::Status status = WorkUntilDone();
   if (status.ok()) return;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     if (failure_.ok()) failure_ = status;
   }
-  idle_.notify_all();
+  idle_.NotifyAll();
   // Whoever gave the chunks that nobody will write any more may be waiting for their memory.
   for (Job job; TakeJob(&job);) {
     if (job.done) job.done();
@@ -311,8 +315,8 @@ void ChunkStore::Work() {
 
 // False: there is none, and there will be none.
 bool ChunkStore::TakeJob(Job* job) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  work_.wait(lock, [this] { return (!jobs_.empty() && !held_) || ending_; });
+  MutexLock lock(&mutex_);
+  while ((jobs_.empty() || held_) && !ending_) work_.Wait(&mutex_);
   if (jobs_.empty()) return false;
   *job = std::move(jobs_.front());
   jobs_.pop_front();
@@ -325,16 +329,16 @@ absl::Status ChunkStore::WorkUntilDone() {
     const absl::Status status = Store(job, &writer);
     if (job.done) job.done();
     if (!status.ok()) return status;
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     done_bytes_ += job.bytes.size();
-    if (done_bytes_ == given_bytes_) idle_.notify_all();
+    if (done_bytes_ == given_bytes_) idle_.NotifyAll();
   }
   return writer.FinishFile();
 }
 
 absl::Status ChunkStore::Store(const Job& job, Writer* writer) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     if (!failure_.ok()) return failure_;
   }
   StoredChunk stored;
@@ -350,7 +354,7 @@ absl::Status ChunkStore::Store(const Job& job, Writer* writer) {
   stored.bytes = uint32_t(job.bytes.size());
   uint32_t number;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     uint32_t& place = regions_[job.region].numbers[size_t(job.index)];
     if (zero) {
       totals_.zero_bytes += job.bytes.size();
@@ -371,7 +375,7 @@ absl::Status ChunkStore::Store(const Job& job, Writer* writer) {
     chunks_.push_back(stored);
   }
   if (absl::Status status = writer->Write(job.bytes, &stored); !status.ok()) return status;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   chunks_[number - 1] = stored;
   totals_.stored_bytes += stored.stored_bytes;
   return absl::OkStatus();

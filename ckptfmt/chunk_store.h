@@ -9,11 +9,9 @@
 #define CUDA_REMOTE_CKPTFMT_CHUNK_STORE_H_
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -25,6 +23,7 @@
 #include "ckptfmt/compression_choice.h"
 #include "ckptfmt/file.h"
 #include "ckptfmt/index.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::ckptfmt {
 
@@ -143,32 +142,32 @@ class ChunkStore {
   absl::Status WorkUntilDone();
   absl::Status Store(const Job& job, Writer* writer);
   bool TakeJob(Job* job);
-  absl::Status GiveLocked(uint32_t region, uint64_t index, std::optional<uint64_t>* bytes);
-  uint32_t UseLocked(Known* known);
+  absl::Status GiveLocked(uint32_t region, uint64_t index, std::optional<uint64_t>* bytes) CR_REQUIRES(mutex_);
+  uint32_t UseLocked(Known* known) CR_REQUIRES(mutex_);
   void Stop();
-  void Renumber(std::vector<StoredChunk>* chunks, std::vector<std::string>* data_files);
+  void RenumberLocked(std::vector<StoredChunk>* chunks, std::vector<std::string>* data_files) CR_REQUIRES(mutex_);
 
   const OpenedFolder* const folder_;
   const ChunkStoreOptions options_;
   CompressionChoice choice_;
   std::atomic<uint32_t> next_file_{0};
 
-  mutable std::mutex mutex_;
-  std::condition_variable work_;   // there is a job, or the end
-  std::condition_variable space_;  // a copy is done with
-  std::condition_variable idle_;   // all chunks are, or a failure
-  std::deque<Job> jobs_;
-  size_t copies_ = 0;  // of AddCopy, under way
-  uint64_t given_bytes_ = 0, done_bytes_ = 0;
-  bool held_ = false, ending_ = false;
-  absl::Status failure_;
-  std::vector<RegionChunks> regions_;
-  std::unordered_map<Identity, Known, IdentityHash> known_;
-  std::vector<StoredChunk> known_chunks_;
-  std::unordered_map<GpuIdentity, Identity, GpuIdentityHash> gpu_known_;
-  std::vector<StoredChunk> chunks_;  // in the order in which they came
-  std::vector<FileRecord> files_;
-  Totals totals_;
+  mutable Mutex mutex_;
+  Condition work_;   // there is a job, or the end
+  Condition space_;  // a copy is done with
+  Condition idle_;   // all chunks are, or a failure
+  std::deque<Job> jobs_ CR_GUARDED_BY(mutex_);
+  size_t copies_ CR_GUARDED_BY(mutex_) = 0;  // of AddCopy, under way
+  uint64_t given_bytes_ CR_GUARDED_BY(mutex_) = 0, done_bytes_ CR_GUARDED_BY(mutex_) = 0;
+  bool held_ CR_GUARDED_BY(mutex_) = false, ending_ CR_GUARDED_BY(mutex_) = false;
+  absl::Status failure_ CR_GUARDED_BY(mutex_);
+  std::vector<RegionChunks> regions_ CR_GUARDED_BY(mutex_);
+  std::unordered_map<Identity, Known, IdentityHash> known_ CR_GUARDED_BY(mutex_);
+  std::vector<StoredChunk> known_chunks_ CR_GUARDED_BY(mutex_);
+  std::unordered_map<GpuIdentity, Identity, GpuIdentityHash> gpu_known_ CR_GUARDED_BY(mutex_);
+  std::vector<StoredChunk> chunks_ CR_GUARDED_BY(mutex_);  // in the order in which they came
+  std::vector<FileRecord> files_ CR_GUARDED_BY(mutex_);
+  Totals totals_ CR_GUARDED_BY(mutex_);
 
   std::vector<std::thread> threads_;
 };

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ckptfmt/compression_choice.h"
 
+#include "proto/threads/mutex.h"
+
 namespace cuda_remote::ckptfmt {
 namespace {
 
@@ -20,7 +22,7 @@ void CompressionChoice::Mean::Add(double one) {
 }
 
 bool CompressionChoice::Next() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (!wait_.known || wait_.value < kShortWait) return false;
   if (!ratio_.known || ++chunks_ % kSampleEvery == 0) return true;
   return (1 - ratio_.value) * wait_.value > kGain * cost_.value;
@@ -28,14 +30,14 @@ bool CompressionChoice::Next() {
 
 void CompressionChoice::Compressed(uint64_t bytes, uint64_t packed_bytes, double seconds) {
   if (bytes == 0) return;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   ratio_.Add(double(packed_bytes) / double(bytes));
   cost_.Add(seconds / double(bytes));
 }
 
 void CompressionChoice::Waited(uint64_t stored_bytes, double seconds) {
   if (stored_bytes == 0) return;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   wait_.Add(seconds / double(stored_bytes));
 }
 

@@ -5,7 +5,8 @@
 #define CUDA_REMOTE_CKPTFMT_COMPRESSION_CHOICE_H_
 
 #include <cstdint>
-#include <mutex>
+
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::ckptfmt {
 
@@ -25,11 +26,11 @@ class CompressionChoice {
     bool known = false;
     void Add(double one);
   };
-  std::mutex mutex_;
-  uint64_t chunks_ = 0;
-  Mean wait_;   // seconds for a stored byte
-  Mean cost_;   // seconds for a byte to compress
-  Mean ratio_;  // of the compressed bytes
+  Mutex mutex_;
+  uint64_t chunks_ CR_GUARDED_BY(mutex_) = 0;
+  Mean wait_ CR_GUARDED_BY(mutex_);   // seconds for a stored byte
+  Mean cost_ CR_GUARDED_BY(mutex_);   // seconds for a byte to compress
+  Mean ratio_ CR_GUARDED_BY(mutex_);  // of the compressed bytes
 };
 
 }  // namespace cuda_remote::ckptfmt

@@ -12,7 +12,6 @@
 #include <atomic>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -23,6 +22,7 @@
 #include "ckptfmt/folder.h"
 #include "ckptfmt/index.h"
 #include "ckptfmt/manifest.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::ckptfmt {
 namespace {
@@ -306,19 +306,19 @@ absl::Status ImageReader::Verify(const Progress& progress, Files which) const {
   }
   if (absl::Status status = state_->CheckSizes(); !status.ok()) return status;
   std::atomic<size_t> next{0};
-  std::mutex mutex;  // guards the rest
+  Mutex mutex;  // guards the rest
   uint64_t done = 0;
   absl::Status first;  // the damage that is told: that of the first file in the manifest's order
   size_t first_file = files.size();
   const auto work = [&] {
     for (size_t i; (i = next.fetch_add(1)) < files.size();) {
       const absl::Status status = state_->Verify(*files[i], [&](uint64_t bytes) {
-        std::lock_guard<std::mutex> lock(mutex);
+        MutexLock lock(&mutex);
         done += bytes;
         if (progress) progress(done, total);
       });
       if (status.ok()) continue;
-      std::lock_guard<std::mutex> lock(mutex);
+      MutexLock lock(&mutex);
       if (i < first_file) {
         first_file = i;
         first = status;

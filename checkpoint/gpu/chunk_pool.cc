@@ -8,6 +8,7 @@
 
 #include "checkpoint/gpu/parallel.h"
 #include "proto/machine/machine_memory.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -46,13 +47,13 @@ void ChunkPool::Prepare(uint64_t bytes, const std::function<bool()>& cancelled) 
     for (size_t at = 0; at < kSlotBytes; at += kPage) start[at] = 0;
     return !(here && cancelled && cancelled());
   });
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   prepared_ = untouched_ = begun;
   for (size_t slot = prepared_; slot > 0; --slot) ready_.push_back(memory_ + (slot - 1) * kSlotBytes);
 }
 
 uint64_t ChunkPool::free_bytes() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return (ready_.size() + slots_ - untouched_) * kSlotBytes;
 }
 
@@ -66,22 +67,22 @@ char* ChunkPool::TakeLocked() {
 }
 
 char* ChunkPool::TryTake() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return TakeLocked();
 }
 
 char* ChunkPool::Take() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  char* slot = nullptr;
-  given_.wait(lock, [&] { return (slot = TakeLocked()) != nullptr; });
+  MutexLock lock(&mutex_);
+  char* slot;
+  while ((slot = TakeLocked()) == nullptr) given_.Wait(&mutex_);
   return slot;
 }
 
 void ChunkPool::Give(char* slot) {
   // Notified under the lock: whoever has the last slot back may destroy the pool.
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   ready_.push_back(slot);
-  given_.notify_one();
+  given_.NotifyOne();
 }
 
 uint64_t SpareMemory() {

@@ -8,12 +8,12 @@
 #ifndef CUDA_REMOTE_CHECKPOINT_GPU_CHUNK_POOL_H_
 #define CUDA_REMOTE_CHECKPOINT_GPU_CHUNK_POOL_H_
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <vector>
+
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -46,7 +46,7 @@ class ChunkPool {
   void Give(char* slot);
 
  private:
-  char* TakeLocked();
+  char* TakeLocked() CR_REQUIRES(mutex_);
 
   size_t slots_;
   void* mapping_ = nullptr;
@@ -54,10 +54,10 @@ class ChunkPool {
   char* memory_ = nullptr;  // the first slot
   size_t prepared_ = 0;
 
-  mutable std::mutex mutex_;
-  std::condition_variable given_;
-  std::vector<char*> ready_;  // the last one was used last
-  size_t untouched_ = 0;      // slots from this one on have never been used
+  mutable Mutex mutex_;
+  Condition given_;
+  std::vector<char*> ready_ CR_GUARDED_BY(mutex_);  // the last one was used last
+  size_t untouched_ CR_GUARDED_BY(mutex_) = 0;      // slots from this one on have never been used
 };
 
 // How many bytes a pool may have on this machine: half of the memory that is available, also in the control groups of

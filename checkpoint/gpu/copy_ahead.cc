@@ -8,6 +8,7 @@
 #include "checkpoint/gpu/memory_transfer.h"
 #include "proto/codec/codec.h"
 #include "proto/frame/frame.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -160,7 +161,7 @@ bool CopyAhead::Put(const Peeker::Chunk& chunk, const char* bytes) {
     const std::string_view piece(bytes + at, std::min<size_t>(kMaxPayloadBytes, chunk.bytes - at));
     uint64_t oldest = 0;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(&mutex_);
       if (lost_) return false;
       if (open_.size() >= kMostOpen) {
         oldest = open_.front();
@@ -175,7 +176,7 @@ bool CopyAhead::Put(const Peeker::Chunk& chunk, const char* bytes) {
       NoteFailure(why);
       return false;
     }
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     open_.push_back(number);
     put_bytes_ += piece.size();
     if (progress_) progress_();
@@ -184,7 +185,7 @@ bool CopyAhead::Put(const Peeker::Chunk& chunk, const char* bytes) {
 }
 
 void CopyAhead::NoteFailure(const std::string& why) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (!lost_) problem_ = why;
   lost_ = true;
 }
@@ -205,7 +206,7 @@ bool CopyAhead::Finish(std::string* error) {
   while (true) {
     uint64_t oldest = 0;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(&mutex_);
       if (open_.empty()) {
         if (lost_) *error = problem_;
         return !lost_;

@@ -21,7 +21,6 @@
 #include <deque>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,6 +33,7 @@
 #include "ckptfmt/types.h"
 #include "proto/channel/client_channel.h"
 #include "proto/codec/operations.gen.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -62,8 +62,8 @@ class CopyAhead final : public CopySink {
   // It has memory that only the end of a replay makes the job's (KeepBlocks), or that goes.
   bool begun() const { return begun_; }
 
-  // What was sent in all rounds so far. Not while Put may be called, except by `progress`.
-  uint64_t put_bytes() const { return put_bytes_; }
+  // What was sent in all rounds so far. Any thread.
+  uint64_t put_bytes() const { return put_bytes_.load(std::memory_order_relaxed); }
 
   // In the pause, before the replay: drops what the job has freed. False if a session is lost.
   bool DropFreed(ClientChannel* from, std::string* error);
@@ -106,10 +106,10 @@ class CopyAhead final : public CopySink {
   uint64_t kept_bytes_ = 0;
   std::function<void()> progress_;
 
-  std::mutex mutex_;  // of what follows
-  std::deque<uint64_t> open_;
-  uint64_t put_bytes_ = 0;
-  std::string problem_;
+  Mutex mutex_;  // also of calls of progress_
+  std::deque<uint64_t> open_ CR_GUARDED_BY(mutex_);
+  std::atomic<uint64_t> put_bytes_{0};
+  std::string problem_ CR_GUARDED_BY(mutex_);
   std::atomic<bool> lost_{false};
 
   Precopy copies_;

@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <deque>
 #include <map>
-#include <mutex>
 #include <utility>
 
 #include "proto/codec/operations.gen.h"
 #include "proto/driverabi/snapshot_addresses.h"
 #include "proto/frame/handle.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -134,7 +134,7 @@ bool GpuSnapshot::Read(SideRequests* requests, SharedBuffers* shared, ChunkPool*
   bool ok = true;
   SharedBuffers* const attached = Peeker::Attach(requests, shared, &ok, error);
   if (!ok) return false;
-  std::mutex mutex;
+  Mutex mutex;
   std::string problem;
   uint64_t done = 0;
   size_t used = 0;
@@ -143,7 +143,7 @@ bool GpuSnapshot::Read(SideRequests* requests, SharedBuffers* shared, ChunkPool*
       const Chunk& from = chunks_[chunk.number];
       std::string why;
       const bool fine = use(from.region, from.index, slot, from.bytes, &why);
-      std::lock_guard<std::mutex> lock(mutex);
+      MutexLock lock(&mutex);
       if (!fine) problem = why;
       used += fine;
       done += from.bytes;
@@ -151,7 +151,7 @@ bool GpuSnapshot::Read(SideRequests* requests, SharedBuffers* shared, ChunkPool*
     };
     Peeker peeker(requests, attached, pool, use_chunk, Peeker::Captures::kAwait);
     const auto failed = [&] {
-      std::lock_guard<std::mutex> lock(mutex);
+      MutexLock lock(&mutex);
       return !problem.empty();
     };
     for (size_t i = 0; ok && i < chunks_.size() && peeker.refused() == 0 && !failed(); ++i) {

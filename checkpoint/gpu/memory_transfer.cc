@@ -9,12 +9,12 @@
 #include <cstring>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <system_error>
 #include <thread>
 
 #include "proto/codec/codec.h"
 #include "proto/frame/handle.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -147,7 +147,7 @@ class Transfer {
 
   // The first failure is the one that is told.
   void Fail(const std::string& error) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     if (!stopped_) error_ = error;
     stopped_ = true;
   }
@@ -158,7 +158,7 @@ class Transfer {
   }
 
   void Advance(size_t bytes) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     done_ += bytes;
     if (stopped_ || !go_on_ || go_on_(done_, total_)) return;
     error_ = "interrupted";
@@ -183,6 +183,7 @@ class Transfer {
     }
     run(0);
     for (std::thread& thread : threads) thread.join();
+    MutexLock lock(&mutex_);
     if (stopped_) *error = error_;
     return !stopped_;
   }
@@ -197,9 +198,9 @@ class Transfer {
   uint64_t total_ = 0;
   std::atomic<size_t> next_{0};
   std::atomic<bool> stopped_{false};
-  std::mutex mutex_;
-  uint64_t done_ = 0;
-  std::string error_;
+  Mutex mutex_;
+  uint64_t done_ CR_GUARDED_BY(mutex_) = 0;
+  std::string error_ CR_GUARDED_BY(mutex_);
 };
 
 // One thread's part of ReadMemory.
@@ -659,7 +660,7 @@ bool ReadMemory(ClientChannel* channel, const std::vector<Region>& regions, Chun
                 const UseChunk& use, const Continue& go_on, std::string* error, TransferTimes* times,
                 const SkipChunk& skip) {
   Transfer transfer(channel, regions, shared, go_on, skip);
-  std::mutex mutex;
+  Mutex mutex;
   TransferTimes all;
   all.regions = regions.size();
   rusage before{}, after{};
@@ -667,7 +668,7 @@ bool ReadMemory(ClientChannel* channel, const std::vector<Region>& regions, Chun
   const auto share = [&](size_t thread, size_t count) {
     ReadShare mine(&transfer, pool, use, thread, count);
     mine.Run();
-    std::lock_guard<std::mutex> lock(mutex);
+    MutexLock lock(&mutex);
     all.Add(mine.times());
     ++all.threads;
   };

@@ -10,6 +10,7 @@
 #include "ckptfmt/types.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/frame/frame.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -53,10 +54,10 @@ Peeker::~Peeker() {
   std::string ignored;
   while (!flights_.empty()) FinishOne(&ignored);
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     over_ = true;
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
   for (std::thread& thread : threads_) thread.join();
 }
 
@@ -68,8 +69,8 @@ bool Peeker::Add(const Chunk& chunk, char* slot, std::string* error) {
       ok = FinishOne(error);
       continue;
     }
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [this] { return !free_buffers_.empty(); });
+    MutexLock lock(&mutex_);
+    while (free_buffers_.empty()) changed_.Wait(&mutex_);
   }
   const uint64_t piece = shared_ != nullptr ? kChunkBytes : kMaxPayloadBytes;
   for (uint64_t at = 0; ok && at < chunk.bytes; at += piece) {
@@ -142,15 +143,15 @@ bool Peeker::FinishOne(std::string* error) {
   } else if (threads_.empty()) {
     Do(what);
   } else {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     arrived_.push_back(what);
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
   return ok;
 }
 
 bool Peeker::TakeBuffer(size_t* buffer) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (free_buffers_.empty()) return false;
   *buffer = free_buffers_.back();
   free_buffers_.pop_back();
@@ -159,17 +160,17 @@ bool Peeker::TakeBuffer(size_t* buffer) {
 
 void Peeker::GiveBuffer(size_t buffer) {
   if (buffer == kNone) return;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   free_buffers_.push_back(buffer);
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 void Peeker::Work() {
   while (true) {
     Arrived arrived;
     {
-      std::unique_lock<std::mutex> lock(mutex_);
-      changed_.wait(lock, [this] { return over_ || !arrived_.empty(); });
+      MutexLock lock(&mutex_);
+      while (!over_ && arrived_.empty()) changed_.Wait(&mutex_);
       if (arrived_.empty()) return;
       arrived = arrived_.front();
       arrived_.pop_front();

@@ -4,12 +4,10 @@
 #ifndef CUDA_REMOTE_CHECKPOINT_GPU_PEEKER_H_
 #define CUDA_REMOTE_CHECKPOINT_GPU_PEEKER_H_
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,6 +15,7 @@
 #include "checkpoint/gpu/chunk_pool.h"
 #include "checkpoint/gpu/shared_buffers.h"
 #include "checkpoint/gpu/side_requests.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -83,11 +82,11 @@ class Peeker {
   const Captures captures_;
   std::deque<Flight> flights_;
   uint32_t refused_ = 0;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<size_t> free_buffers_;
-  std::deque<Arrived> arrived_;
-  bool over_ = false;
+  Mutex mutex_;
+  Condition changed_;
+  std::vector<size_t> free_buffers_ CR_GUARDED_BY(mutex_);
+  std::deque<Arrived> arrived_ CR_GUARDED_BY(mutex_);
+  bool over_ CR_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };
 

@@ -3,10 +3,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <mutex>
 #include <thread>
 #include <unordered_set>
 #include <utility>
+
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -95,7 +96,7 @@ bool Precopy::Round(SideRequests* requests, SharedBuffers* shared, size_t most_s
   for (const Peeker::Chunk& chunk : wanted) Drop(chunk.address);
   const size_t room = most_slots - std::min(most_slots, copies_.size());
   size_t begun = 0;
-  std::mutex mutex;
+  Mutex mutex;
   {
     Peeker peeker(requests, shared, pool_, [&](const Peeker::Chunk& chunk, char* slot) {
       // Of the copy: the memory may be another one by now.
@@ -106,7 +107,7 @@ bool Precopy::Round(SideRequests* requests, SharedBuffers* shared, size_t most_s
         if (!taken) return;
         slot = nullptr;
       }
-      std::lock_guard<std::mutex> lock(mutex);
+      MutexLock lock(&mutex);
       copies_[chunk.address] = {slot, chunk.bytes, hash};
       times_.copied_bytes += chunk.bytes;
     });

@@ -29,7 +29,7 @@ bool ParsePart(const std::string& text, Part* part, std::string* error) {
       !ranks.empty() && ranks.size() <= 6 && ranks.find_first_not_of("0123456789") == std::string::npos;
   part->ranks = counted ? std::stoi(ranks) : 0;
   if (equals == std::string::npos || equals == 0 || text[0] == '-' || part->ranks < 1 || part->ranks > kMostRanks) {
-    *error = "\"" + text + "\" is no HOST=ADDRESS[/PREFIX][@INTERFACE][:RANKS], such as node7=10.9.0.50:4";
+    *error = "\"" + text + "\" is not a HOST=ADDRESS[/PREFIX][@INTERFACE][:RANKS], such as node7=10.9.0.50:4";
     return false;
   }
   if (text.find(':') != colon) {

@@ -11,6 +11,7 @@
 #include "proto/control/tunnel_message.h"
 #include "proto/logging/log.h"
 #include "proto/ring/spin.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::client {
 uint32_t WantedLanes() {
@@ -36,7 +37,7 @@ RelayLanes::RelayLanes(control::TunnelEnd* end, std::function<std::shared_ptr<gr
 
 RelayLanes::~RelayLanes() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     stop_ = true;
     for (grpc::ClientContext* const context : contexts_) {
       if (context) context->TryCancel();
@@ -52,7 +53,7 @@ void RelayLanes::Serve(size_t index) {
   const std::shared_ptr<grpc::Channel> channel = channel_();
   RelayStream stream(channel.get());
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     if (stop_) stream.Cancel();
     contexts_[index] = stream.context();
   }
@@ -73,7 +74,7 @@ void RelayLanes::Serve(size_t index) {
   stream.Cancel();
   const grpc::Status status = stream.Finish();
   logging::Debug("lane {} ended: {}", index, status.error_message());
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   contexts_[index] = nullptr;
 }
 

@@ -13,12 +13,12 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "proto/control/tunnel_end.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::client {
 
@@ -45,9 +45,9 @@ class RelayLanes {
   const std::string resume_token_;
   const uint64_t number_;
   const bool checked_;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::atomic<bool> stop_{false};
-  std::vector<grpc::ClientContext*> contexts_;  // of the lanes that there are, by index
+  std::vector<grpc::ClientContext*> contexts_ CR_GUARDED_BY(mutex_);  // of the lanes that there are, by index
   std::vector<std::thread> threads_;
 };
 

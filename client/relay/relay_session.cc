@@ -23,6 +23,7 @@
 #include "proto/control/tunnel_message.h"
 #include "proto/logging/log.h"
 #include "proto/nvml/query.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -57,7 +58,7 @@ RelaySession::~RelaySession() {
 }
 
 void RelaySession::Stop(const std::string& reason) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (stop_reason_.empty()) stop_reason_ = reason;
   stopped_.store(true);
   if (end_) end_->End(reason);
@@ -91,7 +92,7 @@ RelaySession::OpenResult RelaySession::Open(std::unique_ptr<RelayStream>* stream
                                             std::string* error) {
   auto opening = std::make_unique<RelayStream>(channel_.get());
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     context_ = opening->context();
   }
   control::TunnelOpen open;
@@ -115,7 +116,7 @@ RelaySession::OpenResult RelaySession::Open(std::unique_ptr<RelayStream>* stream
           "the server's answer has no checksum, or arrived damaged; both sides need the same release of cuda-remote";
       opening->Cancel();
       opening->Finish();
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(&mutex_);
       context_ = nullptr;
       return OpenResult::kTryAgain;
     }
@@ -135,13 +136,13 @@ RelaySession::OpenResult RelaySession::Open(std::unique_ptr<RelayStream>* stream
     *error = "the server sent an answer that cr-relay cannot read";
     opening->Cancel();
     opening->Finish();
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     context_ = nullptr;
     return OpenResult::kRefused;
   }
   const grpc::Status status = opening->Finish();
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     context_ = nullptr;
   }
   *error = control::StatusText(status);
@@ -166,13 +167,14 @@ grpc::Status RelaySession::CallServer(const Work& call) {
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + kQueryTimeout);
   grpc::Status status = grpc::Status::CANCELLED;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
+  const bool stopped = [&] {
+    MutexLock lock(&mutex_);
     if (!stopped_.load()) context_ = &context;
-  }
-  if (context_) status = call(control::Control::NewStub(channel_).get(), &context);
+    return context_ == nullptr;
+  }();
+  if (!stopped) status = call(control::Control::NewStub(channel_).get(), &context);
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     context_ = nullptr;
   }
   return status;
@@ -223,7 +225,7 @@ void RelaySession::WatchClient() {
     const std::string reason =
         status == ChannelStatus::kClosed ? "the client is gone" : "unexpected packet from the client";
     stopped_.store(true);
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     if (stop_reason_.empty()) stop_reason_ = reason;
     end_->End(reason);
     return;
@@ -269,7 +271,7 @@ void RelaySession::Run() {
   std::string body;
   EncodeWelcome(welcome, &body);
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     end_ = std::make_unique<TunnelEnd>(TunnelEnd::Side::kRelay, memory, checked_);
     if (stopped_.load()) end_->End(stop_reason_);
   }
@@ -292,7 +294,7 @@ void RelaySession::Run() {
     stream->Cancel();
     const grpc::Status status = stream->Finish();
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(&mutex_);
       context_ = nullptr;
     }
     stream.reset();

@@ -13,11 +13,11 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "proto/channel/channel_types.h"
 #include "proto/control/tunnel_end.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::client {
 
@@ -62,9 +62,9 @@ class RelaySession {
   uint64_t number_ = 0;  // of the stream that was opened last
   uint32_t lanes_ = 0;   // that it may have
   std::string welcome_;
-  std::mutex mutex_;
-  std::string stop_reason_;
-  grpc::ClientContext* context_ = nullptr;  // of the stream in use
+  Mutex mutex_;
+  std::string stop_reason_ CR_GUARDED_BY(mutex_);
+  grpc::ClientContext* context_ CR_GUARDED_BY(mutex_) = nullptr;  // of the stream in use
   std::atomic<bool> stopped_{false};
   int wake_fd_ = -1;
 };

@@ -24,6 +24,7 @@
 #include "proto/ring/futex.h"
 #include "proto/ring/ring.h"
 #include "proto/ring/turn_lock.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote {
 namespace {
@@ -142,8 +143,8 @@ class ClientChannel::Impl {
     header.flags &= ~uint32_t(kFlagNoReply);
     header.sequence = TakeSequence();
     {
-      std::lock_guard<std::mutex> pending_lock(pending_mutex_);
-      if (!AddPending(header.sequence, header.call, out, out_bytes)) return 0;
+      MutexLock pending_lock(&pending_mutex_);
+      if (!AddPendingLocked(header.sequence, header.call, out, out_bytes)) return 0;
     }
     if (mark) last_marked_.store(header.sequence, std::memory_order_release);
     if (Write(&header, message, payload, false) == ChannelStatus::kOk) {
@@ -152,14 +153,14 @@ class ClientChannel::Impl {
       return header.sequence;
     }
     // The session is over; whoever reads replies will find nothing for this one.
-    std::unique_lock<std::mutex> pending_lock(pending_mutex_);
-    Pending* const pending = Find(header.sequence);
+    MutexLock pending_lock(&pending_mutex_);
+    Pending* const pending = FindLocked(header.sequence);
     while (reader_active_) {
-      pending_lock.unlock();
+      pending_lock.Unlock();
       sched_yield();
-      pending_lock.lock();
+      pending_lock.Lock();
     }
-    Remove(pending);
+    RemoveLocked(pending);
     return 0;
   }
 
@@ -198,11 +199,11 @@ class ClientChannel::Impl {
   }
 
   void Abandon(uint64_t sequence) {
-    std::lock_guard<std::mutex> lock(pending_mutex_);
-    Pending* const pending = Find(sequence);
+    MutexLock lock(&pending_mutex_);
+    Pending* const pending = FindLocked(sequence);
     if (!pending) return;
     if (pending->done || !reader_active_) {
-      Remove(pending);
+      RemoveLocked(pending);
     } else {
       pending->abandoned = true;  // whoever reads may be about to fill it in
     }
@@ -210,8 +211,8 @@ class ClientChannel::Impl {
 
   // `deadline` in ms; -1: none.
   ChannelStatus WaitUntil(uint64_t sequence, int64_t deadline, Reply* reply) {
-    std::unique_lock<std::mutex> lock(pending_mutex_);
-    Pending* const pending = Find(sequence);
+    MutexLock lock(&pending_mutex_);
+    Pending* const pending = FindLocked(sequence);
     if (!pending) return ChannelStatus::kSystemError;
     while (!pending->done) {
       const int left = deadline < 0 ? -1 : int(std::max<int64_t>(0, deadline - NowMs()));
@@ -220,19 +221,19 @@ class ClientChannel::Impl {
         if (state() != ChannelStatus::kOk) break;
         if (left == 0) return ChannelStatus::kTimeout;
         reader_active_ = true;
-        lock.unlock();
+        lock.Unlock();
         ReadUntil(pending, deadline);
-        lock.lock();
-        LeaveReaderRole();
+        lock.Lock();
+        LeaveReaderRoleLocked();
         continue;
       }
       if (left == 0) return ChannelStatus::kTimeout;
       pending->word.store(0, std::memory_order_relaxed);
-      AddWaiter(pending);
-      lock.unlock();
+      AddWaiterLocked(pending);
+      lock.Unlock();
       ring::FutexWait(&pending->word, 0, left, false);
-      lock.lock();
-      RemoveWaiter(pending);
+      lock.Lock();
+      RemoveWaiterLocked(pending);
     }
     ChannelStatus status = state();
     if (pending->done) {
@@ -243,7 +244,7 @@ class ClientChannel::Impl {
       // Both strings keep a buffer, so that nothing is allocated in the long run.
       reply->message.swap(pending->message);
     }
-    Remove(pending);
+    RemoveLocked(pending);
     return status;
   }
 
@@ -297,7 +298,7 @@ class ClientChannel::Impl {
   uint64_t last_marked() const { return last_marked_.load(std::memory_order_acquire); }
   bool alive() const { return state() == ChannelStatus::kOk && !peer_gone_.load(std::memory_order_acquire); }
   std::string end_reason() {
-    std::lock_guard<std::mutex> lock(reason_mutex_);
+    MutexLock lock(&reason_mutex_);
     return reason_;
   }
   const Welcome& welcome() const { return welcome_; }
@@ -438,15 +439,15 @@ class ClientChannel::Impl {
   // -------------------------------------------------------------------------------------------------- replies
 
   void DrainReplies() {
-    std::unique_lock<std::mutex> lock(pending_mutex_);
+    MutexLock lock(&pending_mutex_);
     if (reader_active_) return;
     reader_active_ = true;
-    lock.unlock();
+    lock.Unlock();
     reply_.Resync();
     while (state() == ChannelStatus::kOk && ReadOne() == RingStatus::kOk) {
     }
-    lock.lock();
-    LeaveReaderRole();
+    lock.Lock();
+    LeaveReaderRoleLocked();
   }
 
   // With the reader role. Returns when `mine` is done, the session is over, or it is later than `deadline` (-1: none).
@@ -499,12 +500,12 @@ class ClientChannel::Impl {
 
   // Gives a reply to the request that it answers. Null, or what is wrong with it.
   const char* Deliver(const FrameHeader& header, const char* frame) {
-    std::unique_lock<std::mutex> lock(pending_mutex_);
-    Pending* const pending = Find(header.sequence);
+    MutexLock lock(&pending_mutex_);
+    Pending* const pending = FindLocked(header.sequence);
     // A reply to a former holder of the session, or to one whose Begin failed.
     if (!pending) return nullptr;
     if (pending->done || pending->call != header.call) return "the server's reply does not fit its request";
-    lock.unlock();
+    lock.Unlock();
     // The owner cannot take `pending` away: it waits until done, or until nobody has the reader role.
     if (!pending->begun) {
       pending->begun = true;
@@ -525,10 +526,10 @@ class ClientChannel::Impl {
       pending->received += header.payload_bytes;
     }
     if (header.flags & kFlagMorePayload) return nullptr;
-    lock.lock();
+    lock.Lock();
     pending->done = true;
     if (pending->abandoned) {
-      Remove(pending);
+      RemoveLocked(pending);
     } else if (pending->waiting) {
       Wake(pending);
     }
@@ -537,13 +538,13 @@ class ClientChannel::Impl {
 
   // ------------------------------------------------------------------- table of pending requests, under pending_mutex_
 
-  Pending* Find(uint64_t sequence) {
+  Pending* FindLocked(uint64_t sequence) CR_REQUIRES(pending_mutex_) {
     Pending* pending = buckets_[sequence % kBuckets];
     while (pending && pending->sequence != sequence) pending = pending->next;
     return pending;
   }
 
-  bool AddPending(uint64_t sequence, uint32_t call, void* out, size_t out_bytes) {
+  bool AddPendingLocked(uint64_t sequence, uint32_t call, void* out, size_t out_bytes) CR_REQUIRES(pending_mutex_) {
     Pending* pending = free_;
     if (pending) {
       free_ = pending->next;
@@ -562,7 +563,7 @@ class ClientChannel::Impl {
     return true;
   }
 
-  void Remove(Pending* pending) {
+  void RemoveLocked(Pending* pending) CR_REQUIRES(pending_mutex_) {
     Pending** link = &buckets_[pending->sequence % kBuckets];
     while (*link != pending) link = &(*link)->next;
     *link = pending->next;
@@ -578,7 +579,7 @@ class ClientChannel::Impl {
     }
   }
 
-  void AddWaiter(Pending* pending) {
+  void AddWaiterLocked(Pending* pending) CR_REQUIRES(pending_mutex_) {
     pending->waiting = true;
     pending->waiter_before = nullptr;
     pending->waiter_next = waiters_;
@@ -586,7 +587,7 @@ class ClientChannel::Impl {
     waiters_ = pending;
   }
 
-  void RemoveWaiter(Pending* pending) {
+  void RemoveWaiterLocked(Pending* pending) CR_REQUIRES(pending_mutex_) {
     pending->waiting = false;
     if (pending->waiter_before) {
       pending->waiter_before->waiter_next = pending->waiter_next;
@@ -602,7 +603,7 @@ class ClientChannel::Impl {
   }
 
   // One sleeper takes over; all of them if the session is over.
-  void LeaveReaderRole() {
+  void LeaveReaderRoleLocked() CR_REQUIRES(pending_mutex_) {
     reader_active_ = false;
     const bool all = state() != ChannelStatus::kOk;
     for (Pending* waiter = waiters_; waiter; waiter = waiter->waiter_next) {
@@ -619,7 +620,7 @@ class ClientChannel::Impl {
   ChannelStatus Fail(ChannelStatus status, const char* reason) {
     ChannelStatus expected = ChannelStatus::kOk;
     {
-      std::lock_guard<std::mutex> lock(reason_mutex_);
+      MutexLock lock(&reason_mutex_);
       if (reason_.empty()) reason_ = *reason ? reason : "the connection to the server is closed";
     }
     // What was read from a broken session is not to be trusted, and the server has to know.
@@ -632,7 +633,7 @@ class ClientChannel::Impl {
   // Looks at the socket; true if the peer is gone.
   bool CheckPeer() {
     if (peer_gone_.load(std::memory_order_acquire)) return true;
-    std::lock_guard<std::mutex> lock(reason_mutex_);
+    MutexLock lock(&reason_mutex_);
     Packet packet;
     const ChannelStatus status = ReceivePacket(socket_, &packet, 0);
     if (status == ChannelStatus::kTimeout) return false;
@@ -696,14 +697,14 @@ class ClientChannel::Impl {
   alignas(64) ring::RingReader reply_;  // reader role
   ring::RingReader event_;              // the thread in ReadEvent
 
-  mutable std::mutex pending_mutex_;  // taken under send_mutex_, never the other way round
-  bool reader_active_ = false;
-  Pending* buckets_[kBuckets] = {};
-  Pending* free_ = nullptr;
-  Pending* waiters_ = nullptr;
+  mutable Mutex pending_mutex_;  // taken under send_mutex_, never the other way round
+  bool reader_active_ CR_GUARDED_BY(pending_mutex_) = false;
+  Pending* buckets_[kBuckets] CR_GUARDED_BY(pending_mutex_) = {};
+  Pending* free_ CR_GUARDED_BY(pending_mutex_) = nullptr;
+  Pending* waiters_ CR_GUARDED_BY(pending_mutex_) = nullptr;
 
-  std::mutex reason_mutex_;  // also: one thread at a time reads the socket
-  std::string reason_;
+  Mutex reason_mutex_;  // also: one thread at a time reads the socket
+  std::string reason_ CR_GUARDED_BY(reason_mutex_);
   std::atomic<void (*)(const char*, size_t)> sink_{nullptr};
   std::atomic<void (*)(const char*, size_t)> error_sink_{nullptr};
   const Welcome welcome_;

@@ -13,15 +13,14 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <deque>
 #include <map>
-#include <mutex>
 #include <thread>
 #include <utility>
 
 #include "proto/channel/handshake.h"
 #include "proto/ring/ring.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote {
 namespace {
@@ -109,7 +108,7 @@ class ServerChannel::Impl {
   bool HasNext() { return request_.ReadyAtAll() && !over(); }
 
   uint64_t Hold() {
-    std::lock_guard<std::mutex> lock(hold_mutex_);
+    MutexLock lock(&hold_mutex_);
     Held held;
     held.id = ++last_hold_;
     held.end = request_.position();
@@ -122,7 +121,7 @@ class ServerChannel::Impl {
   }
 
   void Release(uint64_t hold) {
-    std::lock_guard<std::mutex> lock(hold_mutex_);
+    MutexLock lock(&hold_mutex_);
     for (Held& held : held_) {
       if (held.id != hold || held.released) continue;
       held.released = true;
@@ -141,20 +140,21 @@ class ServerChannel::Impl {
   }
 
   ChannelStatus Reply(FrameHeader header, std::string_view message, const std::string_view* pieces, size_t count) {
-    std::lock_guard<std::mutex> lock(reply_mutex_);
+    MutexLock lock(&reply_mutex_);
     return Write(&reply_, header, message, pieces, count);
   }
 
   ChannelStatus Event(FrameHeader header, std::string_view message) {
     if (ring::FrameBytes(message.size(), 0) > event_.max_frame()) return ChannelStatus::kTooLarge;
-    std::lock_guard<std::mutex> lock(event_mutex_);
+    MutexLock lock(&event_mutex_);
     return Write(&event_, header, message, nullptr, 0);
   }
 
   int TakeFd(uint64_t tag, int timeout_ms) {
-    std::unique_lock<std::mutex> lock(fd_mutex_);
-    const auto there = [&] { return fds_.count(tag) != 0 || over(); };
-    if (!fd_arrived_.wait_for(lock, std::chrono::milliseconds(timeout_ms), there)) return -1;
+    MutexLock lock(&fd_mutex_);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+    while (fds_.count(tag) == 0 && !over() && fd_arrived_.WaitUntil(&fd_mutex_, end)) {
+    }
     const auto found = fds_.find(tag);
     if (found == fds_.end()) return -1;
     const int fd = found->second;
@@ -176,7 +176,7 @@ class ServerChannel::Impl {
   }
 
   std::string end_reason() const {
-    std::lock_guard<std::mutex> lock(reason_mutex_);
+    MutexLock lock(&reason_mutex_);
     return reason_;
   }
 
@@ -247,7 +247,7 @@ class ServerChannel::Impl {
       }
       return;
     }
-    std::lock_guard<std::mutex> lock(hold_mutex_);
+    MutexLock lock(&hold_mutex_);
     if (held_.empty()) {
       GiveBack(request_.position());
       return;
@@ -326,14 +326,14 @@ class ServerChannel::Impl {
   // The session is over for every thread. Wakes them.
   void Finish(const std::string& reason) {
     {
-      std::lock_guard<std::mutex> lock(reason_mutex_);
+      MutexLock lock(&reason_mutex_);
       if (reason_.empty()) reason_ = reason;
     }
     {
-      std::lock_guard<std::mutex> lock(fd_mutex_);
+      MutexLock lock(&fd_mutex_);
       over_.store(true, std::memory_order_release);
     }
-    fd_arrived_.notify_all();
+    fd_arrived_.NotifyAll();
     request_.Interrupt();
     reply_.Interrupt();
     event_.Interrupt();
@@ -352,10 +352,10 @@ class ServerChannel::Impl {
       uint64_t tag;
       if (status == ChannelStatus::kOk && packet.type == PacketType::kFd && packet.fd >= 0 &&
           DecodeTag(packet.body, &tag)) {
-        std::unique_lock<std::mutex> lock(fd_mutex_);
+        MutexLock lock(&fd_mutex_);
         if (fds_.size() < kMaxWaitingFds && fds_.emplace(tag, packet.fd).second) {
-          lock.unlock();
-          fd_arrived_.notify_all();
+          lock.Unlock();
+          fd_arrived_.NotifyAll();
           continue;
         }
       }
@@ -372,9 +372,9 @@ class ServerChannel::Impl {
   const int socket_;
   const std::unique_ptr<ring::RingMemory> memory_;
   ring::RingReader request_;  // executor; FreeUntil under hold_mutex_
-  std::mutex reply_mutex_;
+  Mutex reply_mutex_;
   ring::RingWriter reply_;  // reply_mutex_
-  std::mutex event_mutex_;
+  Mutex event_mutex_;
   ring::RingWriter event_;  // event_mutex_
   const std::function<void(const std::string&)> peer_gone_;
   const int stop_fd_;
@@ -386,20 +386,20 @@ class ServerChannel::Impl {
   bool populated_ = false;  // the request ring
   std::string assembled_;
 
-  std::mutex hold_mutex_;
-  std::deque<Held> held_;
+  Mutex hold_mutex_;
+  std::deque<Held> held_ CR_GUARDED_BY(hold_mutex_);
   // How many there are. While there are none, only the executor gives room back.
   std::atomic<size_t> holds_{0};
-  uint64_t last_hold_ = 0;
+  uint64_t last_hold_ CR_GUARDED_BY(hold_mutex_) = 0;
 
-  std::mutex fd_mutex_;
-  std::condition_variable fd_arrived_;
-  std::map<uint64_t, int> fds_;
+  Mutex fd_mutex_;
+  Condition fd_arrived_;
+  std::map<uint64_t, int> fds_ CR_GUARDED_BY(fd_mutex_);
 
   std::atomic<bool> over_{false};
   std::atomic<bool> stopped_{false};
-  mutable std::mutex reason_mutex_;
-  std::string reason_;
+  mutable Mutex reason_mutex_;
+  std::string reason_ CR_GUARDED_BY(reason_mutex_);
 };
 
 ServerChannel::ServerChannel(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

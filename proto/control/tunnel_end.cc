@@ -6,6 +6,8 @@
 #include <thread>
 #include <utility>
 
+#include "proto/threads/mutex.h"
+
 namespace cuda_remote::control {
 namespace {
 
@@ -74,7 +76,7 @@ std::vector<uint64_t> TunnelEnd::received_positions() const {
 }
 
 std::string TunnelEnd::end_reason() const {
-  std::lock_guard<std::mutex> lock(reason_mutex_);
+  MutexLock lock(&reason_mutex_);
   return reason_;
 }
 
@@ -91,7 +93,7 @@ void TunnelEnd::InterruptAll() {
 
 void TunnelEnd::End(const std::string& reason) {
   {
-    std::lock_guard<std::mutex> lock(reason_mutex_);
+    MutexLock lock(&reason_mutex_);
     if (reason_.empty()) reason_ = reason.empty() ? "ended" : reason;
   }
   ended_.store(true, std::memory_order_release);
@@ -104,7 +106,7 @@ void TunnelEnd::Fail(const std::string& reason) {
 }
 
 bool TunnelEnd::Write(TunnelStream* stream, const grpc::ByteBuffer& buffer) {
-  std::lock_guard<std::mutex> lock(write_mutex_);
+  MutexLock lock(&write_mutex_);
   const bool written = stream->Write(buffer);
   written_ns_.store(ring::SpinBudget::Now(), std::memory_order_release);
   return written;
@@ -144,10 +146,10 @@ bool TunnelEnd::Backlog() const {
 
 void TunnelEnd::WakeAcknowledgements() {
   {
-    std::lock_guard<std::mutex> lock(acknowledge_mutex_);
+    MutexLock lock(&acknowledge_mutex_);
     received_ = true;
   }
-  acknowledge_wake_.notify_one();
+  acknowledge_wake_.NotifyOne();
 }
 
 // Acknowledgements ride along with frames; this thread sends them where no frames go, or not soon enough. What the
@@ -155,14 +157,20 @@ void TunnelEnd::WakeAcknowledgements() {
 void TunnelEnd::AcknowledgeLoop(TunnelStream* stream, Writers* writers) {
   while (!writers->stop.load(std::memory_order_acquire)) {
     {
-      std::unique_lock<std::mutex> lock(acknowledge_mutex_);
-      const auto wake = [&] { return received_ || writers->stop.load(std::memory_order_acquire); };
+      MutexLock lock(&acknowledge_mutex_);
+      const auto now = std::chrono::steady_clock::now();
+      auto end = std::chrono::steady_clock::time_point::max();
       if (Backlog()) {
-        acknowledge_wake_.wait_for(lock, std::chrono::milliseconds(kAcknowledgeWaitMs), wake);
+        end = now + std::chrono::milliseconds(kAcknowledgeWaitMs);
       } else if (checked_) {
-        acknowledge_wake_.wait_for(lock, kBeat, wake);
-      } else {
-        acknowledge_wake_.wait(lock, wake);
+        end = now + kBeat;
+      }
+      while (!received_ && !writers->stop.load(std::memory_order_acquire)) {
+        if (end == std::chrono::steady_clock::time_point::max()) {
+          acknowledge_wake_.Wait(&acknowledge_mutex_);
+        } else if (!acknowledge_wake_.WaitUntil(&acknowledge_mutex_, end)) {
+          break;
+        }
       }
       received_ = false;
     }
@@ -181,7 +189,7 @@ void TunnelEnd::KeepAlive(TunnelStream* stream) {
   if (now - written_ns_.load() > std::chrono::nanoseconds(kBeat).count()) Write(stream, Encode(TunnelMessage()));
   if (now - heard_ns_.load() > kDeafNs) stream->Cancel();
   if (lane_count_.load(std::memory_order_relaxed) == 0) return;
-  std::lock_guard<std::mutex> lock(lanes_mutex_);
+  MutexLock lock(&lanes_mutex_);
   for (Lane* const lane : lanes_) {
     const int64_t since = lane->since_ns.load();
     if (since != 0 && now - since > kDeafNs) lane->stream->Cancel();
@@ -306,7 +314,7 @@ const char* TunnelEnd::PutInPlace(In* in, uint64_t position, const ReceivedFrame
   uint64_t bytes = frames.size(), skip = 0;
   char* where;
   {
-    std::lock_guard<std::mutex> lock(in->mutex);
+    MutexLock lock(&in->mutex);
     const uint64_t have = in->position.load();
     if (position < have) {
       // Sent again after a broken stream: what is here already is skipped.
@@ -337,7 +345,7 @@ const char* TunnelEnd::PutInPlace(In* in, uint64_t position, const ReceivedFrame
   frames.CopyTo(skip, where);
   uint64_t count;
   if (!ring::WholeFrames(where, bytes, &count)) return "a batch that does not consist of whole frames";
-  std::lock_guard<std::mutex> lock(in->mutex);
+  MutexLock lock(&in->mutex);
   in->pieces.find(position)->second.placed = true;
   uint64_t whole = in->position.load();
   for (auto first = in->pieces.begin(); first != in->pieces.end() && first->first == whole && first->second.placed;) {
@@ -356,7 +364,7 @@ void TunnelEnd::Damaged() {
   damaged_.fetch_add(1);
   uint64_t here = 0;
   for (const auto& in : in_) here += in->position.load();
-  std::lock_guard<std::mutex> lock(damage_mutex_);
+  MutexLock lock(&damage_mutex_);
   damage_in_a_row_ = here == damage_at_ ? damage_in_a_row_ + 1 : 1;
   damage_at_ = here;
   if (damage_in_a_row_ >= kMostDamaged)
@@ -376,6 +384,7 @@ bool TunnelEnd::Place(const grpc::ByteBuffer& buffer, Arrivals* arrivals, bool l
     error = "not a tunnel message";
   } else if (Receive(message, frames, lane, &error) && !message.end.empty()) {
     AwaitLanes(message.position);
+    MutexLock lock(&arrivals->mutex);
     arrivals->reason = message.end;
     arrivals->outcome = Outcome::kPeerEnded;
     return false;
@@ -414,7 +423,7 @@ void TunnelEnd::ReadLoop(TunnelStream* stream, Arrivals* arrivals, Lane* lane) {
     }
     bool hand_over;
     {
-      std::lock_guard<std::mutex> lock(arrivals->mutex);
+      MutexLock lock(&arrivals->mutex);
       if (arrivals->ended) return;
       hand_over = buffer.Length() >= kLongMessage || arrivals->busy || !arrivals->waiting.empty();
       if (hand_over) {
@@ -425,7 +434,7 @@ void TunnelEnd::ReadLoop(TunnelStream* stream, Arrivals* arrivals, Lane* lane) {
     }
     if (most > room) return Fail("the other end sent more frames than there is room for");
     if (hand_over) {
-      arrivals->changed.notify_one();
+      arrivals->changed.NotifyOne();
       buffer = grpc::ByteBuffer();
     } else {
       const int64_t arrived_ns = ring::SpinBudget::Now();
@@ -436,21 +445,21 @@ void TunnelEnd::ReadLoop(TunnelStream* stream, Arrivals* arrivals, Lane* lane) {
 }
 
 void TunnelEnd::PlaceLoop(TunnelStream* stream, Arrivals* arrivals, Lane* lane) {
-  std::unique_lock<std::mutex> lock(arrivals->mutex);
+  MutexLock lock(&arrivals->mutex);
   while (true) {
-    arrivals->changed.wait(lock, [arrivals] { return arrivals->over || !arrivals->waiting.empty(); });
+    while (!arrivals->over && arrivals->waiting.empty()) arrivals->changed.Wait(&arrivals->mutex);
     if (arrivals->waiting.empty()) return;
     const grpc::ByteBuffer buffer = arrivals->waiting.front();
     arrivals->waiting.pop_front();
     arrivals->waiting_bytes -= buffer.Length();
     arrivals->busy = true;
-    lock.unlock();
+    lock.Unlock();
     const bool more = Place(buffer, arrivals, lane != nullptr);
-    lock.lock();
+    lock.Lock();
     arrivals->busy = false;
     if (more) continue;
     arrivals->ended = true;
-    lock.unlock();
+    lock.Unlock();
     // The reader may be waiting for a message that will not come, or that nobody has announced yet.
     stream->Cancel();
     if (lane) EndLane(lane);
@@ -479,12 +488,12 @@ TunnelEnd::Outcome TunnelEnd::Run(TunnelStream* stream, const std::vector<uint64
   // What was acknowledged over a stream that then broke may not have arrived.
   for (const auto& in : in_) {
     in->acknowledged.store(0);
-    std::lock_guard<std::mutex> lock(in->mutex);
+    MutexLock lock(&in->mutex);
     in->pieces.clear();  // come again
   }
   takes_lanes_.store(number != 0);
   {
-    std::lock_guard<std::mutex> lock(lanes_mutex_);
+    MutexLock lock(&lanes_mutex_);
     run_ = number;
     main_ = stream;
     counts_due_.store(false);
@@ -493,7 +502,7 @@ TunnelEnd::Outcome TunnelEnd::Run(TunnelStream* stream, const std::vector<uint64
       announced_[i].store(0);
     }
   }
-  lanes_changed_.notify_all();
+  lanes_changed_.NotifyAll();
 
   heard_ns_.store(ring::SpinBudget::Now());
   Writers writers;
@@ -508,10 +517,10 @@ TunnelEnd::Outcome TunnelEnd::Run(TunnelStream* stream, const std::vector<uint64
   ReadLoop(stream, &arrivals, nullptr);
   stream->DoneReading();
   {
-    std::lock_guard<std::mutex> lock(arrivals.mutex);
+    MutexLock lock(&arrivals.mutex);
     arrivals.over = true;
   }
-  arrivals.changed.notify_all();
+  arrivals.changed.NotifyAll();
   placer.join();
   EndLanes();
   writers.stop.store(true, std::memory_order_release);
@@ -522,9 +531,12 @@ TunnelEnd::Outcome TunnelEnd::Run(TunnelStream* stream, const std::vector<uint64
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (writers.present.load() > 0) stream->Cancel();
   for (std::thread& thread : threads) thread.join();
-  if (arrivals.outcome == Outcome::kPeerEnded) {
-    *reason = arrivals.reason;
-    return arrivals.outcome;
+  {
+    MutexLock lock(&arrivals.mutex);
+    if (arrivals.outcome == Outcome::kPeerEnded) {
+      *reason = arrivals.reason;
+      return arrivals.outcome;
+    }
   }
   if (failed_.load()) {
     *reason = end_reason();

@@ -33,16 +33,15 @@
 #include <grpcpp/support/byte_buffer.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "proto/control/tunnel_message.h"
 #include "proto/ring/ring.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::control {
 
@@ -119,8 +118,8 @@ class TunnelEnd {
       uint64_t end;
       bool placed;
     };
-    std::mutex mutex;  // also for `writer`
-    std::map<uint64_t, Piece> pieces;
+    Mutex mutex;  // also for `writer`
+    std::map<uint64_t, Piece> pieces CR_GUARDED_BY(mutex);
   };
   // Frames on their way to a lane.
   struct Batch {
@@ -132,15 +131,15 @@ class TunnelEnd {
     Lane(TunnelStream* lane_stream, uint32_t lane_index) : stream(lane_stream), index(lane_index) {}
     TunnelStream* const stream;
     const uint32_t index;
-    std::condition_variable changed;  // with lanes_mutex_
-    std::deque<Batch> waiting;        // lanes_mutex_
-    size_t load = 0;                  // lanes_mutex_: batches that wait or are being written
-    bool over = false;                // lanes_mutex_
-    std::atomic<bool> awake{false};   // something waits, or it is over
-    ring::SpinBudget spin;            // the writing thread's
+    Condition changed;               // with lanes_mutex_
+    std::deque<Batch> waiting;       // lanes_mutex_
+    size_t load = 0;                 // lanes_mutex_: batches that wait or are being written
+    bool over = false;               // lanes_mutex_
+    std::atomic<bool> awake{false};  // something waits, or it is over
+    ring::SpinBudget spin;           // the writing thread's
     // The reading thread's.
-    std::condition_variable arriving;  // with lanes_mutex_
-    uint64_t read = 0;                 // messages
+    Condition arriving;  // with lanes_mutex_
+    uint64_t read = 0;   // messages
     ring::SpinBudget arriving_spin;
     std::atomic<int64_t> since_ns{0};  // when the reading thread began to read a message that is there; 0: it does not
   };
@@ -153,15 +152,15 @@ class TunnelEnd {
   };
   // Messages that were read, on their way into the rings.
   struct Arrivals {
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::deque<grpc::ByteBuffer> waiting;
-    uint64_t waiting_bytes = 0;
-    bool busy = false;   // one is being placed
-    bool over = false;   // no more will come
-    bool ended = false;  // placed the other end's last, or one that broke the rules
-    Outcome outcome = Outcome::kBroken;
-    std::string reason;
+    Mutex mutex;
+    Condition changed;
+    std::deque<grpc::ByteBuffer> waiting CR_GUARDED_BY(mutex);
+    uint64_t waiting_bytes CR_GUARDED_BY(mutex) = 0;
+    bool busy CR_GUARDED_BY(mutex) = false;   // one is being placed
+    bool over CR_GUARDED_BY(mutex) = false;   // no more will come
+    bool ended CR_GUARDED_BY(mutex) = false;  // placed the other end's last, or one that broke the rules
+    Outcome outcome CR_GUARDED_BY(mutex) = Outcome::kBroken;
+    std::string reason CR_GUARDED_BY(mutex);
   };
   void SendLoop(Out* out, TunnelStream* stream, Writers* writers);
   // Reads the stream, or the lane, to its end; what it was goes to `arrivals`.
@@ -216,34 +215,36 @@ class TunnelEnd {
   const bool checked_;
   std::atomic<uint64_t> damaged_{0};
   std::atomic<int64_t> heard_ns_{0};  // when the last message of the stream arrived
-  std::mutex damage_mutex_;
-  uint64_t damage_at_ = 0;        // damage_mutex_: how far everything had come when a message was damaged last,
-  unsigned damage_in_a_row_ = 0;  // and how many were damaged there
+  Mutex damage_mutex_;
+  uint64_t damage_at_ CR_GUARDED_BY(damage_mutex_) =
+      0;  // damage_mutex_: how far everything had come when a message was damaged last,
+  unsigned damage_in_a_row_ CR_GUARDED_BY(damage_mutex_) = 0;  // and how many were damaged there
   std::vector<std::unique_ptr<Out>> out_;
   std::vector<std::unique_ptr<In>> in_;
-  std::mutex write_mutex_;
+  Mutex write_mutex_;
   std::atomic<int64_t> written_ns_{0};  // when the last message was written
   // The reading thread's.
   ring::SpinBudget answer_;
   int64_t answer_missed_ns_ = 0;
-  std::mutex acknowledge_mutex_;
-  std::condition_variable acknowledge_wake_;
-  bool received_ = false;  // acknowledge_mutex_: something arrived since the acknowledging thread last looked
-  std::mutex lanes_mutex_;
-  std::condition_variable lanes_changed_;
-  uint64_t run_ = 0;  // the number of the run that takes lanes; the following are its
-  TunnelStream* main_ = nullptr;
-  std::vector<Lane*> lanes_;
-  uint64_t given_[kMostLanes] = {};                   // messages to each lane
-  std::atomic<uint64_t> announced_[kMostLanes] = {};  // messages from each, by the other end's word
-  std::atomic<bool> counts_due_{false};               // the other end does not know all of given_
-  std::atomic<int> lane_count_{0};                    // how many, for a look without the lock
+  Mutex acknowledge_mutex_;
+  Condition acknowledge_wake_;
+  bool received_ CR_GUARDED_BY(acknowledge_mutex_) =
+      false;  // acknowledge_mutex_: something arrived since the acknowledging thread last looked
+  Mutex lanes_mutex_;
+  Condition lanes_changed_;
+  uint64_t run_ CR_GUARDED_BY(lanes_mutex_) = 0;  // the number of the run that takes lanes; the following are its
+  TunnelStream* main_ CR_GUARDED_BY(lanes_mutex_) = nullptr;
+  std::vector<Lane*> lanes_ CR_GUARDED_BY(lanes_mutex_);
+  uint64_t given_[kMostLanes] CR_GUARDED_BY(lanes_mutex_) = {};  // messages to each lane
+  std::atomic<uint64_t> announced_[kMostLanes] = {};             // messages from each, by the other end's word
+  std::atomic<bool> counts_due_{false};                          // the other end does not know all of given_
+  std::atomic<int> lane_count_{0};                               // how many, for a look without the lock
   std::atomic<bool> takes_lanes_{false};
   std::atomic<uint64_t> bulk_bytes_{0};
   std::atomic<bool> ended_{false};
   std::atomic<bool> failed_{false};
-  mutable std::mutex reason_mutex_;
-  std::string reason_;
+  mutable Mutex reason_mutex_;
+  std::string reason_ CR_GUARDED_BY(reason_mutex_);
 };
 
 }  // namespace cuda_remote::control

@@ -8,6 +8,7 @@
 
 #include "proto/codec/wire.h"
 #include "proto/control/tunnel_end.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::control {
 namespace {
@@ -30,19 +31,19 @@ void TunnelEnd::CountBulk(uint64_t bytes) {
 }
 
 void TunnelEnd::WakeWaiting() {
-  { std::lock_guard<std::mutex> lock(lanes_mutex_); }
-  lanes_changed_.notify_all();
+  { MutexLock lock(&lanes_mutex_); }
+  lanes_changed_.NotifyAll();
 }
 
 bool TunnelEnd::AwaitBulk(const std::atomic<bool>* stop) {
-  std::unique_lock<std::mutex> lock(lanes_mutex_);
-  lanes_changed_.wait(lock, [&] { return stop->load() || bulk_bytes_.load() >= kBulkBytes; });
+  MutexLock lock(&lanes_mutex_);
+  while (!stop->load() && bulk_bytes_.load() < kBulkBytes) lanes_changed_.Wait(&lanes_mutex_);
   return !stop->load();
 }
 
 bool TunnelEnd::Dispatch(const Batch& batch) {
   if (lane_count_.load(std::memory_order_relaxed) == 0) return false;
-  std::lock_guard<std::mutex> lock(lanes_mutex_);
+  MutexLock lock(&lanes_mutex_);
   Lane* chosen = nullptr;
   for (Lane* const lane : lanes_) {
     if (!lane->over && lane->load < kMostLoad && (!chosen || lane->load < chosen->load)) chosen = lane;
@@ -54,7 +55,7 @@ bool TunnelEnd::Dispatch(const Batch& batch) {
   counts_due_.store(true, std::memory_order_relaxed);
   chosen->awake.store(true, std::memory_order_release);
   // Under the lock: the lane lives as long as it is in the list.
-  chosen->changed.notify_one();
+  chosen->changed.NotifyOne();
   return true;
 }
 
@@ -63,13 +64,13 @@ void TunnelEnd::LaneLoop(Lane* lane) {
     // A busy lane's next batch comes soon: waking up would take longer.
     if (!lane->spin.Spin([lane] { return lane->awake.load(std::memory_order_acquire); })) {
       const int64_t start = ring::SpinBudget::Now();
-      std::unique_lock<std::mutex> lock(lanes_mutex_);
-      lane->changed.wait(lock, [lane] { return lane->awake.load(std::memory_order_relaxed); });
+      MutexLock lock(&lanes_mutex_);
+      while (!lane->awake.load(std::memory_order_relaxed)) lane->changed.Wait(&lanes_mutex_);
       lane->spin.Slept(ring::SpinBudget::Now() - start);
     }
     Batch batch;
     {
-      std::lock_guard<std::mutex> lock(lanes_mutex_);
+      MutexLock lock(&lanes_mutex_);
       if (lane->over) return;
       if (lane->waiting.empty()) {
         lane->awake.store(false, std::memory_order_relaxed);
@@ -79,11 +80,11 @@ void TunnelEnd::LaneLoop(Lane* lane) {
       lane->waiting.pop_front();
     }
     const bool written = lane->stream->Write(Encode(batch, TunnelMessage()));
-    std::lock_guard<std::mutex> lock(lanes_mutex_);
+    MutexLock lock(&lanes_mutex_);
     if (!written) {
       // The batch is sent again over the next stream: with any of its lanes this one breaks.
       lane->over = true;
-      lane->arriving.notify_one();
+      lane->arriving.NotifyOne();
       lane->stream->Cancel();
       return;
     }
@@ -95,8 +96,8 @@ bool TunnelEnd::AwaitArrival(Lane* lane) {
   const auto arriving = [this, lane] { return lane->read < announced_[lane->index].load(std::memory_order_acquire); };
   if (!lane->arriving_spin.Spin(arriving)) {
     const int64_t start = ring::SpinBudget::Now();
-    std::unique_lock<std::mutex> lock(lanes_mutex_);
-    lane->arriving.wait(lock, [&] { return lane->over || arriving(); });
+    MutexLock lock(&lanes_mutex_);
+    while (!lane->over && !arriving()) lane->arriving.Wait(&lanes_mutex_);
     lane->arriving_spin.Slept(ring::SpinBudget::Now() - start);
     if (lane->over) return false;
   }
@@ -106,22 +107,22 @@ bool TunnelEnd::AwaitArrival(Lane* lane) {
 }
 
 void TunnelEnd::EndLane(Lane* lane) {
-  std::lock_guard<std::mutex> lock(lanes_mutex_);
+  MutexLock lock(&lanes_mutex_);
   lane->over = true;
-  lane->arriving.notify_one();
+  lane->arriving.NotifyOne();
 }
 
 std::string TunnelEnd::TakeCounts() {
   std::string counts;
   if (!counts_due_.load(std::memory_order_relaxed)) return counts;
-  std::lock_guard<std::mutex> lock(lanes_mutex_);
+  MutexLock lock(&lanes_mutex_);
   counts_due_.store(false, std::memory_order_relaxed);
   for (const uint64_t given : given_) wire::PutVarint(&counts, given);
   return counts;
 }
 
 bool TunnelEnd::LearnCounts(const std::string& counts) {
-  std::lock_guard<std::mutex> lock(lanes_mutex_);
+  MutexLock lock(&lanes_mutex_);
   size_t at = 0;
   for (uint32_t i = 0; i < kMostLanes && at < counts.size(); ++i) {
     uint64_t count = 0;
@@ -134,15 +135,17 @@ bool TunnelEnd::LearnCounts(const std::string& counts) {
     if (count < announced_[i].load(std::memory_order_relaxed)) return false;
     announced_[i].store(count, std::memory_order_release);
   }
-  for (Lane* const lane : lanes_) lane->arriving.notify_one();
+  for (Lane* const lane : lanes_) lane->arriving.NotifyOne();
   return at == counts.size();
 }
 
 bool TunnelEnd::RunLane(TunnelStream* stream, uint64_t number, uint32_t index) {
   Lane lane(stream, index);
   {
-    std::unique_lock<std::mutex> lock(lanes_mutex_);
-    lanes_changed_.wait_for(lock, kRunWait, [&] { return run_ == number || ended(); });
+    MutexLock lock(&lanes_mutex_);
+    const auto end = std::chrono::steady_clock::now() + kRunWait;
+    while (run_ != number && !ended() && lanes_changed_.WaitUntil(&lanes_mutex_, end)) {
+    }
     if (run_ != number || number == 0 || index >= kMostLanes) return false;
     for (const Lane* const other : lanes_) {
       if (other->index == index) return false;
@@ -156,39 +159,39 @@ bool TunnelEnd::RunLane(TunnelStream* stream, uint64_t number, uint32_t index) {
   ReadLoop(stream, &arrivals, &lane);
   stream->DoneReading();
   {
-    std::lock_guard<std::mutex> lock(arrivals.mutex);
+    MutexLock lock(&arrivals.mutex);
     arrivals.over = true;
   }
-  arrivals.changed.notify_all();
+  arrivals.changed.NotifyAll();
   placer.join();
   {
-    std::lock_guard<std::mutex> lock(lanes_mutex_);
+    MutexLock lock(&lanes_mutex_);
     lane.over = true;
     lane.awake.store(true, std::memory_order_release);
-    lane.changed.notify_one();
+    lane.changed.NotifyOne();
     if (run_ == number) main_->Cancel();
   }
   // The writer may be stuck in a connection that does not move.
   stream->Cancel();
   writer.join();
   {
-    std::lock_guard<std::mutex> lock(lanes_mutex_);
+    MutexLock lock(&lanes_mutex_);
     lanes_.erase(std::find(lanes_.begin(), lanes_.end(), &lane));
     lane_count_.store(int(lanes_.size()), std::memory_order_relaxed);
-    lanes_changed_.notify_all();
+    lanes_changed_.NotifyAll();
   }
   return true;
 }
 
 void TunnelEnd::EndLanes() {
-  std::unique_lock<std::mutex> lock(lanes_mutex_);
+  MutexLock lock(&lanes_mutex_);
   run_ = 0;
   for (Lane* const lane : lanes_) {
     lane->over = true;
-    lane->arriving.notify_one();
+    lane->arriving.NotifyOne();
     lane->stream->Cancel();
   }
-  lanes_changed_.wait(lock, [this] { return lanes_.empty(); });
+  while (!lanes_.empty()) lanes_changed_.Wait(&lanes_mutex_);
   main_ = nullptr;
 }
 

@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
-#include <shared_mutex>
 #include <utility>
 #include <vector>
+
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::driverabi {
 namespace {
@@ -19,8 +19,8 @@ struct Value {
 };
 
 struct Storage {
-  std::shared_mutex mutex;
-  std::map<std::pair<CUcontext, void*>, Value, std::less<>> values;
+  SharedMutex mutex;
+  std::map<std::pair<CUcontext, void*>, Value, std::less<>> values CR_GUARDED_BY(mutex);
   // Changes with every Put, Delete and destroyed context; a thread's remembered answer is good while it stands still.
   std::atomic<uint64_t> generation{1};
 };
@@ -43,7 +43,7 @@ thread_local Remembered t_last;
 
 CUresult StoragePut(CUcontext context, void* key, void* value, StorageDestructor destructor) {
   Storage& storage = TheStorage();
-  std::unique_lock<std::shared_mutex> lock(storage.mutex);
+  WriterLock lock(&storage.mutex);
   if (!storage.values.emplace(std::make_pair(context, key), Value{value, destructor}).second) {
     return CUDA_ERROR_INVALID_HANDLE;
   }
@@ -59,7 +59,7 @@ CUresult StorageGet(CUcontext context, void* key, void** value) {
     *value = last.value;
     return CUDA_SUCCESS;
   }
-  std::shared_lock<std::shared_mutex> lock(storage.mutex);
+  ReaderLock lock(&storage.mutex);
   const auto it = storage.values.find(std::make_pair(context, key));
   if (it == storage.values.end()) return CUDA_ERROR_INVALID_HANDLE;
   last = {storage.generation.load(std::memory_order_relaxed), context, key, it->second.value};
@@ -69,7 +69,7 @@ CUresult StorageGet(CUcontext context, void* key, void** value) {
 
 CUresult StorageDelete(CUcontext context, void* key) {
   Storage& storage = TheStorage();
-  std::unique_lock<std::shared_mutex> lock(storage.mutex);
+  WriterLock lock(&storage.mutex);
   if (storage.values.erase(std::make_pair(context, key)) == 0) return CUDA_ERROR_INVALID_HANDLE;
   storage.generation.fetch_add(1, std::memory_order_release);
   return CUDA_SUCCESS;
@@ -79,7 +79,7 @@ void StorageContextDestroyed(CUcontext context) {
   Storage& storage = TheStorage();
   std::vector<std::pair<void*, Value>> doomed;
   {
-    std::unique_lock<std::shared_mutex> lock(storage.mutex);
+    WriterLock lock(&storage.mutex);
     auto it = storage.values.lower_bound(std::make_pair(context, static_cast<void*>(nullptr)));
     while (it != storage.values.end() && it->first.first == context) {
       doomed.emplace_back(it->first.second, it->second);

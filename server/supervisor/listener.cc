@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "proto/logging/log.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -116,7 +117,7 @@ bool Listener::Listen(const std::string& address, std::string* error) {
 }
 
 void Listener::SetAllowed(std::optional<AddressList> allowed) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   allowed_ = std::move(allowed);
 }
 
@@ -137,7 +138,7 @@ void Listener::Stop() {
 }
 
 void Listener::Proven(const IpAddress& address, uint16_t port) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   for (Connection& connection : connections_) {
     if (connection.port == port && connection.address == address) connection.proven = true;
   }
@@ -194,7 +195,7 @@ void Listener::Accept(int listen_fd) {
         fstat(fd, &facts) == 0;
     if (!known) why = "its address is not known";
     if (why.empty()) {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(&mutex_);
       why = Refusal(connection.address);
       if (!why.empty()) {
         Sweep();  // some may be closed by now

@@ -17,12 +17,12 @@
 
 #include <functional>
 #include <list>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "proto/threads/mutex.h"
 #include "server/supervisor/address_list.h"
 #include "server/supervisor/log_limit.h"
 
@@ -63,10 +63,10 @@ class Listener {
   };
   void Loop();
   void Accept(int listen_fd);
-  // Why a connection from there is turned away; empty: it is not. With mutex_ held.
-  std::string Refusal(const IpAddress& address);
-  // Forgets connections that are closed. With mutex_ held.
-  void Sweep();
+  // Why a connection from there is turned away; empty: it is not.
+  std::string Refusal(const IpAddress& address) CR_REQUIRES(mutex_);
+  // Forgets connections that are closed.
+  void Sweep() CR_REQUIRES(mutex_);
 
   std::vector<int> listen_fds_;
   int port_ = 0;
@@ -76,9 +76,9 @@ class Listener {
   std::thread thread_;
   LogLimit refused_log_, failed_log_;  // the thread's
 
-  std::mutex mutex_;
-  std::optional<AddressList> allowed_;
-  std::list<Connection> connections_;
+  Mutex mutex_;
+  std::optional<AddressList> allowed_ CR_GUARDED_BY(mutex_);
+  std::list<Connection> connections_ CR_GUARDED_BY(mutex_);
 };
 
 }  // namespace cuda_remote::server

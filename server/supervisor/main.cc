@@ -18,7 +18,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -30,6 +29,7 @@
 #include "proto/folder/private_folder.h"
 #include "proto/frame/version.h"
 #include "proto/logging/log.h"
+#include "proto/threads/mutex.h"
 #include "server/supervisor/control_service.h"
 #include "server/supervisor/identity.h"
 #include "server/supervisor/init_tls.h"
@@ -104,23 +104,23 @@ int MostThreads(const Policy& policy) {
 class LastGrpcError {
  public:
   void Set(const char* line) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     line_ = line;
   }
   std::string Get() {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     return line_;
   }
   // Whether a line may be written.
   bool Allow(std::string* more) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     return limit_.Allow(more);
   }
 
  private:
-  std::mutex mutex_;
-  std::string line_ = "gRPC does not say why";
-  LogLimit limit_;
+  Mutex mutex_;
+  std::string line_ CR_GUARDED_BY(mutex_) = "gRPC does not say why";
+  LogLimit limit_ CR_GUARDED_BY(mutex_);
 };
 LastGrpcError g_last_grpc_error;
 

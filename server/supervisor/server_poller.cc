@@ -5,6 +5,8 @@
 
 #include <chrono>
 
+#include "proto/threads/mutex.h"
+
 namespace cuda_remote::server {
 namespace {
 
@@ -23,12 +25,12 @@ void ServerPoller::Start() {
 
 void ServerPoller::Stop() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     if (stopped_) return;
     stopped_ = true;
     queue_->Shutdown();
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
   if (thread_.joinable()) {
     thread_.join();
   } else {
@@ -37,7 +39,7 @@ void ServerPoller::Stop() {
 }
 
 ServerPoller::Substitute::Substitute(ServerPoller* poller) : poller_(poller) {
-  std::lock_guard<std::mutex> lock(poller_->mutex_);
+  MutexLock lock(&poller_->mutex_);
   if (++poller_->substitutes_ != 1 || poller_->stopped_) return;
   // Wakes the poller, which frees it.
   auto* const alarm = new grpc::Alarm;
@@ -45,17 +47,19 @@ ServerPoller::Substitute::Substitute(ServerPoller* poller) : poller_(poller) {
 }
 
 ServerPoller::Substitute::~Substitute() {
-  std::lock_guard<std::mutex> lock(poller_->mutex_);
-  if (--poller_->substitutes_ == 0) poller_->changed_.notify_all();
+  MutexLock lock(&poller_->mutex_);
+  if (--poller_->substitutes_ == 0) poller_->changed_.NotifyAll();
 }
 
 void ServerPoller::Loop() {
   while (true) {
     auto deadline = std::chrono::system_clock::time_point::max();
     {
-      std::unique_lock<std::mutex> lock(mutex_);
+      MutexLock lock(&mutex_);
       if (substitutes_ > 0 && !stopped_) {
-        changed_.wait_for(lock, kLook, [this] { return substitutes_ == 0 || stopped_; });
+        const auto end = std::chrono::steady_clock::now() + kLook;
+        while (substitutes_ > 0 && !stopped_ && changed_.WaitUntil(&mutex_, end)) {
+        }
         if (substitutes_ > 0) deadline = std::chrono::system_clock::now();
       }
     }
@@ -65,7 +69,7 @@ void ServerPoller::Loop() {
       case grpc::CompletionQueue::SHUTDOWN:
         return;
       case grpc::CompletionQueue::GOT_EVENT: {
-        std::lock_guard<std::mutex> lock(mutex_);  // it has been set altogether
+        MutexLock lock(&mutex_);  // it has been set altogether
         delete static_cast<grpc::Alarm*>(tag);
         break;
       }

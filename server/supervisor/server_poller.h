@@ -13,10 +13,10 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <thread>
+
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::server {
 
@@ -47,10 +47,10 @@ class ServerPoller {
   void Loop();
 
   const std::unique_ptr<grpc::ServerCompletionQueue> queue_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int substitutes_ = 0;
-  bool stopped_ = false;
+  Mutex mutex_;
+  Condition changed_;
+  int substitutes_ CR_GUARDED_BY(mutex_) = 0;
+  bool stopped_ CR_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

@@ -28,6 +28,7 @@
 #include "proto/folder/private_folder.h"
 #include "proto/logging/log.h"
 #include "proto/nvml/query.h"
+#include "proto/threads/mutex.h"
 #include "server/supervisor/control_messages.h"
 #include "server/supervisor/spawn.h"
 
@@ -144,7 +145,10 @@ bool Supervisor::Start(std::string* error) {
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
   const size_t affordable = size_t(limit.rlim_cur) / kDescriptorsForEachNewClient;
-  most_new_clients_ = std::min<size_t>(kMostNewClients, std::max<size_t>(affordable, 8));
+  {
+    MutexLock lock(&mutex_);
+    most_new_clients_ = std::min<size_t>(kMostNewClients, std::max<size_t>(affordable, 8));
+  }
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   const sigset_t signals = LoopSignals();
   signal(SIGPIPE, SIG_IGN);
@@ -157,7 +161,7 @@ bool Supervisor::Start(std::string* error) {
 }
 
 void Supervisor::SetPolicy(const Policy& policy) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   policy_ = policy;
 }
 
@@ -165,7 +169,7 @@ Caller Supervisor::CallerOf(const grpc::ServerContext& context) {
   // Without --insecure-tcp there is no TCP but with TLS.
   Peer peer = PeerOf(context, options_.policy.insecure.empty());
   if (!peer.token.empty()) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     const auto found = policy_.tokens.find(TokenHash(peer.token));
     if (found != policy_.tokens.end()) peer.identity = TokenIdentity(found->second);
   }
@@ -180,7 +184,7 @@ Caller Supervisor::CallerOf(const grpc::ServerContext& context) {
     return caller;
   }
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     caller.is_operator = peer.local || policy_.operators.count(peer.identity) != 0;
   }
   if (!peer.local && proven_) proven_(peer.address, peer.port);
@@ -204,7 +208,7 @@ void Supervisor::Run(const std::function<void()>& reload) {
     std::vector<pollfd> waiting;
     int timeout = -1;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(&mutex_);
       std::vector<std::function<void()>> posted;
       posted.swap(posted_);
       for (auto& work : posted) work();
@@ -239,16 +243,16 @@ void Supervisor::Run(const std::function<void()>& reload) {
       logging::Critical("poll: {}", strerror(errno));
       break;
     }
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     uint64_t count;
     if (waiting[0].revents && read(wake_fd_, &count, sizeof(count)) < 0) continue;
     signalfd_siginfo signal;
     while (waiting[1].revents && read(signal_fd_, &signal, sizeof(signal)) == sizeof(signal)) {
       if (signal.ssi_signo == SIGCHLD) continue;  // Reap looks for itself
       if (signal.ssi_signo == SIGHUP) {
-        lock.unlock();
+        lock.Unlock();
         reload();
-        lock.lock();
+        lock.Lock();
         continue;
       }
       logging::Info("{}: shutting down", signal.ssi_signo == SIGTERM ? "SIGTERM" : "SIGINT");
@@ -278,7 +282,7 @@ void Supervisor::Run(const std::function<void()>& reload) {
     if (waiting[2].revents) AcceptClients();
     Reap();
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   for (const NewClient& client : new_clients_) close(client.socket);
   new_clients_.clear();
 }
@@ -299,7 +303,10 @@ bool Supervisor::Admits(int socket, uint32_t uid) const {
     if (getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, groups.data(), &length) != 0) return false;
   }
   groups.resize(length / sizeof(gid_t));
-  return std::any_of(groups.begin(), groups.end(), [this](gid_t group) { return policy_.groups.count(group) != 0; });
+  return std::any_of(groups.begin(), groups.end(), [this](gid_t group) {
+    mutex_.AssertHeld();
+    return policy_.groups.count(group) != 0;
+  });
 }
 
 void Supervisor::AcceptClients() {
@@ -593,6 +600,7 @@ std::vector<WorkerKind> Supervisor::WarmKinds() const {
 
 std::deque<uint64_t>::iterator Supervisor::WaitingFor(const WorkerKind& kind) {
   return std::find_if(waiting_.begin(), waiting_.end(), [&](uint64_t id) {
+    mutex_.AssertHeld();
     const auto found = sessions_.find(id);
     return found != sessions_.end() && WantedKind(found->second) == kind;
   });
@@ -980,7 +988,7 @@ uint64_t Supervisor::SubmitClient(int socket, const Hello& hello, const std::str
                                   const std::string& owner) {
   uint64_t id;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     // This takes a ready worker if there is one. Workers are started by the event loop's thread only: their
     // parent-death signal follows that thread.
     id = Admit(socket, hello, transport, peer, owner);
@@ -992,14 +1000,17 @@ uint64_t Supervisor::SubmitClient(int socket, const Hello& hello, const std::str
 void Supervisor::SubmitQuestion(int socket, const std::string& question, const Caller& caller) {
   {
     // The monitor is started by the event loop's thread only, as workers are.
-    std::lock_guard<std::mutex> lock(mutex_);
-    posted_.push_back([this, socket, question, caller] { AskMonitor(socket, question, /*remote=*/true, caller); });
+    MutexLock lock(&mutex_);
+    posted_.push_back([this, socket, question, caller] {
+      mutex_.AssertHeld();
+      AskMonitor(socket, question, /*remote=*/true, caller);
+    });
   }
   Wake();
 }
 
 bool Supervisor::EndSession(uint64_t id, const std::string& reason, const Caller& caller) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return EndOwn(id, reason, caller);
 }
 
@@ -1013,7 +1024,7 @@ bool Supervisor::EndOwn(uint64_t id, const std::string& reason, const Caller& ca
 }
 
 bool Supervisor::NoteSaved(uint64_t id, uint64_t unix_ms, uint64_t bytes, const Caller& caller) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return NoteSavedLocked(id, unix_ms, bytes, caller);
 }
 
@@ -1034,7 +1045,7 @@ bool Supervisor::NoteSavedLocked(uint64_t id, uint64_t unix_ms, uint64_t bytes, 
 }
 
 bool Supervisor::EndSessionItself(uint64_t id, const std::string& reason) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return EndSessionLocked(id, reason);
 }
 
@@ -1054,7 +1065,7 @@ bool Supervisor::EndSessionLocked(uint64_t id, const std::string& reason) {
 }
 
 std::vector<SessionInfo> Supervisor::Sessions(const Caller& caller) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return SessionsOf(caller);
 }
 
@@ -1073,7 +1084,7 @@ std::vector<SessionInfo> Supervisor::SessionsOf(const Caller& caller) {
 }
 
 ServerFacts Supervisor::Facts(const Caller& caller) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return FactsFor(caller);
 }
 
@@ -1098,7 +1109,7 @@ ServerFacts Supervisor::FactsFor(const Caller& caller) {
 }
 
 MeasuredFacts Supervisor::Measure() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   Caller own;
   own.identity = UserIdentity(geteuid());
   own.is_operator = true;
@@ -1118,8 +1129,11 @@ MeasuredFacts Supervisor::Measure() {
 
 void Supervisor::Shutdown() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    posted_.push_back([this] { BeginShutdown(); });
+    MutexLock lock(&mutex_);
+    posted_.push_back([this] {
+      mutex_.AssertHeld();
+      BeginShutdown();
+    });
   }
   Wake();
 }

@@ -22,13 +22,13 @@
 #include <list>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "proto/channel/channel_types.h"
 #include "proto/nvml/query.h"
+#include "proto/threads/mutex.h"
 #include "server/supervisor/identity.h"
 #include "server/supervisor/log_limit.h"
 #include "server/supervisor/monitor.h"
@@ -203,61 +203,61 @@ class Supervisor {
 
   bool MakeDirectory(std::string* error);
   // Whether a local user is served at all.
-  bool Admits(int socket, uint32_t uid) const;
-  Caller LocalCaller(uint32_t uid) const;
-  // All below with mutex_ held.
-  bool IsLimited(const std::string& owner) const;
-  bool EndOwn(uint64_t id, const std::string& reason, const Caller& caller);
-  bool NoteSavedLocked(uint64_t id, uint64_t unix_ms, uint64_t bytes, const Caller& caller);
-  std::vector<SessionInfo> SessionsOf(const Caller& caller);
-  ServerFacts FactsFor(const Caller& caller);
-  Usage UsageOf(const std::string& owner) const;
+  bool Admits(int socket, uint32_t uid) const CR_REQUIRES(mutex_);
+  Caller LocalCaller(uint32_t uid) const CR_REQUIRES(mutex_);
+  bool IsLimited(const std::string& owner) const CR_REQUIRES(mutex_);
+  bool EndOwn(uint64_t id, const std::string& reason, const Caller& caller) CR_REQUIRES(mutex_);
+  bool NoteSavedLocked(uint64_t id, uint64_t unix_ms, uint64_t bytes, const Caller& caller) CR_REQUIRES(mutex_);
+  std::vector<SessionInfo> SessionsOf(const Caller& caller) CR_REQUIRES(mutex_);
+  ServerFacts FactsFor(const Caller& caller) CR_REQUIRES(mutex_);
+  Usage UsageOf(const std::string& owner) const CR_REQUIRES(mutex_);
   // Event loop only.
-  void AcceptClients();
-  void ReadHello(const NewClient& client);
+  void AcceptClients() CR_REQUIRES(mutex_);
+  void ReadHello(const NewClient& client) CR_REQUIRES(mutex_);
   // /dev/userfaultfd for a process of this machine, if it is given away; `socket` is taken over.
-  void GiveFaultDevice(int socket);
+  void GiveFaultDevice(int socket) CR_REQUIRES(mutex_);
   // A call of the Control service (control.proto); the answer goes to `socket` (taken over).
-  void AnswerControl(int socket, const std::string& call, const Caller& caller);
+  void AnswerControl(int socket, const std::string& call, const Caller& caller) CR_REQUIRES(mutex_);
   // Answers a question for cr-nvml; `socket` is taken over.
-  void AskMonitor(int socket, const std::string& question, bool remote, const Caller& caller);
+  void AskMonitor(int socket, const std::string& question, bool remote, const Caller& caller) CR_REQUIRES(mutex_);
   uint64_t Admit(int socket, const Hello& hello, const std::string& transport, const std::string& peer,
-                 const std::string& owner);
+                 const std::string& owner) CR_REQUIRES(mutex_);
   // GPUs. The only ones that the server has, in the machine's numbers; empty: all.
-  std::vector<int> ServedGpus() const;
+  std::vector<int> ServedGpus() const CR_REQUIRES(mutex_);
   // Decides which GPUs a session sees, if that can be said already: not before a worker has counted them.
-  void Place(Session* session);
+  void Place(Session* session) CR_REQUIRES(mutex_);
   // Which GPUs a session of this process would see if it asked for `wanted` (-1: any); empty: all. False: that cannot
   // be said yet.
-  bool ChooseGpus(const std::string& owner, uint32_t pid, int wanted, std::vector<int>* gpus);
-  void ForgetPlaces();
+  bool ChooseGpus(const std::string& owner, uint32_t pid, int wanted, std::vector<int>* gpus) CR_REQUIRES(mutex_);
+  void ForgetPlaces() CR_REQUIRES(mutex_);
   // Sessions that wait for a worker, and whose client has left.
-  void DropGoneClients();
+  void DropGoneClients() CR_REQUIRES(mutex_);
   // What the sessions of one owner may share with each other (server/worker/ipc.h).
-  const std::string& SharingGroup(const std::string& owner);
+  const std::string& SharingGroup(const std::string& owner) CR_REQUIRES(mutex_);
   // Gives the worker a place in its owner's memory budget, if that is limited. False and *error if there is none.
-  bool JoinBudget(const std::string& owner, Worker* worker, WorkerAssign* assign, std::string* error);
-  void LeaveBudget(Worker* worker);
-  bool EndSessionLocked(uint64_t id, const std::string& reason);
-  void AssignWaiting();
-  void KeepWarm();
-  void StartWorker(const WorkerKind& kind);
+  bool JoinBudget(const std::string& owner, Worker* worker, WorkerAssign* assign, std::string* error)
+      CR_REQUIRES(mutex_);
+  void LeaveBudget(Worker* worker) CR_REQUIRES(mutex_);
+  bool EndSessionLocked(uint64_t id, const std::string& reason) CR_REQUIRES(mutex_);
+  void AssignWaiting() CR_REQUIRES(mutex_);
+  void KeepWarm() CR_REQUIRES(mutex_);
+  void StartWorker(const WorkerKind& kind) CR_REQUIRES(mutex_);
   // No worker could be started: whoever waits for it is told.
-  void StartFailed(const WorkerKind& kind, const std::string& why);
+  void StartFailed(const WorkerKind& kind, const std::string& why) CR_REQUIRES(mutex_);
   // The worker that a session needs.
-  WorkerKind WantedKind(const Session& session) const;
+  WorkerKind WantedKind(const Session& session) const CR_REQUIRES(mutex_);
   // Those that are kept warm.
-  std::vector<WorkerKind> WarmKinds() const;
+  std::vector<WorkerKind> WarmKinds() const CR_REQUIRES(mutex_);
   // The waiting session that such a worker would serve next; waiting_.end() if there is none.
-  std::deque<uint64_t>::iterator WaitingFor(const WorkerKind& kind);
-  void ReadLink(Worker* worker);
-  void Reap();
-  void WorkerGone(Worker* worker, int status);
-  void EndOfSession(uint64_t id, const std::string& reason, bool crashed);
-  void Refuse(int socket, const std::string& why);
-  void StopWorker(Worker* worker, const std::string& reason);
-  void KillOverdue();
-  void BeginShutdown();
+  std::deque<uint64_t>::iterator WaitingFor(const WorkerKind& kind) CR_REQUIRES(mutex_);
+  void ReadLink(Worker* worker) CR_REQUIRES(mutex_);
+  void Reap() CR_REQUIRES(mutex_);
+  void WorkerGone(Worker* worker, int status) CR_REQUIRES(mutex_);
+  void EndOfSession(uint64_t id, const std::string& reason, bool crashed) CR_REQUIRES(mutex_);
+  void Refuse(int socket, const std::string& why) CR_REQUIRES(mutex_);
+  void StopWorker(Worker* worker, const std::string& reason) CR_REQUIRES(mutex_);
+  void KillOverdue() CR_REQUIRES(mutex_);
+  void BeginShutdown() CR_REQUIRES(mutex_);
   void Wake();
 
   const Options options_;
@@ -269,34 +269,37 @@ class Supervisor {
   int wake_fd_ = -1;
   int signal_fd_ = -1;
 
-  std::mutex mutex_;
-  Policy policy_;
-  std::list<NewClient> new_clients_;
-  size_t most_new_clients_ = 0;
-  Clock::time_point accept_again_{};  // no descriptors until then
-  LogLimit accept_log_, refused_log_, hello_log_, start_log_;
-  std::map<std::string, std::string> groups_;                  // by owner
-  std::map<std::string, Budget> budgets_;                      // by owner, too
-  std::map<std::pair<std::string, uint32_t>, Placed> places_;  // by owner and the process's number there
-  int gpu_count_ = 0;                                          // as a worker that has all says; 0: none has yet
-  std::list<Worker> workers_;
-  Restrictions own_limits_, guest_limits_;  // of workers for the server's own user, and for others
-  Monitor monitor_;
-  std::map<uint64_t, Session> sessions_;
-  std::deque<uint64_t> waiting_;
-  std::vector<std::function<void()>> posted_;
-  uint64_t next_session_ = 1;
-  Totals totals_;                                         // but for calls and bytes of sessions that are there
-  int ends_ = 0;                                          // of sessions
-  Clock::time_point trim_at_ = Clock::time_point::max();  // when memory goes back to the system
-  Clock::time_point last_end_;                            // when a session last ended
-  int start_failures_ = 0;
-  Clock::time_point start_again_;
-  std::string worker_error_;
-  std::string last_start_error_;  // logged already
-  WorkerReady last_ready_;
-  bool stopping_ = false;
-  Clock::time_point stop_deadline_;
+  Mutex mutex_;
+  Policy policy_ CR_GUARDED_BY(mutex_);
+  std::list<NewClient> new_clients_ CR_GUARDED_BY(mutex_);
+  size_t most_new_clients_ CR_GUARDED_BY(mutex_) = 0;
+  Clock::time_point accept_again_ CR_GUARDED_BY(mutex_){};  // no descriptors until then
+  LogLimit accept_log_ CR_GUARDED_BY(mutex_), refused_log_ CR_GUARDED_BY(mutex_), hello_log_ CR_GUARDED_BY(mutex_),
+      start_log_ CR_GUARDED_BY(mutex_);
+  std::map<std::string, std::string> groups_ CR_GUARDED_BY(mutex_);  // by owner
+  std::map<std::string, Budget> budgets_ CR_GUARDED_BY(mutex_);      // by owner, too
+  std::map<std::pair<std::string, uint32_t>, Placed> places_
+      CR_GUARDED_BY(mutex_);                 // by owner and the process's number there
+  int gpu_count_ CR_GUARDED_BY(mutex_) = 0;  // as a worker that has all says; 0: none has yet
+  std::list<Worker> workers_ CR_GUARDED_BY(mutex_);
+  Restrictions own_limits_ CR_GUARDED_BY(mutex_), guest_limits_
+      CR_GUARDED_BY(mutex_);  // of workers for the server's own user, and for others
+  Monitor monitor_ CR_GUARDED_BY(mutex_);
+  std::map<uint64_t, Session> sessions_ CR_GUARDED_BY(mutex_);
+  std::deque<uint64_t> waiting_ CR_GUARDED_BY(mutex_);
+  std::vector<std::function<void()>> posted_ CR_GUARDED_BY(mutex_);  // called with the mutex held
+  uint64_t next_session_ CR_GUARDED_BY(mutex_) = 1;
+  Totals totals_ CR_GUARDED_BY(mutex_);  // but for calls and bytes of sessions that are there
+  int ends_ CR_GUARDED_BY(mutex_) = 0;   // of sessions
+  Clock::time_point trim_at_ CR_GUARDED_BY(mutex_) = Clock::time_point::max();  // when memory goes back to the system
+  Clock::time_point last_end_ CR_GUARDED_BY(mutex_);                            // when a session last ended
+  int start_failures_ CR_GUARDED_BY(mutex_) = 0;
+  Clock::time_point start_again_ CR_GUARDED_BY(mutex_);
+  std::string worker_error_ CR_GUARDED_BY(mutex_);
+  std::string last_start_error_ CR_GUARDED_BY(mutex_);  // logged already
+  WorkerReady last_ready_ CR_GUARDED_BY(mutex_);
+  bool stopping_ CR_GUARDED_BY(mutex_) = false;
+  Clock::time_point stop_deadline_ CR_GUARDED_BY(mutex_);
 };
 
 // A socket path within the server's folder.

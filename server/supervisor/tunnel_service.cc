@@ -14,6 +14,7 @@
 
 #include "proto/channel/handshake.h"
 #include "proto/logging/log.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -92,21 +93,23 @@ TunnelService::~TunnelService() {
 }
 
 void TunnelService::Shutdown() {
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   stopping_ = true;
   for (const Opening& opening : openings_) opening.context->TryCancel();
   for (auto& [token, tunnel] : tunnels_) {
     tunnel->end->End("the server is shutting down");
     if (!tunnel->context) tunnel->expires = Clock::now();
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
   // Watchers end with their workers, which the supervisor stops.
-  changed_.wait_for(lock, std::chrono::seconds(5), [this] { return watchers_ == 0; });
+  const Clock::time_point end = Clock::now() + std::chrono::seconds(5);
+  while (watchers_ != 0 && changed_.WaitUntil(&mutex_, end)) {
+  }
 }
 
 // Sessions whose connection did not come back, and streams whose first message did not come.
 void TunnelService::JanitorLoop() {
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   while (!stopping_ || !tunnels_.empty()) {
     Clock::time_point next = Clock::now() + std::chrono::seconds(60);
     std::vector<std::shared_ptr<Tunnel>> expired;
@@ -128,9 +131,9 @@ void TunnelService::JanitorLoop() {
       if (!tunnel->worker_gone && !stopping_) {
         logging::Warn("session {}: its connection did not come back within {} s", tunnel->session,
                       supervisor_->options().grace_seconds);
-        lock.unlock();
+        lock.Unlock();
         supervisor_->EndSessionItself(tunnel->session, "the connection to the client did not come back");
-        lock.lock();
+        lock.Lock();
         // Its watcher forgets it when the worker has gone, who would otherwise only see that the client is not there.
         tunnel->expires = Clock::time_point::max();
       } else {
@@ -138,16 +141,16 @@ void TunnelService::JanitorLoop() {
       }
     }
     if (stopping_ && tunnels_.empty()) break;
-    changed_.wait_until(lock, next);
-    if (stopping_) changed_.wait_for(lock, std::chrono::milliseconds(50));
+    changed_.WaitUntil(&mutex_, next);
+    if (stopping_) changed_.WaitFor(&mutex_, std::chrono::milliseconds(50));
   }
 }
 
 void TunnelService::Forget(const std::shared_ptr<Tunnel>& tunnel) {
   // The worker sees the end of file and ends the session.
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   tunnels_.erase(tunnel->token);
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 std::shared_ptr<TunnelService::Tunnel> TunnelService::Open(const std::string& hello_bytes, const std::string& owner,
@@ -203,7 +206,7 @@ void TunnelService::WatchWorker(std::shared_ptr<Tunnel> tunnel) {
     const ChannelStatus status = ReceivePacket(tunnel->socket, &packet, 500);
     if (packet.fd >= 0) close(packet.fd);
     if (status == ChannelStatus::kTimeout) {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(&mutex_);
       if (tunnels_.count(tunnel->token) != 0) continue;
       break;  // the client left
     }
@@ -211,18 +214,18 @@ void TunnelService::WatchWorker(std::shared_ptr<Tunnel> tunnel) {
     break;
   }
   tunnel->end->End(reason.empty() ? "the server's process for this session ended" : reason);
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   tunnel->worker_gone = true;
   if (!tunnel->context) tunnels_.erase(tunnel->token);
   --watchers_;
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 grpc::Status TunnelService::ServeLane(const control::TunnelOpen& open, const std::string& owner, bool checked,
                                       grpc::ServerContext* context, Stream* stream) {
   std::shared_ptr<Tunnel> tunnel;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     const auto found = tunnels_.find(open.resume_token());
     if (stopping_ || found == tunnels_.end() || found->second->owner != owner || !found->second->context ||
         found->second->generation != open.lane_of() || found->second->lanes >= TunnelEnd::kMostLanes) {
@@ -239,7 +242,7 @@ grpc::Status TunnelService::ServeLane(const control::TunnelOpen& open, const std
     ServerStream io(context, stream, nullptr);
     tunnel->end->RunLane(&io, open.lane_of(), open.lane());
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   --tunnel->lanes;
   return grpc::Status::CANCELLED;
 }
@@ -248,7 +251,7 @@ grpc::Status TunnelService::ReadOpen(const std::string& owner, bool checked, grp
                                      Stream* stream, control::TunnelOpen* open) {
   std::list<Opening>::iterator self;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     const auto of_one = size_t(
         std::count_if(openings_.begin(), openings_.end(), [&](const Opening& other) { return other.owner == owner; }));
     std::string more;
@@ -261,13 +264,13 @@ grpc::Status TunnelService::ReadOpen(const std::string& owner, bool checked, grp
       return grpc::Status(grpc::StatusCode::UNAVAILABLE, "too many tunnels are being opened at this moment");
     }
     self = openings_.insert(openings_.end(), {context, owner, Clock::now() + kOpenTimeout});
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
   grpc::ByteBuffer buffer;
   const bool came = stream->Read(&buffer);
   std::string more;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     openings_.erase(self);
   }
   if (came && checked && control::CheckTunnelMessage(buffer) != control::Integrity::kIntact) {
@@ -281,7 +284,7 @@ grpc::Status TunnelService::ReadOpen(const std::string& owner, bool checked, grp
       open->ParseFromString(first.open)) {
     return grpc::Status::OK;
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (opening_log_.Allow(&more)) {
     logging::Warn("{} ({}) opened a tunnel without a proper first message within {} s{}", context->peer(), owner,
                   kOpenTimeout.count(), more);
@@ -307,7 +310,7 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
     std::string error;
     tunnel = Open(open.hello(), owner, checked, context, opened.mutable_welcome(), &error);
     if (!tunnel) return fail(grpc::StatusCode::FAILED_PRECONDITION, error);
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     if (stopping_) return fail(grpc::StatusCode::UNAVAILABLE, "the server is shutting down");
     tunnels_[tunnel->token] = tunnel;
     tunnel->context = context;
@@ -315,7 +318,7 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
     ++watchers_;
     std::thread([this, tunnel] { WatchWorker(tunnel); }).detach();
   } else {
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     const auto found = tunnels_.find(open.resume_token());
     // That somebody else's session is there is nobody's business.
     if (found == tunnels_.end() || found->second->owner != owner) {
@@ -325,9 +328,10 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
     // A connection that the server still believes in gives way to the new one.
     generation = ++tunnel->generation;
     if (tunnel->context) tunnel->context->TryCancel();
-    if (!changed_.wait_for(lock, std::chrono::seconds(20),
-                           [&] { return !tunnel->context || tunnel->generation != generation; }) ||
-        tunnel->generation != generation || tunnels_.count(tunnel->token) == 0) {
+    const Clock::time_point end = Clock::now() + std::chrono::seconds(20);
+    while (tunnel->context && tunnel->generation == generation && changed_.WaitUntil(&mutex_, end)) {
+    }
+    if (tunnel->context || tunnel->generation != generation || tunnels_.count(tunnel->token) == 0) {
       return fail(grpc::StatusCode::ABORTED, "another connection took this session over");
     }
     tunnel->context = context;
@@ -354,7 +358,7 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
       logging::Warn("session {}: a message from {} arrived damaged; it is sent again", tunnel->session, peer);
   }
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     tunnel->context = nullptr;
     if (outcome == TunnelEnd::Outcome::kBroken && !stopping_) {
       if (!tunnel->worker_gone) {
@@ -362,10 +366,10 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
                       opened.grace_seconds());
       }
       tunnel->expires = Clock::now() + std::chrono::seconds(supervisor_->options().grace_seconds);
-      changed_.notify_all();
+      changed_.NotifyAll();
       return grpc::Status::CANCELLED;
     }
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
   if (outcome == TunnelEnd::Outcome::kFailed) logging::Error("session {}: {}", tunnel->session, reason);
   if (outcome == TunnelEnd::Outcome::kFailed || outcome == TunnelEnd::Outcome::kPeerEnded) {

@@ -17,16 +17,15 @@
 #include <grpcpp/impl/service_type.h>
 #include <grpcpp/support/sync_stream.h>
 
-#include <condition_variable>
 #include <list>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 
 #include "proto/control/control.pb.h"
 #include "proto/control/tunnel_end.h"
+#include "proto/threads/mutex.h"
 #include "server/supervisor/log_limit.h"
 #include "server/supervisor/server_poller.h"
 #include "server/supervisor/supervisor.h"
@@ -67,13 +66,13 @@ class TunnelService final : public grpc::Service {
 
   Supervisor* const supervisor_;
   ServerPoller* const poller_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, std::shared_ptr<Tunnel>> tunnels_;  // by resume token
-  std::list<Opening> openings_;
-  LogLimit opening_log_;
-  bool stopping_ = false;
-  int watchers_ = 0;
+  Mutex mutex_;
+  Condition changed_;
+  std::map<std::string, std::shared_ptr<Tunnel>> tunnels_ CR_GUARDED_BY(mutex_);  // by resume token
+  std::list<Opening> openings_ CR_GUARDED_BY(mutex_);
+  LogLimit opening_log_ CR_GUARDED_BY(mutex_);
+  bool stopping_ CR_GUARDED_BY(mutex_) = false;
+  int watchers_ CR_GUARDED_BY(mutex_) = 0;
   std::thread janitor_;
 };
 

@@ -7,13 +7,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <system_error>
 #include <thread>
 #include <utility>
+
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -54,10 +54,10 @@ struct BulkCopies::Job {
   std::vector<Part> pieces;
   std::atomic<size_t> next{0};
   std::atomic<CUresult> result{CUDA_SUCCESS};  // the first failure
-  std::mutex mutex;
-  std::condition_variable left;
-  size_t inside = 0;    // helpers that work on it
-  bool closed = false;  // no more of them
+  Mutex mutex;
+  Condition left;
+  size_t inside CR_GUARDED_BY(mutex) = 0;    // helpers that work on it
+  bool closed CR_GUARDED_BY(mutex) = false;  // no more of them
 
   void Fail(CUresult failure) {
     CUresult none = CUDA_SUCCESS;
@@ -148,21 +148,21 @@ CUresult BulkCopies::Copy(ContextRef context, const std::vector<Part>& parts, bo
     }
   }
   Work(job.get(), &lanes[0]);
-  std::unique_lock<std::mutex> lock(job->mutex);
+  MutexLock lock(&job->mutex);
   job->closed = true;
-  job->left.wait(lock, [&] { return job->inside == 0; });
+  while (job->inside != 0) job->left.Wait(&job->mutex);
   return job->result;
 }
 
 void BulkCopies::Help(Job* job, Lane* lane) const {
   {
-    std::lock_guard<std::mutex> lock(job->mutex);
+    MutexLock lock(&job->mutex);
     if (job->closed) return;
     ++job->inside;
   }
   Work(job, lane);
-  std::lock_guard<std::mutex> lock(job->mutex);
-  if (--job->inside == 0) job->left.notify_one();
+  MutexLock lock(&job->mutex);
+  if (--job->inside == 0) job->left.NotifyOne();
 }
 
 }  // namespace cuda_remote::server

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "proto/driverabi/error_names.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -51,11 +52,11 @@ DeviceArena::DeviceArena(const DriverTable& driver, int devices, uint64_t bytes,
 }
 
 CUresult DeviceArena::Allocate(int device, uint64_t bytes, uint64_t at, uint64_t* address) {
+  MutexLock lock(&mutex_);
   if (bytes == 0 || small_.count(device) == 0) return CUDA_ERROR_INVALID_VALUE;
   if (bytes > bytes_) return CUDA_ERROR_OUT_OF_MEMORY;
   if (at != 0 && (!Contains(at) || at % kUnit != 0 || bytes > kArenaBase + bytes_ - at))
     return CUDA_ERROR_INVALID_VALUE;
-  std::lock_guard<std::mutex> lock(mutex_);
   // Only a replay asks for addresses. When it is over, the process that this one replaces is gone, or about to go.
   if (at == 0) twice_bytes_ = 0;
   const bool small = bytes < kSmall;
@@ -166,7 +167,7 @@ CUresult DeviceArena::MapOnce(int device, uint64_t address, uint64_t bytes) {
 }
 
 std::vector<DeviceArena::Block> DeviceArena::LiveBlocks(uint64_t from, size_t most) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   std::vector<Block> blocks;
   for (auto it = live_.lower_bound(from); it != live_.end() && blocks.size() < most;) {
     auto backed = backed_.upper_bound(it->first);
@@ -178,14 +179,14 @@ std::vector<DeviceArena::Block> DeviceArena::LiveBlocks(uint64_t from, size_t mo
   return blocks;
 }
 
-bool DeviceArena::MayMap(const Block& block) const {
+bool DeviceArena::MayMapLocked(const Block& block) const {
   return block.bytes != 0 && block.bytes % kPage == 0 && block.address % kPage == 0 && Contains(block.address) &&
          block.bytes <= kArenaBase + bytes_ - block.address && small_.count(block.device) != 0;
 }
 
 CUresult DeviceArena::Adopt(const Block& block, int fd, bool counted_twice) {
-  if (!MayMap(block)) return CUDA_ERROR_INVALID_VALUE;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
+  if (!MayMapLocked(block)) return CUDA_ERROR_INVALID_VALUE;
   EvictOverlapping(block.address, block.bytes);
   if (!pages_.TakeAt(block.address, block.bytes)) return CUDA_ERROR_INVALID_VALUE;
   if (counted_twice && budget_) twice_bytes_ += block.bytes;
@@ -224,7 +225,7 @@ CUresult DeviceArena::MapAdopted(const Block& block, int fd) {
 
 CUresult DeviceArena::Export(uint64_t address, int* fd) const {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     const auto adopted = adopted_.find(address);
     const auto exported = exported_.find(address);
     if (adopted != adopted_.end() || exported != exported_.end()) {
@@ -236,7 +237,7 @@ CUresult DeviceArena::Export(uint64_t address, int* fd) const {
 }
 
 void DeviceArena::ExportAhead(uint64_t address) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (backed_.count(address) == 0 || adopted_.count(address) != 0 || exported_.count(address) != 0) return;
   int fd = -1;
   if (exported_.size() < kMostExported && AskForExport(address, &fd) == CUDA_SUCCESS) exported_[address] = fd;
@@ -264,7 +265,7 @@ bool DeviceArena::Claim(int device, uint64_t address, uint64_t bytes) {
 }
 
 void DeviceArena::DropUnclaimed() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   std::vector<Block> unclaimed;
   for (const auto& [address, adopted] : adopted_) {
     if (!adopted.given) unclaimed.push_back({address, backed_.at(address).first, backed_.at(address).second});
@@ -275,8 +276,8 @@ void DeviceArena::DropUnclaimed() {
 }
 
 CUresult DeviceArena::Stage(const Block& block) {
-  if (!MayMap(block)) return CUDA_ERROR_INVALID_VALUE;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
+  if (!MayMapLocked(block)) return CUDA_ERROR_INVALID_VALUE;
   if (staged_.count(block.address) != 0 && backed_.at(block.address) == std::make_pair(block.bytes, block.device)) {
     return CUDA_SUCCESS;
   }
@@ -301,14 +302,14 @@ CUresult DeviceArena::Stage(const Block& block) {
 }
 
 void DeviceArena::Unstage(uint64_t address) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (staged_.count(address) == 0) return;
   const auto [bytes, device] = backed_.at(address);
   Unback(address, bytes, device);
 }
 
 bool DeviceArena::IsStaged(uint64_t address, uint64_t bytes, int* device) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   auto it = staged_.upper_bound(address);
   if (it == staged_.begin()) return false;
   --it;
@@ -319,7 +320,7 @@ bool DeviceArena::IsStaged(uint64_t address, uint64_t bytes, int* device) const 
 }
 
 std::vector<DeviceArena::Block> DeviceArena::ClaimedBlocks(uint64_t from, size_t most) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   std::vector<Block> blocks;
   for (auto it = adopted_.lower_bound(from); it != adopted_.end() && blocks.size() < most; ++it) {
     if (it->second.given) blocks.push_back({it->first, backed_.at(it->first).first, backed_.at(it->first).second});
@@ -361,7 +362,7 @@ void DeviceArena::Unback(uint64_t address, uint64_t bytes, int device) {
 }
 
 void DeviceArena::Free(uint64_t address) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const auto it = live_.find(address);
   if (it == live_.end()) return;
   const Live dead = it->second;
@@ -392,7 +393,7 @@ void DeviceArena::Free(uint64_t address) {
 }
 
 bool DeviceArena::Backing(uint64_t address, uint64_t* start, uint64_t* bytes) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   auto it = backed_.upper_bound(address);
   if (it == backed_.begin()) return false;
   --it;
@@ -466,12 +467,12 @@ void DeviceArena::TrimLocked(uint64_t keep) {
 }
 
 void DeviceArena::Trim(uint64_t keep) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   TrimLocked(keep);
 }
 
 CUresult DeviceArena::EnablePeer(int device, int peer) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (device == peer || !accessors_[device].insert(peer).second) return CUDA_SUCCESS;
   for (const auto& [address, part] : backed_) {
     if (part.second != device) continue;
@@ -491,18 +492,19 @@ void DeviceArena::GiveToLimits(uint64_t bytes) {
 }
 
 void DeviceArena::SetBudget(std::unique_ptr<MemoryBudget> budget) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   budget_ = std::move(budget);
   budget_->TakeAnyway(backed_bytes_ + charged_bytes_);
 }
 
 uint64_t DeviceArena::memory_limit() const {
+  MutexLock lock(&mutex_);
   if (!budget_) return memory_limit_;
   return memory_limit_ != 0 ? std::min(memory_limit_, budget_->limit()) : budget_->limit();
 }
 
 bool DeviceArena::Charge(uint64_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   bool fits = TakeOfLimits(bytes);
   while (!fits && EvictSome()) fits = TakeOfLimits(bytes);
   if (fits) charged_bytes_ += bytes;
@@ -510,14 +512,14 @@ bool DeviceArena::Charge(uint64_t bytes) {
 }
 
 void DeviceArena::Discharge(uint64_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const uint64_t charged = std::min(bytes, charged_bytes_);
   charged_bytes_ -= charged;
   GiveToLimits(charged);
 }
 
 void DeviceArena::Adjust(int device, size_t* free, size_t* total) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   uint64_t cached = 0;
   for (const Cached& part : cached_) {
     if (part.device == device) cached += part.bytes;
@@ -534,12 +536,12 @@ void DeviceArena::Adjust(int device, size_t* free, size_t* total) const {
 }
 
 uint64_t DeviceArena::used_bytes() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return live_bytes_ + charged_bytes_;
 }
 
 std::vector<uint64_t> DeviceArena::used_by_device() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   std::vector<uint64_t> bytes;
   for (const auto& [device, live] : live_by_device_) {
     if (size_t(device) >= bytes.size()) bytes.resize(size_t(device) + 1);

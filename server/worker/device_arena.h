@@ -16,11 +16,11 @@
 #include <list>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "proto/threads/mutex.h"
 #include "server/driver/driver_table.h"
 #include "server/worker/address_space.h"
 #include "server/worker_link/memory_budget.h"
@@ -156,57 +156,59 @@ class DeviceArena {
   };
 
   DeviceArena(const DriverTable& driver, int devices, uint64_t bytes, uint64_t memory_limit);
-  CUresult AllocateSmall(int device, uint64_t bytes, uint64_t at, uint64_t* address);
-  CUresult AllocateLarge(int device, uint64_t bytes, uint64_t at, uint64_t* address);
+  CUresult AllocateSmall(int device, uint64_t bytes, uint64_t at, uint64_t* address) CR_REQUIRES(mutex_);
+  CUresult AllocateLarge(int device, uint64_t bytes, uint64_t at, uint64_t* address) CR_REQUIRES(mutex_);
   // Backs pages that were taken from pages_; on failure they are given back.
-  CUresult Back(int device, uint64_t address, uint64_t bytes);
-  CUresult MapOnce(int device, uint64_t address, uint64_t bytes);
+  CUresult Back(int device, uint64_t address, uint64_t bytes) CR_REQUIRES(mutex_);
+  CUresult MapOnce(int device, uint64_t address, uint64_t bytes) CR_REQUIRES(mutex_);
   // Whether its addresses and its device are the arena's.
-  bool MayMap(const Block& block) const;
-  CUresult MapAdopted(const Block& block, int fd);
+  bool MayMapLocked(const Block& block) const CR_REQUIRES(mutex_);
+  CUresult MapAdopted(const Block& block, int fd) CR_REQUIRES(mutex_);
   CUresult AskForExport(uint64_t address, int* fd) const;
   // Whether this is exactly a block that was adopted or staged and not given out yet; it is given out now.
-  bool Claim(int device, uint64_t address, uint64_t bytes);
-  CUresult SetAccess(int device, uint64_t address, uint64_t bytes);
-  void Unback(uint64_t address, uint64_t bytes, int device);
+  bool Claim(int device, uint64_t address, uint64_t bytes) CR_REQUIRES(mutex_);
+  CUresult SetAccess(int device, uint64_t address, uint64_t bytes) CR_REQUIRES(mutex_);
+  void Unback(uint64_t address, uint64_t bytes, int device) CR_REQUIRES(mutex_);
   // Takes so much of what the session, and its owner, may hold. False: it does not fit.
-  bool TakeOfLimits(uint64_t bytes);
-  void GiveToLimits(uint64_t bytes);
-  void EvictOldest();
+  bool TakeOfLimits(uint64_t bytes) CR_REQUIRES(mutex_);
+  void GiveToLimits(uint64_t bytes) CR_REQUIRES(mutex_);
+  void EvictOldest() CR_REQUIRES(mutex_);
   // Unmaps one staged block. False: there is none.
-  bool EvictStaged();
+  bool EvictStaged() CR_REQUIRES(mutex_);
   // Unmaps what is kept although it is free. False: there is nothing.
-  bool EvictSome();
-  void TrimLocked(uint64_t keep = 0);
+  bool EvictSome() CR_REQUIRES(mutex_);
+  void TrimLocked(uint64_t keep = 0) CR_REQUIRES(mutex_);
   // Unmaps cached and staged parts that lie in the way of a request for exactly these addresses.
-  void EvictOverlapping(uint64_t address, uint64_t bytes);
+  void EvictOverlapping(uint64_t address, uint64_t bytes) CR_REQUIRES(mutex_);
 
   const DriverTable driver_;
   const uint64_t bytes_;
   const uint64_t memory_limit_;
-  std::unique_ptr<MemoryBudget> budget_;
-  mutable std::mutex mutex_;
-  AddressSpace pages_{kPage};
-  std::map<uint64_t, Live> live_;
-  std::map<uint64_t, Slab> slabs_;
-  std::map<int, AddressSpace> small_;                    // by device
-  std::map<int, std::set<int>> accessors_;               // by device: peers that may use its memory
-  std::map<uint64_t, std::pair<uint64_t, int>> backed_;  // address -> bytes, device
+  std::unique_ptr<MemoryBudget> budget_ CR_GUARDED_BY(mutex_);
+  mutable Mutex mutex_;
+  AddressSpace pages_ CR_GUARDED_BY(mutex_){kPage};
+  std::map<uint64_t, Live> live_ CR_GUARDED_BY(mutex_);
+  std::map<uint64_t, Slab> slabs_ CR_GUARDED_BY(mutex_);
+  std::map<int, AddressSpace> small_ CR_GUARDED_BY(mutex_);       // by device
+  std::map<int, std::set<int>> accessors_ CR_GUARDED_BY(mutex_);  // by device: peers that may use its memory
+  std::map<uint64_t, std::pair<uint64_t, int>> backed_ CR_GUARDED_BY(mutex_);  // address -> bytes, device
   struct Adopted {
     bool given = false;  // out, by Allocate
     int fd = -1;         // of the memory
   };
-  std::map<uint64_t, Adopted> adopted_;  // blocks of backed_
-  std::map<uint64_t, int> exported_;     // descriptors of others of them
-  std::set<uint64_t> staged_;            // the same, not given out
-  std::list<Cached> cached_;             // oldest first
-  uint64_t cached_bytes_ = 0;
-  uint64_t live_bytes_ = 0;  // of allocations, rounded
-  std::map<int, uint64_t> live_by_device_;
-  uint64_t backed_bytes_ = 0;   // physical memory of the arena
-  bool shareable_ = true;       // until the driver refuses to make physical memory that can be exported
-  uint64_t charged_bytes_ = 0;  // physical memory of the application's own making
-  uint64_t twice_bytes_ = 0;    // of the budget: the process that this session replaces has them, too
+  std::map<uint64_t, Adopted> adopted_ CR_GUARDED_BY(mutex_);  // blocks of backed_
+  std::map<uint64_t, int> exported_ CR_GUARDED_BY(mutex_);     // descriptors of others of them
+  std::set<uint64_t> staged_ CR_GUARDED_BY(mutex_);            // the same, not given out
+  std::list<Cached> cached_ CR_GUARDED_BY(mutex_);             // oldest first
+  uint64_t cached_bytes_ CR_GUARDED_BY(mutex_) = 0;
+  uint64_t live_bytes_ CR_GUARDED_BY(mutex_) = 0;  // of allocations, rounded
+  std::map<int, uint64_t> live_by_device_ CR_GUARDED_BY(mutex_);
+  uint64_t backed_bytes_ CR_GUARDED_BY(mutex_) = 0;  // physical memory of the arena
+  bool shareable_ CR_GUARDED_BY(mutex_) =
+      true;  // until the driver refuses to make physical memory that can be exported
+  uint64_t charged_bytes_ CR_GUARDED_BY(mutex_) = 0;  // physical memory of the application's own making
+  uint64_t twice_bytes_ CR_GUARDED_BY(mutex_) =
+      0;  // of the budget: the process that this session replaces has them, too
 };
 
 }  // namespace cuda_remote::server

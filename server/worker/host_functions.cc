@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/worker/host_functions.h"
 
+#include "proto/threads/mutex.h"
+
 namespace cuda_remote::server {
 
 HostFunctions::Record* HostFunctions::CapturedLocked(uint64_t id) {
@@ -16,7 +18,7 @@ HostFunctions::Record* HostFunctions::CapturedLocked(uint64_t id) {
 CUresult HostFunctions::Launch(const DriverTable& driver, CUstream stream, uint64_t id, bool callback, bool captured) {
   Record* record;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     if (captured) {
       record = CapturedLocked(id);
       if (record == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -36,14 +38,14 @@ CUresult HostFunctions::Launch(const DriverTable& driver, CUstream stream, uint6
                                          record, 0)
                                    : driver.cuLaunchHostFunc(stream, &HostFunctions::Call, record);
   if (result != CUDA_SUCCESS && !captured) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     records_.erase(id);
   }
   return result;
 }
 
 CUhostFn HostFunctions::ForNode(uint64_t id, void** data) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   Record* const record = CapturedLocked(id);
   if (record == nullptr) return nullptr;
   *data = record;
@@ -52,7 +54,7 @@ CUhostFn HostFunctions::ForNode(uint64_t id, void** data) {
 
 uint64_t HostFunctions::IdOf(CUhostFn function, void* data) const {
   if (function != &HostFunctions::Call) return 0;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return captured_.count(data) != 0 ? static_cast<const Record*>(data)->id : 0;
 }
 
@@ -64,49 +66,49 @@ void HostFunctions::Call(void* data) {
 void HostFunctions::Turn(Record* record, CUresult status) {
   uint64_t turn;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     if (stop_) return;
     turn = next_turn_++;
     turns_.insert(turn);
   }
-  turn_.notify_all();
+  turn_.NotifyAll();
   announce_(record->id, turn, status);
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [this, turn] { return stop_ || turns_.count(turn) == 0; });
+  MutexLock lock(&mutex_);
+  while (!stop_ && turns_.count(turn) != 0) changed_.Wait(&mutex_);
   turns_.erase(turn);
   // A captured function's record is in the graph and stays.
   if (!record->captured) records_.erase(record->id);
 }
 
 void HostFunctions::Done(uint64_t turn) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (turns_.erase(turn) != 0) changed_.notify_all();
+  MutexLock lock(&mutex_);
+  if (turns_.erase(turn) != 0) changed_.NotifyAll();
 }
 
 int HostFunctions::waiting() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return int(turns_.size());
 }
 
 bool HostFunctions::Any() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return !records_.empty() || !turns_.empty();
 }
 
 void HostFunctions::AwaitTurn(const std::atomic<bool>& stop) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  turn_.wait(lock, [&] { return stop || !turns_.empty(); });
+  MutexLock lock(&mutex_);
+  while (!stop && turns_.empty()) turn_.Wait(&mutex_);
 }
 
 void HostFunctions::Interrupt() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  turn_.notify_all();
+  MutexLock lock(&mutex_);
+  turn_.NotifyAll();
 }
 
 void HostFunctions::Stop() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   stop_ = true;
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 }  // namespace cuda_remote::server

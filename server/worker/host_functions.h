@@ -7,14 +7,13 @@
 #include <cuda.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 #include <unordered_set>
 
+#include "proto/threads/mutex.h"
 #include "server/driver/driver_table.h"
 
 namespace cuda_remote::server {
@@ -60,17 +59,17 @@ class HostFunctions {
   void Turn(Record* record, CUresult status);
 
   // The record of a captured function, the same for the same id. Null if the id is another's.
-  Record* CapturedLocked(uint64_t id);
+  Record* CapturedLocked(uint64_t id) CR_REQUIRES(mutex_);
 
   const std::function<void(uint64_t, uint64_t, CUresult)> announce_;
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::condition_variable turn_;
-  std::unordered_map<uint64_t, std::unique_ptr<Record>> records_;
-  std::unordered_set<const void*> captured_;  // the records that graphs refer to
-  std::unordered_set<uint64_t> turns_;        // announced, and not done
-  uint64_t next_turn_ = 1;
-  bool stop_ = false;
+  mutable Mutex mutex_;
+  Condition changed_;
+  Condition turn_;
+  std::unordered_map<uint64_t, std::unique_ptr<Record>> records_ CR_GUARDED_BY(mutex_);
+  std::unordered_set<const void*> captured_ CR_GUARDED_BY(mutex_);  // the records that graphs refer to
+  std::unordered_set<uint64_t> turns_ CR_GUARDED_BY(mutex_);        // announced, and not done
+  uint64_t next_turn_ CR_GUARDED_BY(mutex_) = 1;
+  bool stop_ CR_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace cuda_remote::server

@@ -13,6 +13,7 @@
 
 #include "proto/frame/handle.h"
 #include "proto/logging/log.h"
+#include "proto/threads/mutex.h"
 #include "replay/log/hash.h"
 #include "server/worker/ipc_messages.h"
 
@@ -185,7 +186,7 @@ bool Ipc::SetScope(std::string_view scope, const std::vector<std::string_view>& 
     if (!ReadKey(key, IpcKind::kPhysical, &home, &secret)) return false;
     secrets.insert(secret);
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (used_ || scope.size() != kIpcScopeBytes) return false;
   scope_ = scope;
   ownerless_ = std::move(secrets);
@@ -195,7 +196,7 @@ bool Ipc::SetScope(std::string_view scope, const std::vector<std::string_view>& 
 bool Ipc::Inherits(std::string_view key) {
   std::string home, secret;
   if (!ReadKey(key, IpcKind::kPhysical, &home, &secret)) return false;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (ownerless_.count(secret) == 0 || listening_.count(secret) != 0) return false;
   used_ = true;
   bool taken = false;
@@ -239,7 +240,7 @@ void Ipc::Serve() {
   while (true) {
     size_t first_user = 0;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(&mutex_);
       polls.assign({{wake_, POLLIN, 0}});
       for (const auto& [home, fd] : listening_) polls.push_back({fd, POLLIN, 0});
       first_user = polls.size();
@@ -250,7 +251,7 @@ void Ipc::Serve() {
     uint64_t count;
     if (polls[0].revents != 0 && read(wake_, &count, sizeof(count)) < 0 && errno != EAGAIN) return;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(&mutex_);
       for (size_t i = first_user; i < polls.size(); ++i) {
         const auto it = polls[i].revents != 0 ? users_.find(polls[i].fd) : users_.end();
         if (it == users_.end()) continue;
@@ -270,7 +271,7 @@ void Ipc::Serve() {
 void Ipc::Accept(int listening) {
   const int fd = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (fd < 0) return;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (users_.size() >= kMaxConnections || !SameUser(fd)) {
     close(fd);
     return;
@@ -306,7 +307,7 @@ bool Ipc::AnswerLocked(int connection, User* user) {
 }
 
 bool Ipc::Shared(IpcKind kind, uint64_t object, std::string* key) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const auto it = secrets_.find({int(kind), object});
   if (it == secrets_.end()) return false;
   *key = MakeKey(kind, homes_[it->second], it->second);
@@ -314,7 +315,7 @@ bool Ipc::Shared(IpcKind kind, uint64_t object, std::string* key) {
 }
 
 CUresult Ipc::Share(IpcKind kind, uint64_t object, const IpcFacts& facts, int fd, std::string* key) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   CUresult result = CUDA_SUCCESS;
   std::string home, secret;
   if (key->empty()) {
@@ -340,7 +341,7 @@ CUresult Ipc::Share(IpcKind kind, uint64_t object, const IpcFacts& facts, int fd
 }
 
 CUresult Ipc::Offer(uint64_t object, const IpcFacts& facts, int fd, std::string* key) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   ForgetLocked(IpcKind::kOffer, object);
   if (offers_home_.empty()) offers_home_ = RandomBytes();
   if (!ListenLocked(offers_home_, kOfferScope)) {
@@ -358,7 +359,7 @@ CUresult Ipc::Offer(uint64_t object, const IpcFacts& facts, int fd, std::string*
 
 void Ipc::ForgetOffers() {
   if (!has_offers_.load(std::memory_order_relaxed)) return;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const std::pair<int, uint64_t> first{int(IpcKind::kOffer), 0};
   for (auto it = secrets_.lower_bound(first); it != secrets_.end() && it->first.first == first.first;) {
     const uint64_t object = (it++)->first.second;
@@ -368,7 +369,7 @@ void Ipc::ForgetOffers() {
 }
 
 size_t Ipc::Users(uint64_t object) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   size_t count = 0;
   for (const auto& [connection, user] : users_) {
     const auto it = shared_.find(user.secret);
@@ -401,7 +402,7 @@ void Ipc::ForgetLocked(IpcKind kind, uint64_t object) {
 }
 
 void Ipc::Forget(uint64_t object) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (!secrets_.empty()) {
     for (int kind = int(IpcKind::kMemory); kind <= int(IpcKind::kOffer); ++kind) ForgetLocked(IpcKind(kind), object);
   }
@@ -413,7 +414,7 @@ void Ipc::Forget(uint64_t object) {
 CUresult Ipc::FindOwner(std::string_view key, IpcKind kind, bool other, std::string* name, std::string* secret) {
   std::string home;
   if (!ReadKey(key, kind, &home, secret)) return CUDA_ERROR_INVALID_HANDLE;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (other && listening_.count(home) != 0) return CUDA_ERROR_INVALID_CONTEXT;
   used_ = used_ || kind != IpcKind::kOffer;
   const std::string& scope = kind == IpcKind::kOffer ? kOfferScope : scope_;
@@ -507,12 +508,12 @@ CUresult Ipc::Open(std::string_view key, IpcKind kind, bool other, std::chrono::
 }
 
 void Ipc::Hold(uint64_t object, const IpcUse& use) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   held_.emplace(object, use);
 }
 
 bool Ipc::Holds(uint64_t object) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return held_.count(object) != 0;
 }
 
@@ -524,12 +525,12 @@ CUresult Ipc::LetGo(const DriverTable& driver, const IpcImport& import) {
 }
 
 void Ipc::Return(uint64_t address, uint64_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   returned_.emplace_back(address, bytes);
 }
 
 std::vector<std::pair<uint64_t, uint64_t>> Ipc::TakeReturned() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return std::exchange(returned_, {});
 }
 
@@ -538,7 +539,7 @@ bool Ipc::IsAmong(const IpcPeer& peer, const std::set<uint64_t>& sessions) const
 }
 
 bool Ipc::HasLostOwner(uint64_t object) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const auto it = held_.find(object);
   return it != held_.end() && HasEnded(it->second.connection);
 }
@@ -546,7 +547,7 @@ bool Ipc::HasLostOwner(uint64_t object) {
 void Ipc::Refusals(const std::set<uint64_t>& sessions, bool ownerless, std::vector<std::string>* refusals) {
   // By the sentence, how often it applies.
   std::map<std::string, size_t> found;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const auto look = [&](const IpcUse& use, bool physical) {
     if (HasEnded(use.connection)) {
       if (physical && ownerless) return;

@@ -31,7 +31,6 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <set>
 #include <string>
 #include <string_view>
@@ -39,6 +38,7 @@
 #include <utility>
 #include <vector>
 
+#include "proto/threads/mutex.h"
 #include "server/driver/driver_table.h"
 
 namespace cuda_remote::server {
@@ -180,13 +180,13 @@ class Ipc {
 
   // Makes the socket of a home, and the thread.
   // *taken, if not null: another session does, which is no error.
-  bool ListenLocked(const std::string& home, const std::string& scope, bool* taken = nullptr);
+  bool ListenLocked(const std::string& home, const std::string& scope, bool* taken = nullptr) CR_REQUIRES(mutex_);
   void Serve();
   void Accept(int listening);
   // Answers one request on a connection; false: close it.
-  bool AnswerLocked(int connection, User* user);
-  void ForgetLocked(IpcKind kind, uint64_t object);
-  void CloseUsersLocked(const std::string& secret);
+  bool AnswerLocked(int connection, User* user) CR_REQUIRES(mutex_);
+  void ForgetLocked(IpcKind kind, uint64_t object) CR_REQUIRES(mutex_);
+  void CloseUsersLocked(const std::string& secret) CR_REQUIRES(mutex_);
   bool IsAmong(const IpcPeer& peer, const std::set<uint64_t>& sessions) const;
   // As which name the worker listens that shares what the key names, and the key's secret. Errors as Open's.
   CUresult FindOwner(std::string_view key, IpcKind kind, bool other, std::string* name, std::string* secret);
@@ -196,24 +196,24 @@ class Ipc {
   static CUresult Hear(int connection, IpcFacts* facts, int* fd, IpcUse* use);
 
   const IpcSelf self_;
-  std::mutex mutex_;
-  std::string scope_;                                        // empty: that of sessions that were never replayed
-  bool used_ = false;                                        // the scope stays what it is
-  std::map<std::string, Entry> shared_;                      // by secret
-  std::map<std::pair<int, uint64_t>, std::string> secrets_;  // by kind and object
-  std::map<std::string, std::string> homes_;                 // by secret
-  std::set<std::string> ownerless_;                          // secrets; they are their own homes
-  std::multimap<uint64_t, IpcUse> held_;                     // by object
-  std::vector<std::pair<uint64_t, uint64_t>> returned_;
-  std::string home_;                      // of what is shared next; empty: none yet
-  std::string offers_home_;               // of offers, likewise
-  std::atomic<bool> has_offers_{false};   // there may be some
-  std::map<std::string, int> listening_;  // by home
-  std::map<int, User> users_;             // by connection
+  Mutex mutex_;
+  std::string scope_ CR_GUARDED_BY(mutex_);                    // empty: that of sessions that were never replayed
+  bool used_ CR_GUARDED_BY(mutex_) = false;                    // the scope stays what it is
+  std::map<std::string, Entry> shared_ CR_GUARDED_BY(mutex_);  // by secret
+  std::map<std::pair<int, uint64_t>, std::string> secrets_ CR_GUARDED_BY(mutex_);  // by kind and object
+  std::map<std::string, std::string> homes_ CR_GUARDED_BY(mutex_);                 // by secret
+  std::set<std::string> ownerless_ CR_GUARDED_BY(mutex_);                          // secrets; they are their own homes
+  std::multimap<uint64_t, IpcUse> held_ CR_GUARDED_BY(mutex_);                     // by object
+  std::vector<std::pair<uint64_t, uint64_t>> returned_ CR_GUARDED_BY(mutex_);
+  std::string home_ CR_GUARDED_BY(mutex_);                      // of what is shared next; empty: none yet
+  std::string offers_home_ CR_GUARDED_BY(mutex_);               // of offers, likewise
+  std::atomic<bool> has_offers_{false};                         // there may be some
+  std::map<std::string, int> listening_ CR_GUARDED_BY(mutex_);  // by home
+  std::map<int, User> users_ CR_GUARDED_BY(mutex_);             // by connection
   int wake_ = -1;
   std::atomic<bool> stop_{false};
   std::thread thread_;
-  std::map<std::string, IpcImport> imports_;
+  std::map<std::string, IpcImport> imports_ CR_GUARDED_BY(mutex_);
 };
 
 // "process 123 (python, session 4)".

@@ -12,6 +12,7 @@
 
 #include "proto/logging/log.h"
 #include "proto/mirror/mirror.h"
+#include "proto/threads/mutex.h"
 #include "server/worker/device_arena.h"
 
 namespace cuda_remote::server {
@@ -38,7 +39,7 @@ bool ManagedMemory::ReserveLocked() {
 }
 
 void ManagedMemory::UseContext(int device, ContextRef context) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   Lane& lane = lanes_[device];
   if (lane.context.id != 0 || context.id == 0) return;
   if (MakeCurrent(driver_, context) != CUDA_SUCCESS) return;
@@ -48,7 +49,7 @@ void ManagedMemory::UseContext(int device, ContextRef context) {
 }
 
 void ManagedMemory::ContextDies(uint64_t id) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   for (auto& [device, lane] : lanes_) {
     if (lane.context.id != id) continue;
     lane = Lane();  // with what goes on in it
@@ -114,13 +115,13 @@ CUresult ManagedMemory::MapFileLocked(int fd, uint64_t offset, Segment* segment)
 }
 
 bool ManagedMemory::carried() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return !segments_.empty() && !segments_.begin()->second.file;
 }
 
 CUresult ManagedMemory::Map(uint64_t address, uint64_t bytes, int device, const std::vector<int>& devices, int fd,
                             uint64_t offset) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (!ReserveLocked()) return CUDA_ERROR_NOT_SUPPORTED;
   if (address - kManagedBase > reserved_ || bytes > reserved_ - (address - kManagedBase))
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -154,7 +155,7 @@ CUresult ManagedMemory::Map(uint64_t address, uint64_t bytes, int device, const 
 }
 
 CUresult ManagedMemory::Unmap(uint64_t address) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const auto it = segments_.find(address);
   if (it == segments_.end()) return CUDA_ERROR_INVALID_VALUE;
   AwaitFlushLocked();
@@ -168,7 +169,7 @@ CUresult ManagedMemory::Unmap(uint64_t address) {
 }
 
 CUresult ManagedMemory::Clear(uint64_t address) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const auto it = segments_.find(address);
   if (it == segments_.end()) return CUDA_ERROR_INVALID_VALUE;
   AwaitFlushLocked();
@@ -184,13 +185,13 @@ CUresult ManagedMemory::ClearLocked(const Segment& segment, uint64_t address) {
 }
 
 uint64_t ManagedMemory::BytesAt(uint64_t address) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const auto it = segments_.find(address);
   return it == segments_.end() ? 0 : it->second.bytes;
 }
 
 bool ManagedMemory::Contains(uint64_t address, uint64_t bytes) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   uint64_t start;
   return FindLocked(address, bytes, &start) != nullptr;
 }
@@ -341,7 +342,7 @@ CUresult ManagedMemory::FlushKeptInLocked(CUstream stream, bool blocking) {
 }
 
 CUresult ManagedMemory::OrderBehindFlush(CUstream stream, bool blocking) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   CUresult first = CUDA_SUCCESS;
   for (auto& [device, lane] : lanes_) {
     if (!lane.flushing) continue;
@@ -377,16 +378,17 @@ CUresult ManagedMemory::AwaitFlushLocked() {
 }
 
 CUresult ManagedMemory::AwaitFlush() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return AwaitFlushLocked();
 }
 
 CUresult ManagedMemory::Write(std::string_view runs) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   std::vector<std::shared_ptr<char>> buffers;
   std::vector<bool> used;
   CUresult first = CUDA_SUCCESS;
   const bool well_formed = mirror::ForEachRun(runs, [&](uint64_t address, std::string_view bytes) {
+    mutex_.AssertHeld();
     uint64_t start;
     const Segment* const segment = bytes.empty() ? nullptr : FindLocked(address, bytes.size(), &start);
     if (!segment || segment->file) return false;
@@ -411,7 +413,7 @@ CUresult ManagedMemory::Write(std::string_view runs) {
 }
 
 CUresult ManagedMemory::Read(uint64_t address, uint64_t bytes, std::string* out) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   uint64_t start;
   const Segment* const segment = bytes == 0 ? nullptr : FindLocked(address, bytes, &start);
   if (!segment || segment->file) return CUDA_ERROR_INVALID_VALUE;
@@ -446,7 +448,7 @@ std::vector<ManagedMemory::Run> ManagedMemory::RunsLocked(std::string_view runs)
 }
 
 CUresult ManagedMemory::Copy(std::string_view runs, bool to_device, bool may_go_on) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const std::vector<Run> copied = RunsLocked(runs);
   if (copied.empty() && !runs.empty()) return CUDA_ERROR_INVALID_VALUE;
   // What it brings later would take the place of what the client has written by then.
@@ -458,18 +460,19 @@ CUresult ManagedMemory::Copy(std::string_view runs, bool to_device, bool may_go_
 
 CUresult ManagedMemory::BeginFlush(std::string_view runs, bool idle) {
   if (idle) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     if (KeepLocked(RunsLocked(runs))) return CUDA_SUCCESS;
   }
   return Copy(runs, true, true);
 }
 
 bool ManagedMemory::BeginFetch(std::string_view runs) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const std::vector<Run> copied = RunsLocked(runs);
   uint64_t start;
   // The driver copies into memory that is not registered by itself, when the work before it is done.
   const auto is_registered = [&](const Run& run) {
+    mutex_.AssertHeld();
     const Segment& segment = *FindLocked(run.address, run.bytes, &start);
     const uint64_t first = (run.address - start) / kRegistered,
                    last = (run.address - start + run.bytes - 1) / kRegistered;
@@ -510,14 +513,14 @@ bool ManagedMemory::BeginFetch(std::string_view runs) {
 CUresult ManagedMemory::FetchState() { return driver_.cuEventQuery(fetch_); }
 
 void ManagedMemory::EndFetch() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   // It was behind them.
   for (auto& [device, lane] : lanes_) lane.flushing = false;
   flushing_.store(false, std::memory_order_release);
 }
 
 void ManagedMemory::LeaveFetch() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   for (auto& [device, lane] : lanes_) lane.fetching = lane.fetching || lane.fetched == fetch_;
 }
 

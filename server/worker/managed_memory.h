@@ -19,11 +19,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "proto/threads/mutex.h"
 #include "server/driver/driver_table.h"
 #include "server/worker/bulk_copies.h"
 #include "server/worker/current_context.h"
@@ -65,7 +65,7 @@ class ManagedMemory {
   // pages are here, and then calls EndFetch; or it calls LeaveFetch: then whoever fetches later waits for it. For
   // sessions with one context, and no streams but blocking ones. Executor only; leaves that context current.
   bool BeginFetch(std::string_view runs);
-  CUresult FetchState();
+  CUresult FetchState() CR_UNGUARDED;  // of the executor, which alone begins fetches
   void EndFetch();
   void LeaveFetch();
   // As Flush, but a short copy may go on: then flushing() is true, and the caller makes everything that may use the
@@ -128,55 +128,56 @@ class ManagedMemory {
     bool fetching = false;      // it may not be done, and LeaveFetch was called
   };
 
-  bool ReserveLocked();
-  const Segment* FindLocked(uint64_t address, uint64_t bytes, uint64_t* start) const;
-  Segment* FindLocked(uint64_t address, uint64_t bytes, uint64_t* start) {
+  bool ReserveLocked() CR_REQUIRES(mutex_);
+  const Segment* FindLocked(uint64_t address, uint64_t bytes, uint64_t* start) const CR_REQUIRES(mutex_);
+  Segment* FindLocked(uint64_t address, uint64_t bytes, uint64_t* start) CR_REQUIRES(mutex_) {
     return const_cast<Segment*>(static_cast<const ManagedMemory*>(this)->FindLocked(address, bytes, start));
   }
   // The stream of the device's, with its context current in this thread. Null: there is no context.
-  CUstream EnterLocked(int device);
+  CUstream EnterLocked(int device) CR_REQUIRES(mutex_);
   struct Run {
     uint64_t address, bytes;
   };
   // Puts off the flush of `runs`. False if it must begin now.
-  bool KeepLocked(const std::vector<Run>& runs);
-  std::vector<Run> TakeKeptLocked();
+  bool KeepLocked(const std::vector<Run>& runs) CR_REQUIRES(mutex_);
+  std::vector<Run> TakeKeptLocked() CR_REQUIRES(mutex_);
   // Begins what was put off: in the lane's stream, or in one whose context is current.
-  CUresult FlushKeptLocked();
-  CUresult FlushKeptInLocked(CUstream stream, bool blocking);
+  CUresult FlushKeptLocked() CR_REQUIRES(mutex_);
+  CUresult FlushKeptInLocked(CUstream stream, bool blocking) CR_REQUIRES(mutex_);
   // Copies `runs`, which a client has sent; empty: they are wrong.
-  std::vector<Run> RunsLocked(std::string_view runs) const;
+  std::vector<Run> RunsLocked(std::string_view runs) const CR_REQUIRES(mutex_);
   CUresult Copy(std::string_view runs, bool to_device, bool may_go_on);
   // Copies ranges, each in one segment, and has ended when it returns, or else BeginFlush describes what goes on.
-  CUresult CopyLocked(const std::vector<Run>& runs, bool to_device, bool may_go_on);
+  CUresult CopyLocked(const std::vector<Run>& runs, bool to_device, bool may_go_on) CR_REQUIRES(mutex_);
   // Notes that what is in the lane's stream goes on.
-  CUresult LeaveLocked(Lane* lane);
-  CUresult AwaitFlushLocked();
-  void AwaitFetchLocked();
+  CUresult LeaveLocked(Lane* lane) CR_REQUIRES(mutex_);
+  CUresult AwaitFlushLocked() CR_REQUIRES(mutex_);
+  void AwaitFetchLocked() CR_REQUIRES(mutex_);
   // Begins to copy a range of one segment in `stream`, whose context is current; what is worth BulkCopies goes to
   // `bulk` instead.
   CUresult BeginCopyLocked(Segment* segment, uint64_t start, const Run& run, bool to_device, CUstream stream,
-                           std::map<int, std::vector<BulkCopies::Part>>* bulk);
-  std::shared_ptr<File> OpenFileLocked(int fd);
-  CUresult MapFileLocked(int fd, uint64_t offset, Segment* segment);
+                           std::map<int, std::vector<BulkCopies::Part>>* bulk) CR_REQUIRES(mutex_);
+  std::shared_ptr<File> OpenFileLocked(int fd) CR_REQUIRES(mutex_);
+  CUresult MapFileLocked(int fd, uint64_t offset, Segment* segment) CR_REQUIRES(mutex_);
   // Waits for the copies of these devices.
-  CUresult AwaitLocked(const std::vector<bool>& devices);
-  void RegisterLocked(Segment* segment, size_t piece);
-  void UnregisterLocked(Segment* segment);
-  CUresult ClearLocked(const Segment& segment, uint64_t address);
-  CUresult BackLocked(uint64_t address, uint64_t bytes, int device, const std::vector<int>& devices);
+  CUresult AwaitLocked(const std::vector<bool>& devices) CR_REQUIRES(mutex_);
+  void RegisterLocked(Segment* segment, size_t piece) CR_REQUIRES(mutex_);
+  void UnregisterLocked(Segment* segment) CR_REQUIRES(mutex_);
+  CUresult ClearLocked(const Segment& segment, uint64_t address) CR_REQUIRES(mutex_);
+  CUresult BackLocked(uint64_t address, uint64_t bytes, int device, const std::vector<int>& devices)
+      CR_REQUIRES(mutex_);
 
   const DriverTable& driver_;
   StagingPool* const staging_;
-  mutable std::mutex mutex_;
-  uint64_t reserved_ = 0;  // bytes of addresses, 0: none yet
-  std::map<uint64_t, Segment> segments_;
-  std::map<int, Lane> lanes_;
-  std::atomic<bool> flushing_{false};  // any lane's, or something is in `kept_`
-  std::vector<Run> kept_;              // of one device: flushes that were put off
-  uint64_t kept_bytes_ = 0;
-  CUevent fetch_ = nullptr;   // of the last BeginFetch
-  std::weak_ptr<File> file_;  // of the segment that came last
+  mutable Mutex mutex_;
+  uint64_t reserved_ CR_GUARDED_BY(mutex_) = 0;  // bytes of addresses, 0: none yet
+  std::map<uint64_t, Segment> segments_ CR_GUARDED_BY(mutex_);
+  std::map<int, Lane> lanes_ CR_GUARDED_BY(mutex_);
+  std::atomic<bool> flushing_{false};            // any lane's, or something is in `kept_`
+  std::vector<Run> kept_ CR_GUARDED_BY(mutex_);  // of one device: flushes that were put off
+  uint64_t kept_bytes_ CR_GUARDED_BY(mutex_) = 0;
+  CUevent fetch_ CR_GUARDED_BY(mutex_) = nullptr;   // of the last BeginFetch
+  std::weak_ptr<File> file_ CR_GUARDED_BY(mutex_);  // of the segment that came last
   BulkCopies bulk_;
 };
 

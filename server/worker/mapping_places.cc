@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <atomic>
 
+#include "proto/threads/mutex.h"
+
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000
 #endif
@@ -49,7 +51,7 @@ MappingPlaces::MappingPlaces(AddressRange mappings, AddressRange reservations)
     : mappings_(mappings), reservations_(reservations) {}
 
 uint64_t MappingPlaces::Take(Part* part, size_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&part->mutex);
   return part->free.Take(bytes, bytes >= kLargePage ? kLargePage : kPage);
 }
 
@@ -57,7 +59,7 @@ void MappingPlaces::Give(Part* part, uint64_t address, uint64_t bytes) {
   const uint64_t begin = std::max(address, part->range.begin);
   const uint64_t end = std::min(address + bytes, part->range.begin + part->range.bytes);
   if (begin >= end) return;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&part->mutex);
   part->free.GiveRest(begin, end - begin);
 }
 
@@ -94,9 +96,19 @@ int MappingPlaces::Unmap(void* address, size_t bytes) {
   return 0;
 }
 
+void MappingPlaces::LockAll() {
+  mappings_.mutex.lock();
+  reservations_.mutex.lock();
+}
+
+void MappingPlaces::UnlockAll() {
+  reservations_.mutex.unlock();
+  mappings_.mutex.unlock();
+}
+
 void KeepMappingsApart() {
   static MappingPlaces* const places = new MappingPlaces(kMappingPlaces, kReservationPlaces);
-  pthread_atfork([] { places->mutex_.lock(); }, [] { places->mutex_.unlock(); }, [] { places->mutex_.unlock(); });
+  pthread_atfork([] { places->LockAll(); }, [] { places->UnlockAll(); }, [] { places->UnlockAll(); });
   g_places.store(places, std::memory_order_release);
 }
 

@@ -21,8 +21,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 
+#include "proto/threads/mutex.h"
 #include "server/worker/address_space.h"
 
 namespace cuda_remote::server {
@@ -51,12 +51,15 @@ class MappingPlaces {
   struct Part {
     explicit Part(AddressRange range);
     const AddressRange range;
-    AddressSpace free;
+    Mutex mutex;
+    AddressSpace free CR_GUARDED_BY(mutex);
   };
-  uint64_t Take(Part* part, size_t bytes);
-  void Give(Part* part, uint64_t address, uint64_t bytes);
+  static uint64_t Take(Part* part, size_t bytes);
+  static void Give(Part* part, uint64_t address, uint64_t bytes);
+  // Around fork, so that the child finds no mutex that a thread of the parent held.
+  void LockAll() CR_UNGUARDED;
+  void UnlockAll() CR_UNGUARDED;
 
-  std::mutex mutex_;
   Part mappings_;
   Part reservations_;
 };

@@ -9,6 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "proto/threads/mutex.h"
+
 namespace cuda_remote::server {
 namespace {
 
@@ -61,8 +63,8 @@ void OutputCapture::Take(File* file, const std::function<void(std::string_view)>
 }
 
 void OutputCapture::Flush(const std::function<void(std::string_view, bool)>& send) {
+  MutexLock lock(&mutex_);
   if (out_.fd < 0) return;
-  std::lock_guard<std::mutex> lock(mutex_);
   fflush(stdout);
   Take(&out_, [&send](std::string_view bytes) { send(bytes, false); });
   Take(&err_, [this, &send](std::string_view bytes) {

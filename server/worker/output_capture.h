@@ -7,9 +7,10 @@
 
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <string_view>
+
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::server {
 
@@ -33,8 +34,8 @@ class OutputCapture {
   static bool Replace(int descriptor, const char* name, File* file, std::string* error);
   static void Take(File* file, const std::function<void(std::string_view)>& send);
 
-  std::mutex mutex_;
-  File out_, err_;
+  Mutex mutex_;
+  File out_ CR_GUARDED_BY(mutex_), err_ CR_GUARDED_BY(mutex_);
   int log_fd_ = 2;
 };
 

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/worker/side_work.h"
 
-#include <condition_variable>
 #include <cstring>
-#include <mutex>
 #include <set>
 #include <utility>
 
 #include "proto/chunkhash/chunk_hash.h"
 #include "proto/chunkhash/steps.h"
 #include "proto/driverabi/snapshot_addresses.h"
+#include "proto/threads/mutex.h"
 #include "server/worker/hash_kernel.gen.h"
 #include "server/worker/side_reads.h"
 
@@ -17,10 +16,10 @@ namespace cuda_remote::server {
 namespace {
 
 // Reads on their way. C function pointers carry no state, and a worker is one process.
-std::mutex g_mutex;
-std::condition_variable g_ended;
-std::set<uint64_t> g_reads;  // their numbers
-uint64_t g_next_read = 0;
+Mutex g_mutex;
+Condition g_ended;
+std::set<uint64_t> g_reads CR_GUARDED_BY(g_mutex);  // their numbers
+uint64_t g_next_read CR_GUARDED_BY(g_mutex) = 0;
 DriverTable g_real;
 
 // One read, until the last copy of it is gone.
@@ -28,14 +27,14 @@ class Read {
  public:
   static std::shared_ptr<Read> Begin() { return std::make_shared<Read>(); }
   Read() {
-    std::lock_guard<std::mutex> lock(g_mutex);
+    MutexLock lock(&g_mutex);
     number_ = g_next_read++;
     g_reads.insert(number_);
   }
   ~Read() {
-    std::lock_guard<std::mutex> lock(g_mutex);
+    MutexLock lock(&g_mutex);
     g_reads.erase(number_);
-    g_ended.notify_all();
+    g_ended.NotifyAll();
   }
   Read(const Read&) = delete;
   Read& operator=(const Read&) = delete;
@@ -64,9 +63,9 @@ void Guard(DriverTable* table) {
 
 // Later ones do not read what is about to go: the session owns it no more.
 void AwaitSideReads() {
-  std::unique_lock<std::mutex> lock(g_mutex);
+  MutexLock lock(&g_mutex);
   const uint64_t next = g_next_read;
-  g_ended.wait(lock, [next] { return g_reads.empty() || *g_reads.begin() >= next; });
+  while (!g_reads.empty() && *g_reads.begin() < next) g_ended.Wait(&g_mutex);
 }
 
 CUresult UnmapAtOnce(const DriverTable& driver, uint64_t address, uint64_t bytes) {

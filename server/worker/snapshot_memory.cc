@@ -9,6 +9,7 @@
 
 #include "proto/logging/log.h"
 #include "proto/machine/machine_memory.h"
+#include "proto/threads/mutex.h"
 #include "server/worker/device_arena.h"
 #include "server/worker/side_reads.h"
 
@@ -65,7 +66,7 @@ void SnapshotMemory::GiveWayIn(DriverTable* table) {
 
 CUresult SnapshotMemory::Allocate(int device, uint64_t bytes, uint64_t* address) {
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   size_t free = 0, total = 0;
   CUcontext context = nullptr;
   CUresult result = real_.cuMemGetInfo_v2(&free, &total);
@@ -119,7 +120,7 @@ std::map<uint64_t, SnapshotMemory::Piece>::iterator SnapshotMemory::FindLocked(u
 }
 
 bool SnapshotMemory::Owns(uint64_t address, uint64_t bytes, int* device) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const auto piece = FindLocked(address, bytes);
   if (piece == pieces_.end()) return false;
   *device = piece->second.device;
@@ -143,7 +144,7 @@ void SnapshotMemory::FreeLocked(std::map<uint64_t, Piece>::iterator piece) {
 }
 
 bool SnapshotMemory::Free(uint64_t address) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const auto piece = pieces_.find(address);
   if (piece == pieces_.end()) return false;
   FreeLocked(piece);
@@ -151,7 +152,7 @@ bool SnapshotMemory::Free(uint64_t address) {
 }
 
 CUresult SnapshotMemory::Fill(uint64_t address, uint64_t bytes, const std::function<CUresult()>& copy) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const auto piece = FindLocked(address, bytes);
   if (piece == pieces_.end()) return CUDA_ERROR_INVALID_VALUE;
   if (piece->second.host != nullptr || piece->second.lost) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -164,7 +165,7 @@ CUresult SnapshotMemory::Fill(uint64_t address, uint64_t bytes, const std::funct
 CUresult SnapshotMemory::Read(uint64_t address, uint64_t bytes, void* to, const std::function<CUresult()>& copy,
                               bool* copied) {
   *copied = false;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const auto piece = FindLocked(address, bytes);
   if (piece == pieces_.end()) return CUDA_ERROR_INVALID_VALUE;
   if (piece->second.lost) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -176,7 +177,7 @@ CUresult SnapshotMemory::Read(uint64_t address, uint64_t bytes, void* to, const 
 }
 
 void SnapshotMemory::WasRead(uint64_t address, uint64_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const auto piece = FindLocked(address, bytes);
   if (piece == pieces_.end()) return;
   piece->second.unread -= std::min(piece->second.unread, bytes);
@@ -184,7 +185,7 @@ void SnapshotMemory::WasRead(uint64_t address, uint64_t bytes) {
 }
 
 bool SnapshotMemory::GiveWay() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const bool none = std::all_of(pieces_.begin(), pieces_.end(),
                                 [](const auto& one) { return one.second.host != nullptr || one.second.lost; });
   if (none) return false;
@@ -226,7 +227,7 @@ bool SnapshotMemory::GiveWay() {
 void SnapshotMemory::Watch() {
   while (true) {
     std::this_thread::sleep_for(kWatchEvery);
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     if (pieces_.empty() || std::chrono::steady_clock::now() - used_ < patience_) continue;
     logging::Warn("freed GPU memory of a checkpoint that nothing has read for a minute");
     while (!pieces_.empty()) FreeLocked(pieces_.begin());
@@ -234,7 +235,7 @@ void SnapshotMemory::Watch() {
 }
 
 uint64_t SnapshotMemory::bytes_on(int device) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   uint64_t bytes = 0;
   for (const auto& [address, piece] : pieces_) {
     if (piece.device == device && piece.host == nullptr && !piece.lost) bytes += piece.bytes;
@@ -243,7 +244,7 @@ uint64_t SnapshotMemory::bytes_on(int device) {
 }
 
 void SnapshotMemory::SetPatience(std::chrono::milliseconds patience) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   patience_ = patience;
 }
 

@@ -17,9 +17,9 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
 
 #include "proto/driverabi/snapshot_addresses.h"
+#include "proto/threads/mutex.h"
 #include "server/driver/driver_table.h"
 
 namespace cuda_remote::server {
@@ -74,19 +74,19 @@ class SnapshotMemory {
     bool lost = false;     // there was no room for it
   };
   SnapshotMemory() = default;
-  std::map<uint64_t, Piece>::iterator FindLocked(uint64_t address, uint64_t bytes);
-  void FreeLocked(std::map<uint64_t, Piece>::iterator piece);
-  void UnmapLocked(uint64_t address, uint64_t bytes);
+  std::map<uint64_t, Piece>::iterator FindLocked(uint64_t address, uint64_t bytes) CR_REQUIRES(mutex_);
+  void FreeLocked(std::map<uint64_t, Piece>::iterator piece) CR_REQUIRES(mutex_);
+  void UnmapLocked(uint64_t address, uint64_t bytes) CR_REQUIRES(mutex_);
   void Watch();
 
-  std::mutex mutex_;
+  Mutex mutex_;
   DriverTable real_;
-  std::map<uint64_t, Piece> pieces_;
-  uint64_t reserved_ = 0;  // bytes of addresses
-  uint64_t next_ = 0;      // the first address after the last piece
-  std::chrono::milliseconds patience_ = std::chrono::seconds(60);
-  std::chrono::steady_clock::time_point used_;
-  bool watched_ = false;
+  std::map<uint64_t, Piece> pieces_ CR_GUARDED_BY(mutex_);
+  uint64_t reserved_ CR_GUARDED_BY(mutex_) = 0;  // bytes of addresses
+  uint64_t next_ CR_GUARDED_BY(mutex_) = 0;      // the first address after the last piece
+  std::chrono::milliseconds patience_ CR_GUARDED_BY(mutex_) = std::chrono::seconds(60);
+  std::chrono::steady_clock::time_point used_ CR_GUARDED_BY(mutex_);
+  bool watched_ CR_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace cuda_remote::server

@@ -5,6 +5,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "proto/threads/mutex.h"
+
 namespace cuda_remote::server {
 namespace {
 
@@ -37,7 +39,7 @@ bool StagingPool::Make(size_t bytes, Buffer* buffer) {
 void StagingPool::Register(Buffer* buffer) {
   uint64_t epoch;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     epoch = epoch_;
   }
   // Without a registration (no context, too much locked memory) the driver copies through buffers of its own.
@@ -47,7 +49,7 @@ void StagingPool::Register(Buffer* buffer) {
 }
 
 bool StagingPool::FindFree(size_t bytes, Buffer* buffer) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   auto* const list = bytes <= kSmall ? &small_ : bytes <= kLarge ? &large_ : nullptr;
   while (list != nullptr && !list->empty()) {
     *buffer = list->back();
@@ -78,7 +80,7 @@ std::shared_ptr<char> StagingPool::Take(size_t bytes) {
 void StagingPool::Release(Buffer buffer) {
   if (kPoison) memset(buffer.data, 0xdb, buffer.bytes);
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     auto* const list = buffer.bytes == kSmall ? &small_ : buffer.bytes == kLarge ? &large_ : nullptr;
     if (list != nullptr && list->size() < kMaxKept) {
       list->push_back(buffer);
@@ -96,7 +98,7 @@ void StagingPool::Release(Buffer buffer) {
 void StagingPool::GiveBack() {
   std::multimap<size_t, Buffer> unused;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     unused.swap(unused_);
     unused_bytes_ = 0;
   }
@@ -114,7 +116,7 @@ void StagingPool::Prepare(size_t count) {
 }
 
 void StagingPool::ContextDies() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   ++epoch_;
 }
 

@@ -4,8 +4,8 @@
 // only slower. Thread-safe.
 //
 // The end of a registration may wait for all that the GPUs are doing (CUDA driver API, cuMemHostUnregister), and a
-// stream may wait for what the client sends next. So a registered buffer that nobody uses any more is kept, for the next
-// one who needs that much, until somebody who may wait gives it back: GiveBack.
+// stream may wait for what the client sends next. So a registered buffer that nobody uses any more is kept, for the
+// next one who needs that much, until somebody who may wait gives it back: GiveBack.
 #ifndef CUDA_REMOTE_SERVER_WORKER_STAGING_H_
 #define CUDA_REMOTE_SERVER_WORKER_STAGING_H_
 
@@ -14,9 +14,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "proto/threads/mutex.h"
 #include "server/driver/driver_table.h"
 
 namespace cuda_remote::server {
@@ -44,7 +44,9 @@ class StagingPool {
   void ContextDies();
 
   // Whether GiveBack is due; true only once until it has been called. Cheap.
-  bool BeginGiveBack() { return unused_bytes_.load(std::memory_order_relaxed) > kMostUnused && !giving_back_.exchange(true); }
+  bool BeginGiveBack() {
+    return unused_bytes_.load(std::memory_order_relaxed) > kMostUnused && !giving_back_.exchange(true);
+  }
   // Ends the registrations of unused memory and gives it back to the system. May wait for all work on the GPUs, so not
   // for the executor. With a context current.
   void GiveBack();
@@ -63,7 +65,7 @@ class StagingPool {
   void Release(Buffer buffer);
 
   const DriverTable& driver_;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::vector<Buffer> small_, large_;
   std::multimap<size_t, Buffer> unused_;  // by size: registered ones for which those two have no place
   std::atomic<size_t> unused_bytes_{0};

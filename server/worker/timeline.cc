@@ -7,6 +7,8 @@
 
 #include <algorithm>
 
+#include "proto/threads/mutex.h"
+
 namespace cuda_remote::server {
 
 uint64_t Timeline::NowNs() {
@@ -16,7 +18,7 @@ uint64_t Timeline::NowNs() {
 }
 
 void Timeline::Begin(uint64_t capacity) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   events_.clear();
   events_.shrink_to_fit();
   capacity_ = std::min(capacity, kMaxEvents);
@@ -27,7 +29,7 @@ void Timeline::Begin(uint64_t capacity) {
 void Timeline::Add(uint64_t sequence, uint32_t call, uint32_t result, uint64_t start_ns) {
   static thread_local const uint32_t thread = uint32_t(syscall(SYS_gettid));
   const Event event{sequence, start_ns, NowNs() - start_ns, call, result, thread};
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (events_.size() < capacity_) {
     events_.push_back(event);
   } else {
@@ -36,19 +38,19 @@ void Timeline::Add(uint64_t sequence, uint32_t call, uint32_t result, uint64_t s
 }
 
 std::vector<Timeline::Event> Timeline::Read(uint64_t first, size_t count) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (first >= events_.size()) return {};
   const auto begin = events_.begin() + ptrdiff_t(first);
   return std::vector<Event>(begin, begin + ptrdiff_t(std::min<uint64_t>(count, events_.size() - first)));
 }
 
 uint64_t Timeline::recorded() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return events_.size();
 }
 
 uint64_t Timeline::dropped() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return dropped_;
 }
 

@@ -9,8 +9,9 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <vector>
+
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::server {
 
@@ -46,10 +47,10 @@ class Timeline {
 
  private:
   std::atomic<bool> on_{false};
-  mutable std::mutex mutex_;
-  std::vector<Event> events_;
-  uint64_t capacity_ = 0;
-  uint64_t dropped_ = 0;
+  mutable Mutex mutex_;
+  std::vector<Event> events_ CR_GUARDED_BY(mutex_);
+  uint64_t capacity_ CR_GUARDED_BY(mutex_) = 0;
+  uint64_t dropped_ CR_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace cuda_remote::server

@@ -5,15 +5,17 @@
 #include <system_error>
 #include <utility>
 
+#include "proto/threads/mutex.h"
+
 namespace cuda_remote::server {
 
 Waiters::~Waiters() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     stop_ = true;
     tasks_.clear();
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
   for (std::thread& thread : threads_) thread.join();
 }
 
@@ -22,7 +24,7 @@ void Waiters::Run(std::function<void()> task) { Add(false, std::move(task)); }
 void Waiters::RunBehind(std::function<void()> task) { Add(true, std::move(task)); }
 
 void Waiters::Add(bool behind, std::function<void()> run) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   tasks_.push_back({++last_number_, behind, std::move(run)});
   if (tasks_.size() > idle_ && threads_.size() < max_threads_) {
     running_.push_back(0);
@@ -34,20 +36,20 @@ void Waiters::Add(bool behind, std::function<void()> run) {
       if (threads_.empty()) throw;
     }
   }
-  changed_.notify_one();
+  changed_.NotifyOne();
 }
 
-bool Waiters::EarlierRuns(uint64_t number) const {
+bool Waiters::EarlierRunsLocked(uint64_t number) const {
   return std::any_of(running_.begin(), running_.end(),
                      [number](uint64_t other) { return other != 0 && other < number; });
 }
 
 void Waiters::Loop(size_t thread) {
   if (start_) start_();
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   while (true) {
     ++idle_;
-    changed_.wait(lock, [this] { return stop_ || !tasks_.empty(); });
+    while (!stop_ && tasks_.empty()) changed_.Wait(&mutex_);
     --idle_;
     if (stop_) return;
     Task task = std::move(tasks_.front());
@@ -56,15 +58,15 @@ void Waiters::Loop(size_t thread) {
     if (task.behind) {
       // Earlier ones have begun, as this one has; none of them waits for a later one.
       ++behind_;
-      ended_.wait(lock, [&] { return !EarlierRuns(task.number); });
+      while (EarlierRunsLocked(task.number)) ended_.Wait(&mutex_);
       --behind_;
     }
-    lock.unlock();
+    lock.Unlock();
     task.run();
     task.run = nullptr;
-    lock.lock();
+    lock.Lock();
     running_[thread] = 0;
-    if (behind_ != 0) ended_.notify_all();
+    if (behind_ != 0) ended_.NotifyAll();
   }
 }
 

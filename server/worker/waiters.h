@@ -4,13 +4,13 @@
 #ifndef CUDA_REMOTE_SERVER_WORKER_WAITERS_H_
 #define CUDA_REMOTE_SERVER_WORKER_WAITERS_H_
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <thread>
 #include <vector>
+
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::server {
 
@@ -36,20 +36,20 @@ class Waiters {
   void Add(bool behind, std::function<void()> run);
   void Loop(size_t thread);
   // Whether a task before `number` has begun and not ended.
-  bool EarlierRuns(uint64_t number) const;
+  bool EarlierRunsLocked(uint64_t number) const CR_REQUIRES(mutex_);
 
   const size_t max_threads_;
   const std::function<void()> start_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::condition_variable ended_;  // a task, while somebody wants to know
-  std::deque<Task> tasks_;
-  std::vector<std::thread> threads_;
-  std::vector<uint64_t> running_;  // the number of each thread's task, 0: none
-  uint64_t last_number_ = 0;
-  size_t behind_ = 0;  // threads that wait for the ends of earlier tasks
-  size_t idle_ = 0;
-  bool stop_ = false;
+  Mutex mutex_;
+  Condition changed_;
+  Condition ended_;  // a task, while somebody wants to know
+  std::deque<Task> tasks_ CR_GUARDED_BY(mutex_);
+  std::vector<std::thread> threads_ CR_GUARDED_BY(mutex_);
+  std::vector<uint64_t> running_ CR_GUARDED_BY(mutex_);  // the number of each thread's task, 0: none
+  uint64_t last_number_ CR_GUARDED_BY(mutex_) = 0;
+  size_t behind_ CR_GUARDED_BY(mutex_) = 0;  // threads that wait for the ends of earlier tasks
+  size_t idle_ CR_GUARDED_BY(mutex_) = 0;
+  bool stop_ CR_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace cuda_remote::server

@@ -10,6 +10,7 @@
 #include "proto/api/call_traits.gen.h"
 #include "proto/codec/codec.h"
 #include "proto/logging/log.h"
+#include "proto/threads/mutex.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/driver_hooks.h"
 #include "server/worker/failures.h"
@@ -98,7 +99,7 @@ void WorkerSession::GoneObjects::Announce(uint64_t handle) {
   event.object = handle;
   std::string message;
   event.Encode(&message);
-  std::lock_guard<std::mutex> lock(mutex);
+  MutexLock lock(&mutex);
   if (session == nullptr) return;
   handles.push_back(handle);
   any.store(true, std::memory_order_release);
@@ -107,7 +108,7 @@ void WorkerSession::GoneObjects::Announce(uint64_t handle) {
 
 void WorkerSession::Stop() {
   {
-    std::lock_guard<std::mutex> lock(gone_objects_->mutex);
+    MutexLock lock(&gone_objects_->mutex);
     gone_objects_->session = nullptr;
   }
   host_functions_.Stop();
@@ -243,7 +244,7 @@ CUresult WorkerSession::EnterContext(const FrameHeader& header) {
   if (gone_objects_->any.load(std::memory_order_acquire)) {
     std::vector<uint64_t> gone;
     {
-      std::lock_guard<std::mutex> lock(gone_objects_->mutex);
+      MutexLock lock(&gone_objects_->mutex);
       gone.swap(gone_objects_->handles);
       gone_objects_->any.store(false, std::memory_order_release);
     }

@@ -14,7 +14,6 @@
 #include <list>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -22,6 +21,7 @@
 #include <vector>
 
 #include "proto/channel/server_channel.h"
+#include "proto/threads/mutex.h"
 #include "replay/modimg/modimg.h"
 #include "server/dispatch/session.h"
 #include "server/worker/address_space.h"
@@ -209,9 +209,9 @@ class WorkerSession : public Session {
   // User objects whose destructors the driver has called: it may do so on any thread, at any time, and when this
   // session is long over.
   struct GoneObjects {
-    std::mutex mutex;
-    WorkerSession* session;  // null: over
-    std::vector<uint64_t> handles;
+    Mutex mutex;
+    WorkerSession* session CR_GUARDED_BY(mutex);  // null: over
+    std::vector<uint64_t> handles CR_GUARDED_BY(mutex);
     std::atomic<bool> any{false};
     // Tells the client, and has the executor forget the handle before its next request.
     void Announce(uint64_t handle);
@@ -252,8 +252,8 @@ class WorkerSession : public Session {
   HostFunctions& host_functions() { return host_functions_; }
   std::map<uint64_t, HostRange>& host_ranges() { return host_ranges_; }
   // Memory that the client mirrors. Under the mutex: mirror_requests.h.
-  std::map<uint64_t, Mirrored>& mirrored() { return mirrored_; }
-  std::mutex& mirror_mutex() { return mirror_mutex_; }
+  std::map<uint64_t, Mirrored>& mirrored() CR_REQUIRES(mirror_mutex_) { return mirrored_; }
+  Mutex& mirror_mutex() CR_RETURNS(mirror_mutex_) { return mirror_mutex_; }
   // Managed memory that lies on the GPU. Any thread.
   ManagedMemory& managed_memory() { return *managed_memory_; }
   // Makes sure that it can copy: there may be a context by now. Executor only; may leave another context current.
@@ -418,8 +418,8 @@ class WorkerSession : public Session {
   std::shared_ptr<GoneObjects> gone_objects_ = std::make_shared<GoneObjects>();
   DeviceRanges ranges_;
   std::map<uint64_t, HostRange> host_ranges_;
-  std::mutex mirror_mutex_;
-  std::map<uint64_t, Mirrored> mirrored_;
+  Mutex mirror_mutex_;
+  std::map<uint64_t, Mirrored> mirrored_ CR_GUARDED_BY(mirror_mutex_);
   const std::unique_ptr<ManagedMemory> managed_memory_;
   ContextValues textures_, surfaces_;
   std::map<uint64_t, uint64_t> reservations_;  // address -> bytes

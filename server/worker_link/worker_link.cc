@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "proto/channel/handshake.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::server {
 
@@ -38,7 +39,7 @@ WorkerLink::~WorkerLink() {
 }
 
 bool WorkerLink::Send(uint32_t type, const std::string& body) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return SendPacket(fd_, PacketType(type), body, -1) == ChannelStatus::kOk;
 }
 

@@ -22,13 +22,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
 
 #include "proto/channel/channel_types.h"
+#include "proto/threads/mutex.h"
 #include "server/worker_link/worker_link.gen.h"
 
 namespace cuda_remote::server {
@@ -72,7 +72,7 @@ class WorkerLink {
   bool Send(uint32_t type, const std::string& body);
   int fd_;
   int wake_fd_ = -1;
-  std::mutex mutex_;
+  Mutex mutex_;  // of a packet that is being sent
   std::thread watcher_;
 };
 

@@ -308,6 +308,29 @@ def check_call_facts(root, problems):
     return f"{count} files"
 
 
+# Clang cannot check what the standard library's mutexes guard.
+STANDARD_MUTEX = re.compile(r"std::(\w*_)?(mutex|lock_guard|unique_lock|shared_lock|scoped_lock|condition_variable\w*)\b")
+OWN_MUTEX = "proto/threads/"
+# What is locked there guards no member: one thread at a time makes a context, a mapping or a connection.
+ONE_AT_A_TIME = ("client/custom/", "client/session/")
+# The library for logs wants one; and a lock of another kind, which changes hands.
+MAY_USE_STANDARD_MUTEX = re.compile(r"spdlog::|<(ring::)?TurnLock>")
+
+
+def check_mutexes(root, problems):
+    """proto/threads/mutex.h has the project's mutexes. Tests may use others."""
+    count = 0
+    for path in files(root, MAY_INCLUDE):
+        if not path.endswith(SOURCE) or is_test(path) or path.startswith((OWN_MUTEX, "tests/", "bench/", *ONE_AT_A_TIME)):
+            continue
+        count += 1
+        for number, line in lines_without_comments(os.path.join(root, path)):
+            found = STANDARD_MUTEX.search(line)
+            if found and not line.lstrip().startswith("#") and not MAY_USE_STANDARD_MUTEX.search(line):
+                problems.append(f"{path}:{number}: {found.group(0)}: use proto/threads/mutex.h, and say with CR_GUARDED_BY what the mutex guards")
+    return f"{count} files"
+
+
 LICENSE = "SPDX-License-Identifier: Apache-2.0"
 
 
@@ -362,7 +385,7 @@ def main():
     if not os.path.exists(os.path.join(root, "WORKSPACE")):
         sys.exit(f"layers_test: no WORKSPACE in {root}; give the workspace's folder as argument")
     problems = []
-    for check in (check_includes, check_deps, check_engine, check_packages, check_readmes, check_call_facts, check_text):
+    for check in (check_includes, check_deps, check_engine, check_packages, check_readmes, check_call_facts, check_mutexes, check_text):
         before = len(problems)
         looked_at = check(root, problems)
         if looked_at.startswith("0 "):

@@ -7,7 +7,10 @@ a compilation without code.
 
 CLANG_TIDY = "clang-tidy-14"
 CLANG = "clang++-14"
-THREAD_FLAGS = "-fsyntax-only -Wthread-safety -Wthread-safety-beta -Werror"
+THREAD_FLAGS = "-fsyntax-only -Wthread-safety -Wthread-safety-beta -Werror=thread-safety -Werror=thread-safety-beta"
+
+# Whoever does not include it has nothing to check: tests/layers allows no other mutexes.
+MUTEX = "proto/threads/mutex.h"
 
 def _flags(context, defines):
     flags = ["-std=c++17"]
@@ -19,11 +22,11 @@ def _flags(context, defines):
         flags += ["-isystem", folder]
     return flags
 
-def _reports(target, ctx, kind, mnemonic, verb, command, inputs = [], below = ""):
+def _reports(target, ctx, kind, mnemonic, verb, command, inputs = [], needs = ""):
     """The reports of what a source must not have, one for each of the target's and of what it depends on.
 
-    `command` is for the shell: {source} is the source, "$@" the compiler's flags, {out} what is said of it. `below`: only of
-    sources in this folder.
+    `command` is for the shell: {source} is the source, "$@" the compiler's flags, {out} what is said of it. `needs`: only of
+    libraries and programs that this header is among the headers of.
     """
     reports = []
     rule = ctx.rule
@@ -35,8 +38,10 @@ def _reports(target, ctx, kind, mnemonic, verb, command, inputs = [], below = ""
         context = cc_common.merge_cc_infos(cc_infos = infos).compilation_context
         defines = context.defines.to_list() + context.local_defines.to_list() + rule.attr.local_defines + rule.attr.defines
         sources = [f for src in rule.attr.srcs for f in src.files.to_list()]
+        if needs and needs not in [f.path for f in context.headers.to_list()]:
+            sources = []
         for source in sources:
-            if not source.is_source or source.extension != "cc" or not source.path.startswith(below):
+            if not source.is_source or source.extension != "cc":
                 continue
             report = ctx.actions.declare_file("{}.{}.{}".format(source.path.replace("/", "_"), target.label.name, kind))
             ctx.actions.run_shell(
@@ -58,9 +63,8 @@ def _tidy_impl(target, ctx):
     return [OutputGroupInfo(tidy = _reports(target, ctx, "tidy", "ClangTidy", "Checking", command, [ctx.file._config]))]
 
 def _threads_impl(target, ctx):
-    # Only the client library has such locks.
     command = CLANG + " " + THREAD_FLAGS + " \"$@\" {source} 2>{out} || {{ cat {out} >&2; exit 1; }}"
-    return [OutputGroupInfo(threads = _reports(target, ctx, "threads", "ClangThreads", "Looking for missing locks in", command, below = "client/"))]
+    return [OutputGroupInfo(threads = _reports(target, ctx, "threads", "ClangThreads", "Looking for missing locks in", command, needs = MUTEX))]
 
 # Of a target and what it depends on.
 tidy = aspect(

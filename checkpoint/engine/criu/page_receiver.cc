@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "proto/machine/machine_memory.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -128,10 +129,10 @@ PageReceiver::PageReceiver(uint64_t bytes, uint64_t most_bytes)
 PageReceiver::~PageReceiver() {
   if (socket_ >= 0) shutdown(socket_, SHUT_RDWR);
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(&mutex_);
     if (error_.empty()) error_ = "it was given up";
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
   if (receiver_.joinable()) receiver_.join();
   if (writer_.joinable()) writer_.join();
   if (socket_ >= 0) close(socket_);
@@ -157,27 +158,27 @@ bool PageReceiver::Begin(int folder, int* criu_end, std::string* error) {
 
 bool PageReceiver::Received(std::string* error) {
   receiver_.join();
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(&mutex_);
   *error = complete_ ? "" : error_;
   return complete_;
 }
 
 bool PageReceiver::Finish(std::string* error) {
   writer_.join();
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(&mutex_);
   *error = error_;
   return complete_ && error_.empty();
 }
 
 bool PageReceiver::Fail(const std::string& error) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(&mutex_);
   if (error_.empty()) error_ = error;
   return false;
 }
 
 void PageReceiver::Receive() {
   const bool all = ReceiveAll();
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(&mutex_);
   over_ = true;
   if (all && error_.empty()) {
     // The processes go on when CRIU has this.
@@ -185,7 +186,7 @@ void PageReceiver::Receive() {
     complete_ = send(socket_, &done, sizeof(done), MSG_NOSIGNAL) == sizeof(done);
   }
   if (!complete_) shutdown(socket_, SHUT_RDWR);
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 bool PageReceiver::ReceiveAll() {
@@ -288,22 +289,22 @@ bool PageReceiver::AddPages(const Message& message, SocketCopier* copier) {
   for (uint64_t left = message.pages * kPageBytes; left > 0;) {
     uint64_t room;
     {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return taken_ - written_ < size_ || !error_.empty(); });
+      MutexLock lock(&mutex_);
+      while (taken_ - written_ >= size_ && error_.empty()) changed_.Wait(&mutex_);
       if (!error_.empty()) return false;
       room = size_ - (taken_ - written_);
     }
     const uint64_t at = taken_ % size_;
     const uint64_t bytes = std::min({left, room, size_ - at, kPartBytes});
     const auto done = [this, file = pages_, bytes] {
-      const std::lock_guard lock(mutex_);
+      MutexLock lock(&mutex_);
       received_ += bytes;
       if (pieces_.empty() || pieces_.back().file != file) {
         pieces_.push_back({file, bytes});
       } else {
         pieces_.back().bytes += bytes;
       }
-      if (received_ - written_ > write_at_) changed_.notify_all();
+      if (received_ - written_ > write_at_) changed_.NotifyAll();
     };
     if (!copier->Copy(buffer_ + at, bytes, done)) return false;
     taken_ += bytes;
@@ -313,20 +314,20 @@ bool PageReceiver::AddPages(const Message& message, SocketCopier* copier) {
 }
 
 void PageReceiver::Write() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(&mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return over_ || !error_.empty() || received_ - written_ > write_at_; });
+    while (!over_ && error_.empty() && received_ - written_ <= write_at_) changed_.Wait(&mutex_);
     if (!error_.empty() || (over_ && !complete_) || pieces_.empty()) break;
     const Piece piece = pieces_.front();
     const uint64_t at = written_ % size_;
     const uint64_t bytes = std::min({piece.bytes, kWriteBytes, size_ - at});
-    lock.unlock();
+    lock.Unlock();
     const std::string problem = piece.file->WritePages(buffer_ + at, bytes);
-    lock.lock();
+    lock.Lock();
     if (error_.empty()) error_ = problem;
     written_ += bytes;
     if ((pieces_.front().bytes -= bytes) == 0) pieces_.pop_front();
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
 }
 

@@ -15,15 +15,14 @@
 #ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_PAGE_RECEIVER_H_
 #define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_PAGE_RECEIVER_H_
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 
 #include "checkpoint/engine/criu/socket_copier.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -90,13 +89,13 @@ class PageReceiver {
   std::shared_ptr<File> pages_, map_;  // the open pages-N.img and its pagemap image
   std::string entries_;                // what goes to the latter
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Piece> pieces_;             // oldest first
-  uint64_t received_ = 0, written_ = 0;  // bytes, through the buffer
-  bool complete_ = false;                // CRIU has said that this was all
-  bool over_ = false;                    // nothing more is received
-  std::string error_;
+  Mutex mutex_;
+  Condition changed_;
+  std::deque<Piece> pieces_ CR_GUARDED_BY(mutex_);                                   // oldest first
+  uint64_t received_ CR_GUARDED_BY(mutex_) = 0, written_ CR_GUARDED_BY(mutex_) = 0;  // bytes, through the buffer
+  bool complete_ CR_GUARDED_BY(mutex_) = false;                                      // CRIU has said that this was all
+  bool over_ CR_GUARDED_BY(mutex_) = false;                                          // nothing more is received
+  std::string error_ CR_GUARDED_BY(mutex_);
 };
 
 }  // namespace cuda_remote::checkpoint

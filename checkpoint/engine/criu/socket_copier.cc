@@ -8,6 +8,8 @@
 
 #include <utility>
 
+#include "proto/threads/mutex.h"
+
 namespace cuda_remote::checkpoint {
 namespace {
 
@@ -45,10 +47,10 @@ SocketCopier::SocketCopier(int socket) : socket_(socket) {
 
 SocketCopier::~SocketCopier() {
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(&mutex_);
     over_ = true;
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
   // A thread that waits for the rest of a part has no more to wait for.
   for (const auto& lane : lanes_) close(lane->in);
   for (const auto& lane : lanes_) {
@@ -61,7 +63,7 @@ bool SocketCopier::Copy(char* to, size_t bytes, std::function<void()> done) {
   Lane* lane = nullptr;
   Part* part = nullptr;
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(&mutex_);
     if (failed_) return false;
     parts_.push_back(std::make_unique<Part>(Part{to, bytes, std::move(done)}));
     part = parts_.back().get();
@@ -71,7 +73,7 @@ bool SocketCopier::Copy(char* to, size_t bytes, std::function<void()> done) {
     }
   }
   if (lane != nullptr) {
-    changed_.notify_all();
+    changed_.NotifyAll();
     return All(bytes,
                [&](size_t, size_t left) { return splice(socket_, nullptr, lane->in, nullptr, left, SPLICE_F_MOVE); });
   }
@@ -81,24 +83,24 @@ bool SocketCopier::Copy(char* to, size_t bytes, std::function<void()> done) {
 }
 
 bool SocketCopier::Finish() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return parts_.empty() || failed_; });
+  MutexLock lock(&mutex_);
+  while (!parts_.empty() && !failed_) changed_.Wait(&mutex_);
   return !failed_;
 }
 
 void SocketCopier::Complete(Part* part) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(&mutex_);
   part->copied = true;
   for (; !parts_.empty() && parts_.front()->copied; parts_.pop_front()) parts_.front()->done();
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 void SocketCopier::Run(Lane* lane) {
   while (true) {
     Part* part = nullptr;
     {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return over_ || !lane->parts.empty(); });
+      MutexLock lock(&mutex_);
+      while (!over_ && lane->parts.empty()) changed_.Wait(&mutex_);
       if (lane->parts.empty()) return;
       part = lane->parts.front();
       lane->parts.pop_front();
@@ -107,9 +109,9 @@ void SocketCopier::Run(Lane* lane) {
       Complete(part);
       continue;
     }
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(&mutex_);
     failed_ = true;
-    changed_.notify_all();
+    changed_.NotifyAll();
     return;
   }
 }

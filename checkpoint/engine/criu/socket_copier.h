@@ -8,14 +8,14 @@
 #ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_SOCKET_COPIER_H_
 #define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_SOCKET_COPIER_H_
 
-#include <condition_variable>
 #include <cstddef>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
+
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -52,10 +52,10 @@ class SocketCopier {
   const int socket_;
   size_t next_ = 0;  // lane
   std::vector<std::unique_ptr<Lane>> lanes_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::unique_ptr<Part>> parts_;  // not done yet, in order
-  bool over_ = false, failed_ = false;
+  Mutex mutex_;
+  Condition changed_;
+  std::deque<std::unique_ptr<Part>> parts_ CR_GUARDED_BY(mutex_);  // not done yet, in order
+  bool over_ CR_GUARDED_BY(mutex_) = false, failed_ CR_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace cuda_remote::checkpoint

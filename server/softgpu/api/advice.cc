@@ -4,10 +4,10 @@
 
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <set>
 #include <vector>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/api/api.h"
 #include "server/softgpu/core/graph.h"
 #include "server/softgpu/core/memory_map.h"
@@ -34,8 +34,8 @@ struct Advice {
   std::set<int> accessed_by;
 };
 
-std::mutex g_mutex;
-std::map<uint64_t, Advice>& Pages() {
+Mutex g_mutex;
+std::map<uint64_t, Advice>& Pages() CR_REQUIRES(g_mutex) {
   static auto* pages = new std::map<uint64_t, Advice>;
   return *pages;
 }
@@ -69,7 +69,7 @@ CUresult CheckManaged(CUdeviceptr address, size_t bytes) {
 
 template <typename Change>
 void Update(uint64_t address, uint64_t bytes, const Change& change) {
-  std::lock_guard<std::mutex> lock(g_mutex);
+  MutexLock lock(&g_mutex);
   for (uint64_t page = address / kPage; page <= (address + bytes - 1) / kPage; ++page) change(Pages()[page]);
 }
 
@@ -83,7 +83,7 @@ CUresult Prefetch(CUdeviceptr address, size_t bytes, const CUmemLocation& locati
 }  // namespace
 
 void ForgetAdvice(uint64_t address, uint64_t bytes) {
-  std::lock_guard<std::mutex> lock(g_mutex);
+  MutexLock lock(&g_mutex);
   Pages().erase(Pages().lower_bound(address / kPage), Pages().upper_bound((address + bytes - 1) / kPage));
 }
 
@@ -183,7 +183,7 @@ SOFTGPU_API cuMemRangeGetAttribute(void* data, size_t bytes, CUmem_range_attribu
   // What holds for all pages.
   Advice all;
   {
-    std::lock_guard<std::mutex> lock(g_mutex);
+    MutexLock lock(&g_mutex);
     const uint64_t first = address / kPage, last = (address + count - 1) / kPage;
     for (uint64_t page = first; page <= last; ++page) {
       auto it = Pages().find(page);

@@ -13,9 +13,15 @@
 #include <cuda.h>
 #include <cudaProfiler.h>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/core/context.h"
 #include "server/softgpu/core/device.h"
 #include "server/softgpu/core/settings.h"
+
+// Exported functions are in no namespace.
+using cuda_remote::Mutex;
+using cuda_remote::MutexLock;
+using cuda_remote::RecursiveMutexLock;
 
 #define SOFTGPU_API extern "C" __attribute__((visibility("default"))) CUresult CUDAAPI
 

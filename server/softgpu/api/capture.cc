@@ -2,6 +2,7 @@
 // Capturing streams into graphs.
 #include <algorithm>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/api/api.h"
 #include "server/softgpu/core/graph.h"
 #include "server/softgpu/core/stream.h"
@@ -31,7 +32,7 @@ CUresult CaptureInfo(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t*
   if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
   StreamPtr stream;
   if (CUresult result = StreamFor(handle, &stream); result != CUDA_SUCCESS) return result;
-  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   std::shared_ptr<Capture> capture = CaptureOf(stream);
   if (!capture) {
     // Asking about the legacy stream while a capture runs that it would disturb is an error by itself.
@@ -56,7 +57,7 @@ CUresult CaptureInfo(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t*
 CUresult UpdateDependencies(CUstream handle, const CUgraphNode* list, size_t count, unsigned flags) {
   StreamPtr stream;
   if (CUresult result = StreamFor(handle, &stream); result != CUDA_SUCCESS) return result;
-  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   std::shared_ptr<Capture> capture = CaptureOf(stream);
   if (!capture) return CUDA_ERROR_ILLEGAL_STATE;
   if (capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
@@ -100,7 +101,7 @@ SOFTGPU_API cuStreamEndCapture(CUstream handle, CUgraph* out) {
   SOFTGPU_ENTER();
   StreamPtr stream;
   if (CUresult result = StreamFor(handle, &stream); result != CUDA_SUCCESS) return result;
-  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   std::shared_ptr<Capture> capture = CaptureOf(stream);
   if (!capture) return CUDA_ERROR_ILLEGAL_STATE;
   if (capture->origin != stream) {

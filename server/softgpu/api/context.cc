@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "proto/driverabi/export_tables.h"
+#include "proto/threads/mutex.h"
 #include "server/softgpu/api/api.h"
 #include "server/softgpu/core/cleanup.h"
 #include "server/softgpu/core/graph.h"
@@ -40,7 +41,7 @@ SOFTGPU_API cuDevicePrimaryCtxRetain(CUcontext* out, CUdevice ordinal) {
   Device* device = GetDevice(ordinal);
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (device == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  std::lock_guard<std::recursive_mutex> lock(device->primary_mutex);
+  RecursiveMutexLock lock(&device->primary_mutex);
   device->primary()->Activate();
   ++device->primary_retained;
   *out = device->primary()->handle();
@@ -51,7 +52,7 @@ SOFTGPU_API cuDevicePrimaryCtxRelease_v2(CUdevice ordinal) {
   SOFTGPU_ENTER();
   Device* device = GetDevice(ordinal);
   if (device == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  std::lock_guard<std::recursive_mutex> lock(device->primary_mutex);
+  RecursiveMutexLock lock(&device->primary_mutex);
   if (device->primary_retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
   if (--device->primary_retained == 0) device->primary()->Deactivate();
   return CUDA_SUCCESS;
@@ -62,7 +63,7 @@ SOFTGPU_API cuDevicePrimaryCtxReset_v2(CUdevice ordinal) {
   SOFTGPU_ENTER();
   Device* device = GetDevice(ordinal);
   if (device == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  std::lock_guard<std::recursive_mutex> lock(device->primary_mutex);
+  RecursiveMutexLock lock(&device->primary_mutex);
   // Those who retained it must still release it, but to go on they have to retain it once more, as with the real
   // driver.
   device->primary()->Deactivate();

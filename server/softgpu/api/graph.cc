@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/api/api.h"
 #include "server/softgpu/api/graph_node.h"
 #include "server/softgpu/core/exec_slots.h"
@@ -14,7 +15,6 @@ using namespace cuda_remote::softgpu;
 
 namespace {
 
-using Lock = std::lock_guard<std::recursive_mutex>;
 using Addresses = cuda_remote::driverabi::GraphMemory::Addresses;
 
 // What a conditional node's body may consist of.
@@ -53,7 +53,7 @@ CUresult Instantiate(CUgraphExec* out, CUgraph handle, unsigned long long flags)
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   GraphPtr graph = Registry<Graph>::Get().Find(handle);
   if (!graph) return CUDA_ERROR_INVALID_VALUE;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   GraphMemoryState& memory = GraphMemoryState::Get();
   if (CUresult result = memory.rules.MayInstantiate(graph->number()); result != CUDA_SUCCESS) return result;
   if (!BodiesAreGood(*graph) || graph->whole != nullptr || graph->moved_into != nullptr)
@@ -85,7 +85,7 @@ CUresult Launch(CUgraphExec handle, CUstream stream_handle) {
   GraphExecPtr exec = Registry<GraphExec>::Get().Find(handle);
   if (!exec) return CUDA_ERROR_INVALID_VALUE;
   if (std::shared_ptr<Capture> capture = CaptureOf(stream)) {
-    Lock lock(CaptureMutex());
+    RecursiveMutexLock lock(&CaptureMutex());
     if (GraphMemoryState::Get().rules.ExecHasNodes(exec->number())) return CUDA_ERROR_NOT_SUPPORTED;
     return CaptureWork(stream, capture, CloneOf(*exec->graph));
   }
@@ -95,7 +95,7 @@ CUresult Launch(CUgraphExec handle, CUstream stream_handle) {
   std::vector<UserReference> users;  // the same: the graph may be destroyed while it runs
   std::vector<Graph::Conditional> conditionals;
   {
-    Lock lock(CaptureMutex());
+    RecursiveMutexLock lock(&CaptureMutex());
     GraphMemoryState& memory = GraphMemoryState::Get();
     if (CUresult result = memory.rules.MayLaunch(exec->number()); result != CUDA_SUCCESS) return result;
     Addresses gone;
@@ -110,16 +110,19 @@ CUresult Launch(CUgraphExec handle, CUstream stream_handle) {
   NoteReach(stream->context()->device(), kAnyDevice);
   // Launches of one executable graph do not overlap.
   std::vector<TaskPtr> before;
-  std::lock_guard<std::mutex> lock(exec->launch_mutex);
+  MutexLock lock(&exec->launch_mutex);
   if (exec->last) before.push_back(exec->last);
   Context* raw = stream->context().get();
   exec->last = stream->Submit(
       [raw, works = std::move(works), held = std::move(held), conditionals = std::move(conditionals),
        values = exec->values, users = std::move(users)] {
         GraphValuesScope scope(values.get());
-        values->values.resize(conditionals.size());
-        for (size_t i = 0; i < conditionals.size(); ++i) {
-          if (conditionals[i].assign) values->values[i] = conditionals[i].initial;
+        {
+          MutexLock values_lock(&values->mutex);
+          values->values.resize(conditionals.size());
+          for (size_t i = 0; i < conditionals.size(); ++i) {
+            if (conditionals[i].assign) values->values[i] = conditionals[i].initial;
+          }
         }
         for (const Work& work : works) {
           if (CUresult result = Perform(work, *raw); result != CUDA_SUCCESS) return result;
@@ -142,7 +145,7 @@ CUresult Update(CUgraphExec handle, CUgraph graph_handle, CUgraphExecUpdateResul
     info->errorNode = node != nullptr ? node->handle() : nullptr;
     return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
   };
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   const auto& from = graph->nodes;
   const auto& to = exec->graph->nodes;
   GraphMemoryState& memory = GraphMemoryState::Get();
@@ -188,7 +191,7 @@ SOFTGPU_API cuGraphCreate(CUgraph* out, unsigned int flags) {
 
 SOFTGPU_API cuGraphDestroy(CUgraph handle) {
   SOFTGPU_ENTER();
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   GraphPtr graph = Registry<Graph>::Get().Find(handle);
   // A body goes with its node, and so does a child graph.
   if (!graph || graph->whole != nullptr || graph->embedded) return CUDA_ERROR_INVALID_VALUE;
@@ -204,7 +207,7 @@ SOFTGPU_API cuGraphClone(CUgraph* out, CUgraph handle) {
   SOFTGPU_ENTER();
   GraphPtr graph = Registry<Graph>::Get().Find(handle);
   if (out == nullptr || !graph) return CUDA_ERROR_INVALID_VALUE;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   if (graph->has_memory() || graph->has_conditionals()) return CUDA_ERROR_NOT_SUPPORTED;
   *out = Registry<Graph>::Get().Add(graph->Clone())->handle();
   return CUDA_SUCCESS;
@@ -214,7 +217,7 @@ SOFTGPU_API cuGraphNodeFindInClone(CUgraphNode* out, CUgraphNode original, CUgra
   SOFTGPU_ENTER();
   GraphPtr graph = Registry<Graph>::Get().Find(handle);
   if (out == nullptr || !graph) return CUDA_ERROR_INVALID_VALUE;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   for (const std::shared_ptr<GraphNode>& node : graph->nodes) {
     if (node->origin == nullptr || node->origin != reinterpret_cast<const GraphNode*>(original)) continue;
     *out = node->handle();
@@ -227,7 +230,7 @@ SOFTGPU_API cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, size_t* count) {
   SOFTGPU_ENTER();
   GraphPtr graph = Registry<Graph>::Get().Find(handle);
   if (!graph || count == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   std::vector<GraphNode*> list;
   for (const std::shared_ptr<GraphNode>& node : graph->nodes) list.push_back(node.get());
   return ListNodes(list, nodes, count);
@@ -237,7 +240,7 @@ SOFTGPU_API cuGraphGetRootNodes(CUgraph handle, CUgraphNode* nodes, size_t* coun
   SOFTGPU_ENTER();
   GraphPtr graph = Registry<Graph>::Get().Find(handle);
   if (!graph || count == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   std::vector<GraphNode*> list;
   for (const std::shared_ptr<GraphNode>& node : graph->nodes) {
     if (node->dependencies.empty()) list.push_back(node.get());
@@ -251,7 +254,7 @@ SOFTGPU_API cuGraphGetEdges_v2(CUgraph handle, CUgraphNode* from, CUgraphNode* t
   GraphPtr graph = Registry<Graph>::Get().Find(handle);
   if (!graph || count == nullptr || (from == nullptr) != (to == nullptr)) return CUDA_ERROR_INVALID_VALUE;
   if (from == nullptr ? data != nullptr : *count == 0) return CUDA_ERROR_INVALID_VALUE;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   size_t found = 0;
   for (const std::shared_ptr<GraphNode>& node : graph->nodes) {
     if (from != nullptr && data == nullptr && !node->edges.empty()) return CUDA_ERROR_LOSSY_QUERY;
@@ -320,7 +323,7 @@ SOFTGPU_API cuGraphUpload(CUgraphExec handle, CUstream stream_handle) {
   if (CUresult result = ResolveStream(stream_handle, &context, &stream); result != CUDA_SUCCESS) return result;
   GraphExecPtr exec = Registry<GraphExec>::Get().Find(handle);
   if (!exec) return CUDA_ERROR_INVALID_VALUE;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   GraphMemoryState::Get().rules.Uploaded(exec->number());
   return CUDA_SUCCESS;
 }
@@ -328,7 +331,7 @@ SOFTGPU_API cuGraphUpload(CUgraphExec handle, CUstream stream_handle) {
 SOFTGPU_API cuGraphExecDestroy(CUgraphExec handle) {
   SOFTGPU_ENTER();
   GraphExecPtr exec;  // goes after the lock: its user objects' destructors are the application's
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   exec = Registry<GraphExec>::Get().Remove(handle);
   if (!exec) return CUDA_ERROR_INVALID_VALUE;
   Addresses gone;
@@ -357,7 +360,7 @@ SOFTGPU_API cuGraphDebugDotPrint(CUgraph handle, const char* path, unsigned int)
   if (!graph || path == nullptr) return CUDA_ERROR_INVALID_VALUE;
   FILE* file = std::fopen(path, "w");
   if (file == nullptr) return CUDA_ERROR_OPERATING_SYSTEM;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   std::map<const GraphNode*, size_t> index;
   std::fprintf(file, "digraph graph_ {\n");
   for (size_t i = 0; i < graph->nodes.size(); ++i) {
@@ -377,7 +380,7 @@ SOFTGPU_API cuGraphDebugDotPrint(CUgraph handle, const char* path, unsigned int)
 SOFTGPU_API cuDeviceGraphMemTrim(CUdevice device) {
   SOFTGPU_ENTER();
   if (GetDevice(device) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   GraphMemoryState::Get().rules.Trim(device);
   return CUDA_SUCCESS;
 }
@@ -385,7 +388,7 @@ SOFTGPU_API cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute a
   SOFTGPU_ENTER();
   if (value == nullptr || unsigned(attribute) > CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH) return CUDA_ERROR_INVALID_VALUE;
   if (!GetDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   *static_cast<cuuint64_t*>(value) = GraphMemoryState::Get().rules.Figure(device, attribute);
   return CUDA_SUCCESS;
 }
@@ -395,7 +398,7 @@ SOFTGPU_API cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute a
   const bool high = attribute == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH || attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH;
   if (value == nullptr || !high || *static_cast<cuuint64_t*>(value) != 0) return CUDA_ERROR_INVALID_VALUE;
   if (GetDevice(device) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   GraphMemoryState::Get().rules.ResetHigh(device, attribute);
   return CUDA_SUCCESS;
 }
@@ -411,7 +414,7 @@ SOFTGPU_API cuGraphConditionalHandleCreate(CUgraphConditionalHandle* out, CUgrap
   if (context_handle == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   ContextPtr context;
   if (CUresult result = ContextFor(context_handle, &context); result != CUDA_SUCCESS) return result;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   Graph* whole = graph->whole != nullptr ? graph->whole : graph.get();
   whole->conditionals.push_back({initial, (flags & CU_GRAPH_COND_ASSIGN_DEFAULT) != 0, false});
   *out = whole->conditionals.size();

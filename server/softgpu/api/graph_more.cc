@@ -2,6 +2,7 @@
 // Graphs: attributes of kernel nodes, events and children of nodes changed, memory nodes, user objects.
 #include <atomic>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/api/api.h"
 #include "server/softgpu/core/graph.h"
 #include "server/softgpu/core/launch.h"
@@ -11,7 +12,6 @@ using namespace cuda_remote::softgpu;
 
 namespace {
 
-using Lock = std::lock_guard<std::recursive_mutex>;
 using NodePtr = std::shared_ptr<GraphNode>;
 
 // The node of an executable graph that was made from `handle`, or null.
@@ -38,7 +38,7 @@ KernelWork* KernelOf(const NodePtr& node) { return node ? std::get_if<KernelWork
 SOFTGPU_API cuGraphKernelNodeSetAttribute(CUgraphNode handle, CUkernelNodeAttrID id,
                                           const CUkernelNodeAttrValue* value) {
   SOFTGPU_ENTER();
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   NodePtr node = Registry<GraphNode>::Get().Find(handle);
   KernelWork* work = KernelOf(node);
   if (work == nullptr || value == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -49,7 +49,7 @@ SOFTGPU_API cuGraphKernelNodeSetAttribute(CUgraphNode handle, CUkernelNodeAttrID
 
 SOFTGPU_API cuGraphKernelNodeGetAttribute(CUgraphNode handle, CUkernelNodeAttrID id, CUkernelNodeAttrValue* value) {
   SOFTGPU_ENTER();
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   NodePtr node = Registry<GraphNode>::Get().Find(handle);
   KernelWork* work = KernelOf(node);
   if (work == nullptr || value == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -67,7 +67,7 @@ SOFTGPU_API cuGraphKernelNodeGetAttribute(CUgraphNode handle, CUkernelNodeAttrID
 
 SOFTGPU_API cuGraphKernelNodeCopyAttributes(CUgraphNode to_handle, CUgraphNode from_handle) {
   SOFTGPU_ENTER();
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   NodePtr to = Registry<GraphNode>::Get().Find(to_handle), from = Registry<GraphNode>::Get().Find(from_handle);
   if (KernelOf(to) == nullptr || KernelOf(from) == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return SetAttributes(KernelOf(from)->attributes, KernelOf(to));
@@ -75,29 +75,29 @@ SOFTGPU_API cuGraphKernelNodeCopyAttributes(CUgraphNode to_handle, CUgraphNode f
 
 SOFTGPU_API cuGraphEventRecordNodeSetEvent(CUgraphNode handle, CUevent event) {
   SOFTGPU_ENTER();
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   return SetEvent<EventRecordWork>(Registry<GraphNode>::Get().Find(handle).get(), event);
 }
 SOFTGPU_API cuGraphEventWaitNodeSetEvent(CUgraphNode handle, CUevent event) {
   SOFTGPU_ENTER();
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   return SetEvent<EventWaitWork>(Registry<GraphNode>::Get().Find(handle).get(), event);
 }
 SOFTGPU_API cuGraphExecEventRecordNodeSetEvent(CUgraphExec exec_handle, CUgraphNode handle, CUevent event) {
   SOFTGPU_ENTER();
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   GraphExecPtr exec;
   return SetEvent<EventRecordWork>(ExecNode(exec_handle, handle, &exec), event);
 }
 SOFTGPU_API cuGraphExecEventWaitNodeSetEvent(CUgraphExec exec_handle, CUgraphNode handle, CUevent event) {
   SOFTGPU_ENTER();
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   GraphExecPtr exec;
   return SetEvent<EventWaitWork>(ExecNode(exec_handle, handle, &exec), event);
 }
 SOFTGPU_API cuGraphExecChildGraphNodeSetParams(CUgraphExec exec_handle, CUgraphNode handle, CUgraph child_handle) {
   SOFTGPU_ENTER();
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   GraphExecPtr exec;
   GraphNode* node = ExecNode(exec_handle, handle, &exec);
   GraphPtr child = Registry<Graph>::Get().Find(child_handle);
@@ -112,7 +112,7 @@ SOFTGPU_API cuGraphAddMemAllocNode(CUgraphNode* out, CUgraph handle, const CUgra
                                    CUDA_MEM_ALLOC_NODE_PARAMS* params) {
   SOFTGPU_ENTER_CONTEXT(context);
   if (params == nullptr || out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   GraphPtr graph = Registry<Graph>::Get().Find(handle);
   if (!graph) return CUDA_ERROR_INVALID_VALUE;
   if (graph->embedded) return CUDA_ERROR_NOT_SUPPORTED;
@@ -128,7 +128,7 @@ SOFTGPU_API cuGraphAddMemAllocNode(CUgraphNode* out, CUgraph handle, const CUgra
 }
 SOFTGPU_API cuGraphMemAllocNodeGetParams(CUgraphNode handle, CUDA_MEM_ALLOC_NODE_PARAMS* params) {
   SOFTGPU_ENTER();
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   NodePtr node = Registry<GraphNode>::Get().Find(handle);
   if (!node || node->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || params == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *params = node->allocation;
@@ -137,7 +137,7 @@ SOFTGPU_API cuGraphMemAllocNodeGetParams(CUgraphNode handle, CUDA_MEM_ALLOC_NODE
 SOFTGPU_API cuGraphAddMemFreeNode(CUgraphNode* out, CUgraph handle, const CUgraphNode* dependencies, size_t count,
                                   CUdeviceptr address) {
   SOFTGPU_ENTER();
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   GraphPtr graph = Registry<Graph>::Get().Find(handle);
   if (!graph || out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (graph->embedded) return CUDA_ERROR_NOT_SUPPORTED;
@@ -148,7 +148,7 @@ SOFTGPU_API cuGraphAddMemFreeNode(CUgraphNode* out, CUgraph handle, const CUgrap
 }
 SOFTGPU_API cuGraphMemFreeNodeGetParams(CUgraphNode handle, CUdeviceptr* address) {
   SOFTGPU_ENTER();
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   NodePtr node = Registry<GraphNode>::Get().Find(handle);
   if (!node || node->type != CU_GRAPH_NODE_TYPE_MEM_FREE || address == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *address = node->allocation.dptr;
@@ -184,7 +184,7 @@ SOFTGPU_API cuUserObjectRelease(CUuserObject handle, unsigned int count) {
 }
 SOFTGPU_API cuGraphRetainUserObject(CUgraph graph_handle, CUuserObject handle, unsigned int count, unsigned int flags) {
   SOFTGPU_ENTER();
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   GraphPtr graph = Registry<Graph>::Get().Find(graph_handle);
   std::shared_ptr<UserObject> object = Registry<UserObject>::Get().Find(handle);
   if (!graph || !object || count == 0 || count > 65536 || (flags & ~unsigned{CU_GRAPH_USER_OBJECT_MOVE}) != 0) {
@@ -196,7 +196,7 @@ SOFTGPU_API cuGraphRetainUserObject(CUgraph graph_handle, CUuserObject handle, u
 }
 SOFTGPU_API cuGraphReleaseUserObject(CUgraph graph_handle, CUuserObject handle, unsigned int count) {
   SOFTGPU_ENTER();
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   GraphPtr graph = Registry<Graph>::Get().Find(graph_handle);
   std::shared_ptr<UserObject> object = Registry<UserObject>::Get().Find(handle);
   if (!graph || !object || count == 0) return CUDA_ERROR_INVALID_VALUE;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/api/api.h"
 #include "server/softgpu/core/copy.h"
 #include "server/softgpu/core/graph.h"
@@ -29,7 +30,6 @@ using namespace cuda_remote::softgpu;
 
 namespace {
 
-using Lock = std::lock_guard<std::recursive_mutex>;
 using NodePtr = std::shared_ptr<GraphNode>;
 
 CUresult FindNode(CUgraphNode handle, NodePtr* node) {
@@ -40,7 +40,7 @@ CUresult FindNode(CUgraphNode handle, NodePtr* node) {
 CUresult Add(CUgraphNode* out, CUgraph handle, const CUgraphNode* dependencies, size_t count, CUgraphNodeType type,
              Work work, GraphNode** made = nullptr) {
   if (out == nullptr || (dependencies == nullptr && count != 0)) return CUDA_ERROR_INVALID_VALUE;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   GraphPtr graph = Registry<Graph>::Get().Find(handle);
   if (!graph) return CUDA_ERROR_INVALID_VALUE;
   std::vector<GraphNode*> before;
@@ -87,7 +87,7 @@ template <typename P>
 CUresult KernelTo(CUgraphNode handle, P* params) {
   NodePtr node;
   if (CUresult result = FindNode(handle, &node); result != CUDA_SUCCESS) return result;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   auto* work = std::get_if<KernelWork>(&node->work);
   if (params == nullptr || work == nullptr) return CUDA_ERROR_INVALID_VALUE;
   node->param_pointers.clear();
@@ -136,7 +136,7 @@ CUresult Replace(GraphNode* node, Work work) {
 CUresult SetWork(CUgraphNode handle, CUgraphNodeType type, Work work) {
   NodePtr node;
   if (CUresult result = FindNode(handle, &node); result != CUDA_SUCCESS) return result;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   if (node->type != type) return CUDA_ERROR_INVALID_VALUE;
   return Replace(node.get(), std::move(work));
 }
@@ -153,7 +153,7 @@ CUresult ExecNode(CUgraphExec exec_handle, CUgraphNode handle, GraphExecPtr* exe
 }
 
 CUresult SetExecWork(CUgraphExec exec_handle, CUgraphNode handle, CUgraphNodeType type, Work work) {
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   GraphExecPtr exec;
   GraphNode* node;
   if (CUresult result = ExecNode(exec_handle, handle, &exec, &node); result != CUDA_SUCCESS) return result;
@@ -200,7 +200,7 @@ CUresult WorkFrom(const CUgraphNodeParams* params, Work* work) {
     case CU_GRAPH_NODE_TYPE_GRAPH: {
       GraphPtr child = Registry<Graph>::Get().Find(params->graph.graph);
       if (!child) return CUDA_ERROR_INVALID_VALUE;
-      Lock lock(CaptureMutex());
+      RecursiveMutexLock lock(&CaptureMutex());
       if (CUresult refused = MayBeChild(*child); refused != CUDA_SUCCESS) return refused;
       // Nothing says what becomes of the graph that a node has when another one is moved into it.
       if (child->has_memory() || params->graph.ownership != CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE) {
@@ -363,7 +363,7 @@ SOFTGPU_API cuGraphMemcpyNodeGetParams(CUgraphNode handle, CUDA_MEMCPY3D* params
   SOFTGPU_ENTER();
   NodePtr node;
   if (CUresult result = FindNode(handle, &node); result != CUDA_SUCCESS) return result;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   auto* work = std::get_if<CopyWork>(&node->work);
   if (params == nullptr || work == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *params = node->copy;
@@ -389,7 +389,7 @@ SOFTGPU_API cuGraphMemcpyNodeSetParams(CUgraphNode handle, const CUDA_MEMCPY3D* 
     return result;
   NodePtr node;
   if (CUresult result = FindNode(handle, &node); result != CUDA_SUCCESS) return result;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   node->copy = *params;
   return CUDA_SUCCESS;
 }
@@ -411,7 +411,7 @@ SOFTGPU_API cuGraphMemsetNodeGetParams(CUgraphNode handle, CUDA_MEMSET_NODE_PARA
   SOFTGPU_ENTER();
   NodePtr node;
   if (CUresult result = FindNode(handle, &node); result != CUDA_SUCCESS) return result;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   auto* work = std::get_if<MemsetWork>(&node->work);
   if (params == nullptr || work == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *params = {work->to, work->pitch, work->value, work->element, work->width, work->height};
@@ -441,7 +441,7 @@ SOFTGPU_API cuGraphHostNodeGetParams(CUgraphNode handle, CUDA_HOST_NODE_PARAMS* 
   SOFTGPU_ENTER();
   NodePtr node;
   if (CUresult result = FindNode(handle, &node); result != CUDA_SUCCESS) return result;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   auto* work = std::get_if<HostWork>(&node->work);
   if (params == nullptr || work == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *params = {work->function, work->data};
@@ -468,7 +468,7 @@ SOFTGPU_API cuGraphAddChildGraphNode(CUgraphNode* out, CUgraph graph, const CUgr
   SOFTGPU_ENTER();
   GraphPtr child = Registry<Graph>::Get().Find(child_handle);
   if (!child) return CUDA_ERROR_INVALID_VALUE;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   if (CUresult result = MayBeChild(*child); result != CUDA_SUCCESS) return result;
   if (child->has_memory()) return CUDA_ERROR_NOT_SUPPORTED;
   return Add(out, graph, dependencies, count, CU_GRAPH_NODE_TYPE_GRAPH, CloneOf(*child));
@@ -478,7 +478,7 @@ SOFTGPU_API cuGraphChildGraphNodeGetGraph(CUgraphNode handle, CUgraph* out) {
   SOFTGPU_ENTER();
   NodePtr node;
   if (CUresult result = FindNode(handle, &node); result != CUDA_SUCCESS) return result;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   auto* work = std::get_if<ChildGraphWork>(&node->work);
   if (out == nullptr || work == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *out = Registry<Graph>::Get().Add(work->graph)->handle();
@@ -522,7 +522,7 @@ SOFTGPU_API cuGraphAddNode_v2(CUgraphNode* out, CUgraph graph, const CUgraphNode
                               const CUgraphEdgeData* data, size_t count, CUgraphNodeParams* params) {
   SOFTGPU_ENTER();
   if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   GraphNode* node = nullptr;
   CUresult result = CUDA_SUCCESS;
   if (params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || params->type == CU_GRAPH_NODE_TYPE_MEM_FREE) {
@@ -575,7 +575,7 @@ SOFTGPU_API cuGraphNodeGetDependencies_v2(CUgraphNode handle, CUgraphNode* nodes
   NodePtr node;
   if (CUresult result = FindNode(handle, &node); result != CUDA_SUCCESS) return result;
   if (count == nullptr || (nodes == nullptr && data != nullptr)) return CUDA_ERROR_INVALID_VALUE;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   if (nodes != nullptr && data == nullptr && !node->edges.empty()) return CUDA_ERROR_LOSSY_QUERY;
   if (CUresult result = ListNodes(node->dependencies, nodes, count); result != CUDA_SUCCESS) return result;
   for (size_t i = 0; data != nullptr && i < *count; ++i) data[i] = node->EdgeFrom(node->dependencies[i]);
@@ -590,7 +590,7 @@ SOFTGPU_API cuGraphNodeGetDependentNodes_v2(CUgraphNode handle, CUgraphNode* nod
   NodePtr node;
   if (CUresult result = FindNode(handle, &node); result != CUDA_SUCCESS) return result;
   if (count == nullptr || (nodes == nullptr && data != nullptr)) return CUDA_ERROR_INVALID_VALUE;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   std::vector<GraphNode*> list;
   for (const NodePtr& other : node->graph->nodes) {
     const auto& before = other->dependencies;
@@ -612,7 +612,7 @@ SOFTGPU_API cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode* from, co
   if (!Registry<Graph>::Get().Find(graph) || (count != 0 && (from == nullptr || to == nullptr))) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   for (size_t i = 0; i < count; ++i) {
     NodePtr first, second;
     if (CUresult result = FindNode(from[i], &first); result != CUDA_SUCCESS) return result;
@@ -635,7 +635,7 @@ SOFTGPU_API cuGraphRemoveDependencies(CUgraph graph, const CUgraphNode* from, co
   SOFTGPU_ENTER();
   const GraphPtr owner = Registry<Graph>::Get().Find(graph);
   if (!owner || (count != 0 && (from == nullptr || to == nullptr))) return CUDA_ERROR_INVALID_VALUE;
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   if (owner->has_memory()) return CUDA_ERROR_NOT_SUPPORTED;
   for (size_t i = 0; i < count; ++i) {
     NodePtr second;
@@ -655,7 +655,7 @@ SOFTGPU_API cuGraphRemoveDependencies_v2(CUgraph graph, const CUgraphNode* from,
 
 SOFTGPU_API cuGraphDestroyNode(CUgraphNode handle) {
   SOFTGPU_ENTER();
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   NodePtr node = Registry<GraphNode>::Get().Find(handle);
   if (!node) return CUDA_ERROR_INVALID_VALUE;
   if (node->graph->has_memory()) return CUDA_ERROR_NOT_SUPPORTED;
@@ -673,7 +673,7 @@ SOFTGPU_API cuGraphDestroyNode(CUgraphNode handle) {
 
 SOFTGPU_API cuGraphNodeSetEnabled(CUgraphExec exec_handle, CUgraphNode handle, unsigned int enabled) {
   SOFTGPU_ENTER();
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   GraphExecPtr exec;
   GraphNode* node;
   if (CUresult result = ExecNode(exec_handle, handle, &exec, &node); result != CUDA_SUCCESS) return result;
@@ -687,7 +687,7 @@ SOFTGPU_API cuGraphNodeSetEnabled(CUgraphExec exec_handle, CUgraphNode handle, u
 }
 SOFTGPU_API cuGraphNodeGetEnabled(CUgraphExec exec_handle, CUgraphNode handle, unsigned int* enabled) {
   SOFTGPU_ENTER();
-  Lock lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   GraphExecPtr exec;
   GraphNode* node;
   if (CUresult result = ExecNode(exec_handle, handle, &exec, &node); result != CUDA_SUCCESS) return result;

@@ -9,9 +9,9 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <tuple>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/api/api.h"
 #include "server/softgpu/core/memory_map.h"
 #include "server/softgpu/core/pool.h"
@@ -41,8 +41,8 @@ struct Import {
 };
 
 struct Imports {
-  std::mutex mutex;
-  std::map<std::tuple<int32_t, uint64_t, uint64_t>, Import> by_name;  // process, file, offset
+  Mutex mutex;
+  std::map<std::tuple<int32_t, uint64_t, uint64_t>, Import> by_name CR_GUARDED_BY(mutex);  // process, file, offset
 };
 
 Imports& TheImports() {
@@ -100,7 +100,7 @@ SOFTGPU_API cuIpcOpenMemHandle_v2(CUdeviceptr* out, CUipcMemHandle handle, unsig
   const int device = DeviceOf(name);
   if (device < 0) return CUDA_ERROR_INVALID_DEVICE;
   Imports& imports = TheImports();
-  std::lock_guard<std::mutex> lock(imports.mutex);
+  MutexLock lock(&imports.mutex);
   Import& import = imports.by_name[{name.pid, name.inode, name.offset}];
   const AllocationPtr known = import.opened != 0 ? MemoryMap::Get().Find(import.address) : nullptr;
   if (known && known->kind == MemoryKind::kImported) {
@@ -141,7 +141,7 @@ SOFTGPU_API cuIpcCloseMemHandle(CUdeviceptr address) {
   }
   context->Synchronize();
   Imports& imports = TheImports();
-  std::lock_guard<std::mutex> lock(imports.mutex);
+  MutexLock lock(&imports.mutex);
   for (auto it = imports.by_name.begin(); it != imports.by_name.end(); ++it) {
     if (it->second.address != address) continue;
     if (--it->second.opened != 0) return CUDA_SUCCESS;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/api/api.h"
 #include "server/softgpu/core/event.h"
 #include "server/softgpu/core/graph.h"
@@ -49,7 +50,7 @@ CUresult CopyParams(const ptx::KernelInfo& info, void** params, void** extra, st
 CUresult CheckSupported(Function* function, const Module& module) {
   int state = function->supported.load(std::memory_order_acquire);
   if (state == 0) {
-    std::lock_guard<std::mutex> lock(function->mutex);
+    MutexLock lock(&function->mutex);
     state = function->supported.load(std::memory_order_relaxed);
     if (state == 0) {
       std::string error;

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <string>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/api/api.h"
 #include "server/softgpu/core/module.h"
 
@@ -23,10 +23,10 @@ struct Carried {
   std::string parameters;
 };
 
-std::mutex g_mutex;
+Mutex g_mutex;
 
-// What each function carries. An entry of one that is gone does no harm. Under g_mutex.
-std::map<CUfunction, Carried>& AllCarried() {
+// What each function carries. An entry of one that is gone does no harm.
+std::map<CUfunction, Carried>& AllCarried() CR_REQUIRES(g_mutex) {
   static auto* const all = new std::map<CUfunction, Carried>;
   return *all;
 }
@@ -35,7 +35,7 @@ std::map<CUfunction, Carried>& AllCarried() {
 template <typename Change>
 CUresult Update(CUfunction function, Change change) {
   if (!Registry<Function>::Get().Find(function)) return CUDA_ERROR_INVALID_HANDLE;
-  std::lock_guard<std::mutex> lock(g_mutex);
+  MutexLock lock(&g_mutex);
   change(&AllCarried()[function]);
   return CUDA_SUCCESS;
 }

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/api/api.h"
 #include "server/softgpu/core/module.h"
 #include "server/softgpu/ptx/merge.h"
@@ -13,17 +14,17 @@ using namespace cuda_remote::softgpu;
 namespace {
 
 struct Linker {
-  std::mutex mutex;
-  JitOptions options;
-  std::vector<std::string> texts;
-  std::string image;  // once linked; with a zero at the end
+  Mutex mutex;
+  JitOptions options CR_GUARDED_BY(mutex);
+  std::vector<std::string> texts CR_GUARDED_BY(mutex);
+  std::string image CR_GUARDED_BY(mutex);  // once linked; with a zero at the end
 
   explicit Linker(JitOptions given) : options(given) {}
   CUlinkState handle() { return reinterpret_cast<CUlinkState>(this); }
 };
 
-CUresult AddText(Linker& linker, CUjitInputType type, const char* data, size_t size, const char* name,
-                 JitOptions options) {
+CUresult AddTextLocked(Linker& linker, CUjitInputType type, const char* data, size_t size, const char* name,
+                       JitOptions options) CR_REQUIRES(linker.mutex) {
   std::string text, log;
   CUresult result = CUDA_SUCCESS;
   switch (type) {
@@ -69,9 +70,9 @@ SOFTGPU_API cuLinkAddData_v2(CUlinkState state, CUjitInputType type, void* data,
   std::shared_ptr<Linker> linker = Registry<Linker>::Get().Find(state);
   if (!linker) return CUDA_ERROR_INVALID_HANDLE;
   if (data == nullptr || size == 0) return CUDA_ERROR_INVALID_VALUE;
-  std::lock_guard<std::mutex> lock(linker->mutex);
+  MutexLock lock(&linker->mutex);
   if (!linker->image.empty()) return CUDA_ERROR_INVALID_VALUE;
-  return AddText(*linker, type, static_cast<const char*>(data), size, name, JitOptions(count, options, values));
+  return AddTextLocked(*linker, type, static_cast<const char*>(data), size, name, JitOptions(count, options, values));
 }
 SOFTGPU_API cuLinkAddData(CUlinkState state, CUjitInputType type, void* data, size_t size, const char* name,
                           unsigned int count, CUjit_option* options, void** values) {
@@ -98,7 +99,7 @@ SOFTGPU_API cuLinkComplete(CUlinkState state, void** image, size_t* size) {
   std::shared_ptr<Linker> linker = Registry<Linker>::Get().Find(state);
   if (!linker) return CUDA_ERROR_INVALID_HANDLE;
   if (image == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  std::lock_guard<std::mutex> lock(linker->mutex);
+  MutexLock lock(&linker->mutex);
   if (linker->image.empty()) {
     std::string merged, log;
     if (!ptx::Merge(linker->texts, &merged, &log) || !ptx::Module::Parse(merged, &log)) {

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/api/api.h"
 
 using namespace cuda_remote::softgpu;
@@ -200,7 +201,7 @@ SOFTGPU_API cuLibraryUnload(CUlibrary handle) {
   for (const KernelPtr& kernel : library->kernels) Registry<Kernel>::Get().Remove(kernel.get());
   std::map<const Context*, ModulePtr> modules;
   {
-    std::lock_guard<std::mutex> lock(library->mutex);
+    MutexLock lock(&library->mutex);
     modules.swap(library->modules);
   }
   SynchronizeAllContexts();

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/api/api.h"
 #include "server/softgpu/core/allocate.h"
 #include "server/softgpu/core/graph.h"
@@ -23,10 +24,9 @@ struct DevicePools {
   PoolPtr current;
 };
 
-std::mutex g_pools_mutex;
+Mutex g_pools_mutex;
 
-// Under g_pools_mutex.
-DevicePools& PoolsOf(int device) {
+DevicePools& PoolsOf(int device) CR_REQUIRES(g_pools_mutex) {
   static auto* pools = new std::vector<DevicePools>(DeviceCount());
   DevicePools& entry = (*pools)[device];
   if (!entry.default_pool) {
@@ -52,7 +52,7 @@ CUresult AllocateFrom(const ContextPtr& context, const PoolPtr& pool, size_t byt
     return CaptureAllocation(stream, capture, pool->device, bytes, address);
   }
   {
-    std::lock_guard<std::mutex> lock(pool->mutex);
+    MutexLock lock(&pool->mutex);
     const uint64_t used = pool->figures.used();
     if (!cuda_remote::driverabi::PoolFigures::Fits(pool->props.maxSize, used, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   }
@@ -67,7 +67,7 @@ CUresult AllocateFrom(const ContextPtr& context, const PoolPtr& pool, size_t byt
   allocation->context = context.get();
   allocation->pool = pool->handle();
   {
-    std::lock_guard<std::mutex> lock(pool->mutex);
+    MutexLock lock(&pool->mutex);
     pool->figures.Allocated(bytes);
   }
   MemoryMap::Get().Add(allocation);
@@ -85,7 +85,7 @@ SOFTGPU_API cuMemAllocAsync(CUdeviceptr* address, size_t bytes, CUstream stream)
   SOFTGPU_ENTER_CONTEXT_OF(context, stream);
   PoolPtr pool;
   {
-    std::lock_guard<std::mutex> lock(g_pools_mutex);
+    MutexLock lock(&g_pools_mutex);
     pool = PoolsOf(context->device()).current;
   }
   return AllocateFrom(context, pool, bytes, stream, address);
@@ -145,7 +145,7 @@ SOFTGPU_API cuMemPoolDestroy(CUmemoryPool handle) {
   PoolPtr pool = Registry<Pool>::Get().Find(handle);
   if (!pool || pool->is_default) return CUDA_ERROR_INVALID_VALUE;
   Registry<Pool>::Get().Remove(handle);
-  std::lock_guard<std::mutex> lock(g_pools_mutex);
+  MutexLock lock(&g_pools_mutex);
   DevicePools& pools = PoolsOf(pool->device);
   if (pools.current == pool) pools.current = pools.default_pool;
   return CUDA_SUCCESS;
@@ -155,7 +155,7 @@ SOFTGPU_API cuDeviceGetDefaultMemPool(CUmemoryPool* out, CUdevice device) {
   SOFTGPU_ENTER();
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (GetDevice(device) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  std::lock_guard<std::mutex> lock(g_pools_mutex);
+  MutexLock lock(&g_pools_mutex);
   *out = PoolsOf(device).default_pool->handle();
   return CUDA_SUCCESS;
 }
@@ -163,7 +163,7 @@ SOFTGPU_API cuDeviceGetDefaultMemPool(CUmemoryPool* out, CUdevice device) {
 SOFTGPU_API cuDeviceGetMemPool(CUmemoryPool* out, CUdevice device) {
   SOFTGPU_ENTER();
   if (out == nullptr || GetDevice(device) == nullptr) return CUDA_ERROR_INVALID_VALUE;  // so says driver 580
-  std::lock_guard<std::mutex> lock(g_pools_mutex);
+  MutexLock lock(&g_pools_mutex);
   *out = PoolsOf(device).current->handle();
   return CUDA_SUCCESS;
 }
@@ -173,7 +173,7 @@ SOFTGPU_API cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle) {
   PoolPtr pool = Registry<Pool>::Get().Find(handle);
   if (!pool || GetDevice(device) == nullptr) return CUDA_ERROR_INVALID_VALUE;  // so says driver 580
   if (pool->device != device) return CUDA_ERROR_INVALID_DEVICE;
-  std::lock_guard<std::mutex> lock(g_pools_mutex);
+  MutexLock lock(&g_pools_mutex);
   PoolsOf(device).current = pool;
   return CUDA_SUCCESS;
 }
@@ -182,7 +182,7 @@ SOFTGPU_API cuMemPoolTrimTo(CUmemoryPool handle, size_t keep) {
   SOFTGPU_ENTER();
   PoolPtr pool = Registry<Pool>::Get().Find(handle);
   if (!pool) return CUDA_ERROR_INVALID_VALUE;
-  std::lock_guard<std::mutex> lock(pool->mutex);
+  MutexLock lock(&pool->mutex);
   pool->figures.TrimTo(keep);
   return CUDA_SUCCESS;
 }
@@ -193,7 +193,7 @@ SOFTGPU_API cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attri
   if (!pool || value == nullptr) return CUDA_ERROR_INVALID_VALUE;
   auto* number = static_cast<int*>(value);
   auto* wide = static_cast<cuuint64_t*>(value);
-  std::lock_guard<std::mutex> lock(pool->mutex);
+  MutexLock lock(&pool->mutex);
   switch (attribute) {
     case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
       *number = pool->reuse[0];
@@ -229,7 +229,7 @@ SOFTGPU_API cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attri
   SOFTGPU_ENTER();
   PoolPtr pool = Registry<Pool>::Get().Find(handle);
   if (!pool || value == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  std::lock_guard<std::mutex> lock(pool->mutex);
+  MutexLock lock(&pool->mutex);
   switch (attribute) {
     case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
       pool->reuse[0] = *static_cast<int*>(value);
@@ -261,7 +261,7 @@ SOFTGPU_API cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* list,
   SOFTGPU_ENTER();
   PoolPtr pool = Registry<Pool>::Get().Find(handle);
   if (!pool || (list == nullptr && count != 0)) return CUDA_ERROR_INVALID_VALUE;
-  std::lock_guard<std::mutex> lock(pool->mutex);
+  MutexLock lock(&pool->mutex);
   for (size_t i = 0; i < count; ++i) {
     if (list[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
     if (GetDevice(list[i].location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
@@ -277,7 +277,7 @@ SOFTGPU_API cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle, CU
   if (!pool || flags == nullptr || location == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (location->type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
   if (GetDevice(location->id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  std::lock_guard<std::mutex> lock(pool->mutex);
+  MutexLock lock(&pool->mutex);
   *flags = location->id == pool->device ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : pool->access[location->id];
   return CUDA_SUCCESS;
 }

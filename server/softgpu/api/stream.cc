@@ -2,6 +2,7 @@
 // Streams, events, host functions, stream memory operations.
 #include "server/softgpu/core/stream.h"
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/api/api.h"
 #include "server/softgpu/core/event.h"
 #include "server/softgpu/core/graph.h"
@@ -46,7 +47,7 @@ CUresult Record(CUevent handle, CUstream stream_handle) {
   EventPtr event;
   if (CUresult result = FindEvent(handle, &event); result != CUDA_SUCCESS) return result;
   if (event->context->device() != stream->context()->device()) return CUDA_ERROR_INVALID_HANDLE;
-  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   if (std::shared_ptr<Capture> capture = CaptureOf(stream)) {
     if (capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     event->capture = capture;
@@ -173,7 +174,7 @@ SOFTGPU_API cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned in
   if ((flags & ~unsigned{CU_EVENT_WAIT_EXTERNAL}) != 0) return CUDA_ERROR_INVALID_VALUE;
   EventPtr event;
   if (CUresult result = FindEvent(event_handle, &event); result != CUDA_SUCCESS) return result;
-  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   std::shared_ptr<Capture> capture = CaptureOf(stream);
   if (capture && (flags & CU_EVENT_WAIT_EXTERNAL)) return CaptureWork(stream, capture, EventWaitWork{event});
   if (event->capture || capture) return WaitEventInCapture(stream, event);

@@ -13,6 +13,7 @@
 #include <map>
 #include <string>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/api/api.h"
 #include "server/softgpu/core/memory_map.h"
 
@@ -56,11 +57,12 @@ struct Mapping {
 };
 
 struct VirtualMemory {
-  std::mutex mutex;
-  std::map<uint64_t, uint64_t> reservations;                                    // begin -> size
-  std::map<CUmemGenericAllocationHandle, std::pair<PhysicalPtr, int>> handles;  // handle -> what, references
-  std::map<uint64_t, Mapping> mappings;                                         // begin -> what
-  CUmemGenericAllocationHandle next_handle = 0x10001;
+  Mutex mutex;
+  std::map<uint64_t, uint64_t> reservations CR_GUARDED_BY(mutex);  // begin -> size
+  std::map<CUmemGenericAllocationHandle, std::pair<PhysicalPtr, int>> handles
+      CR_GUARDED_BY(mutex);                                   // handle -> what, references
+  std::map<uint64_t, Mapping> mappings CR_GUARDED_BY(mutex);  // begin -> what
+  CUmemGenericAllocationHandle next_handle CR_GUARDED_BY(mutex) = 0x10001;
 };
 
 VirtualMemory& Vm() {
@@ -104,8 +106,8 @@ CUresult CheckProp(const CUmemAllocationProp* prop) {
   return CUDA_SUCCESS;
 }
 
-// Under the lock. The reservation that holds all of the range.
-bool Reserved(uint64_t begin, uint64_t size) {
+// Whether one reservation holds all of the range.
+bool Reserved(uint64_t begin, uint64_t size) CR_REQUIRES(Vm().mutex) {
   auto it = Vm().reservations.upper_bound(begin);
   if (it == Vm().reservations.begin()) return false;
   --it;
@@ -113,7 +115,7 @@ bool Reserved(uint64_t begin, uint64_t size) {
 }
 
 // Mappings that lie in [begin, begin + size); false unless they fill it exactly.
-bool MappingsIn(uint64_t begin, uint64_t size, std::vector<uint64_t>* found) {
+bool MappingsIn(uint64_t begin, uint64_t size, std::vector<uint64_t>* found) CR_REQUIRES(Vm().mutex) {
   uint64_t at = begin;
   for (auto it = Vm().mappings.find(begin); it != Vm().mappings.end() && it->first == at && at < begin + size; ++it) {
     found->push_back(it->first);
@@ -178,7 +180,7 @@ SOFTGPU_API cuMemAddressReserve(CUdeviceptr* out, size_t size, size_t alignment,
     if (begin != start) munmap(got, begin - start);
     if (begin + size != start + room) munmap(reinterpret_cast<void*>(begin + size), start + room - begin - size);
   }
-  std::lock_guard<std::mutex> lock(Vm().mutex);
+  MutexLock lock(&Vm().mutex);
   Vm().reservations[begin] = size;
   *out = begin;
   return CUDA_SUCCESS;
@@ -186,7 +188,7 @@ SOFTGPU_API cuMemAddressReserve(CUdeviceptr* out, size_t size, size_t alignment,
 
 SOFTGPU_API cuMemAddressFree(CUdeviceptr address, size_t size) {
   SOFTGPU_ENTER();
-  std::lock_guard<std::mutex> lock(Vm().mutex);
+  MutexLock lock(&Vm().mutex);
   auto it = Vm().reservations.find(address);
   if (it == Vm().reservations.end() || it->second != size) return CUDA_ERROR_INVALID_VALUE;
   auto mapped = Vm().mappings.lower_bound(address);
@@ -205,7 +207,7 @@ SOFTGPU_API cuMemCreate(CUmemGenericAllocationHandle* out, size_t size, const CU
   physical->device = prop->location.id;
   physical->size = size;
   physical->prop = *prop;
-  std::lock_guard<std::mutex> lock(Vm().mutex);
+  MutexLock lock(&Vm().mutex);
   if (prop->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE) {
     physical->fd = memfd_create(SharedName(prop->location.id).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
     physical->own_file = physical->fd >= 0;
@@ -230,7 +232,7 @@ SOFTGPU_API cuMemCreate(CUmemGenericAllocationHandle* out, size_t size, const CU
 
 SOFTGPU_API cuMemRelease(CUmemGenericAllocationHandle handle) {
   SOFTGPU_ENTER();
-  std::lock_guard<std::mutex> lock(Vm().mutex);
+  MutexLock lock(&Vm().mutex);
   auto it = Vm().handles.find(handle);
   if (it == Vm().handles.end()) return CUDA_ERROR_INVALID_VALUE;
   if (--it->second.second == 0) Vm().handles.erase(it);  // mappings keep the memory
@@ -242,7 +244,7 @@ SOFTGPU_API cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGener
   SOFTGPU_ENTER();
   if (size == 0 || !Aligned(size) || !Aligned(address) || !Aligned(offset) || flags != 0)
     return CUDA_ERROR_INVALID_VALUE;
-  std::lock_guard<std::mutex> lock(Vm().mutex);
+  MutexLock lock(&Vm().mutex);
   auto it = Vm().handles.find(handle);
   if (it == Vm().handles.end() || !Reserved(address, size)) return CUDA_ERROR_INVALID_VALUE;
   PhysicalPtr physical = it->second.first;
@@ -272,7 +274,7 @@ SOFTGPU_API cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGener
 SOFTGPU_API cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc* list, size_t count) {
   SOFTGPU_ENTER();
   if (list == nullptr || count == 0 || size == 0) return CUDA_ERROR_INVALID_VALUE;
-  std::lock_guard<std::mutex> lock(Vm().mutex);
+  MutexLock lock(&Vm().mutex);
   std::vector<uint64_t> pieces;
   if (!MappingsIn(address, size, &pieces)) return CUDA_ERROR_INVALID_VALUE;
   // The rights of devices that are not in the list stay. Kernels of all devices see the same memory: the widest of all
@@ -320,7 +322,7 @@ SOFTGPU_API cuMemGetAccess(unsigned long long* flags, const CUmemLocation* locat
 SOFTGPU_API cuMemUnmap(CUdeviceptr address, size_t size) {
   SOFTGPU_ENTER();
   SynchronizeAll();  // kernels may still use it, and would find a hole in the process
-  std::lock_guard<std::mutex> lock(Vm().mutex);
+  MutexLock lock(&Vm().mutex);
   std::vector<uint64_t> pieces;
   if (size == 0 || !MappingsIn(address, size, &pieces)) return CUDA_ERROR_INVALID_VALUE;
   for (uint64_t piece : pieces) MemoryMap::Get().Remove(piece);
@@ -332,7 +334,7 @@ SOFTGPU_API cuMemUnmap(CUdeviceptr address, size_t size) {
 SOFTGPU_API cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* out, void* address) {
   SOFTGPU_ENTER();
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  std::lock_guard<std::mutex> lock(Vm().mutex);
+  MutexLock lock(&Vm().mutex);
   auto begin = reinterpret_cast<uint64_t>(address);
   auto it = Vm().mappings.upper_bound(begin);
   if (it == Vm().mappings.begin()) return CUDA_ERROR_INVALID_VALUE;
@@ -351,7 +353,7 @@ SOFTGPU_API cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* out, void*
 
 SOFTGPU_API cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
   SOFTGPU_ENTER();
-  std::lock_guard<std::mutex> lock(Vm().mutex);
+  MutexLock lock(&Vm().mutex);
   auto it = Vm().handles.find(handle);
   if (prop == nullptr || it == Vm().handles.end()) return CUDA_ERROR_INVALID_VALUE;
   *prop = it->second.first->prop;
@@ -362,7 +364,7 @@ SOFTGPU_API cuMemExportToShareableHandle(void* out, CUmemGenericAllocationHandle
                                          unsigned long long flags) {
   SOFTGPU_ENTER();
   if (out == nullptr || flags != 0 || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
-  std::lock_guard<std::mutex> lock(Vm().mutex);
+  MutexLock lock(&Vm().mutex);
   auto it = Vm().handles.find(handle);
   if (it == Vm().handles.end() || !it->second.first->own_file || it->second.first->imported) {
     return CUDA_ERROR_INVALID_VALUE;
@@ -396,7 +398,7 @@ SOFTGPU_API cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* out, vo
   physical->prop.location.id = device;
   physical->prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   if (device != kHidden && !physical->Take()) return CUDA_ERROR_INVALID_VALUE;
-  std::lock_guard<std::mutex> lock(Vm().mutex);
+  MutexLock lock(&Vm().mutex);
   *out = Vm().next_handle++;
   Vm().handles[*out] = {physical, 1};
   return CUDA_SUCCESS;

@@ -2,6 +2,7 @@
 #include "server/softgpu/core/cleanup.h"
 
 #include "proto/driverabi/export_tables.h"
+#include "proto/threads/mutex.h"
 #include "server/softgpu/core/array.h"
 #include "server/softgpu/core/event.h"
 #include "server/softgpu/core/graph.h"
@@ -20,7 +21,7 @@ void DestroyObjectsOf(const ContextPtr& context) {
   }
   // Libraries are loaded again where they are used again.
   Registry<Library>::Get().ForEach([raw](Library& library) {
-    std::lock_guard<std::mutex> lock(library.mutex);
+    MutexLock lock(&library.mutex);
     library.modules.erase(raw);
   });
   Registry<Event>::Get().RemoveIf([raw](const Event& event) { return event.context.get() == raw; });

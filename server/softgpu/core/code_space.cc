@@ -2,9 +2,9 @@
 #include "server/softgpu/core/code_space.h"
 
 #include <algorithm>
-#include <mutex>
 #include <set>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/core/settings.h"
 
 namespace cuda_remote::softgpu {
@@ -18,11 +18,11 @@ constexpr uint64_t kBlock = 2 << 20;
 constexpr uint64_t kInstruction = 16, kBehind = 0x880, kUnit = 0x100;
 
 // The part of the address space that the next context gets: the lowest one that nobody has.
-std::mutex g_mutex;
-std::set<int>* const g_slots = new std::set<int>;
+Mutex g_mutex;
+std::set<int>* const g_slots CR_PT_GUARDED_BY(g_mutex) = new std::set<int>;
 
 int TakeSlot() {
-  std::lock_guard<std::mutex> lock(g_mutex);
+  MutexLock lock(&g_mutex);
   int slot = 0;
   while (!g_slots->insert(slot).second) ++slot;
   return slot;
@@ -33,7 +33,7 @@ uint64_t RoundUp(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / un
 }  // namespace
 
 CodeSpace::~CodeSpace() {
-  std::lock_guard<std::mutex> lock(g_mutex);
+  MutexLock lock(&g_mutex);
   g_slots->erase(slot_);
 }
 

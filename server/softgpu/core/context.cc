@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "proto/driverabi/export_tables.h"
+#include "proto/threads/mutex.h"
 #include "server/softgpu/core/cleanup.h"
 #include "server/softgpu/core/stream.h"
 #include "server/softgpu/core/thread_state.h"
@@ -73,17 +74,17 @@ void Context::ResetState() {
   limits[CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT] = 2048;
   limits[CU_LIMIT_MAX_L2_FETCH_GRANULARITY] = 64;
   limits[CU_LIMIT_PERSISTING_L2_CACHE_SIZE] = 0;
-  std::lock_guard<std::mutex> lock(peers_mutex_);
+  MutexLock lock(&peers_mutex_);
   peers_.clear();
 }
 
 bool Context::EnablePeer(uint64_t peer) {
-  std::lock_guard<std::mutex> lock(peers_mutex_);
+  MutexLock lock(&peers_mutex_);
   return peers_.insert(peer).second;
 }
 
 bool Context::DisablePeer(uint64_t peer) {
-  std::lock_guard<std::mutex> lock(peers_mutex_);
+  MutexLock lock(&peers_mutex_);
   return peers_.erase(peer) != 0;
 }
 
@@ -93,7 +94,7 @@ void Context::SetError(CUresult error) {
 }
 
 void Context::Activate() {
-  std::lock_guard<std::mutex> lock(submit_);
+  MutexLock lock(&submit_);
   if (active_) return;
   ResetState();
   legacy_ = std::make_shared<Stream>(shared_from_this(), StreamKind::kLegacy, 0, 0);
@@ -102,7 +103,7 @@ void Context::Activate() {
 
 void Context::Deactivate() {
   {
-    std::lock_guard<std::mutex> lock(submit_);
+    MutexLock lock(&submit_);
     if (!active_) return;
     // Failed kernels must not keep the caller waiting; others are let finish, if they do in time.
     if (error_ != CUDA_SUCCESS) cancel_ = true;
@@ -118,7 +119,7 @@ void Context::Deactivate() {
   StreamPtr legacy;
   std::vector<StreamPtr> streams;
   {
-    std::lock_guard<std::mutex> lock(submit_);
+    MutexLock lock(&submit_);
     active_.store(false, std::memory_order_release);
     legacy.swap(legacy_);
     streams.swap(streams_);
@@ -131,7 +132,7 @@ void Context::Deactivate() {
 }
 
 StreamPtr Context::legacy() {
-  std::lock_guard<std::mutex> lock(submit_);
+  MutexLock lock(&submit_);
   return legacy_;
 }
 
@@ -150,26 +151,26 @@ StreamPtr Context::PerThread() {
 }
 
 void Context::Adopt(const StreamPtr& stream) {
-  std::lock_guard<std::mutex> lock(submit_);
-  Prune();
+  MutexLock lock(&submit_);
+  PruneLocked();
   streams_.push_back(stream);
 }
 
 void Context::Retire(const StreamPtr& stream) {
   stream->Close();
-  std::lock_guard<std::mutex> lock(submit_);
-  Prune();
+  MutexLock lock(&submit_);
+  PruneLocked();
 }
 
-// A destroyed stream stays in the list while it has work, for the legacy stream and Synchronize. Under the submit lock.
-void Context::Prune() {
+// A destroyed stream stays in the list while it has work, for the legacy stream and Synchronize.
+void Context::PruneLocked() {
   streams_.erase(std::remove_if(streams_.begin(), streams_.end(),
                                 [](const StreamPtr& s) { return s->retired() && (!s->last_ || s->last_->done()); }),
                  streams_.end());
 }
 
 std::vector<TaskPtr> Context::Pending() {
-  std::lock_guard<std::mutex> lock(submit_);
+  MutexLock lock(&submit_);
   std::vector<TaskPtr> tasks;
   if (legacy_ && legacy_->last_ && !legacy_->last_->done()) tasks.push_back(legacy_->last_);
   for (const StreamPtr& stream : streams_) {
@@ -179,7 +180,7 @@ std::vector<TaskPtr> Context::Pending() {
 }
 
 std::vector<StreamPtr> Context::AllStreams() {
-  std::lock_guard<std::mutex> lock(submit_);
+  MutexLock lock(&submit_);
   std::vector<StreamPtr> streams;
   if (legacy_) streams.push_back(legacy_);
   for (const StreamPtr& stream : streams_) {
@@ -225,7 +226,7 @@ CUresult Context::Query() { return Pending().empty() ? CUDA_SUCCESS : CUDA_ERROR
 void Context::Print(std::string_view text) {
   bool full;
   {
-    std::lock_guard<std::mutex> lock(output_mutex_);
+    MutexLock lock(&output_mutex_);
     output_.append(text);
     full = output_.size() > kPrintLimit;
   }
@@ -233,12 +234,12 @@ void Context::Print(std::string_view text) {
 }
 
 void Context::Complain(std::string_view text) {
-  std::lock_guard<std::mutex> lock(output_mutex_);
+  MutexLock lock(&output_mutex_);
   complaints_.append(text);
 }
 
 void Context::FlushOutput() {
-  std::lock_guard<std::mutex> lock(output_mutex_);
+  MutexLock lock(&output_mutex_);
   const auto write_out = [](int fd, std::string* text) {
     const char* p = text->data();
     size_t left = text->size();

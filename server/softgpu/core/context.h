@@ -14,12 +14,12 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/core/code_space.h"
 #include "server/softgpu/core/kernel_heap.h"
 #include "server/softgpu/core/registry.h"
@@ -98,8 +98,8 @@ class Context : public std::enable_shared_from_this<Context> {
   KernelHeap heap;
 
   // Places for code of modules, which are loaded and unloaded under this mutex.
-  std::mutex code_mutex;
-  CodeSpace code;
+  Mutex code_mutex;
+  CodeSpace code CR_GUARDED_BY(code_mutex);
 
   // Whether it was not as wanted before. `peer`: the id of a context of another device.
   bool EnablePeer(uint64_t peer);
@@ -111,7 +111,7 @@ class Context : public std::enable_shared_from_this<Context> {
 
   Context(int device, unsigned flags, bool primary);
   void ResetState();
-  void Prune();
+  void PruneLocked() CR_REQUIRES(submit_);
 
   const int device_;
   const bool primary_;
@@ -122,16 +122,17 @@ class Context : public std::enable_shared_from_this<Context> {
   std::atomic<int> error_{CUDA_SUCCESS};
 
   // Guards the set of streams and the order of submissions to all of them.
-  std::mutex submit_;
-  StreamPtr legacy_;
-  std::vector<StreamPtr> streams_;  // all others
+  Mutex submit_;
+  StreamPtr legacy_ CR_GUARDED_BY(submit_);
+  std::vector<StreamPtr> streams_ CR_GUARDED_BY(submit_);  // all others
 
-  std::mutex peers_mutex_;
-  std::set<uint64_t> peers_;  // whose memory is accessible: all is in one process, so only the answers differ
+  Mutex peers_mutex_;
+  std::set<uint64_t> peers_
+      CR_GUARDED_BY(peers_mutex_);  // whose memory is accessible: all is in one process, so only the answers differ
 
-  std::mutex output_mutex_;
-  std::string output_;
-  std::string complaints_;
+  Mutex output_mutex_;
+  std::string output_ CR_GUARDED_BY(output_mutex_);
+  std::string complaints_ CR_GUARDED_BY(output_mutex_);
 };
 
 // Waits for the work of all contexts.

@@ -9,8 +9,8 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/core/context.h"
 
 namespace cuda_remote::softgpu {
@@ -49,7 +49,7 @@ class Device {
 
   const ContextPtr& primary() const { return primary_; }
 
-  std::recursive_mutex primary_mutex;  // what ends with a context may call the driver again
+  RecursiveMutex primary_mutex;  // what ends with a context may call the driver again
   unsigned primary_retained = 0;
 
  private:

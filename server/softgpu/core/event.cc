@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/softgpu/core/event.h"
 
+#include "proto/threads/mutex.h"
+
 namespace cuda_remote::softgpu {
 
 void Event::RecordNow() {
   auto now = std::make_shared<EventRecord>();
   now->nanoseconds = Now();
   if (shared) shared->Complete(shared->Submit());
-  std::lock_guard<std::mutex> lock(mutex);
+  MutexLock lock(&mutex);
   record = std::move(now);
 }
 
 void RecordEvent(const EventPtr& event, const StreamPtr& stream, std::vector<TaskPtr> wait_for) {
   auto record = std::make_shared<EventRecord>();
   // The event's lock is held so that nobody sees the record before its task is known.
-  std::lock_guard<std::mutex> lock(event->mutex);
+  MutexLock lock(&event->mutex);
   // Task and record own each other until the task is done.
   const std::shared_ptr<SharedEvent> shared = event->shared;
   const uint64_t number = shared ? shared->Submit() : 0;

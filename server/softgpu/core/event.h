@@ -7,9 +7,9 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/core/context.h"
 #include "server/softgpu/core/shared_event.h"
 #include "server/softgpu/core/stream.h"
@@ -29,8 +29,8 @@ struct Event {
   // Of an event that other processes may see: what counts there and here in the record's place. Set when it is made.
   std::shared_ptr<SharedEvent> shared;
 
-  std::mutex mutex;
-  std::shared_ptr<EventRecord> record;  // null: never recorded
+  Mutex mutex;
+  std::shared_ptr<EventRecord> record CR_GUARDED_BY(mutex);  // null: never recorded
 
   // Recorded into a capture: where work that waits for it comes after. Guarded by CaptureMutex().
   std::shared_ptr<Capture> capture;
@@ -39,7 +39,7 @@ struct Event {
 
   CUevent handle() { return reinterpret_cast<CUevent>(this); }
   std::shared_ptr<EventRecord> latest() {
-    std::lock_guard<std::mutex> lock(mutex);
+    MutexLock lock(&mutex);
     return record;
   }
   // Recorded and done now (inside a graph, on the stream's thread).

@@ -3,9 +3,9 @@
 
 #include <sys/mman.h>
 
-#include <mutex>
 #include <set>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/core/settings.h"
 
 namespace cuda_remote::softgpu {
@@ -14,9 +14,9 @@ namespace {
 constexpr uint64_t kSlot = 0xc0, kBytes = 64 << 20;
 
 struct Slots {
-  std::mutex mutex;
-  uint64_t base = 0;         // of the reservation; 0: not made yet
-  std::set<uint64_t> taken;  // their addresses
+  Mutex mutex;
+  uint64_t base CR_GUARDED_BY(mutex) = 0;         // of the reservation; 0: not made yet
+  std::set<uint64_t> taken CR_GUARDED_BY(mutex);  // their addresses
 };
 
 Slots& Get() {
@@ -42,7 +42,7 @@ uint64_t Reserve() {
 
 uint64_t TakeExecSlot() {
   Slots& slots = Get();
-  std::lock_guard<std::mutex> lock(slots.mutex);
+  MutexLock lock(&slots.mutex);
   if (slots.base == 0) slots.base = Reserve();
   if (slots.base == 0) return 0;
   uint64_t slot = slots.base;
@@ -53,7 +53,7 @@ uint64_t TakeExecSlot() {
 }
 
 void GiveExecSlot(uint64_t slot) {
-  std::lock_guard<std::mutex> lock(Get().mutex);
+  MutexLock lock(&Get().mutex);
   Get().taken.erase(slot);
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/core/allocate.h"
 #include "server/softgpu/core/device.h"
 #include "server/softgpu/core/exec_slots.h"
@@ -38,8 +39,8 @@ CUgraphNodeType TypeOf(const Work& work) {
 
 }  // namespace
 
-std::recursive_mutex& CaptureMutex() {
-  static auto* mutex = new std::recursive_mutex;
+RecursiveMutex& CaptureMutex() {
+  static auto* mutex = new RecursiveMutex;
   return *mutex;
 }
 
@@ -180,12 +181,12 @@ std::vector<Work> GraphExec::Works() const {
 
 std::shared_ptr<Capture> CaptureOf(const StreamPtr& stream) {
   if (g_running.load(std::memory_order_acquire) == 0) return nullptr;
-  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   return stream->capture;
 }
 
 CUresult CaptureWork(const StreamPtr& stream, const std::shared_ptr<Capture>& capture, Work work) {
-  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   if (capture->invalid || stream->capture != capture) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   CUgraphNodeType type = TypeOf(work);
   bool early = false;
@@ -213,14 +214,14 @@ CUresult CaptureWork(const StreamPtr& stream, const std::shared_ptr<Capture>& ca
 }
 
 CUresult ForbiddenInCapture(const StreamPtr& stream) {
-  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   if (stream->capture) Invalidate(stream->capture);
   return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
 CUresult CheckLegacyCapture(const StreamPtr& stream) {
   if (g_running.load(std::memory_order_acquire) == 0 || stream->kind() != StreamKind::kLegacy) return CUDA_SUCCESS;
-  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   for (const std::shared_ptr<Capture>& capture : Running()) {
     if (capture->origin->context() != stream->context() || capture->mode == CU_STREAM_CAPTURE_MODE_RELAXED) continue;
     for (const StreamPtr& captured : capture->streams) {
@@ -234,7 +235,7 @@ CUresult CheckLegacyCapture(const StreamPtr& stream) {
 
 CUresult CheckContextCapture(const ContextPtr& context) {
   if (g_running.load(std::memory_order_acquire) == 0) return CUDA_SUCCESS;
-  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   CUresult result = CUDA_SUCCESS;
   for (const std::shared_ptr<Capture>& capture : Running()) {
     if (capture->origin->context() != context) continue;
@@ -245,7 +246,7 @@ CUresult CheckContextCapture(const ContextPtr& context) {
 }
 
 CUresult WaitEventInCapture(const StreamPtr& stream, const EventPtr& event) {
-  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   std::shared_ptr<Capture> capture = event->capture;
   if (!capture) {
     // An event from outside: the graph cannot depend on it.
@@ -279,7 +280,7 @@ CUresult WaitEventInCapture(const StreamPtr& stream, const EventPtr& event) {
 }
 
 void ForgetStreamCapture(const StreamPtr& stream) {
-  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   if (!stream->capture) return;
   std::shared_ptr<Capture> capture = stream->capture;
   if (capture->origin == stream) EndCapture(capture);
@@ -287,7 +288,7 @@ void ForgetStreamCapture(const StreamPtr& stream) {
 
 CUresult BeginCapture(const StreamPtr& stream, CUstreamCaptureMode mode, const GraphPtr& graph,
                       std::vector<GraphNode*> dependencies) {
-  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   if (stream->kind() == StreamKind::kLegacy) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
   static uint64_t next_id = 1;
@@ -308,7 +309,7 @@ CUresult BeginCapture(const StreamPtr& stream, CUstreamCaptureMode mode, const G
 }
 
 CUresult EndCapture(const std::shared_ptr<Capture>& capture) {
-  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   CUresult result = capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
   // What every other stream did last must come before what the origin did last.
   std::set<GraphNode*> before;
@@ -377,7 +378,7 @@ void BecomeFree(Graph* graph, CUdeviceptr address, GraphNode* node) {
 
 CUresult CaptureAllocation(const StreamPtr& stream, const std::shared_ptr<Capture>& capture, int device, size_t bytes,
                            CUdeviceptr* address) {
-  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   CUDA_MEM_ALLOC_NODE_PARAMS params = {};
   params.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
   params.poolProps.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
@@ -394,7 +395,7 @@ CUresult CaptureAllocation(const StreamPtr& stream, const std::shared_ptr<Captur
 }
 
 CUresult CaptureFree(const StreamPtr& stream, const std::shared_ptr<Capture>& capture, CUdeviceptr address) {
-  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   CUresult result = GraphMemoryState::Get().rules.MayFree(capture->graph->number(), address);
   if (result == CUDA_SUCCESS) result = CaptureWork(stream, capture, EmptyWork{});
   if (result == CUDA_SUCCESS) BecomeFree(capture->graph.get(), address, stream->capture_dependencies.front());
@@ -402,7 +403,7 @@ CUresult CaptureFree(const StreamPtr& stream, const std::shared_ptr<Capture>& ca
 }
 
 bool FreeOfGraph(CUdeviceptr address, CUresult* result, GraphAllocations* gone) {
-  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  RecursiveMutexLock lock(&CaptureMutex());
   GraphMemoryState& state = GraphMemoryState::Get();
   if (!state.rules.Contains(address)) return false;
   driverabi::GraphMemory::Addresses addresses;

@@ -11,12 +11,12 @@
 #include <atomic>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "proto/driverabi/graph_memory.h"
+#include "proto/threads/mutex.h"
 #include "server/softgpu/core/event.h"
 #include "server/softgpu/core/memory_map.h"
 #include "server/softgpu/core/stream.h"
@@ -25,7 +25,7 @@
 
 namespace cuda_remote::softgpu {
 
-std::recursive_mutex& CaptureMutex();
+RecursiveMutex& CaptureMutex();
 
 struct GraphNode : std::enable_shared_from_this<GraphNode> {
   Graph* graph = nullptr;
@@ -127,8 +127,8 @@ struct GraphExec {
   unsigned long long flags = 0;
   const std::shared_ptr<GraphValues> values = std::make_shared<GraphValues>();
 
-  std::mutex launch_mutex;
-  TaskPtr last;  // the latest launch, guarded by launch_mutex
+  Mutex launch_mutex;
+  TaskPtr last CR_GUARDED_BY(launch_mutex);  // the latest launch
 
   uint64_t slot = 0;  // of one that kernels may launch: its handle (exec_slots.h), which goes with it
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <set>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/core/context.h"
 #include "server/softgpu/core/device.h"
 #include "server/softgpu/core/memory_map.h"
@@ -17,8 +18,8 @@ namespace {
 // Away from the ranges of cr-worker and of module variables.
 constexpr uint64_t kFirst = 0x480000000000, kSlotBytes = uint64_t{1} << 36, kSlots = 64;
 
-std::mutex g_mutex;
-std::set<uint64_t>* const g_slots = new std::set<uint64_t>;
+Mutex g_mutex;
+std::set<uint64_t>* const g_slots CR_PT_GUARDED_BY(g_mutex) = new std::set<uint64_t>;
 
 // What the range begins with, and each piece: free or not. All in units of bytes; lengths are multiples of kUnit.
 constexpr uint64_t kUnit = 16, kUsed = 1;
@@ -51,7 +52,7 @@ bool KernelHeap::Begin(Context& context) {
   void* memory = MAP_FAILED;
   uint64_t slot = 0;
   {
-    std::lock_guard<std::mutex> lock(g_mutex);
+    MutexLock lock(&g_mutex);
     while (g_slots->count(slot) != 0) ++slot;
     g_slots->insert(slot);
   }
@@ -64,7 +65,7 @@ bool KernelHeap::Begin(Context& context) {
 #endif
   if (memory == MAP_FAILED) memory = mmap(nullptr, bytes, kProt, kFlags, -1, 0);
   const auto give_slot = [slot] {
-    std::lock_guard<std::mutex> lock(g_mutex);
+    MutexLock lock(&g_mutex);
     g_slots->erase(slot);
   };
   if (memory == MAP_FAILED) {
@@ -96,7 +97,7 @@ bool KernelHeap::Begin(Context& context) {
 }
 
 uint64_t KernelHeap::Take(Context& context, uint64_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (!begun_ && !Begin(context)) return 0;
   if (bytes == 0 || bytes > bytes_) return 0;
   const uint64_t wanted = (bytes + kUnit - 1) / kUnit * kUnit + kUnit;
@@ -133,7 +134,7 @@ uint64_t KernelHeap::Take(Context& context, uint64_t bytes) {
 }
 
 void KernelHeap::Give(uint64_t address) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (!begun_ || address < base_ + 2 * kUnit || address >= base_ + bytes_ || address % kUnit != 0) return;
   uint64_t at = address - base_ - kUnit;
   Piece* piece = PieceAt(base_, at);
@@ -158,7 +159,7 @@ void KernelHeap::Give(uint64_t address) {
 }
 
 void KernelHeap::Reset() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   begun_ = false;
   base_ = bytes_ = 0;
 }

@@ -9,7 +9,8 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
+
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::softgpu {
 
@@ -30,11 +31,11 @@ class KernelHeap {
   void Reset();
 
  private:
-  bool Begin(Context& context);
+  bool Begin(Context& context) CR_REQUIRES(mutex_);
 
-  std::mutex mutex_;
+  Mutex mutex_;
   std::atomic<bool> begun_{false};
-  uint64_t base_ = 0, bytes_ = 0;
+  uint64_t base_ CR_GUARDED_BY(mutex_) = 0, bytes_ CR_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace cuda_remote::softgpu

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <string>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/core/settings.h"
 
 namespace cuda_remote::softgpu {
@@ -71,6 +72,7 @@ MachineMemory* MachineMemory::Open(const char* path) {
     for (uint64_t own = 1; own <= kProcesses; ++own) {
       if (!Lock(fd, off_t(own), F_WRLCK, false)) continue;
       auto* const memory = new MachineMemory(fd, static_cast<Row*>(rows), own);
+      MutexLock only(&memory->mutex_);
       const TableLock lock(fd);
       for (uint64_t i = 0; i < kRows; ++i) {
         if (memory->rows_[i].process == own) memory->rows_[i] = {};  // a dead process's
@@ -111,7 +113,7 @@ uint64_t MachineMemory::SumLocked(int gpu, uint64_t thing, bool* known) {
 }
 
 bool MachineMemory::Take(int gpu, uint64_t thing, uint64_t bytes, uint64_t total) {
-  std::lock_guard<std::mutex> own(mutex_);
+  MutexLock own(&mutex_);
   const TableLock lock(fd_);
   Reap();
   bool known = false;
@@ -132,7 +134,7 @@ bool MachineMemory::Take(int gpu, uint64_t thing, uint64_t bytes, uint64_t total
 }
 
 void MachineMemory::Give(int gpu, uint64_t thing, uint64_t bytes) {
-  std::lock_guard<std::mutex> own(mutex_);
+  MutexLock own(&mutex_);
   const TableLock lock(fd_);
   for (uint64_t i = 0; i < kRows; ++i) {
     Row& row = rows_[i];
@@ -147,7 +149,7 @@ void MachineMemory::Give(int gpu, uint64_t thing, uint64_t bytes) {
 }
 
 uint64_t MachineMemory::Used(int gpu) {
-  std::lock_guard<std::mutex> own(mutex_);
+  MutexLock own(&mutex_);
   const TableLock lock(fd_);
   Reap();
   bool known;

@@ -10,8 +10,9 @@
 #define CUDA_REMOTE_SERVER_SOFTGPU_CORE_MACHINE_MEMORY_H_
 
 #include <cstdint>
-#include <mutex>
 #include <set>
+
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::softgpu {
 
@@ -37,13 +38,13 @@ class MachineMemory {
   MachineMemory(int fd, Row* rows, uint64_t own) : fd_(fd), rows_(rows), own_(own) {}
   static MachineMemory* Open(const char* path);
   // Forgets what dead processes had.
-  void Reap();
-  uint64_t SumLocked(int gpu, uint64_t thing, bool* known);
+  void Reap() CR_REQUIRES(mutex_);
+  uint64_t SumLocked(int gpu, uint64_t thing, bool* known) CR_REQUIRES(mutex_);
 
   const int fd_;
-  Row* const rows_;
+  Row* const rows_ CR_PT_GUARDED_BY(mutex_);
   const uint64_t own_;
-  std::mutex mutex_;  // the file's lock is one for all threads
+  Mutex mutex_;  // the file's lock is one for all threads
 };
 
 }  // namespace cuda_remote::softgpu

@@ -7,7 +7,8 @@
 
 #include <iterator>
 #include <map>
-#include <mutex>
+
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::softgpu {
 namespace {
@@ -30,9 +31,9 @@ struct Chunk {
 };
 
 struct Files {
-  std::mutex mutex;
-  std::map<int, File> files;
-  std::map<int, std::map<uint64_t, Chunk>> chunks;  // by device and address
+  Mutex mutex;
+  std::map<int, File> files CR_GUARDED_BY(mutex);
+  std::map<int, std::map<uint64_t, Chunk>> chunks CR_GUARDED_BY(mutex);  // by device and address
 };
 
 Files& All() {
@@ -42,7 +43,7 @@ Files& All() {
 
 uint64_t RoundUp(uint64_t bytes, uint64_t to) { return (bytes + to - 1) / to * to; }
 
-bool TakeLocked(int device, uint64_t bytes, FileRange* range) {
+bool TakeLocked(int device, uint64_t bytes, FileRange* range) CR_REQUIRES(All().mutex) {
   File& file = All().files[device];
   if (file.fd < 0) {
     file.fd = memfd_create("softgpu-memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -79,7 +80,7 @@ void* Cut(std::map<uint64_t, Chunk>* chunks, uint64_t bytes, FileRange* range) {
 }  // namespace
 
 bool TakeFileRange(int device, uint64_t bytes, FileRange* range) {
-  std::lock_guard<std::mutex> lock(All().mutex);
+  MutexLock lock(&All().mutex);
   return TakeLocked(device, bytes, range);
 }
 
@@ -89,7 +90,7 @@ void GiveFileRange(const FileRange& range, uint64_t bytes) {
 }
 
 void* MapDeviceMemory(int device, uint64_t bytes, FileRange* range) {
-  std::lock_guard<std::mutex> lock(All().mutex);
+  MutexLock lock(&All().mutex);
   if (bytes >= kSmall) {
     bytes = RoundUp(bytes, kPage);
     if (!TakeLocked(device, bytes, range)) return nullptr;
@@ -117,7 +118,7 @@ void UnmapDeviceMemory(int device, void* memory, uint64_t bytes, const FileRange
     return;
   }
   bytes = RoundUp(bytes, kAlignment);
-  std::lock_guard<std::mutex> lock(All().mutex);
+  MutexLock lock(&All().mutex);
   auto& chunks = All().chunks[device];
   auto address = reinterpret_cast<uint64_t>(memory);
   const auto it = std::prev(chunks.upper_bound(address));

@@ -3,6 +3,7 @@
 
 #include <atomic>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/core/device.h"
 
 namespace cuda_remote::softgpu {
@@ -19,7 +20,7 @@ MemoryMap& MemoryMap::Get() {
 
 bool MemoryMap::Add(AllocationPtr allocation) {
   if (allocation->id == 0) allocation->id = NextBufferId();
-  std::unique_lock<std::shared_mutex> lock(mutex_);
+  WriterLock lock(&mutex_);
   auto next = by_begin_.lower_bound(allocation->begin);
   if (next != by_begin_.end() && next->second->begin < allocation->end()) return false;
   if (next != by_begin_.begin() && std::prev(next)->second->end() > allocation->begin) return false;
@@ -32,7 +33,7 @@ AllocationPtr MemoryMap::Remove(uint64_t begin) {
 }
 
 AllocationPtr MemoryMap::RemoveIf(uint64_t begin, const std::function<bool(const Allocation&)>& predicate) {
-  std::unique_lock<std::shared_mutex> lock(mutex_);
+  WriterLock lock(&mutex_);
   auto it = by_begin_.find(begin);
   if (it == by_begin_.end() || !predicate(*it->second)) return nullptr;
   AllocationPtr allocation = std::move(it->second);
@@ -42,7 +43,7 @@ AllocationPtr MemoryMap::RemoveIf(uint64_t begin, const std::function<bool(const
 
 std::vector<AllocationPtr> MemoryMap::RemoveAll(const std::function<bool(const Allocation&)>& predicate) {
   std::vector<AllocationPtr> removed;
-  std::unique_lock<std::shared_mutex> lock(mutex_);
+  WriterLock lock(&mutex_);
   for (auto it = by_begin_.begin(); it != by_begin_.end();) {
     if (predicate(*it->second)) {
       removed.push_back(std::move(it->second));
@@ -55,7 +56,7 @@ std::vector<AllocationPtr> MemoryMap::RemoveAll(const std::function<bool(const A
 }
 
 AllocationPtr MemoryMap::Find(uint64_t address) const {
-  std::shared_lock<std::shared_mutex> lock(mutex_);
+  ReaderLock lock(&mutex_);
   auto it = by_begin_.upper_bound(address);
   if (it == by_begin_.begin()) return nullptr;
   const AllocationPtr& allocation = std::prev(it)->second;
@@ -63,13 +64,13 @@ AllocationPtr MemoryMap::Find(uint64_t address) const {
 }
 
 void MemoryMap::Update(const AllocationPtr& allocation, const std::function<void(Allocation&)>& change) {
-  std::unique_lock<std::shared_mutex> lock(mutex_);
+  WriterLock lock(&mutex_);
   change(*allocation);
 }
 
 std::vector<AllocationPtr> MemoryMap::Overlapping(uint64_t begin, uint64_t end) const {
   std::vector<AllocationPtr> found;
-  std::shared_lock<std::shared_mutex> lock(mutex_);
+  ReaderLock lock(&mutex_);
   auto it = by_begin_.upper_bound(begin);
   if (it != by_begin_.begin() && std::prev(it)->second->end() > begin) --it;
   for (; it != by_begin_.end() && it->second->begin < end; ++it) found.push_back(it->second);
@@ -80,7 +81,7 @@ bool MemoryMap::Covers(uint64_t begin, uint64_t size) const {
   if (size == 0) return true;
   uint64_t end;
   if (__builtin_add_overflow(begin, size, &end)) return false;
-  std::shared_lock<std::shared_mutex> lock(mutex_);
+  ReaderLock lock(&mutex_);
   auto it = by_begin_.upper_bound(begin);
   if (it == by_begin_.begin()) return false;
   --it;
@@ -96,7 +97,7 @@ bool MemoryMap::Covers(uint64_t begin, uint64_t size) const {
 }
 
 bool MemoryMap::Lookup(uint64_t address, ptx::Interval* interval) {
-  std::shared_lock<std::shared_mutex> lock(mutex_);
+  ReaderLock lock(&mutex_);
   auto it = by_begin_.upper_bound(address);
   if (it == by_begin_.begin()) return false;
   const Allocation& allocation = *std::prev(it)->second;
@@ -111,7 +112,7 @@ void MemoryMap::Release(AllocationPtr allocation) {
     if (Device* device = GetDevice(allocation->device)) device->GiveMemory(allocation->budget);
   }
   {
-    std::lock_guard<std::mutex> lock(launch_mutex_);
+    MutexLock lock(&launch_mutex_);
     if (launches_ != 0) {
       released_.push_back(std::move(allocation));
       return;
@@ -121,14 +122,14 @@ void MemoryMap::Release(AllocationPtr allocation) {
 }
 
 void MemoryMap::BeginLaunch() {
-  std::lock_guard<std::mutex> lock(launch_mutex_);
+  MutexLock lock(&launch_mutex_);
   ++launches_;
 }
 
 void MemoryMap::EndLaunch() {
   std::vector<AllocationPtr> released;
   {
-    std::lock_guard<std::mutex> lock(launch_mutex_);
+    MutexLock lock(&launch_mutex_);
     if (--launches_ == 0) released.swap(released_);
   }
   for (const AllocationPtr& allocation : released) {

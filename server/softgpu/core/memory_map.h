@@ -17,10 +17,9 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
-#include <shared_mutex>
 #include <vector>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/core/context.h"
 #include "server/softgpu/core/memory_file.h"
 #include "server/softgpu/ptx/ptx.h"
@@ -94,12 +93,12 @@ class MemoryMap : public ptx::MemoryMap {
   void EndLaunch();
 
  private:
-  mutable std::shared_mutex mutex_;
-  std::map<uint64_t, AllocationPtr> by_begin_;
+  mutable SharedMutex mutex_;
+  std::map<uint64_t, AllocationPtr> by_begin_ CR_GUARDED_BY(mutex_);
 
-  std::mutex launch_mutex_;
-  int launches_ = 0;
-  std::vector<AllocationPtr> released_;
+  Mutex launch_mutex_;
+  int launches_ CR_GUARDED_BY(launch_mutex_) = 0;
+  std::vector<AllocationPtr> released_ CR_GUARDED_BY(launch_mutex_);
 };
 
 // Allocation::flags of a kernels' heap (kernel_heap.h): kernels reach it, and no call of the driver knows it.

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 #include <unordered_map>
 
+#include "proto/threads/mutex.h"
 #include "replay/modimg/image_size.h"
 #include "replay/modimg/modimg.h"
 #include "server/softgpu/core/allocate.h"
@@ -81,9 +81,9 @@ namespace {
 // With SOFTGPU_PLACES=loads, every other load of a module in a context finds one slot taken.
 uint64_t SlotsInFront(Context& context, const std::string& ptx, bool of_library) {
   if (GetSettings().places_by_loads && !of_library) {
-    static std::mutex mutex;
+    static Mutex mutex;
     static auto* const loads = new std::unordered_map<std::string, uint64_t>;
-    std::lock_guard<std::mutex> lock(mutex);
+    MutexLock lock(&mutex);
     return ++(*loads)[std::to_string(context.id()) + ptx] % 2;
   }
   if (!GetSettings().places_behind_streams || context.primary()) return 0;
@@ -139,15 +139,18 @@ CUresult Module::Load(const ContextPtr& context, const std::string& ptx, const V
   const ContextPtr home = context->Home();
   std::vector<uint64_t> code_addresses;
   {
-    std::lock_guard<std::mutex> lock(home->code_mutex);
-    code_addresses = code->PlaceFunctions([&home](uint64_t instructions) { return home->code.Take(instructions); });
+    MutexLock lock(&home->code_mutex);
+    code_addresses = code->PlaceFunctions([&home](uint64_t instructions) {
+      home->code_mutex.AssertHeld();
+      return home->code.Take(instructions);
+    });
   }
   // Gives the places back, if nothing comes of it.
   struct Places {
     const ContextPtr& home;
     std::vector<uint64_t>* addresses;
     ~Places() {
-      std::lock_guard<std::mutex> lock(home->code_mutex);
+      MutexLock lock(&home->code_mutex);
       for (const uint64_t address : *addresses) home->code.Give(address);
     }
   } places{home, &code_addresses};
@@ -222,7 +225,7 @@ Module::~Module() { Unload(); }
 
 void Module::Unload() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     if (unloaded_) return;
     unloaded_ = true;
   }
@@ -235,7 +238,7 @@ void Module::Unload() {
     }
   }
   if (const ContextPtr home = home_.lock()) {
-    std::lock_guard<std::mutex> lock(home->code_mutex);
+    MutexLock lock(&home->code_mutex);
     for (const uint64_t address : code_addresses_) home->code.Give(address);
     code_addresses_.clear();
   }
@@ -245,7 +248,7 @@ void Module::LoadKernel(Function& function) {
   if (function.loaded) return;
   const ContextPtr home = home_.lock();
   if (!home) return;
-  std::lock_guard<std::mutex> lock(home->code_mutex);
+  MutexLock lock(&home->code_mutex);
   if (function.loaded.exchange(true)) return;
   code_addresses_.push_back(home->code.Take(code_->KernelInstructions(function.name)));
 }
@@ -324,7 +327,7 @@ void Library::ReleaseManaged() {
 
 CUresult Library::ModuleFor(const ContextPtr& user, ModulePtr* module) {
   const ContextPtr context = user->Home();
-  std::lock_guard<std::mutex> lock(mutex);
+  MutexLock lock(&mutex);
   ModulePtr& slot = modules[context.get()];
   if (!slot) {
     std::string log;

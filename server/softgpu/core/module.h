@@ -11,10 +11,10 @@
 #include <atomic>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/core/context.h"
 #include "server/softgpu/core/device.h"
 #include "server/softgpu/core/memory_map.h"
@@ -45,7 +45,7 @@ struct Function {
   std::weak_ptr<Module> module;
   const ptx::KernelInfo* info = nullptr;  // of the module's code
   FunctionSettingsPtr settings;
-  std::mutex mutex;
+  Mutex mutex;
   std::atomic<int> supported{0};    // 1: yes, -1: no, 0: not looked at yet
   std::atomic<bool> loaded{false};  // its code has a place
   std::string name;
@@ -88,8 +88,8 @@ class Module : public std::enable_shared_from_this<Module> {
   Variables globals_;  // without references
   Variables texture_references_, surface_references_;
   Variables shared_;  // somebody else's
-  std::mutex mutex_;
-  bool unloaded_ = false;
+  Mutex mutex_;
+  bool unloaded_ CR_GUARDED_BY(mutex_) = false;
 
   std::weak_ptr<Context> home_;           // whose code space the code lies in; guarded by its code_mutex:
   std::vector<uint64_t> code_addresses_;  // of functions and of kernels that were used
@@ -119,8 +119,8 @@ struct Library : std::enable_shared_from_this<Library> {
   KernelPtr FindKernel(const std::string& name) const;
   CUresult ModuleFor(const ContextPtr& context, ModulePtr* module);
 
-  std::mutex mutex;
-  std::map<const Context*, ModulePtr> modules;  // guarded by `mutex`
+  Mutex mutex;
+  std::map<const Context*, ModulePtr> modules CR_GUARDED_BY(mutex);
 };
 
 // The PTX text to run from an image in any form. CUDA_ERROR_NO_BINARY_FOR_GPU: there is machine code alone.

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/core/registry.h"
 
 namespace cuda_remote::softgpu {
@@ -12,7 +13,7 @@ void SettlePool(const AllocationPtr& allocation, bool waited) {
   MemoryMap::Get().Update(allocation, [&handle](Allocation& one) { std::swap(handle, one.pool); });
   const std::shared_ptr<Pool> pool = handle != nullptr ? Registry<Pool>::Get().Find(handle) : nullptr;
   if (!pool) return;
-  std::lock_guard<std::mutex> lock(pool->mutex);
+  MutexLock lock(&pool->mutex);
   pool->figures.Freed(allocation->size);
   if (waited) pool->figures.Synchronized();
 }
@@ -25,7 +26,7 @@ void GiveBack(AllocationPtr allocation) {
 
 void NotePoolsWaited() {
   Registry<Pool>::Get().ForEach([](Pool& pool) {
-    std::lock_guard<std::mutex> lock(pool.mutex);
+    MutexLock lock(&pool.mutex);
     pool.figures.Synchronized();
   });
 }
@@ -34,7 +35,7 @@ uint64_t IdleInPools(int device) {
   uint64_t bytes = 0;
   Registry<Pool>::Get().ForEach([&](Pool& pool) {
     if (pool.device != device) return;
-    std::lock_guard<std::mutex> lock(pool.mutex);
+    MutexLock lock(&pool.mutex);
     bytes += pool.figures.idle();
   });
   return bytes;

@@ -6,9 +6,9 @@
 #include <cuda.h>
 
 #include <memory>
-#include <mutex>
 
 #include "proto/driverabi/pool_figures.h"
+#include "proto/threads/mutex.h"
 #include "server/softgpu/core/memory_map.h"
 
 namespace cuda_remote::softgpu {
@@ -18,11 +18,10 @@ struct Pool {
   int device = 0;
   bool is_default = false;
   CUmemPoolProps props = {};
-  // Under the mutex.
-  std::mutex mutex;
-  int reuse[3] = {1, 1, 1};
-  driverabi::PoolFigures figures;
-  CUmemAccess_flags access[64] = {};
+  Mutex mutex;
+  int reuse[3] CR_GUARDED_BY(mutex) = {1, 1, 1};
+  driverabi::PoolFigures figures CR_GUARDED_BY(mutex);
+  CUmemAccess_flags access[64] CR_GUARDED_BY(mutex) = {};
 
   CUmemoryPool handle() { return reinterpret_cast<CUmemoryPool>(this); }
 };

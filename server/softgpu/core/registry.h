@@ -6,9 +6,10 @@
 #define CUDA_REMOTE_SERVER_SOFTGPU_CORE_REGISTRY_H_
 
 #include <memory>
-#include <shared_mutex>
 #include <unordered_map>
 #include <vector>
+
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::softgpu {
 
@@ -29,21 +30,21 @@ class Registry {
   // The same with a handle of another kind, which no other object has.
   T* Add(std::shared_ptr<T> object, const void* handle) {
     T* const added = object.get();
-    std::unique_lock<std::shared_mutex> lock(mutex_);
+    WriterLock lock(&mutex_);
     objects_[handle] = std::move(object);
     return added;
   }
 
   // Null if `handle` is no live object.
   std::shared_ptr<T> Find(const void* handle) const {
-    std::shared_lock<std::shared_mutex> lock(mutex_);
+    ReaderLock lock(&mutex_);
     auto it = objects_.find(handle);
     return it == objects_.end() ? nullptr : it->second;
   }
 
   // Takes the object out; null if it is none.
   std::shared_ptr<T> Remove(const void* handle) {
-    std::unique_lock<std::shared_mutex> lock(mutex_);
+    WriterLock lock(&mutex_);
     auto it = objects_.find(handle);
     if (it == objects_.end()) return nullptr;
     std::shared_ptr<T> object = std::move(it->second);
@@ -55,7 +56,7 @@ class Registry {
   template <typename Predicate>
   std::vector<std::shared_ptr<T>> RemoveIf(Predicate predicate) {
     std::vector<std::shared_ptr<T>> removed;
-    std::unique_lock<std::shared_mutex> lock(mutex_);
+    WriterLock lock(&mutex_);
     for (auto it = objects_.begin(); it != objects_.end();) {
       if (predicate(*it->second)) {
         removed.push_back(std::move(it->second));
@@ -72,15 +73,15 @@ class Registry {
   void ForEach(Visit visit) const {
     std::vector<std::shared_ptr<T>> all;
     {
-      std::shared_lock<std::shared_mutex> lock(mutex_);
+      ReaderLock lock(&mutex_);
       for (const auto& [handle, object] : objects_) all.push_back(object);
     }
     for (const auto& object : all) visit(*object);
   }
 
  private:
-  mutable std::shared_mutex mutex_;
-  std::unordered_map<const void*, std::shared_ptr<T>> objects_;
+  mutable SharedMutex mutex_;
+  std::unordered_map<const void*, std::shared_ptr<T>> objects_ CR_GUARDED_BY(mutex_);
 };
 
 }  // namespace cuda_remote::softgpu

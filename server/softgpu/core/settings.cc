@@ -10,9 +10,10 @@
 #include <cstring>
 #include <ctime>
 #include <map>
-#include <mutex>
 #include <set>
 #include <vector>
+
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::softgpu {
 namespace {
@@ -28,8 +29,8 @@ struct State {
   Settings settings;
   std::vector<Injection*> injections;  // never freed
   std::atomic<bool> initialized{false};
-  std::mutex mutex;
-  std::set<std::string> logged;
+  Mutex mutex;
+  std::set<std::string> logged CR_GUARDED_BY(mutex);
 };
 
 uint64_t ParseBytes(const char* text, uint64_t otherwise) {
@@ -146,7 +147,7 @@ void Log(const std::string& line) {
 void LogOnce(const std::string& line) {
   State& state = GetState();
   {
-    std::lock_guard<std::mutex> lock(state.mutex);
+    MutexLock lock(&state.mutex);
     if (state.logged.size() > 4096 || !state.logged.insert(line).second) return;
   }
   Log(line);

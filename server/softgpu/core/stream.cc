@@ -7,6 +7,7 @@
 #include <chrono>
 #include <thread>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/core/settings.h"
 
 namespace cuda_remote::softgpu {
@@ -36,17 +37,17 @@ void Task::Want() {
 void Task::Wait() {
   if (done()) return;
   Want();
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [this] { return done_.load(std::memory_order_relaxed); });
+  MutexLock lock(&mutex_);
+  while (!done_.load(std::memory_order_relaxed)) changed_.Wait(&mutex_);
 }
 
 bool Task::WaitUntil(uint64_t deadline) {
   if (!done()) Want();
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   while (!done_.load(std::memory_order_relaxed)) {
     uint64_t now = Now();
     if (now >= deadline) return false;
-    changed_.wait_for(lock, std::chrono::nanoseconds(deadline - now));
+    changed_.WaitFor(&mutex_, std::chrono::nanoseconds(deadline - now));
   }
   return true;
 }
@@ -59,16 +60,15 @@ void Task::Execute(Context& context) {
   // Whatever the work kept alive goes now, not when the last one who knows the task forgets it.
   run_ = nullptr;
   dependencies.clear();
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   done_.store(true, std::memory_order_release);
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 Stream::Stream(ContextPtr context, StreamKind kind, unsigned flags, int priority)
     : context_(std::move(context)), kind_(kind), flags_(flags), priority_(priority), id_(g_next_stream_id++) {}
 
-// Under the context's submit lock.
-TaskPtr SubmitLocked(Context& context, const StreamPtr& stream, TaskPtr task) {
+TaskPtr SubmitLocked(Context& context, const StreamPtr& stream, TaskPtr task) CR_REQUIRES(context.submit_) {
   auto depend = [&task](const TaskPtr& other) {
     if (other && !other->done()) task->dependencies.push_back(other);
   };
@@ -81,7 +81,7 @@ TaskPtr SubmitLocked(Context& context, const StreamPtr& stream, TaskPtr task) {
   }
   stream->last_ = task;
   {
-    std::lock_guard<std::mutex> lock(stream->mutex_);
+    MutexLock lock(&stream->mutex_);
     task->number_ = ++stream->submitted_;
     if (GetSettings().late_ms != 0) task->late_stream_ = stream;
     stream->queue_.push_back(task);
@@ -90,7 +90,7 @@ TaskPtr SubmitLocked(Context& context, const StreamPtr& stream, TaskPtr task) {
       std::thread([stream] { stream->Loop(); }).detach();
     }
   }
-  stream->changed_.notify_one();
+  stream->changed_.NotifyOne();
   return task;
 }
 
@@ -99,7 +99,7 @@ TaskPtr Stream::Submit(Task::Run run, std::vector<TaskPtr> wait_for, bool always
   for (TaskPtr& other : wait_for) {
     if (other && !other->done()) task->dependencies.push_back(std::move(other));
   }
-  std::lock_guard<std::mutex> lock(context_->submit_);
+  MutexLock lock(&context_->submit_);
   return SubmitLocked(*context_, shared_from_this(), std::move(task));
 }
 
@@ -108,10 +108,10 @@ void Stream::Loop() {
   for (;;) {
     TaskPtr task;
     {
-      std::unique_lock<std::mutex> lock(mutex_);
-      changed_.wait(lock, [this] { return !queue_.empty() || closing_; });
+      MutexLock lock(&mutex_);
+      while (queue_.empty() && !closing_) changed_.Wait(&mutex_);
       if (queue_.empty()) return;
-      if (GetSettings().late_ms != 0) AwaitTurn(&lock);
+      if (GetSettings().late_ms != 0) AwaitTurnLocked();
       task = std::move(queue_.front());
       queue_.pop_front();
     }
@@ -121,26 +121,28 @@ void Stream::Loop() {
 
 void Stream::Want(uint64_t number) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     if (number <= wanted_) return;
     wanted_ = number;
   }
-  changed_.notify_one();
+  changed_.NotifyOne();
 }
 
-void Stream::AwaitTurn(std::unique_lock<std::mutex>* lock) {
+void Stream::AwaitTurnLocked() {
   const uint64_t first = queue_.front()->number_;
-  const std::chrono::milliseconds late(GetSettings().late_ms);
-  if (!changed_.wait_for(*lock, late, [this, first] { return wanted_ >= first; })) wanted_ = submitted_;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(GetSettings().late_ms);
+  while (wanted_ < first) {
+    if (!changed_.WaitUntil(&mutex_, end) && wanted_ < first) wanted_ = submitted_;
+  }
 }
 
 void Stream::Close() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     closing_ = true;
     retired_.store(true, std::memory_order_release);
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 CUresult Stream::Synchronize() {
@@ -149,7 +151,7 @@ CUresult Stream::Synchronize() {
     // The legacy stream's turn comes after that of all blocking streams.
     last = Submit(nullptr, {}, true);
   } else {
-    std::lock_guard<std::mutex> lock(context_->submit_);
+    MutexLock lock(&context_->submit_);
     last = last_;
   }
   if (last) last->Wait();
@@ -159,7 +161,7 @@ CUresult Stream::Synchronize() {
 
 CUresult Stream::Query() {
   if (CUresult error = context_->error(); error != CUDA_SUCCESS) return error;
-  std::lock_guard<std::mutex> lock(context_->submit_);
+  MutexLock lock(&context_->submit_);
   if (last_ && !last_->done()) return CUDA_ERROR_NOT_READY;
   if (kind_ == StreamKind::kLegacy) {
     for (const StreamPtr& other : context_->streams_) {

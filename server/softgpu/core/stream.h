@@ -15,14 +15,13 @@
 #include <cuda.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/core/context.h"
 
 namespace cuda_remote::softgpu {
@@ -60,8 +59,8 @@ class Task {
   uint64_t number_ = 0;
   const bool always_;
   std::atomic<bool> done_{false};
-  std::mutex mutex_;
-  std::condition_variable changed_;
+  Mutex mutex_;
+  Condition changed_;
 };
 
 enum class StreamKind { kLegacy, kPerThread, kUser };
@@ -100,8 +99,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
   void Loop();
   // Lets tasks up to this number begin.
   void Want(uint64_t number);
-  // Waits until the first task may begin. Under the stream's lock.
-  void AwaitTurn(std::unique_lock<std::mutex>* lock);
+  // Waits until the first task may begin.
+  void AwaitTurnLocked() CR_REQUIRES(mutex_);
 
   const ContextPtr context_;
   const StreamKind kind_;
@@ -110,13 +109,13 @@ class Stream : public std::enable_shared_from_this<Stream> {
   const uint64_t id_;
   TaskPtr last_;  // guarded by the context's submit lock
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<TaskPtr> queue_;
-  uint64_t submitted_ = 0;  // number of the last task
-  uint64_t wanted_ = 0;     // number of the last task that may begin; SOFTGPU_LATE_MS only
-  bool started_ = false;
-  bool closing_ = false;
+  Mutex mutex_;
+  Condition changed_;
+  std::deque<TaskPtr> queue_ CR_GUARDED_BY(mutex_);
+  uint64_t submitted_ CR_GUARDED_BY(mutex_) = 0;  // number of the last task
+  uint64_t wanted_ CR_GUARDED_BY(mutex_) = 0;     // number of the last task that may begin; SOFTGPU_LATE_MS only
+  bool started_ CR_GUARDED_BY(mutex_) = false;
+  bool closing_ CR_GUARDED_BY(mutex_) = false;
   std::atomic<bool> retired_{false};
 };
 

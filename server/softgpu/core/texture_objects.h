@@ -10,11 +10,10 @@
 #include <iterator>
 #include <map>
 #include <memory>
-#include <mutex>
-#include <shared_mutex>
 #include <utility>
 #include <vector>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/core/context.h"
 #include "server/softgpu/ptx/texture.h"
 
@@ -44,7 +43,7 @@ class NumberedObjects {
  public:
   // Takes an object in. Returns its number, from 1 on.
   uint64_t Enter(std::shared_ptr<T> object) {
-    std::unique_lock<std::shared_mutex> lock(mutex_);
+    WriterLock lock(&mutex_);
     uint64_t number = 1;
     for (const auto& [taken, other] : objects_) {
       if (taken != number) break;
@@ -56,33 +55,33 @@ class NumberedObjects {
 
   // Takes an object in under the address of a reference, in the place of another one. Addresses are far above numbers.
   void Refer(uint64_t address, std::shared_ptr<T> object) {
-    std::unique_lock<std::shared_mutex> lock(mutex_);
+    WriterLock lock(&mutex_);
     objects_[address] = std::move(object);
   }
 
   // Null if there is none of this number.
   std::shared_ptr<T> Find(uint64_t number) const {
-    std::shared_lock<std::shared_mutex> lock(mutex_);
+    ReaderLock lock(&mutex_);
     auto it = objects_.find(number);
     return it == objects_.end() ? nullptr : it->second;
   }
 
   void Erase(uint64_t number) {
-    std::unique_lock<std::shared_mutex> lock(mutex_);
+    WriterLock lock(&mutex_);
     objects_.erase(number);
   }
 
   // Erases all that were made in a context.
   void EraseOf(const Context* context) {
-    std::unique_lock<std::shared_mutex> lock(mutex_);
+    WriterLock lock(&mutex_);
     for (auto it = objects_.begin(); it != objects_.end();) {
       it = it->second->context == context ? objects_.erase(it) : std::next(it);
     }
   }
 
  private:
-  mutable std::shared_mutex mutex_;
-  std::map<uint64_t, std::shared_ptr<T>> objects_;
+  mutable SharedMutex mutex_;
+  std::map<uint64_t, std::shared_ptr<T>> objects_ CR_GUARDED_BY(mutex_);
 };
 
 NumberedObjects<TextureObject>& TextureObjects();

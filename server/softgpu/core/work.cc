@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/core/event.h"
 #include "server/softgpu/core/graph.h"
 #include "server/softgpu/core/memory_map.h"
@@ -70,7 +71,7 @@ CUresult PerformKernel(const KernelWork& work, Context& context) {
   options.device_free = [&home](uint64_t address) { home->heap.Give(address); };
   if (GraphValues* const values = t_values) {
     options.set_conditional = [values](uint64_t handle, uint32_t value) {
-      std::lock_guard<std::mutex> lock(values->mutex);
+      MutexLock lock(&values->mutex);
       if (handle - 1 < values->values.size()) values->values[handle - 1] = value;
     };
   }
@@ -211,7 +212,7 @@ struct Performer {
   CUresult PerformGraph(const Graph& graph) const {
     std::vector<Work> works;
     {
-      std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+      RecursiveMutexLock lock(&CaptureMutex());
       std::vector<GraphNode*> order;
       graph.Order(&order);
       for (GraphNode* node : order) {
@@ -225,7 +226,7 @@ struct Performer {
   }
   static uint32_t ValueOf(uint64_t handle) {
     if (t_values == nullptr) return 0;
-    std::lock_guard<std::mutex> lock(t_values->mutex);
+    MutexLock lock(&t_values->mutex);
     return handle - 1 < t_values->values.size() ? t_values->values[handle - 1] : 0;
   }
 };

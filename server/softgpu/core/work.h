@@ -11,11 +11,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <variant>
 #include <vector>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/core/context.h"
 #include "server/softgpu/core/module.h"
 #include "server/softgpu/ptx/ptx.h"
@@ -98,8 +98,8 @@ using Work = std::variant<EmptyWork, KernelWork, CopyWork, MemsetWork, HostWork,
 
 // The values of a graph's conditional handles, which kernels set while it runs: handle n is values[n - 1].
 struct GraphValues {
-  std::mutex mutex;
-  std::vector<uint32_t> values;
+  Mutex mutex;
+  std::vector<uint32_t> values CR_GUARDED_BY(mutex);
 };
 
 // While it lives, the thread performs the work of a graph with these values.

@@ -2,6 +2,7 @@
 // atom and red.
 #include <cmath>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/ptx/mbarrier.h"
 #include "server/softgpu/ptx/number.h"
 
@@ -122,12 +123,12 @@ const Op* Cas(const Op* op, uint64_t* r, Thread* t) {
 // 128 bits under one lock: such words are touched by nothing narrower in sensible programs.
 template <Where where, bool exchange>
 const Op* Wide(const Op* op, uint64_t* r, Thread* t) {
-  static std::mutex* mutex = new std::mutex;
+  static Mutex* mutex = new Mutex;
   uint8_t* place = Place<where>(op, r, t, 16);
   if (place == nullptr) return nullptr;
   uint64_t old[2];
   {
-    std::lock_guard<std::mutex> lock(*mutex);
+    MutexLock lock(mutex);
     std::memcpy(old, place, 16);
     if (exchange) {
       std::memcpy(place, &r[op->b], 16);

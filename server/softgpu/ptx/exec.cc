@@ -11,6 +11,7 @@
 #include <new>
 #include <thread>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/ptx/machine.h"
 
 namespace cuda_remote::softgpu::ptx {
@@ -45,7 +46,7 @@ std::string Describe(const Thread* t, const Op* op) {
 }
 
 void SetFault(LaunchState* launch, Fault fault, const std::string& message) {
-  std::lock_guard<std::mutex> lock(launch->mutex);
+  MutexLock lock(&launch->mutex);
   if (launch->result.fault == Fault::kNone) {
     launch->result.fault = fault;
     launch->result.message = message;
@@ -337,7 +338,7 @@ void RunClusters(LaunchState* launch, const std::function<void()>& call_for_help
       start();
     }
   }
-  std::lock_guard<std::mutex> lock(launch->mutex);
+  MutexLock lock(&launch->mutex);
   launch->result.instructions += worker.instructions;
 }
 
@@ -364,7 +365,7 @@ void RunCooperative(LaunchState* launch, uint64_t first, uint64_t step) {
     // giving up the core may cost much more than a turn.
     if (++turns % 16 == 0) std::this_thread::yield();
   }
-  std::lock_guard<std::mutex> lock(launch->mutex);
+  MutexLock lock(&launch->mutex);
   launch->result.instructions += worker.instructions;
 }
 

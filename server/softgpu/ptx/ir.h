@@ -9,13 +9,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/ptx/ptx.h"
 
 namespace cuda_remote::softgpu::ptx {
@@ -152,8 +152,8 @@ struct Program {
   SymbolAddresses addresses;
   std::vector<const Program*> others;
 
-  mutable std::mutex mutex;  // of prepared
-  mutable std::unordered_map<std::string, std::shared_ptr<const Prepared>> prepared;
+  mutable Mutex mutex;
+  mutable std::unordered_map<std::string, std::shared_ptr<const Prepared>> prepared CR_GUARDED_BY(mutex);
 
   // The text of a line, without blanks around it.
   std::string_view LineText(uint32_t line) const;

@@ -14,11 +14,11 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/ptx/ir.h"
 
 namespace cuda_remote::softgpu::ptx {
@@ -192,8 +192,8 @@ struct LaunchState {
   std::atomic<bool> stop{false};
   // What grid.sync() works with: its size and a counter of arrivals. %envreg1 and %envreg2 say where, if cooperative.
   alignas(64) uint32_t workspace[16] = {64};
-  std::mutex mutex;  // of result and of options->print
-  LaunchResult result;
+  Mutex mutex;  // also of options->print
+  LaunchResult result CR_GUARDED_BY(mutex);
 };
 
 // Ends the launch with a fault; returns null for the handler to return.

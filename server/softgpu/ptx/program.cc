@@ -4,6 +4,7 @@
 #include <new>
 #include <set>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/ptx/decoder.h"
 #include "server/softgpu/ptx/parser.h"
 
@@ -139,7 +140,7 @@ Reachable Reach(const Program& program, const Function& kernel) {
 }
 
 std::shared_ptr<const Prepared> Prepare(const Program& program, const Function& kernel) {
-  std::lock_guard<std::mutex> lock(program.mutex);
+  MutexLock lock(&program.mutex);
   auto& cached = program.prepared[kernel.name];
   if (cached != nullptr) return cached;
   auto prepared = std::make_shared<Prepared>();
@@ -340,6 +341,7 @@ LaunchResult Module::Launch(std::string_view kernel, const LaunchOptions& option
   state.shared_total = uint32_t(prepared->reserved_shared ? (shared + 15) / 16 * 16 : shared);
   state.clusters = uint64_t(grid.x) * grid.y * grid.z / in_cluster;
   RunLaunch(&state);
+  MutexLock lock(&state.mutex);
   return state.result;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "proto/threads/mutex.h"
 #include "server/softgpu/ptx/machine.h"
 
 namespace cuda_remote::softgpu::ptx {
@@ -108,7 +109,7 @@ const Op* Assert(const Op* op, Thread* t, const CallInfo& call) {
                            place + " Assertion `" + message + "` failed.";
   LaunchState* launch = t->block->launch;
   {
-    std::lock_guard<std::mutex> lock(launch->mutex);
+    MutexLock lock(&launch->mutex);
     const auto& print = launch->options->complain ? launch->options->complain : launch->options->print;
     if (print) print(text + "\n");
   }
@@ -233,7 +234,7 @@ const Op* RunSystemCall(const Op* op, Thread* t, const CallInfo& call) {
       const uint64_t format = Argument(t, call, 0);
       if (format != 0 && !FormatPrintf(t, op, format, Argument(t, call, 1), &text, &count)) return nullptr;
       if (launch->options->print) {
-        std::lock_guard<std::mutex> lock(launch->mutex);
+        MutexLock lock(&launch->mutex);
         launch->options->print(text);
       }
       GiveResult(t, call, uint32_t(count));

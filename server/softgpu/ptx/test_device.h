@@ -7,11 +7,11 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "proto/threads/mutex.h"
 #include "server/softgpu/ptx/ptx.h"
 
 namespace cuda_remote::softgpu::ptx {
@@ -45,7 +45,7 @@ class TestDevice : public MemoryMap {
   }
 
   uint64_t Allocate(uint64_t bytes) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     const uint64_t size = (bytes + 255) / 256 * 256 + 256;
     void* memory = std::aligned_alloc(256, size);
     std::memset(memory, 0, size);
@@ -54,7 +54,7 @@ class TestDevice : public MemoryMap {
   }
 
   bool Lookup(uint64_t address, Interval* interval) override {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     auto it = blocks_.upper_bound(address);
     if (it == blocks_.begin()) return false;
     --it;
@@ -111,8 +111,8 @@ class TestDevice : public MemoryMap {
  private:
   std::unique_ptr<Module> module_;
   SymbolAddresses symbols_;
-  std::mutex mutex_;
-  std::map<uint64_t, uint64_t> blocks_;
+  Mutex mutex_;
+  std::map<uint64_t, uint64_t> blocks_ CR_GUARDED_BY(mutex_);
 };
 
 // A module around a kernel body: parameters "out" and "in" (pointers, in %rd1 and %rd2), registers declared.

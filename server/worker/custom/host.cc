@@ -9,9 +9,9 @@
 
 #include <functional>
 #include <map>
-#include <mutex>
 
 #include "proto/codec/operations.gen.h"
+#include "proto/threads/mutex.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/handlers.gen.h"
 #include "server/worker/custom/work.h"
@@ -121,7 +121,7 @@ CUresult OpHostUnmap(Session& session, const Request&, const wire::OpHostUnmap_R
     worker.ranges().Erase(in.address);
   }
   if (range.own) {
-    std::lock_guard<std::mutex> lock(worker.mirror_mutex());
+    MutexLock lock(&worker.mirror_mutex());
     std::map<uint64_t, Mirrored>& mirrored = worker.mirrored();
     mirrored.erase(mirrored.lower_bound(in.address), mirrored.lower_bound(in.address + range.bytes));
   }

@@ -12,12 +12,12 @@
 #include <cstring>
 #include <iterator>
 #include <map>
-#include <mutex>
 #include <utility>
 
 #include "proto/codec/operations.gen.h"
 #include "proto/logging/log.h"
 #include "proto/mirror/mirror.h"
+#include "proto/threads/mutex.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/handlers.gen.h"
 #include "server/worker/mirror_requests.h"
@@ -78,7 +78,7 @@ CUresult OpMirrorAdd(Session& session, const Request&, const wire::OpMirrorAdd_R
   const size_t bytes = in.bytes;
   void* const base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
-  std::lock_guard<std::mutex> lock(worker.mirror_mutex());
+  MutexLock lock(&worker.mirror_mutex());
   Mirrored& mirrored = worker.mirrored()[in.address];
   mirrored.bytes = fits ? range->bytes : bytes;
   mirrored.shown = bytes;
@@ -89,7 +89,7 @@ CUresult OpMirrorAdd(Session& session, const Request&, const wire::OpMirrorAdd_R
 }
 
 bool WriteMirrored(WorkerSession& worker, std::string_view runs, bool executor) {
-  std::lock_guard<std::mutex> lock(worker.mirror_mutex());
+  MutexLock lock(&worker.mirror_mutex());
   std::map<uint64_t, Mirrored>& all = worker.mirrored();
   return mirror::ForEachRun(runs, [&](uint64_t address, std::string_view bytes) {
     auto it = all.upper_bound(address);
@@ -111,7 +111,7 @@ bool WriteMirrored(WorkerSession& worker, std::string_view runs, bool executor) 
 
 void ReadMirrored(WorkerSession& worker, uint64_t from, bool executor, wire::OpMirrorRead_Reply* out,
                   std::string* runs) {
-  std::lock_guard<std::mutex> lock(worker.mirror_mutex());
+  MutexLock lock(&worker.mirror_mutex());
   std::map<uint64_t, Mirrored>& all = worker.mirrored();
   auto it = all.upper_bound(from);
   if (it != all.begin() && std::prev(it)->first + std::prev(it)->second.shown > from) --it;

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <mutex>
 #include <set>
 #include <string>
 #include <thread>
@@ -19,6 +18,7 @@
 #include "proto/codec/operations.gen.h"
 #include "proto/driverabi/address_search.h"
 #include "proto/logging/log.h"
+#include "proto/threads/mutex.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/array_contents.h"
 #include "server/worker/custom/handlers.gen.h"
@@ -60,7 +60,7 @@ struct FoundSymbol {
 // Whether this is a `__managed__` variable that the client mirrors. Its process then has the contents, and gives all of
 // them to another server.
 bool IsMirrored(WorkerSession& worker, uint64_t object, uint64_t address) {
-  std::lock_guard<std::mutex> lock(worker.mirror_mutex());
+  MutexLock lock(&worker.mirror_mutex());
   const auto it = worker.mirrored().find(address);
   return it != worker.mirrored().end() && it->second.owner == object;
 }
