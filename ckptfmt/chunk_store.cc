@@ -100,7 +100,7 @@ ChunkStore::ChunkStore(const OpenedFolder* folder, const ChunkStoreOptions& opti
     for (int i = 0; i < std::max(options.writers, 1); ++i) threads_.emplace_back([this] { Work(); });
   } catch (const std::system_error&) {
     // Fewer will do.
-    if (threads_.empty()) failure_ = absl::ResourceExhaustedError("the system lets us start no thread to write with");
+    if (threads_.empty()) failure_ = absl::ResourceExhaustedError("cannot start a thread that writes the image");
   }
 }
 

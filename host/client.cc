@@ -112,7 +112,7 @@ std::unique_ptr<Hostd> Hostd::Connect(std::string* error) {
   socklen_t size = sizeof(peer);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == 0)
     return std::unique_ptr<Hostd>(new Hostd(socket));
-  *error = "what serves " + path + " is not root's, and so no cr-hostd";
+  *error = "what serves " + path + " does not belong to root, so it is not a cr-hostd";
   close(socket);
   return nullptr;
 }
@@ -136,7 +136,7 @@ bool Hostd::AskForHosts(const std::string& hosts, HostReports* reports, std::str
     return true;
   }
   *error = !answered              ? "cr-hostd does not answer"
-           : reply.text().empty() ? "cr-hostd answers something else"
+           : reply.text().empty() ? "cr-hostd sent an answer that this tool cannot read"
                                   : reply.text();
   return false;
 }

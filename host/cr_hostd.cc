@@ -253,7 +253,7 @@ int Main(int argc, char** argv) {
       ->capture_default_str()
       ->check(CLI::Range(size_t{1}, size_t{100000}));
   app.add_option("--listen", options.listen,
-                 "also take jobs from other hosts: HOST:PORT, usually 0.0.0.0:" + std::string(kHostsPort));
+                 "also accept jobs from other hosts: HOST:PORT, usually 0.0.0.0:" + std::string(kHostsPort));
   app.add_option("--tls-cert", options.tls.cert,
                  "this host's certificate (PEM), with the name by which others reach it");
   app.add_option("--tls-key", options.tls.key, "its key (PEM)");

@@ -27,7 +27,7 @@ void AddHost(const HostReport& report, std::vector<MetricFamily>* families) {
          families);
   AddOne("host_free_bytes", "Room for images on their way (cr-hostd --state).", MetricType::Gauge,
          double(report.free_bytes()), families);
-  AddOne("host_draining", "1 if the host takes no jobs at present (cr-drain), else 0.", MetricType::Gauge,
+  AddOne("host_draining", "1 if the host accepts no jobs at present (cr-drain), else 0.", MetricType::Gauge,
          report.draining().empty() ? 0 : 1, families);
   MetricFamily up =
       Family("host_gpu_server_up", "1 if this GPU server of the host's answers, else 0.", MetricType::Gauge);

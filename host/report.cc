@@ -137,7 +137,7 @@ HostReports AskHosts(const std::vector<std::string>& hosts, const control::TlsFi
         const bool refused = status.error_code() == grpc::StatusCode::PERMISSION_DENIED ||
                              status.error_code() == grpc::StatusCode::FAILED_PRECONDITION;
         if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED)
-          error = "its cr-hostd is older and does not know the question; install the same version on both hosts";
+          error = "its cr-hostd is older and does not support this request; install the same version on both hosts";
         else if (!status.ok())
           error = (refused ? "" : "its cr-hostd does not answer: ") + control::StatusText(status);
       }

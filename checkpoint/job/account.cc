@@ -175,7 +175,7 @@ ActAs::~ActAs() {
 AsRoot::AsRoot() : changed_(Acts()), user_(geteuid()), group_(getegid()) {
   if (!changed_) return;
   if (syscall(SYS_setresuid, -1, 0, -1) == 0 && syscall(SYS_setresgid, -1, getgid(), -1) == 0) return;
-  throw std::runtime_error(std::string("cannot have root's rights again: ") + strerror(errno));
+  throw std::runtime_error(std::string("cannot regain root's rights: ") + strerror(errno));
 }
 
 AsRoot::~AsRoot() {

@@ -414,7 +414,7 @@ bool ConnectionPause::Take(const std::string& directory, int timeout_ms, std::st
   }
   for (int waited = 0; flock(fd_, LOCK_EX | LOCK_NB) != 0; ++waited) {
     if (waited >= timeout_ms) {
-      *error = "a process of the job has begun to connect to its GPU server, and does not come to an end";
+      *error = "a process of the job has not finished connecting to its GPU server; try again";
       Release();
       return false;
     }

@@ -70,7 +70,7 @@ bool JobClaim::Take(const std::string& directory, const char* tool, const std::f
   const auto at_work = [](const std::string& other) {
     // One that restores a job does not end with that.
     const bool restores = other.compare(0, 10, "cr-restart") == 0;
-    return other + (restores ? " is bringing this job back; try again when the job runs"
+    return other + (restores ? " is restarting this job; try again when the job runs"
                              : " is working on this job; try again when it has ended");
   };
   const auto was_killed = [](const std::string& other) {

@@ -290,7 +290,7 @@ TEST_F(JobTest, OneToolAtATime) {
   {
     Other restart([&] { return other.Take(directory, "cr-restart", never, &error_); });
     EXPECT_FALSE(mine.Take(directory, "cr-migrate", at_once, &error_));
-    EXPECT_EQ(error_, restart.Text("cr-restart") + " is bringing this job back; try again when the job runs");
+    EXPECT_EQ(error_, restart.Text("cr-restart") + " is restarting this job; try again when the job runs");
   }
   Other tool([&] { return other.Take(directory, "cr-checkpoint", never, &error_); });
   EXPECT_FALSE(mine.Take(directory, "cr-migrate", at_once, &error_));

@@ -417,7 +417,7 @@ bool FindPlace(const JobNetwork& network, Place* place, std::string* error) {
     return false;
   }
   if (!place->interface.is_ethernet || !place->interface.is_up) {
-    *error = "the interface " + name + (place->interface.is_ethernet ? " is down" : " is no Ethernet interface") +
+    *error = "the interface " + name + (place->interface.is_ethernet ? " is down" : " is not an Ethernet interface") +
              ", so no job can have an address there";
     return false;
   }
@@ -833,7 +833,7 @@ bool Split(const std::string& text, JobNetwork* network) {
 bool ParseNetwork(const std::string& text, JobNetwork* network, std::string* error) {
   if (!Split(text, network)) {
     *error = "\"" + text +
-             "\" is no ADDRESS[/PREFIX][@INTERFACE], such as 10.9.0.50, 10.9.0.50/24@eth1 or "
+             "\" is not ADDRESS[/PREFIX][@INTERFACE], such as 10.9.0.50, 10.9.0.50/24@eth1 or "
              "fd00:9::50/64";
     return false;
   }

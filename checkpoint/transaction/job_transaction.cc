@@ -64,7 +64,7 @@ bool JobTransaction::Begin(const agent::LockOptions& options, std::string* error
         if (!ended) return true;
       }
       again = true;
-      *error = "processes that use CUDA keep coming and going";
+      *error = "the job keeps starting and ending processes that use CUDA";
     }
     // Those that are locked go on meanwhile: what they wait for may be the one that has come.
     std::string ignored;
@@ -129,7 +129,7 @@ bool JobTransaction::Resume(std::string* error) {
   AtStep("resume");
   bool ok = state_ != State::kStopped || engine_->Resume(job_, facts_);
   state_ = State::kOver;
-  if (!ok) *error = "the processes, which stand still, could not be let run on";
+  if (!ok) *error = "cannot resume the processes, which are stopped";
   const auto each = [&](const char* name, bool (JobProcess::*step)(std::string*)) {
     for (size_t i = 0; i < processes_.size(); ++i) {
       JobProcess* const process = processes_[i];

@@ -421,7 +421,7 @@ TEST(JobTransaction, ThoseThatKeepComingAreGivenUpInTheEnd) {
   FakeGuard guard(&source, &faults);
   JobTransaction transaction(job, &source, &engine, &guard);
   EXPECT_FALSE(transaction.Begin(options, &error));
-  EXPECT_THAT(error, HasSubstr("keep coming and going"));
+  EXPECT_THAT(error, HasSubstr("keeps starting and ending"));
   EXPECT_FALSE(source.paused);
   for (const auto& process : source.all()) EXPECT_TRUE(process->Runs());
 }

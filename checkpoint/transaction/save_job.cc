@@ -562,7 +562,7 @@ bool Saving::Finish(std::string* error) {
 
 void Saving::End() {
   NoteStopped(directory_, ImagesName());
-  if (!transaction_.End()) report_.Say("the job could not be ended; it stands still");
+  if (!transaction_.End()) report_.Say("the job could not be ended; it is stopped");
   outcome_->paused = transaction_.HeldSeconds();
   report_.Done("ending the job");
 }

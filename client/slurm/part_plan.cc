@@ -80,7 +80,7 @@ bool PlanParts(const std::string& range, const std::string& job_id, const std::v
   if (dash == std::string::npos || dash > end || !AddressNumber(range.substr(0, dash), &first) ||
       !AddressNumber(range.substr(dash + 1, end - dash - 1), &last) || last < first) {
     *error = "--checkpoint-addresses: \"" + range +
-             "\" is no FIRST-LAST[/PREFIX][@INTERFACE] of IPv4, such as 10.9.0.50-10.9.0.250";
+             "\" is not FIRST-LAST[/PREFIX][@INTERFACE] of IPv4, such as 10.9.0.50-10.9.0.250";
     return false;
   }
   const uint64_t size = uint64_t(last) - first + 1, places = size / std::max<size_t>(tasks.size(), 1);

@@ -45,9 +45,9 @@ Examples:
   cr-drain --to-host node8                     users' jobs continue at node8
   cr-drain --to-host node8 --save /data/drain  the same, and what cannot go there is saved and ended
   cr-drain --save /data/drain                  all jobs are saved and ended
-  cr-drain --undo                              the host takes jobs again
+  cr-drain --undo                              the host accepts jobs again
 
-From the beginning on, this host's cr-hostd starts and takes no jobs, until --undo or the next start of the machine.
+From the beginning on, this host's cr-hostd starts and accepts no jobs, until --undo or the next start of the machine.
 Users' jobs that cr-hostd has started move or are saved as their user does it, with cr-migrate --whole or cr-checkpoint
 --stop. An image is in DIR/USER and belongs to that user. Jobs that root has started are saved in DIR/root; they do not
 move to another host. Jobs that a user has started without cr-hostd are not seen.
@@ -269,7 +269,7 @@ int Main(int argc, char** argv) {
       ->check(CLI::Range(0.001, 86400.0));
   int caller = -1;
   app.add_option("--caller", caller, "used by cr-hostd")->group("");
-  CLI::Option* const undo = app.add_flag("--undo", options.undo, "the host takes jobs again");
+  CLI::Option* const undo = app.add_flag("--undo", options.undo, "the host accepts jobs again");
   for (const char* other : {"--to-host", "--to", "--save", "--reason", "--timeout"}) undo->excludes(other);
   try {
     app.parse(argc, argv);
@@ -281,7 +281,7 @@ int Main(int argc, char** argv) {
     return kExitUsage;
   }
   if (options.reason.empty()) {
-    Say(kTool, "--reason takes a text; --undo lets the host take jobs again");
+    Say(kTool, "--reason takes a text; --undo lets the host accept jobs again");
     return kExitUsage;
   }
   std::string error;

@@ -417,7 +417,7 @@ std::unique_ptr<ServerChannel> ServerChannel::Create(int client_socket, const We
   EncodeWelcome(welcome, &body);
   const ChannelStatus sent = SendPacket(client_socket, PacketType::kWelcome, body, memory->fd());
   if (sent != ChannelStatus::kOk) {
-    *error = std::string("the client was gone before it was welcomed (") + ChannelStatusName(sent) + ")";
+    *error = std::string("the client disconnected before its session began (") + ChannelStatusName(sent) + ")";
     close(client_socket);
     return nullptr;
   }

@@ -13,7 +13,8 @@ namespace cuda_remote::control {
 // What a server of another release gets wrong, and what it is told.
 inline constexpr char kNotUnderstood[] =
     "its answer cannot be understood; both sides need the same release of cuda-remote";
-inline constexpr char kUnknownCall[] = "it does not know the question; both sides need the same release of cuda-remote";
+inline constexpr char kUnknownCall[] =
+    "it does not support this request; both sides need the same release of cuda-remote";
 
 // Makes `call` at the socket `path` and waits `limit_ms` for the answer, which is of the same call. False and one
 // sentence in *error if there is none.

@@ -277,7 +277,7 @@ bool TunnelEnd::Receive(const TunnelMessage& message, const ReceivedFrames& fram
   if (lane) {
     if (message.acknowledged != 0 || !message.end.empty() || !message.lanes.empty() ||
         (side_ == Side::kServer && message.second != 0)) {
-      *error = "something else than frames over a lane";
+      *error = "a message without frames over a lane";
       return false;
     }
   } else if (side_ == Side::kRelay) {
@@ -297,7 +297,7 @@ bool TunnelEnd::Receive(const TunnelMessage& message, const ReceivedFrames& fram
   In* in = in_[0].get();
   if (side_ == Side::kRelay) {
     if (message.second != ring::kReplyRing && message.second != ring::kEventRing) {
-      *error = "frames for a ring that there is not";
+      *error = "frames for a ring that does not exist";
       return false;
     }
     in = in_[message.second == ring::kReplyRing ? 0 : 1].get();
@@ -368,7 +368,7 @@ void TunnelEnd::Damaged() {
   damage_in_a_row_ = here == damage_at_ ? damage_in_a_row_ + 1 : 1;
   damage_at_ = here;
   if (damage_in_a_row_ >= kMostDamaged)
-    Fail("what is sent over the connection arrives changed, again and again: something on the way damages it");
+    Fail("messages over this connection arrive damaged again and again; check the network between the hosts");
 }
 
 bool TunnelEnd::Place(const grpc::ByteBuffer& buffer, Arrivals* arrivals, bool lane) {
@@ -478,7 +478,7 @@ TunnelEnd::Outcome TunnelEnd::Run(TunnelStream* stream, const std::vector<uint64
     ring::RingReader* const reader = out_[i]->reader.get();
     if (position < reader->freed() || position > std::max(out_[i]->sent.load(), reader->freed()) ||
         position % ring::kFrameAlignment != 0) {
-      Fail("the other end wants to resume at a position that there is not");
+      Fail("the other end wants to resume at a position that does not exist");
       *reason = end_reason();
       stream->Cancel();
       return Outcome::kFailed;

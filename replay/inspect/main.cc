@@ -126,7 +126,7 @@ int RunOnStore(const Options& options, const ckptfmt::StoreListing& store) {
 int Run(const Options& options) {
   const uint32_t arch = options.arch.empty() ? 0 : ParseArch(options.arch);
   if (!options.arch.empty() && arch == 0) {
-    fprintf(stderr, "cr-inspect: %s is no GPU architecture; write it as sm_90 or 9.0\n", options.arch.c_str());
+    fprintf(stderr, "cr-inspect: %s is not a GPU architecture; write it as sm_90 or 9.0\n", options.arch.c_str());
     return kUsage;
   }
   if (options.export_) return Export(options);
@@ -176,13 +176,12 @@ int Main(int argc, char** argv) {
   app.set_version_flag("--version", VersionLine("cr-inspect"));
   Options options;
   app.add_option("DIR", options.dir, "the image, or a folder of images (cr-checkpoint --keep)")->required();
-  app.add_option("DIR2", options.other, "another image: tell what differs in it (--export: the image to write)");
+  app.add_option("DIR2", options.other, "another image: list what differs in it (--export: the image to write)");
   app.add_flag("--verify", options.verify, "compare every file with its checksums");
   app.add_flag("--export", options.export_,
                "write the image once more to DIR2, as one that shares nothing with others");
-  app.add_option("--can-run-on", options.arch, "tell for each module whether such a GPU can run it")
-      ->type_name("sm_XX");
-  app.add_flag("--files-here", options.here, "tell which of the files that a restart needs this machine lacks");
+  app.add_option("--can-run-on", options.arch, "say for each module whether such a GPU can run it")->type_name("sm_XX");
+  app.add_flag("--files-here", options.here, "list the files that a restart needs and this machine lacks");
   app.add_flag("--json", options.json, "print JSON");
   app.add_flag("--all", options.all, "print all regions, modules and files");
   app.add_flag("-q,--quiet", options.quiet, "no progress");

@@ -76,7 +76,7 @@ bool ElfSize(const void* image, size_t* size, std::string* error) {
     }
   }
   if (!sane) {
-    *error = "a cubin (ELF) whose headers make no sense";
+    *error = "a cubin (ELF) with invalid headers";
     return false;
   }
   *size = size_t(end);

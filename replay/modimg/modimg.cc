@@ -31,7 +31,7 @@ std::string_view WithoutTrailingZeros(std::string_view text) {
 
 bool CubinArch(std::string_view cubin, ImageEntry* entry, std::string* error) {
   if (!IsElf(cubin)) {
-    *error = "a cubin that is no ELF file";
+    *error = "a cubin that is not an ELF file";
     return false;
   }
   format::ElfHeader header;

@@ -46,14 +46,14 @@ bool UnpackZstd(std::string_view packed, uint64_t bytes, std::string* out, std::
     const bool stuck = buffer.pos == done && in.pos == in.size;
     done = buffer.pos;
     if (done > bytes || (stuck && result != 0)) {
-      *error = "a Zstandard entry has not the size that its header says";
+      *error = "the size of a Zstandard entry differs from its header";
       return false;
     }
     if (result == 0 && in.pos == in.size) break;
   }
   out->resize(done);
   if (done != bytes) {
-    *error = "a Zstandard entry has not the size that its header says";
+    *error = "the size of a Zstandard entry differs from its header";
     return false;
   }
   return true;

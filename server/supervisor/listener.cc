@@ -80,7 +80,7 @@ Listener::~Listener() { Stop(); }
 bool Listener::Listen(const std::string& address, std::string* error) {
   std::string host, port;
   if (!Splits(address, &host, &port)) {
-    *error = "--listen " + address + " is not HOST:PORT, as 0.0.0.0:7070, gpu7:7070 or [::]:7070 are";
+    *error = "--listen " + address + " is not HOST:PORT, such as 0.0.0.0:7070, gpu7:7070 or [::]:7070";
     return false;
   }
   addrinfo wanted{};

@@ -274,7 +274,7 @@ CUresult OpGraphCapture(Session& session, const Request& request, const wire::Op
     if (result != CUDA_SUCCESS) {
       // It may have failed the first time too: the graph's shape will tell.
       if (++failures == 1)
-        logging::Warn("a capture made again: {} failed with CUDA error {}", CallName(header.call), int(result));
+        logging::Warn("recreating a captured graph: {} failed with CUDA error {}", CallName(header.call), int(result));
     }
   }
   CUgraph graph = nullptr;

@@ -64,7 +64,7 @@ CUresult MakeNumbered(uint64_t wanted, const Make& make, const Destroy& destroy,
   }
   for (const uint64_t other : others) destroy(other);
   if (result == CUDA_ERROR_NOT_FOUND && !others.empty()) {
-    logging::Warn("a texture or surface object cannot be number {} again: the driver gave {} first, and up to {}",
+    logging::Warn("cannot recreate texture or surface object {}: the driver returned {} first, and values up to {}",
                   wanted, others.front(), highest);
   }
   return result;
