@@ -268,7 +268,7 @@ class Saving {
   JobClaim claim_;
   uint64_t process_bytes_ = 0;       // of host memory, for the memory of processes
   std::unique_ptr<ChunkPool> pool_;  // outlives the image, whose threads write out of it
-  std::string given_;                // where cr-hostd puts the image for its user; empty: nowhere, or there is no cr-hostd
+  std::string given_;  // where cr-hostd puts the image for its user; empty: nowhere, or there is no cr-hostd
   std::unique_ptr<ckptfmt::ImageStore, DeleteAsRoot> store_;
   std::unique_ptr<ckptfmt::ImageWriter, DeleteAsRoot> image_;
   Precopies copies_;
