@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# How tools/setup-cuda finds a CUDA toolkit, or installs one from a package repository. Each case has a copy of this
-# machine's root (an overlay in memory) without the machine's own toolkit. The toolkits and the packages are stand-ins:
-# an nvcc that prints a version, and empty headers and libraries.
+# How tools/setup-cuda finds a CUDA toolkit, or installs one from a package repository, and that tools/demo and tools/test
+# do so first. Each case has a copy of this machine's root (an overlay in memory) without the machine's own toolkit. The
+# toolkits and the packages are stand-ins: an nvcc that prints a version, and empty headers and libraries. So is bazel.
 set -u
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 fail() { echo "$*"; [[ -s ${work:-}/log ]] && cat "$work/log"; exit 1; }
@@ -13,7 +13,18 @@ work=$(mktemp -d)
 trap 'cd /; umount -l "$work"; rmdir "$work"' EXIT
 mount -t tmpfs tmpfs "$work" || fail "cannot mount a tmpfs"
 mkdir -p "$work"/{up,work,root,parts,repository,source/tools,source/proto/api}
-cp -L tools/setup-cuda "$work/source/tools/"
+cp -L tools/{demo,setup,setup-cuda,test} "$work/source/tools/"
+# What tools/setup does after the toolkit.
+for other in setup-criu setup-roots setup-slurm setup-torch; do ln -s /bin/true "$work/source/tools/$other"; done
+cat >"$work/bazel" <<'END'
+#!/bin/sh
+case $1 in
+  --version) echo "bazel 4.2.3" ;;
+  test) echo "//stand:in_test  PASSED in 0.1s" ;;
+esac
+echo "bazel $*" >>/tmp/bazel.log
+END
+chmod 755 "$work/bazel"
 cp -L proto/api/signatures.textproto "$work/source/proto/api/"
 distribution=$(. /etc/os-release && echo "$ID${VERSION_ID/./}")
 
@@ -34,13 +45,13 @@ new_root() {
   mount --bind "$work/source" "$root/source"
   mount --bind "$work/repository" "$root/repository"
 }
-# setup_cuda [VARIABLE=VALUE...] -- [OPTION...]: runs it in the root; its output goes to $work/log.
+# setup_cuda [VARIABLE=VALUE...] -- [OPTION...]: runs it, or $tool, in the root; its output goes to $work/log.
 setup_cuda() {
   local variables=()
   while [[ $1 != -- ]]; do variables+=("$1"); shift; done
   shift
   chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root "${variables[@]}" \
-    CUDA_REMOTE_NVIDIA_REPOSITORY="${repository:-copy:/repository}" /source/tools/setup-cuda "$@" >"$work/log" 2>&1
+    CUDA_REMOTE_NVIDIA_REPOSITORY="${repository:-copy:/repository}" "/source/tools/${tool:-setup-cuda}" "$@" >"$work/log" 2>&1
 }
 # toolkit FOLDER VERSION [LIB]: a stand-in
 toolkit() {
@@ -98,6 +109,23 @@ repository=copy:/nowhere setup_cuda -- && fail "succeeds without a repository"
 has_commands
 unchanged
 [[ -e $root/usr/bin/nvcc || -n $(ls "$root/etc/apt/sources.list.d") ]] && fail "something was installed"
+
+echo "== tools/demo and tools/test, with and without --no-cuda"
+for tool in demo test; do
+  new_root
+  rm -f "$root"/usr/bin/bazel*
+  cp "$work/bazel" "$root/usr/bin/bazel"
+  setup_cuda -- --no-cuda && fail "tools/$tool --no-cuda succeeds without a toolkit"
+  has_commands
+  unchanged
+  grep -q 'bazel \(build\|test\)' "$root/tmp/bazel.log" 2>/dev/null && fail "tools/$tool --no-cuda builds without a toolkit"
+  # The stand-in for bazel builds nothing, so there is nothing that the demo could show then.
+  setup_cuda -- || [[ $tool == demo ]] || fail "tools/$tool fails"
+  as_found /usr/local/cuda-13.0
+  grep -q 'installing cuda-nvcc-13-0 .*to download' "$work/log" || fail "tools/$tool does not say what it installs"
+  grep -q 'bazel \(build\|test\)' "$root/tmp/bazel.log" || fail "tools/$tool does not build"
+done
+unset tool
 
 echo "== a toolkit elsewhere: CUDA_HOME, a version beside, conda, wheels; an old one"
 new_root
