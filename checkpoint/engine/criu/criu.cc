@@ -25,6 +25,7 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <set>
 #include <sstream>
@@ -57,6 +58,9 @@ constexpr char kPrivateCriu[] = "/opt/cuda-remote/criu/criu";
 constexpr int kPidGap = 100;
 constexpr int kMaxLogLines = 3;
 constexpr size_t kMostCheckBytes = 1000;
+// What `criu check` says in a container without privileges. Jobs need neither: CRIU has clone3 for process numbers, and
+// a job that has a tunnel open is refused when it is saved.
+constexpr char kLastPid[] = "ns_last_pid sysctl is inaccessible", kNoTunnel[] = "Unable to create tun";
 // /dev/ptmx: a descriptor of it is the end of a pseudo-terminal that a terminal's window has.
 const dev_t kTerminalMaker = makedev(5, 2);
 constexpr int kKillAttempts = 500;
@@ -286,8 +290,16 @@ std::set<std::pair<dev_t, ino_t>> StreamFiles(const Job& job) {
   return files;
 }
 
+// A device is the same under every node of it: what starts a process in a container, as podman exec does, may open the
+// /dev/null of its own /dev for it.
+bool IsSameFile(const struct stat& one, const struct stat& other) {
+  if (S_ISCHR(one.st_mode) && S_ISCHR(other.st_mode)) return one.st_rdev == other.st_rdev;
+  return one.st_ino == other.st_ino && one.st_dev == other.st_dev;
+}
+
 // What the job has open on mounts that are not in its namespace: all that it inherited. Of a job without one: its
-// streams, which may become others at a restart.
+// streams, which may become others at a restart. Of a restarted job also its outputs (cr-run --output, --error), since
+// CRIU opens them within the namespace; not those that it has open in another way as well.
 bool FindInheritedFiles(const Job& job, ProcessFacts* facts, std::string* error) {
   const std::set<std::pair<dev_t, ino_t>> streams = StreamFiles(job);
   std::set<int> mounts;
@@ -295,7 +307,9 @@ bool FindInheritedFiles(const Job& job, ProcessFacts* facts, std::string* error)
   std::string line;
   while (std::getline(mount_info, line)) mounts.insert(atoi(line.c_str()));
   facts->clear_files();
-  std::set<std::string> ids;
+  const std::set<std::string> outputs(job.outputs().begin(), job.outputs().end());
+  std::map<std::string, InheritedFile> outputs_inside;  // by id
+  std::set<std::string> ids, opened_otherwise;
   for (int pid : ProcessesOf(job)) {
     const std::string proc = "/proc/" + std::to_string(pid);
     DIR* const list = opendir((proc + "/fd").c_str());
@@ -313,8 +327,9 @@ bool FindInheritedFiles(const Job& job, ProcessFacts* facts, std::string* error)
         if (line.compare(0, 7, "mnt_id:") == 0) mount = atoi(line.c_str() + 7);
         if (line.compare(0, 6, "flags:") == 0) flags = unsigned(strtoul(line.c_str() + 6, nullptr, 8));
       }
+      const bool inside = IsIsolated(job) && mounts.count(mount) != 0;
       const bool known =
-          IsIsolated(job) ? mounts.count(mount) != 0 : streams.count({status.st_dev, status.st_ino}) == 0;
+          IsIsolated(job) ? inside && outputs.count(target) == 0 : streams.count({status.st_dev, status.st_ino}) == 0;
       // Anonymous files (/memfd:...) are on mounts that no namespace has.
       if (mount < 0 || known || target.compare(0, 7, "/memfd:") == 0) continue;
       if (S_ISCHR(status.st_mode) && IsTerminal(status.st_rdev)) continue;
@@ -326,19 +341,28 @@ bool FindInheritedFiles(const Job& job, ProcessFacts* facts, std::string* error)
       }
       char id[64];
       snprintf(id, sizeof(id), "file[%x:%llx]", mount, static_cast<unsigned long long>(status.st_ino));
+      InheritedFile found;
+      found.set_id(id);
+      found.set_path(target);
+      found.set_flags(flags);
+      if (inside) {
+        const auto [same, is_new] = outputs_inside.emplace(id, found);
+        if (!is_new && (same->second.flags() & O_ACCMODE) != (flags & O_ACCMODE)) opened_otherwise.insert(id);
+        continue;
+      }
       if (!ids.insert(id).second) continue;
       struct stat named;
-      if (stat(target.c_str(), &named) != 0 || named.st_ino != status.st_ino || named.st_dev != status.st_dev) {
+      if (stat(target.c_str(), &named) != 0 || !IsSameFile(named, status)) {
         *error = "the job has the file " + target + " open, which is gone or was replaced by another one";
         closedir(list);
         return false;
       }
-      InheritedFile* const file = facts->add_files();
-      file->set_id(id);
-      file->set_path(target);
-      file->set_flags(flags);
+      *facts->add_files() = found;
     }
     closedir(list);
+  }
+  for (const auto& [id, file] : outputs_inside) {
+    if (opened_otherwise.count(id) == 0) *facts->add_files() = file;
   }
   return true;
 }
@@ -744,17 +768,25 @@ std::string CriuVersion(const std::string& criu) {
 
 std::string CriuCheck(const std::string& criu) {
   FILE* const out = popen(("'" + criu + "' check 2>&1").c_str(), "r");
-  std::string errors;
+  std::string errors, last_pid;
   char line[512];
   while (out && fgets(line, sizeof(line), out)) {
     std::string text = line;
     while (!text.empty() && text.back() == '\n') text.pop_back();
-    if (text.find("Warn") == 0 || errors.size() > kMostCheckBytes) continue;
-    errors += (errors.empty() ? "" : "; ") + text;
+    if (text.find("Warn") == 0 || text.find(kNoTunnel) != std::string::npos) continue;
+    if (text.find(kLastPid) != std::string::npos) {
+      last_pid = text;
+    } else if (errors.size() <= kMostCheckBytes) {
+      errors += (errors.empty() ? "" : "; ") + text;
+    }
   }
   const int status = out ? pclose(out) : -1;
   if (status == 0) return "";
-  return errors.empty() ? "it does not say why" : errors;
+  if (!errors.empty() || last_pid.empty()) return errors.empty() ? "it does not say why" : errors;
+  // That CRIU cannot write ns_last_pid is all that it misses, and it needs that only without clone3.
+  const std::string clone3 = "'" + criu + "' check --feature clone3_set_tid >/dev/null 2>&1";
+  FILE* const asked = popen(clone3.c_str(), "r");
+  return asked && pclose(asked) == 0 ? "" : last_pid;
 }
 
 bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std::string* error) {

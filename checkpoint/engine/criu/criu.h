@@ -31,7 +31,8 @@ std::vector<int> CriuCapabilities();
 
 // Its version, such as 4.2.1; empty if it does not say.
 std::string CriuVersion(const std::string& criu);
-// Why this CRIU does not work on this kernel, as its check says; empty: it does.
+// Why this CRIU does not work on this kernel, as its check says; empty: it does. What a container lacks and a restore
+// does not need is no reason.
 std::string CriuCheck(const std::string& criu);
 
 // Fills in what an image must remember of the job's processes: standard streams, inherited files, the highest process
