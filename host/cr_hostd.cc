@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -296,6 +297,10 @@ int Main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
   }
   if (geteuid() != 0) return Fail("cr-hostd needs root");
+  // Without these it could look at no process that asks, and start no job that can be saved.
+  const std::string missing =
+      checkpoint::MissingCapability({{CAP_SYS_ADMIN, "SYS_ADMIN"}, {CAP_SYS_PTRACE, "SYS_PTRACE"}});
+  if (!missing.empty()) return Fail("cr-hostd needs " + missing);
   if (options.socket.empty() || options.socket[0] != '/' || options.state.empty() || options.state[0] != '/')
     return Fail("--socket and --state take absolute paths", kExitUsage);
   signal(SIGPIPE, SIG_IGN);
