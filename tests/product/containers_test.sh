@@ -4,62 +4,11 @@
 # A server and a job in containers of their own; a checkpoint of the job from outside; a restart in a new container; a
 # program in an image that has nothing of cuda-remote, by the CDI specification.
 set -u
-PATH=/usr/sbin:/usr/bin:/sbin:/bin
-fail() {
-  echo "$*"
-  for name in server job restarted; do echo "== $name"; pod logs "$name" 2>&1 | tail -n 20; done
-  exit 1
-}
-[[ $(id -u) == 0 ]] || { echo "containers_test needs root"; exit 1; }
-command -v podman runc >/dev/null || { echo "podman or runc is missing: tools/setup installs them"; exit 1; }
-if [[ ${1:-} != inside ]]; then
-  criu=$(tools/setup-criu --check) || { echo "no CRIU works here"; exit 1; }
-  exec unshare --mount --propagation private "$0" inside "$criu"
-fi
-criu=$2
-
-product=$(realpath "$(dirname "$(find -L . -name cr-run -type f | head -n 1)")")
-top=$PWD
-work=$(mktemp -d)
-pod() { podman --root "$work/storage" --runroot "$work/state" --storage-driver overlay --runtime runc --cgroup-manager cgroupfs "$@"; }
-finish() {
-  cd /
-  pod rm --force --all >/dev/null 2>&1
-  umount -l /run/cdi
-  umount -R -l "$work"
-  rmdir "$work"
-}
-trap finish EXIT
-mount -t tmpfs tmpfs "$work" && mkdir -p /run/cdi && mount -t tmpfs tmpfs /run/cdi || { echo "cannot mount a tmpfs"; exit 1; }
-mkdir -p "$work"/{out,base,gpu,images,host}
-
-"$top/tools/package" --no-debs --product "$product" "$work/out" >/dev/null || fail "tools/package failed"
-
-# The C library and what RUN needs.
-for program in bash mkdir ln; do
-  install -D "/bin/$program" "$work/base/bin/$program"
-  while read -r library; do install -D "$library" "$work/base$library"; done < <(ldd "/bin/$program" | grep -oE '/[^ ]+')
-done
-ln -s bash "$work/base/bin/sh"
-for library in libm.so.6 libdl.so.2 libpthread.so.0 librt.so.1 libresolv.so.2; do
-  install -D "/lib/x86_64-linux-gnu/$library" "$work/base/lib/x86_64-linux-gnu/$library"
-done
-mkdir "$work"/base/{etc,tmp,run}
-echo root:x:0:0::/root:/bin/bash >"$work/base/etc/passwd"
-tar --create --directory "$work/base" . | pod import --quiet - localhost/base >/dev/null || fail "cannot import the base image"
-# Limits that any machine allows; the rest as docs/containers.md says.
-limits=(--network none --ulimit nofile=4096:4096 --ulimit nproc=4096:4096)
-# A machine without control groups of its own, as inside of another container, starts none. Who knows that says so.
-if ! pod run --rm "${limits[@]}" localhost/base /bin/bash -c : >"$work/first" 2>&1; then
-  echo "podman cannot start any container on this machine: $(cat "$work/first")"
-  [[ ${CUDA_REMOTE_NO_PODMAN:-} == 1 ]] && { echo "not tested, as CUDA_REMOTE_NO_PODMAN=1 says"; exit 0; }
-  echo "if that is as it should be here, set CUDA_REMOTE_NO_PODMAN=1"
-  exit 1
-fi
-for target in server client; do
-  pod build --quiet --network none --ulimit nofile=1024:1024 --ulimit nproc=1024:1024 --build-arg BASE=localhost/base --target "$target" --tag "localhost/$target" \
-    --file "$top/packaging/containers/Dockerfile" "$work/out" >/dev/null || fail "cannot build the image $target"
-done
+# shellcheck source=tests/product/podman.sh
+. tests/product/podman.sh
+containers="server job restarted"
+make_images server client
+mkdir "$work"/{gpu,images,host}
 
 demo=$(pod run --rm "${limits[@]}" --entrypoint bash localhost/client -c 'echo /opt/cuda-remote-*/lib/cuda-remote/demo/program')
 
@@ -72,8 +21,8 @@ pod run --rm "${limits[@]}" --volume "$work/gpu:/run/gpu" localhost/client --ser
 [[ $(cat "$work/expected") == "driver_ptx "*" steps=60 "* ]] || fail "a job in a container prints: $(cat "$work/expected")"
 
 echo "== a checkpoint from outside, a restart in a new container"
-job=("${limits[@]}" --privileged --volume "$work/gpu:/run/gpu" --volume "$work/images:/images"
-  --volume "$(dirname "$criu"):/opt/criu:ro" --env "CUDA_REMOTE_CRIU=/opt/criu/$(basename "$criu")")
+job=("${limits[@]}" --cap-add SYS_ADMIN,SYS_PTRACE,NET_ADMIN,SYS_TIME --security-opt seccomp=unconfined --volume "$work/gpu:/run/gpu" --volume "$work/images:/images"
+  --volume "$work/out/criu:/opt/cuda-remote/criu:ro")
 pod run --detach --name job "${job[@]}" --env CR_TEST_STEP_MS=150 localhost/client --name train --server unix:/run/gpu -- \
   "$demo" --steps 60 >/dev/null || fail "the job does not start"
 for _ in $(seq 100); do pod logs server 2>&1 | grep -q 'job train' && break; sleep 0.1; done

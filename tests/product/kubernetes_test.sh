@@ -21,7 +21,21 @@ finish() {
   rm -rf "$work"
 }
 trap finish EXIT
-script=$(/usr/bin/python3 "$here/kubernetes_check.py" packaging "$product") || exit 1
+/usr/bin/python3 "$here/kubernetes_check.py" packaging "$product" || exit 1
+# The check finds mistakes of each kind.
+mkdir -p "$work/changed/docs"
+cp docs/containers.md "$work/changed/docs/"
+for change in 's/volumeMounts:/volumeMount:/' 's/containerPort: 7071/containerPort: 7072/' 's/--tls-ca=/--tls-car=/' \
+  's/--every 10m/--evry 10m/' 's|hosts/ca.crt|hosts/ca.pem|' 's/defaultMode: 0400/defaultMode: 0444/' 's/SYS_PTRACE, //' \
+  's/cuda-remote-host:/cuda-remote-hosts:/' 's/host:0.9.0/host:0.8.0/' 's/claimName: jobs/claimName: job/' 's/secretName: cr-hostd/secretName: hostd/' \
+  's/type: Unconfined/type: RuntimeDefault/' 's/namespace: cuda-remote/namespace: cuda/' 's|mountPath: /jobs|mountPath: /job|'; do
+  rm -rf "$work/changed/packaging"
+  cp -rL packaging "$work/changed/packaging"
+  sed -i "$change" "$work"/changed/packaging/kubernetes/*hostd.yaml
+  ! /usr/bin/python3 "$here/kubernetes_check.py" "$work/changed/packaging" "$product" >/dev/null 2>"$work/mistake.log" || fail "not found: $change"
+  grep -q '^kubernetes_check: ' "$work/mistake.log" || fail "another error after $change"
+done
+script=$(/usr/bin/python3 "$here/kubernetes_check.py" packaging "$product" --show job.yaml script) || exit 1
 
 mkdir "$work"/{images,output}
 mkdir -m 700 "$work/gpu" "$work/run"
