@@ -61,7 +61,7 @@ class CustomTest : public ::testing::Test {
       ASSERT_EQ(cuDevicePrimaryCtxRetain(&context_, 0), CUDA_SUCCESS);
     }
     ASSERT_EQ(cuCtxSetCurrent(context_), CUDA_SUCCESS);
-    server_->Take();
+    Sent();
   }
 
   // Which calls the server got since the last time. Waits for an answer, so that all before it are among them.
@@ -193,6 +193,21 @@ TEST_F(CustomTest, TimesOfEventsFromBeforeAMove) {
   EXPECT_FLOAT_EQ(milliseconds, 3);
   EXPECT_EQ(cuEventDestroy(first), CUDA_SUCCESS);
   EXPECT_EQ(cuEventDestroy(second), CUDA_SUCCESS);
+}
+
+TEST_F(CustomTest, ThePerThreadDefaultStreamIsThereAgainAfterAReset) {
+  ASSERT_EQ(cuStreamSynchronize(CU_STREAM_PER_THREAD), CUDA_SUCCESS);
+  EXPECT_EQ(Sent(), (Calls{kCall_cuStreamCreate, kCall_cuStreamSynchronize}));
+  ASSERT_EQ(cuDevicePrimaryCtxReset(0), CUDA_SUCCESS);
+  EXPECT_EQ(cuStreamSynchronize(CU_STREAM_PER_THREAD), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+  EXPECT_EQ(cuEventRecord(nullptr, CU_STREAM_PER_THREAD), CUDA_ERROR_INVALID_HANDLE);
+  CUcontext again = nullptr;
+  ASSERT_EQ(cuDevicePrimaryCtxRetain(&again, 0), CUDA_SUCCESS);
+  EXPECT_EQ(again, context_);
+  server_->Take();
+  EXPECT_EQ(cuStreamSynchronize(CU_STREAM_PER_THREAD), CUDA_SUCCESS);
+  EXPECT_EQ(Sent(), (Calls{kCall_cuStreamCreate, kCall_cuStreamSynchronize}));
+  EXPECT_EQ(cuDevicePrimaryCtxRelease(0), CUDA_SUCCESS);
 }
 
 TEST_F(CustomTest, UnsupportedCallsSaySo) {

@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <cstring>
 #include <list>
 #include <mutex>
@@ -133,10 +134,14 @@ CUresult Call::StreamToWire(CUstream stream, bool per_thread_default, uint64_t* 
   const uint64_t context = thread_->current_context();
   if (context == 0 || borrows_) return CUDA_ERROR_INVALID_CONTEXT;
   if (!hidden) return CUDA_SUCCESS;
-  for (const auto& [owner, hidden_stream] : thread_->hidden_streams) {
-    if (owner != context) continue;
-    *wire = stream_ = hidden_stream;
-    return Valid(Kind::kStream, hidden_stream) ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  if (!Valid(Kind::kContext, context)) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  const auto known = std::find_if(thread_->hidden_streams.begin(), thread_->hidden_streams.end(),
+                                  [context](const auto& one) { return one.first == context; });
+  if (known != thread_->hidden_streams.end()) {
+    *wire = stream_ = known->second;
+    if (Valid(Kind::kStream, known->second)) return CUDA_SUCCESS;
+    // The context was reset since, and is there again under the same handle.
+    thread_->hidden_streams.erase(known);
   }
   // An ordinary blocking stream keeps the per-thread default stream's one promise towards others: it and the legacy
   // default stream wait for each other.
