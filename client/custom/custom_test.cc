@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include <algorithm>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -208,6 +209,41 @@ TEST_F(CustomTest, ThePerThreadDefaultStreamIsThereAgainAfterAReset) {
   EXPECT_EQ(cuStreamSynchronize(CU_STREAM_PER_THREAD), CUDA_SUCCESS);
   EXPECT_EQ(Sent(), (Calls{kCall_cuStreamCreate, kCall_cuStreamSynchronize}));
   EXPECT_EQ(cuDevicePrimaryCtxRelease(0), CUDA_SUCCESS);
+}
+
+TEST_F(CustomTest, PinnedMemoryInACaptureIsNeededByItsGraph) {
+  void* pinned = nullptr;
+  CUdeviceptr memory = 0;
+  ASSERT_EQ(cuMemHostAlloc(&pinned, 4096, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemAlloc(&memory, 4096), CUDA_SUCCESS);
+  CUstream stream = nullptr;
+  ASSERT_EQ(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  const auto address = reinterpret_cast<CUdeviceptr>(pinned);
+  CUDA_MEMCPY3D_PEER shaped{};
+  shaped.srcMemoryType = CU_MEMORYTYPE_HOST;
+  shaped.srcHost = pinned;
+  shaped.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  shaped.dstDevice = memory;
+  shaped.WidthInBytes = 16;
+  shaped.Height = shaped.Depth = 1;
+  const std::function<CUresult()> copies[] = {
+      [&] { return cuMemcpyAsync(memory, address, 16, stream); },
+      [&] { return cuMemcpyPeerAsync(memory, context_, address, context_, 16, stream); },
+      [&] { return cuMemcpy3DPeerAsync(&shaped, stream); },
+  };
+  for (const auto& copy : copies) {
+    ASSERT_EQ(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+    EXPECT_EQ(copy(), CUDA_SUCCESS);
+    const auto captured = Session::Get()->captures().End(reinterpret_cast<uint64_t>(stream));
+    ASSERT_NE(captured, nullptr);
+    EXPECT_EQ(captured->obstacle, "");
+    const replay::ObjectKey needed{Kind::kHostMemory, address};
+    EXPECT_NE(std::find(captured->needs.begin(), captured->needs.end(), needed), captured->needs.end())
+        << "copy " << &copy - copies;
+  }
+  EXPECT_EQ(cuStreamDestroy(stream), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemFree(memory), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemFreeHost(pinned), CUDA_SUCCESS);
 }
 
 TEST_F(CustomTest, UnsupportedCallsSaySo) {

@@ -35,6 +35,7 @@ struct AddressVisitor {
 
   void Copy2d(std::string_view params) { Copy<CUDA_MEMCPY2D>(params); }
   void Copy3d(std::string_view params) { Copy<CUDA_MEMCPY3D>(params); }
+  void Copy3dPeer(std::string_view params) { Copy<CUDA_MEMCPY3D_PEER>(params); }
 
   void MemoryOperations(std::string_view operations) {
     CUstreamBatchMemOpParams one;

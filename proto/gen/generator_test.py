@@ -5,7 +5,10 @@
 import glob
 import os
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
 import types
 import unittest
 
@@ -32,10 +35,26 @@ STRUCTS = """
 """
 
 
-def join(signature, semantics="", structs="", operations=""):
+def with_effects(signatures, semantics):
+    """Adds what every row must state, for tests of something else."""
+    named = {name for row in semantics.call for name in row.name}
+    for signature in signatures.signature:
+        if signature.symbol not in named:
+            semantics.call.add(name=[signature.symbol])
+    work = SCHEMA.Traits.Work
+    for row in semantics.call:
+        shown = row.creates or row.HasField("destroys") or row.HasField("modifies") or row.cached
+        asks = row.traits.work in (work.Value("WAITS"), work.Value("ASKS"))
+        if not (row.effect or shown or asks or row.local):
+            row.effect = SCHEMA.Row.WORKS if getattr(row, "async") else SCHEMA.Row.ASKS
+    return semantics
+
+
+def join(signature, semantics="", structs="", operations="", complete=with_effects):
     sig = text_format.Parse('signature { name: "xGetIt" symbol: "xGetIt" abi: 1 since: 2000 id: 1 ' + signature + " }" + TYPES,
                             SCHEMA.Signatures())
-    model = model_module.join(SCHEMA, sig, text_format.Parse(semantics, SCHEMA.Semantics()),
+    rows = text_format.Parse(semantics, SCHEMA.Semantics())
+    model = model_module.join(SCHEMA, sig, complete(sig, rows) if complete else rows,
                               text_format.Parse(STRUCTS + structs, SCHEMA.Structs()),
                               text_format.Parse(operations, SCHEMA.Operations()), defaults)
     return model
@@ -43,6 +62,11 @@ def join(signature, semantics="", structs="", operations=""):
 
 def problems(*args, **kwargs):
     return "\n".join(lint.check(join(*args, **kwargs)))
+
+
+def read(name):
+    with open(os.path.join(API, name), encoding="utf-8") as f:
+        return f.read()
 
 
 class DefaultsTest(unittest.TestCase):
@@ -102,6 +126,53 @@ class DefaultsTest(unittest.TestCase):
         self.assertIn("used twice", problems("", operations='operation { number: 1 name: "A" %s %s }' % (field, field)))
         self.assertIn("unknown type", problems("", operations='operation { number: 1 name: "A" request { name: "a" type: "u9" number: 1 } }'))
         self.assertIn("used twice", problems("", operations='operation { number: 1 name: "A" } operation { number: 1 name: "B" }'))
+
+
+class EffectTest(unittest.TestCase):
+    """What a call changes has no default."""
+
+    def complaints(self, params="", rows='call { name: "xGetIt" }', structs=""):
+        return problems(params, rows, structs, complete=None)
+
+    def test_every_call_has_a_row(self):
+        said = self.complaints(rows="")
+        self.assertIn('xGetIt: semantics.textproto has no row for it. Add `call { name: "xGetIt" effect: ASKS }`', said)
+        self.assertEqual(self.complaints(rows='call { name: "xGetIt" effect: ASKS }'), "")
+        self.assertEqual(self.complaints(rows='call { name: "xGetIt" unsupported: "a test" }'), "")
+        self.assertEqual(self.complaints(rows='call { name: "xGetIt" custom: CLIENT local: true }'), "")
+
+    def test_every_row_states_its_effect(self):
+        row = lambda what: self.complaints('param { type: "Thing" name: "t" }', f'call {{ name: "xGetIt" {what} }}')  # noqa: E731
+        for what in ("", "async: true", "custom: CLIENT", "custom: BOTH wire { }", "traits { work: STARTS_NONE }"):
+            self.assertIn("xGetIt: its row must state what it changes", row(what), what)
+            self.assertEqual(row(what + " effect: PASSES"), "", what)
+        for what in ('destroys { param: "t" } async: true', 'modifies { param: "t" }', "cached: true",
+                     "traits { work: ASKS }", "traits { work: WAITS completes: WORK_AND_ERRORS }"):
+            self.assertEqual(row(what), "", what)
+            self.assertIn("says already what it changes", row(what + " effect: PASSES"), what)
+        self.assertIn("no request", row("effect: ASKS custom: CLIENT local: true"))
+
+    def test_effects_that_cannot_be(self):
+        row = lambda what: self.complaints("", f'call {{ name: "xGetIt" {what} }}')  # noqa: E731
+        self.assertIn("cannot only ask", row("effect: ASKS async: true"))
+        for effect in ("CREATES", "MODIFIES", "DESTROYS"):
+            said = row(f"effect: {effect} traits {{ completes: WORK }}")
+            self.assertIn(f"state `{effect.lower()}` instead", said)
+            self.assertEqual(row(f"effect: {effect} custom: CLIENT traits {{ completes: WORK }}"), "")
+
+    def test_what_destroys_says_what_is_complete(self):
+        self.assertIn("must state `completes`", self.complaints(rows='call { name: "xGetIt" effect: DESTROYS custom: CLIENT }'))
+
+    def test_work_that_the_parameters_do_not_show(self):
+        row = lambda traits: self.complaints("", 'call { name: "xGetIt" effect: WORKS custom: BOTH '  # noqa: E731
+                                             'wire { request { name: "at" type: "uint64" number: 1 } } traits { ' + traits + " } }")
+        self.assertIn("must state `events`", row("capture: OBSTACLE"))
+        self.assertEqual(row("capture: OBSTACLE events: NO_EVENTS"), "")
+        self.assertIn("what its message `names`", row("capture: RECORDED events: NO_EVENTS"))
+        self.assertEqual(row('capture: RECORDED events: NO_EVENTS names { field: "at" }'), "")
+        graph = self.complaints('param { type: "Exec" name: "e" } } type { name: "Exec" class: HANDLE repr: "void *"',
+                                'call { name: "xGetIt" effect: WORKS }', 'handle { type: "Exec" kind: "GraphExec" }')
+        self.assertIn("must state `events`", graph)
 
 
 class TraitsTest(unittest.TestCase):
@@ -184,6 +255,36 @@ class RealTablesTest(unittest.TestCase):
 
     def test_lint(self):
         self.assertEqual(lint.check(self.model), [])
+
+    def test_no_call_can_be_left_out(self):
+        signatures = text_format.Parse(read("signatures.textproto"), SCHEMA.Signatures())
+        structs = text_format.Parse(read("structs.textproto"), SCHEMA.Structs())
+        operations = text_format.Parse(read("operations.textproto"), SCHEMA.Operations())
+        empty = model_module.join(SCHEMA, signatures, SCHEMA.Semantics(), structs, operations, defaults)
+        said = set(re.findall(r"^(\w+): semantics.textproto has no row", "\n".join(lint.check(empty)), re.M))
+        self.assertEqual(said, {call.symbol for call in self.model.calls})
+
+    def test_a_call_without_a_row_does_not_build(self):
+        """As the build runs the generator, with a call that nobody has described."""
+        with tempfile.TemporaryDirectory() as folder:
+            api, out = os.path.join(folder, "api"), os.path.join(folder, "out")
+            shutil.copytree(API, api, ignore=shutil.ignore_patterns("*.h", "*.cc", "*.md"))
+            with open(os.path.join(api, "signatures.textproto"), "a", encoding="utf-8") as f:
+                f.write('signature { name: "cuCtxNew" symbol: "cuCtxNew" abi: 1 since: 13000 id: 9000 }\n')
+            command = [sys.executable, os.path.join(HERE, "generate.py"), "--api", api, "--emit", "traits", "--out", out]
+            built = subprocess.run(command, capture_output=True, text=True, check=False)
+            self.assertEqual(built.returncode, 1)
+            self.assertRegex(built.stderr, r"^lint: cuCtxNew: semantics.textproto has no row for it")
+            self.assertFalse(os.path.exists(out))
+            with open(os.path.join(api, "semantics.textproto"), "a", encoding="utf-8") as f:
+                f.write('call { name: "cuCtxNew" }\n')
+            built = subprocess.run(command, capture_output=True, text=True, check=False)
+            self.assertRegex(built.stderr, r"^lint: cuCtxNew: its row must state what it changes")
+            with open(os.path.join(api, "semantics.textproto"), "w", encoding="utf-8") as f:
+                f.write(read("semantics.textproto") + 'call { name: "cuCtxNew" effect: PASSES }\n')
+            built = subprocess.run(command, capture_output=True, text=True, check=False)
+            self.assertEqual((built.returncode, built.stderr), (0, ""))
+            self.assertTrue(os.path.exists(os.path.join(out, "call_traits.gen.h")))
 
     def test_every_call_is_decided(self):
         for call in self.model.calls:

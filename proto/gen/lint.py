@@ -41,6 +41,9 @@ def check(model):
     for call in model.calls:
         row = call.row
         if row is None:
+            problems.append(f'{call.symbol}: semantics.textproto has no row for it. Add `call {{ name: "{call.symbol}" effect: ASKS }}` if it '
+                            "only asks and the default rules understand its parameters, else what proto/api/README.md says of its "
+                            'kind; or `unsupported: "why"`')
             continue
         for name in ([row.destroys.param] if row.HasField("destroys") else []):
             p = call.param(name)
@@ -62,12 +65,51 @@ def check(model):
             problems.append(f"{call.symbol}: device_range names no parameter of an async call")
         if row.per_thread_forward and model.by_symbol(row.per_thread_forward) is None:
             problems.append(f"{call.symbol}: per_thread_forward names no call")
+        problems += [f"{call.symbol}: {what}" for what in check_effect(model, call)]
     return problems + check_traits(model)
+
+
+def check_effect(model, call):
+    """Whether a request's row says what the request changes, and what has to be known of that kind. Nothing here has a default."""
+    row = call.row
+    effects = model.schema.Row.DESCRIPTOR.enum_types_by_name["Effect"].values_by_number
+    stated = effects[row.effect].name if row.effect else ""
+    if not call.has_wire:
+        if stated and not call.errors:
+            yield "states `effect`, but no request is sent that it could be about"
+        return
+    traits = call.traits if call.traits is not None else model.schema.Traits()
+    work = model.schema.Traits.Work
+    shown = [name for name, shows in (
+        ("creates", bool(row.creates)), ("destroys", row.HasField("destroys")), ("modifies", row.HasField("modifies")),
+        ("cached", row.cached), ("work", traits.work in (work.Value("WAITS"), work.Value("ASKS")))) if shows]
+    if not stated and not shown:
+        yield ("its row must state what it changes, since that has no safe default: `effect: ASKS` (nothing), `WORKS` (it gives the GPU "
+               "work), `PASSES` (nothing that a restart must bring back), or what the log needs: `creates`, `destroys`, `modifies`, "
+               "`effect: CREATES`, ...")
+    if stated and shown:
+        yield f"states `effect: {stated}`, but `{shown[0]}` says already what it changes"
+    is_async = getattr(row, "async")
+    if stated == "ASKS" and is_async:
+        yield "is sent without waiting, so it cannot only ask"
+    if stated in ("CREATES", "MODIFIES", "DESTROYS") and not call.client_custom:
+        yield f"has no body in the client that could tell the log: state `{stated.lower()}` instead of `effect`"
+    if stated == "DESTROYS" and not is_async and not traits.completes:
+        yield "may wait for the GPU: its traits must state `completes`, what the host knows to be complete after it"
+    if stated == "WORKS":
+        # What the parameters do not show: a hand-written message, or a graph with anything in it.
+        hides = row.HasField("wire") or takes(model, call, "GraphExec")
+        if hides and not traits.events:
+            yield "gives the GPU work that its parameters do not show: its traits must state `events`, which it records or waits for"
+        recorded = traits.capture == model.schema.Traits.RECORDED
+        if recorded and row.HasField("wire") and not traits.names:
+            yield "is recorded in a capture: its traits must state what its message `names`, memory above all"
 
 
 # What a field must be to hold this.
 HELD_IN = {
-    "ADDRESS": "uint64", "FILL": "bytes", "COPY_2D": "bytes", "COPY_3D": "bytes", "MEMORY_OPERATIONS": "bytes",
+    "ADDRESS": "uint64", "FILL": "bytes", "COPY_2D": "bytes", "COPY_3D": "bytes", "COPY_3D_PEER": "bytes",
+    "MEMORY_OPERATIONS": "bytes",
     "NODE": "NodeParams", "FUNCTION": "uint64", "EVENT": "uint64", "EXTERNAL_FLAG": "uint32",
 }
 NOT_MEMORY = ("FUNCTION", "EVENT", "EXTERNAL_FLAG")
