@@ -246,6 +246,107 @@ TEST_F(CustomTest, PinnedMemoryInACaptureIsNeededByItsGraph) {
   EXPECT_EQ(cuMemFreeHost(pinned), CUDA_SUCCESS);
 }
 
+// A module with one kernel, which has one parameter of 4 bytes.
+class OneKernel {
+ public:
+  explicit OneKernel(FakeServer* server) {
+    wire::OpFunctionInfo_Reply info;
+    info.name = "kernel";
+    info.parameters.emplace_back();
+    info.parameters[0].size = 4;
+    info.attributes.assign(CU_FUNC_ATTRIBUTE_MAX, 64);
+    server->On(kOpFunctionInfo, FakeServer::Answer(CUDA_SUCCESS, Encoded(info)));
+    EXPECT_EQ(cuModuleLoadData(&module_, kImage), CUDA_SUCCESS);
+    EXPECT_EQ(cuModuleGetFunction(&kernel_, module_, "kernel"), CUDA_SUCCESS);
+  }
+  ~OneKernel() { EXPECT_EQ(cuModuleUnload(module_), CUDA_SUCCESS); }
+  OneKernel(const OneKernel&) = delete;
+  OneKernel& operator=(const OneKernel&) = delete;
+
+  static constexpr char kImage[] = ".version 7.0\n.target sm_70\n.address_size 64\n";
+  CUmodule module() const { return module_; }
+  CUfunction kernel() const { return kernel_; }
+
+ private:
+  CUmodule module_ = nullptr;
+  CUfunction kernel_ = nullptr;
+};
+
+TEST_F(CustomTest, ParametersInBothWays) {
+  const OneKernel one(server_);
+  Sent();
+  const auto launch = [&one](void** parameters, void** extra) {
+    return cuLaunchKernel(one.kernel(), 1, 1, 1, 1, 1, 1, 0, nullptr, parameters, extra);
+  };
+  int value = 7;
+  void* parameters[] = {&value};
+  size_t bytes = sizeof(value);
+  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, &value, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END};
+  EXPECT_EQ(launch(parameters, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(launch(nullptr, extra), CUDA_SUCCESS);
+  EXPECT_EQ(launch(parameters, extra), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(launch(nullptr, nullptr), CUDA_ERROR_INVALID_VALUE);
+  void* none[] = {nullptr};
+  EXPECT_EQ(launch(none, nullptr), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(Sent(), (Calls{kOpFunctionInfo, kCall_cuLaunchKernel, kCall_cuLaunchKernel}));
+  // Longer than any kernel's.
+  std::vector<char> block(size_t(2) << 20);
+  extra[1] = block.data();
+  bytes = block.size();
+  EXPECT_EQ(launch(nullptr, extra), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(Session::Get()->lost(), CUDA_SUCCESS);
+  EXPECT_EQ(Sent(), Calls());
+}
+
+TEST_F(CustomTest, HandlesThatAreNoKernels) {
+  const OneKernel one(server_);
+  Sent();
+  CUfunction again = nullptr;
+  EXPECT_EQ(cuModuleGetFunction(&again, one.module(), nullptr), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuModuleGetFunction(&again, one.module(), "kernel"), CUDA_SUCCESS);
+  EXPECT_EQ(again, one.kernel()) << "asked for twice";
+  const auto launch = [](CUfunction function) {
+    return cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr);
+  };
+  EXPECT_EQ(launch(nullptr), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(launch(reinterpret_cast<CUfunction>(one.module())), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(launch(reinterpret_cast<CUfunction>(0x7f0000001000)), CUDA_ERROR_INVALID_HANDLE);
+  CUmodule other = nullptr;
+  ASSERT_EQ(cuModuleLoadData(&other, OneKernel::kImage), CUDA_SUCCESS);
+  CUfunction gone = nullptr;
+  ASSERT_EQ(cuModuleGetFunction(&gone, other, "kernel"), CUDA_SUCCESS);
+  int value = 0;
+  EXPECT_EQ(cuFuncGetAttribute(&value, CU_FUNC_ATTRIBUTE_NUM_REGS, gone), CUDA_SUCCESS);
+  EXPECT_EQ(cuFuncGetAttribute(&value, CUfunction_attribute(CU_FUNC_ATTRIBUTE_MAX), gone), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuFuncGetAttribute(&value, CUfunction_attribute(-1), gone), CUDA_ERROR_INVALID_VALUE);
+  ASSERT_EQ(cuModuleUnload(other), CUDA_SUCCESS);
+  EXPECT_EQ(launch(gone), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(cuFuncGetAttribute(&value, CU_FUNC_ATTRIBUTE_NUM_REGS, gone), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(cuModuleUnload(other), CUDA_ERROR_INVALID_HANDLE);
+}
+
+TEST_F(CustomTest, ArgumentsThatAreTooLongLoseNoSession) {
+  const OneKernel one(server_);
+  Sent();
+  int value = 7;
+  void* parameters[] = {&value};
+  std::vector<CUlaunchAttribute> attributes(size_t(40000));
+  for (CUlaunchAttribute& one : attributes) one.id = CU_LAUNCH_ATTRIBUTE_IGNORE;
+  CUlaunchConfig config{};
+  config.gridDimX = config.gridDimY = config.gridDimZ = config.blockDimX = config.blockDimY = config.blockDimZ = 1;
+  config.attrs = attributes.data();
+  config.numAttrs = unsigned(attributes.size());
+  EXPECT_EQ(cuLaunchKernelEx(&config, one.kernel(), parameters, nullptr), CUDA_ERROR_NOT_SUPPORTED);
+  config.attrs = nullptr;
+  EXPECT_EQ(cuLaunchKernelEx(&config, one.kernel(), parameters, nullptr), CUDA_ERROR_INVALID_VALUE);
+  config.numAttrs = 0;
+  EXPECT_EQ(cuLaunchKernelEx(&config, one.kernel(), parameters, nullptr), CUDA_SUCCESS);
+  const std::string name(size_t(2) << 20, 'x');
+  CUfunction function = nullptr;
+  EXPECT_EQ(cuModuleGetFunction(&function, one.module(), name.c_str()), CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_EQ(Session::Get()->lost(), CUDA_SUCCESS);
+}
+
 TEST_F(CustomTest, UnsupportedCallsSaySo) {
   EXPECT_EQ(Call::Unsupported("cuNoSuchThing", "this is a test"), CUDA_ERROR_NOT_SUPPORTED);
 }

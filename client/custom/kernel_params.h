@@ -13,6 +13,9 @@
 
 namespace cuda_remote::client {
 
+// Longest parameter block of any kernel.
+inline constexpr size_t kMaxParameterBytes = 32764;
+
 // memcpy for the sizes that parameters have, which the compiler then makes moves of.
 inline void CopyParameter(char* to, const void* from, uint32_t bytes) {
   if (bytes == 8) {
@@ -26,8 +29,8 @@ inline void CopyParameter(char* to, const void* from, uint32_t bytes) {
 
 // Gathers the parameters into *block as the kernel sees them; it keeps its storage. CUDA_ERROR_INVALID_VALUE for what
 // the driver refuses so. A buffer in `extra` may be shorter than the parameters, as NCCL's are: the driver takes it
-// (seen with 580.159.04), and the rest, which then is mostly zero, always is zero here. A longer one is left as it is:
-// *block is then longer than info.params_bytes, and no launch takes it.
+// (seen with 580.159.04), and the rest, which then is mostly zero, always is zero here. A longer one, up to what any
+// kernel may have, is left as it is: *block is then longer than info.params_bytes, and no launch takes it.
 inline CUresult PackParameters(const FunctionInfo& info, void** kernel_params, void** extra, std::string* block) {
   block->clear();
   if (kernel_params) {
@@ -52,6 +55,7 @@ inline CUresult PackParameters(const FunctionInfo& info, void** kernel_params, v
       return CUDA_ERROR_INVALID_VALUE;
     }
   }
+  if (bytes > kMaxParameterBytes) return CUDA_ERROR_INVALID_VALUE;
   if (buffer) block->assign(static_cast<const char*>(buffer), bytes);
   if (block->empty() && info.params_bytes != 0) return CUDA_ERROR_INVALID_VALUE;
   if (block->size() < info.params_bytes) block->resize(info.params_bytes);

@@ -11,14 +11,12 @@
 
 #include "client/custom/bodies.gen.h"
 #include "client/custom/function_info.h"
+#include "client/custom/kernel_params.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
 
 namespace cuda_remote::client {
 namespace {
-
-// Longest parameter block of any kernel.
-constexpr size_t kMaxParameterBytes = 32764;
 
 struct LegacyState {
   int block[3] = {1, 1, 1};

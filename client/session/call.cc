@@ -163,6 +163,11 @@ uint64_t Call::NewHandle(Kind kind, uint64_t parent) {
   return handle;
 }
 
+CUresult Call::CheckLength() const {
+  if (session_->channel().Fits(message_->size(), payload_.size())) return CUDA_SUCCESS;
+  return Unsupported(info_.name, "its arguments are longer than a request can be");
+}
+
 CUresult Call::Send() {
   const CallTraits& traits = TraitsOf(header_.call);
   // The order of events matters to other processes that have them open.
@@ -170,6 +175,7 @@ CUresult Call::Send() {
     if (waits == Session::Waits::kAll || traits.events != Events::kNoEvents) return Transact();
   }
   if (WithoutContext()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (const CUresult result = CheckLength(); result != CUDA_SUCCESS) return result;
   std::shared_lock<std::shared_mutex> sending;
   if (session_->managed_home().pages().active()) {
     CopyManagedPayload();
@@ -190,6 +196,7 @@ CUresult Call::Send() {
 
 CUresult Call::Transact() {
   if (WithoutContext()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (const CUresult result = CheckLength(); result != CUDA_SUCCESS) return result;
   const uint64_t sequence = Begin(reply_payload_, reply_payload_capacity_);
   const CUresult result = sequence ? Finish(sequence) : session_->Lose(ChannelStatus::kClosed);
   // What this process keeps for later allocations of its streams is free, and may be what is missing.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // One driver call on its way from the application to the server.
 //
-// Generated bodies of calls use nothing of the client library but this class: it is the admission gate, the session, the
-// transport and the recorder behind one face. Hand-written ones (client/custom) use the session's parts too. A Call lives on the stack of the
-// thread that made the driver call; it is not shared between threads.
+// Generated bodies of calls use nothing of the client library but this class: it is the admission gate, the session,
+// the transport and the recorder behind one face. Hand-written ones (client/custom) use the session's parts too. A Call
+// lives on the stack of the thread that made the driver call; it is not shared between threads.
 //
 // Order of use: Enter, check arguments, append the message to message(), Send or Transact, decode reply(), then
 // Created / Destroyed / Modified as the call's semantics row says.
@@ -97,13 +97,13 @@ class Call {
   void KernelsBegin();
 
   // Sends the request without waiting (waits all the same under CUDA_REMOTE_SYNC=1). Returns CUDA_SUCCESS or what
-  // prevented the sending.
+  // prevented the sending: CUDA_ERROR_NOT_SUPPORTED for a request that is longer than the channel takes.
   CUresult Send();
 
   // Sends the request and waits for the reply. Returns the call's own result - or, from a call that synchronises and
   // succeeds itself, the pending error of an earlier fire-and-forget call. Other calls leave that error pending, so a
   // call that made or destroyed something never fails for another's sake. reply() and reply_payload_bytes() are valid
-  // afterwards.
+  // afterwards. A request that is too long: as Send.
   CUresult Transact();
 
   // Transact for a question whose answer stays true (a row's `cached`): answered from what is known if it can be.
@@ -156,6 +156,8 @@ class Call {
  private:
   friend class Session;
   void BorrowFrom(uint64_t handle);
+  // The error of a request that the channel does not take. It is this call's alone: the session goes on.
+  CUresult CheckLength() const;
   // Remembers of a new event whether records of it may be sent quietly. Under the session's lock.
   void NoteEventLocked(uint64_t event);
   // Notes the request if it is part of a capture in progress.

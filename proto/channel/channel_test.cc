@@ -397,6 +397,9 @@ TEST(Channel, LimitsAreTheCallersError) {
   const std::string big(kMaxMessageBytes + 1, 'x');
   EXPECT_EQ(pair.client->Call(Header(kEcho), big, "", nullptr, 0, &reply), ChannelStatus::kTooLarge);
   EXPECT_EQ(pair.client->Send(Header(kEcho), big, ""), ChannelStatus::kTooLarge);
+  EXPECT_FALSE(pair.client->Fits(big.size(), 0));
+  EXPECT_FALSE(pair.client->Fits(0, kMaxTotalPayloadBytes + 1));
+  EXPECT_TRUE(pair.client->Fits(kMaxMessageBytes, kMaxTotalPayloadBytes));
   EXPECT_EQ(pair.client->Call(Header(kEcho), big.substr(1), "", nullptr, 0, &reply), ChannelStatus::kOk);
   EXPECT_EQ(reply.message.size(), kMaxMessageBytes);
 }

@@ -296,6 +296,10 @@ class ClientChannel::Impl {
 
   uint64_t next_sequence() const { return next_sequence_.load(std::memory_order_relaxed); }
   uint64_t last_marked() const { return last_marked_.load(std::memory_order_acquire); }
+  bool Fits(size_t message_bytes, size_t payload_bytes) const {
+    return message_bytes <= kMaxMessageBytes && payload_bytes <= kMaxTotalPayloadBytes &&
+           ring::FrameBytes(message_bytes, 0) <= request_.max_frame() / 2;
+  }
   bool alive() const { return state() == ChannelStatus::kOk && !peer_gone_.load(std::memory_order_acquire); }
   std::string end_reason() {
     MutexLock lock(&reason_mutex_);
@@ -335,9 +339,7 @@ class ClientChannel::Impl {
   // ------------------------------------------------------------------------------------------------- requests
 
   ChannelStatus CheckSizes(std::string_view message, std::string_view payload) const {
-    if (message.size() > kMaxMessageBytes || payload.size() > kMaxTotalPayloadBytes) return ChannelStatus::kTooLarge;
-    if (ring::FrameBytes(message.size(), 0) > request_.max_frame() / 2) return ChannelStatus::kTooLarge;
-    return ChannelStatus::kOk;
+    return Fits(message.size(), payload.size()) ? ChannelStatus::kOk : ChannelStatus::kTooLarge;
   }
 
   // Under send_mutex_, like all changes of the number.
@@ -810,6 +812,9 @@ void ClientChannel::InterruptEvents() { impl_->InterruptEvents(); }
 ChannelFds ClientChannel::DupFds() const { return impl_->DupFds(); }
 uint64_t ClientChannel::next_sequence() const { return impl_->next_sequence(); }
 uint64_t ClientChannel::last_marked() const { return impl_->last_marked(); }
+bool ClientChannel::Fits(size_t message_bytes, size_t payload_bytes) const {
+  return impl_->Fits(message_bytes, payload_bytes);
+}
 bool ClientChannel::alive() const { return impl_->alive(); }
 std::string ClientChannel::end_reason() const { return impl_->end_reason(); }
 const Welcome& ClientChannel::welcome() const { return impl_->welcome(); }

@@ -97,6 +97,8 @@ class ClientChannel {
   // not less than what a former holder with the same numbers was told. It changes as the request enters the ring: what
   // is sent by somebody who has seen the new number comes after the request.
   uint64_t last_marked() const;
+  // Whether a request of this length can be sent at all. Send and Begin fail for one that cannot.
+  bool Fits(size_t message_bytes, size_t payload_bytes) const;
   // False once the peer is known to be gone or the session has failed.
   bool alive() const;
   // Why the session ended, in the server's words if it said so; empty while it lives.

@@ -34,9 +34,12 @@ class FakeServer {
     std::string payload;
   };
   struct Answer {
-    uint32_t result = 0;
+    Answer(uint32_t answer = 0, std::string reply = {}, uint32_t pending = 0, std::string bytes = {})
+        : result(answer), message(std::move(reply)), pending_error(pending), payload(std::move(bytes)) {}
+    uint32_t result;
     std::string message;
-    uint32_t pending_error = 0;
+    uint32_t pending_error;
+    std::string payload;
   };
   using Handler = std::function<Answer(const Request&)>;
 
@@ -133,7 +136,7 @@ class FakeServer {
       }
       const uint32_t pending = answer.pending_error != 0 ? answer.pending_error : std::exchange(pending_, 0);
       channel_->Reply(request.header.sequence, request.header.call, answer.result, pending, answer.message,
-                      std::string_view());
+                      answer.payload);
     }
   }
 
