@@ -3,6 +3,8 @@
 #include <cuda.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <functional>
@@ -209,6 +211,33 @@ TEST_F(CustomTest, ThePerThreadDefaultStreamIsThereAgainAfterAReset) {
   EXPECT_EQ(cuStreamSynchronize(CU_STREAM_PER_THREAD), CUDA_SUCCESS);
   EXPECT_EQ(Sent(), (Calls{kCall_cuStreamCreate, kCall_cuStreamSynchronize}));
   EXPECT_EQ(cuDevicePrimaryCtxRelease(0), CUDA_SUCCESS);
+}
+
+TEST_F(CustomTest, RegistrationsDoNotOverlap) {
+  const auto page = size_t(sysconf(_SC_PAGESIZE));
+  void* const mapped = mmap(nullptr, 8 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  char* const memory = static_cast<char*>(mapped);
+  ASSERT_EQ(cuMemHostRegister(memory + 2 * page, page, 0), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemHostRegister(memory + 2 * page, page, 0), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+  EXPECT_EQ(cuMemHostRegister(memory + page, 2 * page, 0), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+  EXPECT_EQ(cuMemHostRegister(memory, 8 * page, 0), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
+      << "one that lies inside";
+  EXPECT_EQ(cuMemHostRegister(memory, 2 * page, 0), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemHostUnregister(memory + page), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED) << "not where it begins";
+  EXPECT_EQ(cuMemHostUnregister(memory), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemHostUnregister(memory), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+  EXPECT_EQ(cuMemHostUnregister(memory + 2 * page), CUDA_SUCCESS);
+  // Memory that is not there, at an end or in the middle.
+  ASSERT_EQ(munmap(memory + 4 * page, page), 0);
+  EXPECT_EQ(cuMemHostRegister(memory, 8 * page, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemHostRegister(memory + 3 * page, page + 1, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemHostRegister(memory, SIZE_MAX, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemHostRegister(memory, 0, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemHostRegister(memory, page, 0x80), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemHostRegister(memory, 4 * page, 0), CUDA_SUCCESS) << "up to it";
+  EXPECT_EQ(cuMemHostUnregister(memory), CUDA_SUCCESS);
+  EXPECT_EQ(munmap(memory, 8 * page), 0);
 }
 
 TEST_F(CustomTest, PinnedMemoryInACaptureIsNeededByItsGraph) {

@@ -6,6 +6,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "client/custom/bodies.gen.h"
 #include "client/custom/mapped_memory.h"
 #include "client/session/call.h"
@@ -14,17 +17,20 @@
 namespace cuda_remote::client {
 namespace {
 
+constexpr uint64_t kAskedPages = 64 << 10;  // by one call of mincore, which says a byte for each
 constexpr unsigned kAllocFlags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
 constexpr unsigned kRegisterFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
                                     CU_MEMHOSTREGISTER_IOMEMORY | CU_MEMHOSTREGISTER_READ_ONLY;
 
-// Whether the process has memory from the first byte to the last, as far as their pages say.
+// Whether the process has memory from the first byte to the last.
 bool IsMemory(uint64_t address, size_t bytes) {
-  const uint64_t page = uint64_t(sysconf(_SC_PAGESIZE));
-  unsigned char there;
   if (bytes > UINT64_MAX - address) return false;
-  for (const uint64_t byte : {address, address + bytes - 1}) {
-    if (mincore(reinterpret_cast<void*>(byte / page * page), page, &there) != 0) return false;
+  const uint64_t page = uint64_t(sysconf(_SC_PAGESIZE)), end = address + bytes;
+  std::vector<unsigned char> there(kAskedPages);
+  for (uint64_t at = address / page * page; at < end;) {
+    const uint64_t length = std::min(end - at, kAskedPages * page);
+    if (mincore(reinterpret_cast<void*>(at), length, &there[0]) != 0) return false;
+    at += length;
   }
   return true;
 }
@@ -108,14 +114,12 @@ CUresult Custom_cuMemHostRegister_v2(void* p, size_t bytesize, unsigned int Flag
   Call call(info::k_cuMemHostRegister_v2);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
-  WriterLock lock(&session.mutex());
   const uint64_t address = reinterpret_cast<uint64_t>(p);
   if (!IsMemory(address, bytesize)) return CUDA_ERROR_INVALID_VALUE;
+  WriterLock lock(&session.mutex());
   // What overlaps is refused, and what the driver allocated itself is a wrong value.
-  for (const uint64_t byte : {address, address + bytesize - 1}) {
-    if (const auto* there = session.host_ranges().Find(byte)) {
-      return there->value.registered ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : CUDA_ERROR_INVALID_VALUE;
-    }
+  if (const auto* const there = session.host_ranges().FindIn(address, bytesize)) {
+    return there->value.registered ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : CUDA_ERROR_INVALID_VALUE;
   }
   HostRange range;
   range.registered = true;

@@ -36,6 +36,13 @@ class AddressMap {
     return address - range.start < range.bytes || address == range.start ? &it->second : nullptr;
   }
 
+  // The first range that has a byte of [start, start + bytes), null if none. `bytes` > 0, and they do not wrap around.
+  Range* FindIn(uint64_t start, uint64_t bytes) {
+    if (Range* const there = Find(start)) return there;
+    const auto next = ranges_.upper_bound(start);
+    return next != ranges_.end() && next->second.start - start < bytes ? &next->second : nullptr;
+  }
+
   // The range that begins exactly at `start`.
   Range* At(uint64_t start) {
     auto it = ranges_.find(start);

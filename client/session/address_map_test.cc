@@ -39,6 +39,19 @@ TEST(AddressMapTest, ContainsDoesNotWrap) {
   EXPECT_FALSE(range->Contains(999, 1));
 }
 
+TEST(AddressMapTest, RangesThatOverlap) {
+  AddressMap<int> map;
+  map.Insert(1000, 100, 1);
+  map.Insert(2000, 100, 2);
+  EXPECT_EQ(map.FindIn(900, 100), nullptr);
+  EXPECT_EQ(map.FindIn(900, 101)->start, 1000u);
+  EXPECT_EQ(map.FindIn(1050, 10)->start, 1000u);
+  EXPECT_EQ(map.FindIn(1099, 5000)->start, 1000u);
+  EXPECT_EQ(map.FindIn(1100, 900), nullptr);
+  EXPECT_EQ(map.FindIn(1100, 5000)->start, 2000u) << "one that lies inside";
+  EXPECT_EQ(map.FindIn(2100, 100), nullptr);
+}
+
 TEST(AddressMapTest, AZeroSizedRangeOwnsItsStart) {
   AddressMap<int> map;
   map.Insert(1000, 0, 1);
