@@ -240,6 +240,43 @@ TEST_F(CustomTest, RegistrationsDoNotOverlap) {
   EXPECT_EQ(munmap(memory, 8 * page), 0);
 }
 
+TEST_F(CustomTest, MappedMemoryIsOfItsOwnDevice) {
+  constexpr uint64_t kReserved = 0x320000000000;
+  constexpr size_t kBytes = size_t(2) << 20;
+  server_->On(kCall_cuMemAddressReserve, [](const FakeServer::Request&) {
+    wire::cuMemAddressReserve_Reply reply;
+    reply.address = kReserved;
+    return FakeServer::Answer(CUDA_SUCCESS, Encoded(reply));
+  });
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  properties.location.id = 3;
+  CUdeviceptr address = 0;
+  CUmemGenericAllocationHandle memory = 0;
+  ASSERT_EQ(cuMemAddressReserve(&address, 2 * kBytes, 0, 0, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemCreate(&memory, kBytes, &properties, 0), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemMap(address + kBytes, 2 * kBytes, 0, memory, 0), CUDA_ERROR_INVALID_VALUE) << "past the reservation";
+  EXPECT_EQ(cuMemMap(address, kBytes, 0, memory + 1, 0), CUDA_ERROR_INVALID_VALUE);
+  ASSERT_EQ(cuMemMap(address, kBytes, 0, memory, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemRelease(memory), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemRelease(memory), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_TRUE(InLog(Kind::kPhysicalMemory, memory)) << "it lives on while it is mapped";
+  int device = -1;
+  uint64_t types = 0;
+  EXPECT_EQ(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address + 5), CUDA_SUCCESS);
+  EXPECT_EQ(device, 3);
+  EXPECT_EQ(cuPointerGetAttribute(&types, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, address), CUDA_SUCCESS);
+  EXPECT_EQ(types, uint64_t(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+  EXPECT_EQ(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address + kBytes),
+            CUDA_ERROR_INVALID_VALUE);
+  ASSERT_EQ(cuMemUnmap(address, kBytes), CUDA_SUCCESS);
+  EXPECT_FALSE(InLog(Kind::kPhysicalMemory, memory));
+  EXPECT_EQ(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemAddressFree(address, 2 * kBytes), CUDA_SUCCESS);
+}
+
 TEST_F(CustomTest, PinnedMemoryInACaptureIsNeededByItsGraph) {
   void* pinned = nullptr;
   CUdeviceptr memory = 0;

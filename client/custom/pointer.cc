@@ -29,6 +29,7 @@ struct Facts {
   bool stream_ordered = false;
   uint64_t pool = 0;  // of stream-ordered memory; 0: the device's default, which may have no handle yet
   bool managed = false;
+  unsigned handle_types = 0;
 };
 
 Facts Look(Session& session, uint64_t address) {
@@ -46,6 +47,7 @@ Facts Look(Session& session, uint64_t address) {
         range->value.source == DeviceRange::kStreamOrdered || range->value.source == DeviceRange::kGraph;
     facts.pool = range->value.pool;
     facts.managed = range->value.managed;
+    facts.handle_types = range->value.handle_types;
   } else if (const auto* range = session.host_ranges().Find(address)) {
     facts.known = true;
     facts.start = range->start;
@@ -115,7 +117,7 @@ CUresult Answer(const Facts& facts, uint64_t address, CUpointer_attribute attrib
       Store(data, int(facts.device || facts.mapped));
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-      Store(data, uint64_t(0));
+      Store(data, uint64_t(facts.handle_types));
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
       Store(data, unsigned(CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE));

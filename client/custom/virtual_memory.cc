@@ -7,6 +7,8 @@
 
 #include <cuda.h>
 
+#include <cstring>
+#include <string_view>
 #include <vector>
 
 #include "client/custom/bodies.gen.h"
@@ -14,6 +16,7 @@
 #include "client/session/session.h"
 #include "client/session/setting_keys.h"
 #include "proto/codec/codec.h"
+#include "proto/codec/decode_as.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -22,6 +25,20 @@ namespace {
 void DropIfUnusedLocked(Session& session, uint64_t handle) CR_REQUIRES(session.mutex()) {
   Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle);
   if (memory && memory->released && memory->mappings == 0) session.DropLocked({Kind::kPhysicalMemory, handle});
+}
+
+// What physical memory was made with, or imported as; zeros if the log does not say.
+CUmemAllocationProp PropertiesLocked(Session& session, uint64_t handle) CR_REQUIRES_SHARED(session.mutex()) {
+  CUmemAllocationProp properties{};
+  const replay::Record* const record = session.log().Find({Kind::kPhysicalMemory, handle});
+  if (!record) return properties;
+  wire::cuMemCreate_Request made;
+  wire::cuMemImportFromShareableHandle_Request imported;
+  std::string_view bytes;
+  if (wire::DecodeAs(record->header.call, record->message, &made)) bytes = made.prop;
+  if (wire::DecodeAs(record->header.call, record->message, &imported)) bytes = imported.prop;
+  if (bytes.size() == sizeof(properties)) memcpy(&properties, bytes.data(), sizeof(properties));
+  return properties;
 }
 
 }  // namespace
@@ -91,6 +108,9 @@ CUresult Custom_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGener
   DeviceRange range;
   range.source = DeviceRange::kMapped;
   range.buffer_id = session.NextId();
+  const CUmemAllocationProp properties = PropertiesLocked(session, handle);
+  range.device = properties.location.id;
+  range.handle_types = properties.requestedHandleTypes;
   session.device_ranges().Insert(ptr, size, range);
   return CUDA_SUCCESS;
 }

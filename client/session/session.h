@@ -66,10 +66,11 @@ struct DeviceRange {
   enum Source : uint8_t { kAllocation, kStreamOrdered, kGlobal, kMapped, kManaged, kImported, kPoolImported, kGraph };
   Source source = kAllocation;
   int device = 0;
-  uint64_t context = 0;    // virtual handle
-  uint64_t buffer_id = 0;  // CU_POINTER_ATTRIBUTE_BUFFER_ID
-  uint64_t pool = 0;       // stream-ordered, or imported from a pool: virtual handle, 0 for the device's default
-  bool managed = false;    // kManaged, or a __managed__ variable: the host uses it too
+  uint64_t context = 0;       // virtual handle
+  uint64_t buffer_id = 0;     // CU_POINTER_ATTRIBUTE_BUFFER_ID
+  uint64_t pool = 0;          // stream-ordered, or imported from a pool: virtual handle, 0 for the device's default
+  bool managed = false;       // kManaged, or a __managed__ variable: the host uses it too
+  unsigned handle_types = 0;  // kMapped: CUmemAllocationHandleType that the memory can be exported as
 };
 
 // Pinned host memory.
