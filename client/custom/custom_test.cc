@@ -44,7 +44,7 @@ class CustomTest : public ::testing::Test {
     device.name = "Fake GPU";
     device.total_memory = uint64_t(16) << 30;
     device.attributes.assign(200, 1);
-    info.devices.push_back(device);
+    info.devices.assign(2, device);
     server_->On(kOpSessionInfo, {CUDA_SUCCESS, Encoded(info)});
     server_->On(kOpMemAlloc, [next = kArena](const FakeServer::Request& request) mutable {
       wire::OpMemAlloc_Request in;
@@ -99,10 +99,10 @@ TEST_F(CustomTest, DevicesAreAnsweredHere) {
   EXPECT_EQ(cuDriverGetVersion(&version), CUDA_SUCCESS);
   EXPECT_EQ(cuDeviceGetName(name, sizeof(name), 0), CUDA_SUCCESS);
   EXPECT_EQ(cuDeviceTotalMem(&bytes, 0), CUDA_SUCCESS);
-  EXPECT_EQ(count, 1);
+  EXPECT_EQ(count, 2);
   EXPECT_STREQ(name, "Fake GPU");
   EXPECT_EQ(bytes, uint64_t(16) << 30);
-  EXPECT_EQ(cuDeviceGetName(name, sizeof(name), 1), CUDA_ERROR_INVALID_DEVICE);
+  EXPECT_EQ(cuDeviceGetName(name, sizeof(name), 2), CUDA_ERROR_INVALID_DEVICE);
   EXPECT_EQ(Sent(), Calls());
 }
 
@@ -389,6 +389,45 @@ TEST_F(CustomTest, HandlesThatAreNoKernels) {
   EXPECT_EQ(launch(gone), CUDA_ERROR_INVALID_HANDLE);
   EXPECT_EQ(cuFuncGetAttribute(&value, CU_FUNC_ATTRIBUTE_NUM_REGS, gone), CUDA_ERROR_INVALID_HANDLE);
   EXPECT_EQ(cuModuleUnload(other), CUDA_ERROR_INVALID_HANDLE);
+}
+
+// GPUs may differ, and so may what was set of a kernel on each.
+TEST_F(CustomTest, AKernelHasAttributesOnEachDevice) {
+  server_->On(kOpFunctionInfo, [](const FakeServer::Request& request) {
+    wire::OpFunctionInfo_Request in;
+    EXPECT_TRUE(in.Decode(request.message));
+    wire::OpFunctionInfo_Reply info;
+    info.attributes.assign(CU_FUNC_ATTRIBUTE_MAX, 100 + in.device);
+    return FakeServer::Answer(CUDA_SUCCESS, Encoded(info));
+  });
+  CUlibrary library = nullptr;
+  CUkernel kernel = nullptr;
+  ASSERT_EQ(cuLibraryLoadData(&library, OneKernel::kImage, nullptr, nullptr, 0, nullptr, nullptr, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuLibraryGetKernel(&kernel, library, "kernel"), CUDA_SUCCESS);
+  Sent();
+  const auto registers = [kernel](CUdevice device) {
+    int value = 0;
+    const CUresult result = cuKernelGetAttribute(&value, CU_FUNC_ATTRIBUTE_NUM_REGS, kernel, device);
+    return result == CUDA_SUCCESS ? value : -int(result);
+  };
+  EXPECT_EQ(registers(1), 101) << "not the current context's";
+  EXPECT_EQ(registers(0), 100);
+  EXPECT_EQ(registers(1), 101);
+  EXPECT_EQ(registers(0), 100);
+  EXPECT_EQ(Sent(), (Calls{kOpFunctionInfo, kOpFunctionInfo})) << "each is asked once";
+  int value = 0;
+  EXPECT_EQ(cuFuncGetAttribute(&value, CU_FUNC_ATTRIBUTE_NUM_REGS, reinterpret_cast<CUfunction>(kernel)), CUDA_SUCCESS);
+  EXPECT_EQ(value, 100) << "the current context's";
+  // Once something is set, what is known may not be true any more, on any device.
+  ASSERT_EQ(cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 1, kernel, 1), CUDA_SUCCESS);
+  Sent();
+  EXPECT_EQ(registers(1), 101);
+  EXPECT_EQ(registers(0), 100);
+  EXPECT_EQ(Sent(), (Calls{kOpFunctionInfo, kOpFunctionInfo}));
+  EXPECT_EQ(registers(-1), -int(CUDA_ERROR_INVALID_DEVICE));
+  EXPECT_EQ(registers(2), -int(CUDA_ERROR_INVALID_DEVICE));
+  EXPECT_EQ(cuLibraryUnload(library), CUDA_SUCCESS);
+  EXPECT_EQ(registers(0), -int(CUDA_ERROR_INVALID_HANDLE));
 }
 
 TEST_F(CustomTest, ArgumentsThatAreTooLongLoseNoSession) {

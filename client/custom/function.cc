@@ -60,11 +60,13 @@ CUresult MakeChild(Call& call, Kind owner_kind, uint64_t owner, const std::strin
   return CUDA_SUCCESS;
 }
 
+// `device`: of a kernel, -1: the current context's.
 CUresult GetAttribute(const CallInfo& info, uint64_t function, int device, CUfunction_attribute attrib, int* pi) {
   if (!pi) return CUDA_ERROR_INVALID_VALUE;
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   std::shared_ptr<FunctionInfo> facts;
+  if (device < 0) device = call.session().DeviceOf(call.thread().current_context());
   if (const CUresult result = FindFunctionInfo(call, function, &facts, device); result != CUDA_SUCCESS) return result;
   ReaderLock lock(&call.session().mutex());
   if (int(attrib) < 0 || size_t(attrib) >= facts->attributes.size() || facts->attributes[attrib] == kRefused) {
@@ -111,7 +113,6 @@ void ForgetInfo(Session& session, uint64_t function) {
 
 // After the driver has accepted a kernel's new value: from now on what is known under the new settings counts.
 void NoteSetting(Session& session, uint64_t kernel, uint64_t key, int value) {
-  constexpr size_t kMostInfos = 64;
   WriterLock lock(&session.mutex());
   const std::vector<Object*> objects = WithFunctionsLocked(session, kernel);
   if (objects.empty()) return;
@@ -125,13 +126,11 @@ void NoteSetting(Session& session, uint64_t kernel, uint64_t key, int value) {
     settings->text.append(reinterpret_cast<const char*>(&set), sizeof(set));
   }
   for (Object* const object : objects) {
-    if (!object->other_infos)
-      object->other_infos = std::make_unique<std::map<std::string, std::shared_ptr<FunctionInfo>>>();
-    auto& others = *object->other_infos;
-    if (others.size() > kMostInfos) others.clear();
-    if (object->info) others[before] = std::move(object->info);
-    const auto known = others.find(settings->text);
-    object->info = known == others.end() ? nullptr : known->second;
+    if (object->info) KeepOtherInfo(object, before, std::move(object->info));
+    object->info = nullptr;
+    if (!object->other_infos) continue;
+    const auto known = object->other_infos->find(settings->text);
+    if (known != object->other_infos->end()) object->info = known->second;
   }
   session.FunctionsChangedLocked();
 }
@@ -234,7 +233,7 @@ CUresult Custom_cuKernelGetFunction(CUfunction* pFunc, CUkernel kernel) {
 }
 
 CUresult Custom_cuFuncGetAttribute(int* pi, CUfunction_attribute attrib, CUfunction hfunc) {
-  return GetAttribute(info::k_cuFuncGetAttribute, reinterpret_cast<uint64_t>(hfunc), 0, attrib, pi);
+  return GetAttribute(info::k_cuFuncGetAttribute, reinterpret_cast<uint64_t>(hfunc), -1, attrib, pi);
 }
 
 CUresult Custom_cuKernelGetAttribute(int* pi, CUfunction_attribute attrib, CUkernel kernel, CUdevice dev) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "client/custom/kernel_params.h"
 #include "client/session/log.h"
 #include "client/session/session.h"
 #include "proto/codec/operations.gen.h"
@@ -10,37 +11,54 @@
 namespace cuda_remote::client {
 namespace {
 
-// Largest parameter block that CUDA allows.
-constexpr uint64_t kMaxParameterBytes = 32764;
-
 Object* FindLocked(Session& session, uint64_t function) CR_REQUIRES_SHARED(session.mutex()) {
   const Kind kind = KindOf(function);
   if (kind != Kind::kFunction && kind != Kind::kKernel) return nullptr;
   return session.handles().Find(kind, function);
 }
 
+// The key in other_infos of a kernel on a device that its `info` is not of.
+std::string OnDevice(const Object& kernel, int device) {
+  return (kernel.settings ? kernel.settings->text : "") + "on " + std::to_string(device);
+}
+
+// What is known of it on the device, -1: on any. Null: it has to be asked.
+std::shared_ptr<FunctionInfo> KnownLocked(const Object& object, int device) {
+  if (!object.info || device < 0 || object.info->device == device) return object.info;
+  if (!object.other_infos) return nullptr;
+  const auto other = object.other_infos->find(OnDevice(object, device));
+  return other == object.other_infos->end() ? nullptr : other->second;
+}
+
 }  // namespace
+
+void KeepOtherInfo(Object* object, const std::string& key, std::shared_ptr<FunctionInfo> info) {
+  constexpr size_t kMost = 64;
+  if (!object->other_infos)
+    object->other_infos = std::make_unique<std::map<std::string, std::shared_ptr<FunctionInfo>>>();
+  if (object->other_infos->size() > kMost) object->other_infos->clear();
+  (*object->other_infos)[key] = std::move(info);
+}
 
 CUresult FindFunctionInfo(Call& call, uint64_t function, std::shared_ptr<FunctionInfo>* info, int device) {
   Session& session = call.session();
   call.Borrow(function);
   if (call.WithoutContext()) return CUDA_ERROR_INVALID_CONTEXT;
+  const bool any_device = device < 0 || KindOf(function) != Kind::kKernel;
   {
     ReaderLock lock(&session.mutex());
     const Object* object = FindLocked(session, function);
     if (!object) return CUDA_ERROR_INVALID_HANDLE;
-    if (object->info) {
-      *info = object->info;
+    if (const auto known = KnownLocked(*object, any_device ? -1 : device)) {
+      *info = known;
       return CUDA_SUCCESS;
     }
   }
   // A kernel is of no context, but loading it lazily needs one.
   uint64_t context = call.thread().current_context();
-  if (context) {
-    device = std::max(0, session.DeviceOf(context));
-  } else {
-    context = session.SomeContextOn(device);
-  }
+  if (any_device && context) device = session.DeviceOf(context);
+  device = std::max(0, device);
+  if (!context) context = session.SomeContextOn(device);
   wire::OpFunctionInfo_Request request;
   request.function = function;
   request.device = device;
@@ -62,14 +80,19 @@ CUresult FindFunctionInfo(Call& call, uint64_t function, std::shared_ptr<Functio
   }
   fresh->params_bytes = uint32_t(block);
   fresh->attributes.assign(answer.attributes.begin(), answer.attributes.end());
+  fresh->device = device;
   WriterLock lock(&session.mutex());
   Object* object = FindLocked(session, function);
   if (!object) return CUDA_ERROR_INVALID_HANDLE;
+  *info = fresh;
   if (!object->info) {
     object->info = std::move(fresh);
     session.FunctionsChangedLocked();
+  } else if (any_device || object->info->device == device) {
+    *info = object->info;  // another thread was faster
+  } else {
+    KeepOtherInfo(object, OnDevice(*object, device), std::move(fresh));
   }
-  *info = object->info;
   return CUDA_SUCCESS;
 }
 

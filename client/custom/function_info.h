@@ -6,6 +6,7 @@
 #include <cuda.h>
 
 #include <memory>
+#include <string>
 
 #include "client/session/call.h"
 #include "client/session/objects.h"
@@ -13,9 +14,12 @@
 namespace cuda_remote::client {
 
 // The facts of a live CUfunction or CUkernel (the driver takes either in a launch). Asks the server the first time.
-// CUDA_ERROR_INVALID_HANDLE for anything else. Borrows the function's context; a kernel, which has none, is looked at
-// on `device` where the thread has none either.
-CUresult FindFunctionInfo(Call& call, uint64_t function, std::shared_ptr<FunctionInfo>* info, int device = 0);
+// CUDA_ERROR_INVALID_HANDLE for anything else. Borrows the function's context. A kernel is of no context, and has
+// attributes on each device: `device` says whose are wanted, -1 that any will do.
+CUresult FindFunctionInfo(Call& call, uint64_t function, std::shared_ptr<FunctionInfo>* info, int device = -1);
+
+// Keeps the facts of a function or kernel under a key of other_infos; not all for ever. Under the session's lock.
+void KeepOtherInfo(Object* object, const std::string& key, std::shared_ptr<FunctionInfo> info);
 
 // The same for launches, without a lock if this thread has asked before. *info stays good until it asks for another
 // one.

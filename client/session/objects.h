@@ -31,6 +31,7 @@ struct FunctionInfo {
   std::vector<KernelParam> params;
   uint32_t params_bytes = 0;        // size of the parameter block
   std::vector<int32_t> attributes;  // by CUfunction_attribute; kRefused where the driver refuses it
+  int device = 0;                   // of a kernel, which has attributes on each: whose these are
   // A launch of it was waited for and succeeded.
   mutable std::atomic<bool> accepted{false};
 };
@@ -66,9 +67,10 @@ struct Object {
 
   // Function, kernel.
   std::shared_ptr<FunctionInfo> info;
-  std::unique_ptr<std::map<std::string, std::shared_ptr<FunctionInfo>>> other_infos;  // by other settings' text
-  std::unique_ptr<KernelSettings> settings;                                           // kernel
-  uint64_t owner = 0;  // module or library, or the kernel that a function came from
+  // Under other settings, by their text; of a kernel on another device, by OnDevice of the settings' text.
+  std::unique_ptr<std::map<std::string, std::shared_ptr<FunctionInfo>>> other_infos;
+  std::unique_ptr<KernelSettings> settings;  // kernel
+  uint64_t owner = 0;                        // module or library, or the kernel that a function came from
 
   // Library's module, kernel's function: the context that it is for. (Others die with their context.)
   uint64_t context = 0;
