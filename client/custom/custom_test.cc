@@ -312,6 +312,36 @@ TEST_F(CustomTest, PinnedMemoryInACaptureIsNeededByItsGraph) {
   EXPECT_EQ(cuMemFreeHost(pinned), CUDA_SUCCESS);
 }
 
+TEST_F(CustomTest, ListsThatAreLongerOrShorterThanAskedFor) {
+  CUgraph graph = nullptr;
+  ASSERT_EQ(cuGraphCreate(&graph, 0), CUDA_SUCCESS);
+  CUgraphNode nodes[4];
+  const auto ask = [&](uint64_t count, size_t handles) {
+    wire::cuGraphGetNodes_Reply reply;
+    const std::vector<uint64_t> some(handles, 0x1234);
+    reply.nodes = {reinterpret_cast<const char*>(some.data()), some.size() * sizeof(some[0])};
+    reply.numNodes = count;
+    server_->On(kCall_cuGraphGetNodes, FakeServer::Answer(CUDA_SUCCESS, Encoded(reply)));
+    std::fill(nodes, nodes + 4, reinterpret_cast<CUgraphNode>(1));
+    size_t room = 3;
+    const CUresult result = cuGraphGetNodes(graph, nodes, &room);
+    EXPECT_EQ(nodes[3], reinterpret_cast<CUgraphNode>(1)) << "it is not the call's";
+    return result == CUDA_SUCCESS ? int(room) : -int(result);
+  };
+  EXPECT_EQ(ask(2, 2), 2);
+  EXPECT_EQ(nodes[1], reinterpret_cast<CUgraphNode>(0x1234));
+  EXPECT_EQ(nodes[2], nullptr) << "what is offered and not needed";
+  EXPECT_EQ(ask(3, 3), 3);
+  // No server that means well answers so.
+  EXPECT_EQ(ask(4, 4), -int(CUDA_ERROR_UNKNOWN));
+  EXPECT_EQ(ask(2, 4), -int(CUDA_ERROR_UNKNOWN));
+  EXPECT_EQ(cuGraphGetNodes(graph, nodes, nullptr), CUDA_ERROR_INVALID_VALUE);
+  server_->On(kCall_cuGraphGetNodes, FakeServer::Answer());
+  EXPECT_EQ(cuGraphDestroy(graph), CUDA_SUCCESS);
+  size_t room = 3;
+  EXPECT_EQ(cuGraphGetNodes(graph, nodes, &room), CUDA_ERROR_INVALID_VALUE) << "it is gone";
+}
+
 // A module with one kernel, which has one parameter of 4 bytes.
 class OneKernel {
  public:
@@ -450,6 +480,58 @@ TEST_F(CustomTest, ArgumentsThatAreTooLongLoseNoSession) {
   CUfunction function = nullptr;
   EXPECT_EQ(cuModuleGetFunction(&function, one.module(), name.c_str()), CUDA_ERROR_NOT_SUPPORTED);
   EXPECT_EQ(Session::Get()->lost(), CUDA_SUCCESS);
+}
+
+TEST_F(CustomTest, ArgumentsThatAreWrong) {
+  CUdeviceptr memory = 0;
+  size_t bytes = 0;
+  int value = 0;
+  void* host = nullptr;
+  EXPECT_EQ(cuMemAlloc(nullptr, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemAlloc(&memory, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemAllocPitch(&memory, &bytes, 0, 1, 4), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemAllocPitch(&memory, &bytes, 1, 0, 4), CUDA_ERROR_INVALID_VALUE);
+  for (const unsigned element : {0u, 1u, 3u, 32u})
+    EXPECT_EQ(cuMemAllocPitch(&memory, &bytes, 1, 1, element), CUDA_ERROR_INVALID_VALUE) << element;
+  EXPECT_EQ(cuMemHostAlloc(nullptr, 1, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemHostAlloc(&host, 1, 0x80), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemFreeHost(&value), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemFreeHost(nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(cuDeviceGetAttribute(nullptr, CU_DEVICE_ATTRIBUTE_WARP_SIZE, 0), CUDA_ERROR_INVALID_VALUE);
+  for (const int attribute : {-1, 0, 200, 1 << 30})
+    EXPECT_EQ(cuDeviceGetAttribute(&value, CUdevice_attribute(attribute), 0), CUDA_ERROR_INVALID_VALUE) << attribute;
+  for (const int device : {-1, 2})
+    EXPECT_EQ(cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_WARP_SIZE, device), CUDA_ERROR_INVALID_DEVICE);
+  // Copies of nothing, and of nothing that is there.
+  ASSERT_EQ(cuMemAlloc(&memory, 100), CUDA_SUCCESS);
+  Sent();
+  EXPECT_EQ(cuMemcpyHtoD(memory, nullptr, 0), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemcpyDtoH(nullptr, memory, 0), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemcpy(memory, memory, 0), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemcpyHtoD(memory, nullptr, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemcpyDtoH(nullptr, memory, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemcpy(0, memory, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemcpyDtoH(&value, memory, SIZE_MAX), CUDA_ERROR_INVALID_VALUE) << "more than there is";
+  EXPECT_EQ(cuMemcpyHtoD(memory, &value, SIZE_MAX), CUDA_ERROR_INVALID_VALUE);
+  // What is asked about pointers.
+  uint64_t answers[2] = {1, 1};
+  void* data[] = {&answers[0], &answers[1]};
+  CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_RANGE_SIZE, CU_POINTER_ATTRIBUTE_BUFFER_ID};
+  EXPECT_EQ(cuPointerGetAttribute(&answers[0], CUpointer_attribute(0), memory), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuPointerGetAttribute(&answers[0], CUpointer_attribute(1000), memory), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuPointerGetAttribute(nullptr, attributes[0], memory), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuPointerGetAttributes(0, attributes, data, memory), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuPointerGetAttributes(2, attributes, data, memory), CUDA_SUCCESS);
+  EXPECT_EQ(answers[0], 100u);
+  EXPECT_NE(answers[1], 1u);
+  EXPECT_EQ(cuPointerGetAttributes(2, attributes, data, reinterpret_cast<CUdeviceptr>(&value)), CUDA_SUCCESS);
+  EXPECT_EQ(answers[0], 0u) << "ordinary memory: zeros";
+  data[1] = nullptr;
+  EXPECT_EQ(cuPointerGetAttributes(2, attributes, data, memory), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(Sent(), Calls()) << "all of this is known here";
+  EXPECT_EQ(cuMemFree(memory + 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemFree(0), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemFree(memory), CUDA_SUCCESS);
 }
 
 TEST_F(CustomTest, UnsupportedCallsSaySo) {
