@@ -78,8 +78,18 @@ CUresult CheckSides(CUmemorytype from, const void* from_host, CUmemorytype to, c
   return missing ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
+// Rows that overlap. The driver refuses them, but it does not see those of host memory, which travel packed.
+template <typename Copy>
+bool RowsOverlap(const Copy& copy) {
+  const auto overlap = [&copy](CUmemorytype type, size_t pitch) {
+    return type == CU_MEMORYTYPE_HOST && copy.Height > 1 && pitch != 0 && pitch < copy.WidthInBytes;
+  };
+  return overlap(copy.srcMemoryType, copy.srcPitch) || overlap(copy.dstMemoryType, copy.dstPitch);
+}
+
 template <typename Copy>
 CUresult Check(Session& session, const Copy& copy) {
+  if (RowsOverlap(copy)) return CUDA_ERROR_INVALID_VALUE;
   if (copy.srcMemoryType == CU_MEMORYTYPE_DEVICE && LeavesAllocation(session, copy.srcDevice, copy.WidthInBytes)) {
     return CUDA_ERROR_INVALID_VALUE;
   }

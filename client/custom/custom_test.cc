@@ -513,6 +513,20 @@ TEST_F(CustomTest, ArgumentsThatAreWrong) {
   EXPECT_EQ(cuMemcpy(0, memory, 1), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cuMemcpyDtoH(&value, memory, SIZE_MAX), CUDA_ERROR_INVALID_VALUE) << "more than there is";
   EXPECT_EQ(cuMemcpyHtoD(memory, &value, SIZE_MAX), CUDA_ERROR_INVALID_VALUE);
+  CUDA_MEMCPY2D rows{};
+  rows.srcMemoryType = CU_MEMORYTYPE_HOST;
+  rows.srcHost = &value;
+  rows.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  rows.dstDevice = memory;
+  rows.WidthInBytes = 2;
+  rows.Height = 2;
+  rows.srcPitch = 1;
+  EXPECT_EQ(cuMemcpy2D(&rows), CUDA_ERROR_INVALID_VALUE) << "rows that overlap";
+  rows.dstDevice = 0;
+  rows.dstMemoryType = CU_MEMORYTYPE_ARRAY;
+  rows.srcPitch = 2;
+  EXPECT_EQ(cuMemcpy2D(&rows), CUDA_ERROR_INVALID_VALUE) << "no array";
+  EXPECT_EQ(cuMemcpy2D(nullptr), CUDA_ERROR_INVALID_VALUE);
   // What is asked about pointers.
   uint64_t answers[2] = {1, 1};
   void* data[] = {&answers[0], &answers[1]};
