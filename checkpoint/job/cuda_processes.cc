@@ -56,11 +56,6 @@ bool DescendsFrom(int pid, int ancestor) {
   return false;
 }
 
-bool HasVariable(const std::string& environment, const std::string& variable) {
-  return environment.compare(0, variable.size() + 1, variable + '\0') == 0 ||
-         environment.find('\0' + variable + '\0') != std::string::npos;
-}
-
 // The value of a variable; empty if there is none.
 std::string VariableOf(const std::string& environment, const std::string& name) {
   for (size_t at = 0; at < environment.size(); at = environment.find('\0', at) + 1) {
@@ -69,6 +64,18 @@ std::string VariableOf(const std::string& environment, const std::string& name) 
     if (environment.find('\0', at) == std::string::npos) break;
   }
   return {};
+}
+
+// Whether a process with these variables is of the job in this folder, where nothing else tells.
+bool NamesJob(const std::string& environment, const std::string& directory) {
+  if (directory.empty()) return false;
+  const std::string folder = VariableOf(environment, kFolderVariable);
+  if (!folder.empty()) return folder == directory;
+  // One that was made anew has this alone (client/preload).
+  const std::string library = directory + "/lib/" + kPreloadedLibrary;
+  std::string all = ":" + VariableOf(environment, "LD_PRELOAD") + ":";
+  std::replace(all.begin(), all.end(), ' ', ':');
+  return all.find(":" + library + ":") != std::string::npos;
 }
 
 bool IsOurs(const std::string& process) {
@@ -108,7 +115,6 @@ std::vector<CudaProcess> FindCudaProcesses(const Job& job, const std::string& di
   std::vector<CudaProcess> found;
   const uint64_t own = PidNamespace(getpid());
   const bool isolated = job.init_pid() > 0 && job.pid_namespace() != own;
-  const std::string variable = std::string(kFolderVariable) + "=";
   DIR* const proc = isolated && !JobIsAlive(job) ? nullptr : opendir("/proc");
   if (!proc) return found;
   while (const dirent* const entry = readdir(proc)) {
@@ -123,8 +129,7 @@ std::vector<CudaProcess> FindCudaProcesses(const Job& job, const std::string& di
       of_job = space == job.pid_namespace() || (space != own && DescendsFrom(pid, job.init_pid()));
     } else {
       const std::string environment = ReadAll(process + "/environ");
-      of_job = HasVariable(environment, variable + directory) ||
-               (!job.directory().empty() && HasVariable(environment, variable + job.directory()));
+      of_job = NamesJob(environment, directory) || NamesJob(environment, job.directory());
     }
     if (!of_job || !IsRunning(pid) || IsOurs(process)) continue;
     const int inner = InnerPid(pid);

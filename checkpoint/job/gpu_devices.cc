@@ -61,7 +61,10 @@ std::string DeviceOf(int pid) {
 
 std::vector<DeviceUser> DeviceUsersOf(const Job& job) {
   std::vector<DeviceUser> users;
-  for (int pid : ProcessesOf(job)) {
+  std::vector<int> pids = ProcessesOf(job);
+  const std::vector<int> outlived = OutlivedProcessesOf(job);
+  pids.insert(pids.end(), outlived.begin(), outlived.end());
+  for (int pid : pids) {
     const std::string device = DeviceOf(pid);
     if (!device.empty()) users.push_back({pid, NameOf(pid), device});
   }

@@ -20,6 +20,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <set>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -34,8 +35,15 @@ namespace {
 
 // From the program's folder: an installation with everything in one folder or with bin, lib and libexec, and Bazel's
 // tree.
-constexpr const char* kPlaces[] = {"",    "../lib/",   "../bin/",  "../libexec/",
-                                   "../", "../relay/", "../nvml/", "../../server/supervisor/"};
+constexpr const char* kPlaces[] = {
+    "", "../lib/", "../bin/", "../libexec/", "../", "../relay/", "../nvml/", "../preload/", "../../server/supervisor/"};
+
+// Our libraries by the names that programs look for. Some (Numba) look for those without a version first.
+constexpr std::pair<const char*, const char*> kLinks[] = {{kJobLibraries[0], "libcuda.so.1"},
+                                                          {kJobLibraries[0], "libcuda.so"},
+                                                          {kJobLibraries[1], "libnvidia-ml.so.1"},
+                                                          {kJobLibraries[1], "libnvidia-ml.so"},
+                                                          {kJobLibraries[2], kJobLibraries[2]}};
 
 // Of files that the job's processes read. The folder is closed to other users, but not to the job's.
 constexpr mode_t kForProcesses = 0644;
@@ -287,31 +295,25 @@ bool IsInUse(const std::string& directory) {
   return !free;
 }
 
+std::string KeptLibrary(const std::string& directory, const std::string& library) {
+  return directory + "/lib/" + library + ".kept";
+}
+
 bool LinkLibrary(const std::string& directory, std::string* library_folder, std::string* error) {
-  const std::string library = FindCompanion("libcuda-remote.so");
-  if (library.empty()) {
-    *error = "libcuda-remote.so is not beside cr-run: the installation is incomplete";
-    return false;
-  }
   *library_folder = directory + "/lib";
-  const std::string link = *library_folder + "/libcuda.so.1";
   if (mkdir(library_folder->c_str(), 0700) != 0 && errno != EEXIST) {
     *error = "cannot make the folder " + *library_folder + ": " + strerror(errno);
     return false;
   }
-  const std::string nvml = FindCompanion("libcuda-remote-nvml.so");
-  if (nvml.empty()) {
-    *error = "libcuda-remote-nvml.so is not beside cr-run: the installation is incomplete";
-    return false;
-  }
-  const std::string nvml_link = *library_folder + "/libnvidia-ml.so.1";
-  // Some programs (Numba) look for the names without a version first.
-  const std::string plain = *library_folder + "/libcuda.so", nvml_plain = *library_folder + "/libnvidia-ml.so";
-  for (const auto& [target, name] :
-       {std::pair(library, link), std::pair(library, plain), std::pair(nvml, nvml_link), std::pair(nvml, nvml_plain)}) {
-    unlink(name.c_str());
-    if (symlink(target.c_str(), name.c_str()) == 0) continue;
-    *error = "cannot make the link " + name + ": " + strerror(errno);
+  for (const auto& [library, name] : kLinks) {
+    const std::string target = FindCompanion(library), link = *library_folder + "/" + name;
+    if (target.empty()) {
+      *error = std::string(library) + " is not beside cr-run: the installation is incomplete";
+      return false;
+    }
+    unlink(link.c_str());
+    if (symlink(target.c_str(), link.c_str()) == 0) continue;
+    *error = "cannot make the link " + link + ": " + strerror(errno);
     return false;
   }
   return true;
@@ -594,12 +596,12 @@ void RemoveSockets(const std::string& directory) {
 }  // namespace
 
 void RemoveJobFolder(const std::string& directory) {
-  for (const char* name :
-       {"/lib/libcuda.so.1", "/lib/libcuda.so", "/lib/libnvidia-ml.so.1", "/lib/libnvidia-ml.so", "/lib/job",
-        "/lib/ld.so.cache", "/lib/libcuda-remote.so.kept", "/lib/libcuda-remote-nvml.so.kept", "/gpu-server",
-        "/sharing-scope", "/connect.lock", "/tool.lock", "/job.json", "/stopped", "/holder.sock"}) {
+  for (const char* name : {"/lib/job", "/lib/ld.so.cache", "/gpu-server", "/sharing-scope", "/connect.lock",
+                           "/tool.lock", "/job.json", "/stopped", "/holder.sock"}) {
     unlink((directory + name).c_str());
   }
+  for (const auto& [library, name] : kLinks) unlink((directory + "/lib/" + name).c_str());
+  for (const char* library : kJobLibraries) unlink(KeptLibrary(directory, library).c_str());
   RemoveSockets(directory);
   struct stat facts;
   if (const std::string own = SocketFolder(directory); own != directory && stat(own.c_str(), &facts) == 0) {
@@ -640,34 +642,65 @@ uint64_t PidNamespace(int pid) {
   return stat(("/proc/" + std::to_string(pid) + "/ns/pid").c_str(), &facts) == 0 ? facts.st_ino : 0;
 }
 
-std::vector<int> ProcessesOf(const Job& job) {
+namespace {
+
+// Every process of this machine with its parent.
+std::map<int, int> AllParents() {
   std::map<int, int> parents;
-  std::vector<int> pids;
-  const bool isolated = job.init_pid() > 0;
-  if (isolated && !JobIsAlive(job)) return pids;
   DIR* const list = opendir("/proc");
-  if (!list) return pids;
-  while (const dirent* const entry = readdir(list)) {
+  while (const dirent* const entry = list ? readdir(list) : nullptr) {
     const int pid = atoi(entry->d_name);
     if (pid <= 0) continue;
-    if (isolated) {
-      if (pid != job.init_pid() && PidNamespace(pid) == job.pid_namespace()) pids.push_back(pid);
-      continue;
-    }
     if (const int parent = ParentOf(pid); parent > 0) parents[pid] = parent;
   }
-  closedir(list);
-  // The kernel gives a namespace's number to another one as soon as the job has ended.
-  if (isolated && !JobIsAlive(job)) pids.clear();
+  if (list) closedir(list);
+  return parents;
+}
+
+// `tops`, and what descends from them.
+std::vector<int> Trees(const std::map<int, int>& parents, const std::set<int>& tops) {
+  std::vector<int> pids;
   for (const auto& [pid, parent] : parents) {
     int above = pid;
-    for (size_t steps = 0; above > 1 && above != job.pid() && steps < parents.size(); ++steps) {
+    for (size_t steps = 0; above > 1 && !tops.count(above) && steps < parents.size(); ++steps) {
       const auto found = parents.find(above);
       above = found == parents.end() ? 0 : found->second;
     }
-    if (above == job.pid() && above > 0) pids.push_back(pid);
+    if (tops.count(above) && above > 0) pids.push_back(pid);
   }
   return pids;
+}
+
+}  // namespace
+
+std::vector<int> ProcessesOf(const Job& job) {
+  std::vector<int> pids;
+  if (job.init_pid() <= 0) return Trees(AllParents(), {job.pid()});
+  if (!JobIsAlive(job)) return pids;
+  DIR* const list = opendir("/proc");
+  while (const dirent* const entry = list ? readdir(list) : nullptr) {
+    const int pid = atoi(entry->d_name);
+    if (pid > 0 && pid != job.init_pid() && PidNamespace(pid) == job.pid_namespace()) pids.push_back(pid);
+  }
+  if (list) closedir(list);
+  // The kernel gives a namespace's number to another one as soon as the job has ended.
+  if (!JobIsAlive(job)) pids.clear();
+  return pids;
+}
+
+std::vector<int> OutlivedProcessesOf(const Job& job) {
+  if (job.init_pid() > 0 || job.runner_pid() <= 0) return {};
+  const std::map<int, int> parents = AllParents();
+  std::set<int> outlived;
+  for (const auto& [pid, parent] : parents) {
+    if (parent != job.runner_pid() || pid == job.pid() || !IsRunning(pid)) continue;
+    char program[4096];
+    const ssize_t length = readlink(("/proc/" + std::to_string(pid) + "/exe").c_str(), program, sizeof(program));
+    const std::string path(program, size_t(std::max<ssize_t>(length, 0)));
+    // Its own server or relay, or a part of itself.
+    if (path.compare(path.rfind('/') + 1, 3, "cr-") != 0) outlived.insert(pid);
+  }
+  return Trees(parents, outlived);
 }
 
 int InnerPid(int pid) {

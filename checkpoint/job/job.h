@@ -6,8 +6,9 @@
 //                     relay*.sock and server/; the rest is root's, and this user may read what its processes need. Of a
 //                     user's own job that root's tools can save: the same, as that job is to find it after a restart
 //     job.json        Job (job.proto)
-//     lib/            libcuda.so.1 and libnvidia-ml.so.1, links to the client library and to our NVML; job and
-//                     ld.so.cache, for processes with another environment (stand_ins.h)
+//     lib/            libcuda.so.1 and libnvidia-ml.so.1, links to the client library and to our NVML; job, ld.so.cache
+//                     (stand_ins.h) and libcuda-remote-preload.so (client/preload), for processes with another
+//                     environment
 //     gpu-server      which server the job uses now (proto/folder/this_job.h)
 //                     and in which scope its sessions share, once it was restarted or moved
 //     sharing-scope   that scope, for older client libraries
@@ -27,6 +28,7 @@
 
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/job.pb.h"
+#include "proto/folder/this_job.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -70,8 +72,14 @@ bool OpenToUser(const std::string& directory, const std::string& seen_as, const 
 // Makes the folder of sockets in this user's own job folder, where they stay if root restarts the job.
 bool MakeSocketFolder(const std::string& directory, std::string* error);
 
-// Puts lib/libcuda.so.1 and lib/libnvidia-ml.so.1 there, pointing at the libraries beside this program.
-// *library_folder: the folder lib.
+// The libraries of ours that the job's processes load: the client library, our NVML, and the preloaded one.
+inline constexpr const char* kJobLibraries[] = {"libcuda-remote.so", "libcuda-remote-nvml.so", kPreloadedLibrary};
+
+// Where the processes of a restarted job find one of these that the image has a copy of.
+std::string KeptLibrary(const std::string& directory, const std::string& library);
+
+// Puts links to these libraries, which are beside this program, into the folder lib, by the names that programs look
+// for. *library_folder: that folder.
 bool LinkLibrary(const std::string& directory, std::string* library_folder, std::string* error);
 
 // Writes for the job's processes which server they use from now on, and makes the lock for connecting to it. `address`:
@@ -163,6 +171,10 @@ std::vector<std::string> RemoveStaleJobs();
 // The processes of the job, as this machine numbers them: those of its namespace but its init, else the program and
 // what descends from it.
 std::vector<int> ProcessesOf(const Job& job);
+
+// Of a job without an init process: those whose parents have ended, so that they are children of its cr-run or
+// cr-restart now, and what descends from them.
+std::vector<int> OutlivedProcessesOf(const Job& job);
 
 // Removes what the tools put into the folder, and the folder if nothing else is in it.
 void RemoveJobFolder(const std::string& directory);

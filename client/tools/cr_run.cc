@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -54,10 +55,11 @@ Examples:
   cr-run --address 10.9.0.50 -- ./program     as root, or as cr-hostd allows: its connections move with the job
   cr-run --name train -- ./program &          then: cr-checkpoint train DIR, cr-migrate train --to gpu8:7070
 
-The program finds the GPU through LD_LIBRARY_PATH, as libcuda.so.1. If this user may create mounts, the library also
-replaces the machine's libcuda.so.1, for programs that change LD_LIBRARY_PATH. Signals go to the program. As root, it
-runs in PID and IPC namespaces of its own, which cr-checkpoint needs, and has a terminal of its own if this one is a
-terminal. TLS: CUDA_REMOTE_TLS_CERT, CUDA_REMOTE_TLS_KEY, CUDA_REMOTE_TLS_CA.
+The program finds the GPU through LD_LIBRARY_PATH, as libcuda.so.1. For programs that change LD_LIBRARY_PATH, the
+library also replaces the machine's libcuda.so.1, if this user may create mounts; if not, a library in LD_PRELOAD puts
+the variables back. Signals go to the program. As root, it runs in PID and IPC namespaces of its own, which
+cr-checkpoint needs, and has a terminal of its own if this one is a terminal. TLS: CUDA_REMOTE_TLS_CERT,
+CUDA_REMOTE_TLS_KEY, CUDA_REMOTE_TLS_CA.
 
 Exit codes: the program's own; 128 + N if signal N ended it; 121 stopped by cr-checkpoint --stop; 125 cr-run failed;
 126 the program cannot be executed; 127 it was not found.
@@ -86,6 +88,37 @@ void SetVariable(std::vector<std::string>* environment, const std::string& name,
     return;
   }
   environment->push_back(name + "=" + value);
+}
+
+// Puts `library` (empty: none) at the end of LD_PRELOAD, in the place of another job's.
+void SetPreloaded(std::vector<std::string>* environment, const std::string& library) {
+  constexpr char kName[] = "LD_PRELOAD=";
+  const std::string of_jobs = std::string("/") + kPreloadedLibrary;
+  std::string all;
+  const auto add = [&all](const std::string& path) { all += (all.empty() ? "" : ":") + path; };
+  for (auto at = environment->begin(); at != environment->end();) {
+    if (at->compare(0, strlen(kName), kName) != 0) {
+      ++at;
+      continue;
+    }
+    std::string paths = at->substr(strlen(kName));
+    std::replace(paths.begin(), paths.end(), ' ', ':');
+    std::istringstream list(paths);
+    for (std::string path; std::getline(list, path, ':');) {
+      const bool other =
+          path.size() >= of_jobs.size() && path.compare(path.size() - of_jobs.size(), of_jobs.size(), of_jobs) == 0;
+      if (!path.empty() && !other) add(path);
+    }
+    at = environment->erase(at);
+  }
+  if (library.find_first_of(": ") != std::string::npos) {
+    Say(kTool, "LD_PRELOAD cannot name " + library +
+                   ", because of the space or colon in it; programs that get another environment do not find the GPU. "
+                   "Choose another folder with --job-dir");
+  } else if (!library.empty()) {
+    add(library);
+  }
+  if (!all.empty()) environment->push_back(kName + all);
 }
 
 // What a program finds of its user in its environment; what is said of the caller's folders does not hold.
@@ -134,8 +167,9 @@ int Main(int argc, char** argv) {
       "or an Ethernet interface (default: the one in whose network ADDRESS is)");
   app.add_flag(
       "--plain", plain,
-      "no namespaces: a program that sets LD_LIBRARY_PATH anew does not find the library. A job of root's cannot be "
-      "checkpointed then; that of an ordinary user can be, by root");
+      "no namespaces: a static program that changes LD_LIBRARY_PATH or LD_PRELOAD, and one with an RPATH to another "
+      "libcuda.so.1, do not get the library. A job of root's cannot be checkpointed then; that of an ordinary user can "
+      "be, by root");
   app.add_flag(
       "--io-uring", io_uring,
       "programs may use io_uring; a job that does cannot be checkpointed (default: they find none, and most do "
@@ -297,8 +331,10 @@ int Main(int argc, char** argv) {
   if (is_root && plain && plan.own_processes) job.set_no_checkpoint("it was started with --plain");
   if (!is_root && own_mounts) job.set_no_checkpoint(kInUserNamespace);
   job.set_users_own(users_own);
-  if (own_mounts && !PlanStandIns(directory, &job, &plan.mounts, &error))
-    Say(kTool, error + "; programs with an environment of their own may use this machine's own GPU");
+  const std::string preloaded = library_folder + "/" + kPreloadedLibrary;
+  const bool stands_in = own_mounts && PlanStandIns(directory, &job, &plan.mounts, &error);
+  if (own_mounts && !stands_in) Say(kTool, error + "; some programs may use this machine's own GPU");
+  SetPreloaded(&plan.environment, stands_in ? "" : preloaded);
   bool started = false;
   std::unique_ptr<JobTerminal> terminal;
   outputs.Show();
@@ -324,10 +360,11 @@ int Main(int argc, char** argv) {
       plan.terminal = -1;
       plan.mounts.clear();
       job.clear_stand_ins();
+      SetPreloaded(&plan.environment, preloaded);
     }
   }
   // What outlives its parent is this process's child then, and a checkpoint sees it.
-  if (users_own) prctl(PR_SET_CHILD_SUBREAPER, 1);
+  if (!isolate) prctl(PR_SET_CHILD_SUBREAPER, 1);
   if (!isolate) started = StartPlain(plan, &isolated.pid, &error, &code);
   outputs.Hide();
   if (!started) {

@@ -2,6 +2,7 @@
 #include "proto/folder/this_job.h"
 
 #include <ctype.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -39,6 +40,13 @@ std::string OfUser() {
   return usual ? runtime + "/cuda-remote/job" : "/tmp/cuda-remote-" + user + "/job";
 }
 
+// The folder that the preloaded library is in; empty if there is none.
+std::string OfPreloaded() {
+  const auto path = reinterpret_cast<const char* (*)()>(dlsym(RTLD_DEFAULT, kPreloadedLibraryPath));
+  const std::string library = path && path() ? path() : "";
+  return library.substr(0, library.rfind('/') + 1);
+}
+
 }  // namespace
 
 std::string JobMountPoint() {
@@ -49,9 +57,9 @@ std::string JobMountPoint() {
 }
 
 bool FindThisJob(std::string* directory, std::string* name) {
-  for (const std::string& place : {std::string(kOfRoot), OfUser()}) {
+  for (const std::string& place : {OfPreloaded(), std::string(kOfRoot), OfUser()}) {
     std::string ignored, text;
-    const int fd = OpenTrustedFile(place + "/job", &ignored);
+    const int fd = place.empty() ? -1 : OpenTrustedFile(place + "/job", &ignored);
     if (fd < 0 || !ReadText(fd, &text)) continue;
     size_t at = 0;
     *directory = NextLine(text, &at);

@@ -6,6 +6,8 @@
 // libraries, and the file "job", two lines with the job's folder and its name. Which server the job uses stands in the
 // job's folder (gpu-server). Outside of jobs that place is an empty folder, or is not there.
 //
+// In other jobs cr-run preloads a library from the folder "lib" (client/preload), which says where that is.
+//
 // Part of the client library: libc only. Any thread.
 #ifndef CUDA_REMOTE_PROTO_FOLDER_THIS_JOB_H_
 #define CUDA_REMOTE_PROTO_FOLDER_THIS_JOB_H_
@@ -18,7 +20,13 @@ namespace cuda_remote {
 // processes of a job of root's may be other users'.
 std::string JobMountPoint();
 
-// The job that this process belongs to by what it sees at a mount point. False if there is none.
+// A library of cr-run's in the folder "lib" of the job's folder, which programs of jobs without mounts have in
+// LD_PRELOAD; and the function in it that returns its path, without arguments, as a const char* that may be null.
+inline constexpr char kPreloadedLibrary[] = "libcuda-remote-preload.so";
+inline constexpr char kPreloadedLibraryPath[] = "cuda_remote_preloaded";
+
+// The job that this process belongs to by its preloaded library, or by what it sees at a mount point. False if there is
+// none.
 bool FindThisJob(std::string* directory, std::string* name);
 
 // Where processes of the job in `directory` put their sockets: its folder "user", which is the job's user's, if root

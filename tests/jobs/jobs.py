@@ -283,6 +283,89 @@ def machine_driver(context):
     same("afterwards", context.run(context.on_machine_with_driver([loader, "libcuda.so.1"]), expect=77).stdout, "MACHINE DRIVER\n")
 
 
+# A program without the dynamic loader that gives what it starts an empty environment, as BusyBox's env -i does.
+STATIC_LAUNCHER = """
+#include <unistd.h>
+int main(int count, char** words) {
+  char* none[] = {0};
+  execve(words[1], words + 1, none);
+  return 9;
+}
+"""
+
+
+@case
+def plain(context):
+    """Without mounts (--plain), for root and for a user: programs whose environment is made anew find the library and the job."""
+    want = context.expected()
+    run = [context.tool("cr-run"), "--plain", "--"]
+    for name, script in starts(context):
+        same(name, context.run(run + [script]).stdout, want)
+
+    # cr-run finds the job it is in, and what belongs to another job is that one's alone.
+    nested = 'echo "$LD_PRELOAD"'
+    inside = context.script("inside", f"{nested}\nenv -i {context.tool('cr-run')} -- bash -c '{nested}'\n")
+    lines = context.run(run + [inside]).stdout.splitlines()
+    same("cr-run in the job", len(set(lines)), 1)
+    for plain_too in ([], ["--plain"]):
+        other = context.path("other" + "-plain" * len(plain_too))
+        shows = context.script("shows", 'echo "$LD_PRELOAD ${LD_LIBRARY_PATH%%:*}"\n')
+        inner = [context.tool("cr-run"), "--job-dir", other, *plain_too, "--", "env", "-i", shows]
+        outer = [context.tool("cr-run"), "--job-dir", context.path("outer"), "--plain", "--"]
+        library = f"{other}/lib/libcuda-remote-preload.so {other}/lib\n"
+        same(f"another job {plain_too}", context.run(outer + inner).stdout, library if plain_too else " \n")
+
+    home = context.folder("home")
+    os.chown(home, USER, USER)
+    run = [context.tool("cr-run"), "--job-dir", home + "/job", "--plain", "--"]
+    for name, script in starts(context):
+        if not name.startswith("su"):
+            same(f"{name}, as a user", context.run(run + [script], user=USER).stdout, want)
+
+    # A folder that LD_PRELOAD cannot name.
+    spaced = context.run([context.tool("cr-run"), "--job-dir", context.path("a b"), "--plain", "--", context.program, "--steps", "20"])
+    same("a space in the job's folder", spaced.stdout, want)
+    if "--job-dir" not in spaced.stderr or "ERROR" in spaced.stderr:
+        raise Failure(f"the message does not help: {spaced.stderr}")
+
+
+@case
+def plain_machine_driver(context):
+    """The same where the machine has a driver: by the loader's cache, by path, and by ldconfig -p; and what does find it."""
+    want = context.expected()
+    run = [context.tool("cr-run"), "--plain", "--"]
+    here = lambda command, **more: context.run(context.on_machine_with_driver(command), **more).stdout
+    for name, script in starts(context):
+        same(name, here(run + [script]), want)
+    loader = context.compile("loader", LOADER, "-ldl")
+    for path in ("/usr/local/lib/libcuda.so.1", "/usr/local/lib/libcuda.so.580.1", "/usr/local/lib/libcuda.so", "libcuda.so.1",
+                 "libcuda.so", "/usr/local/lib/libnvidia-ml.so.1", "libnvidia-ml.so.1"):  # fmt: skip
+        for clean in ([], ["env", "-i"]):
+            same(f"{clean} {path}", here(run + clean + [loader, path]), "result 0\n")
+    script = context.script(
+        "ask-ldconfig",
+        f"folder=$(dirname $(/sbin/ldconfig -p | grep 'libcuda.so.1 ' | head -1 | sed 's/.*=> //'))\n"
+        f"exec env -i {loader} $folder/libcuda.so.1\n",
+    )
+    same("ldconfig -p", here(run + [script]), "result 0\n")
+    os.makedirs(context.path("env/bin"))
+    os.makedirs(context.path("env/lib"))
+    shutil.copy(context.path("libmachine.so"), context.path("env/lib/libcuda.so.1"))
+    library = f"{context.path('env/lib')}/libcuda.so.1"
+    runpath = context.compile("env/bin/runpath", LINKED, library, "-Wl,--enable-new-dtags,-rpath,$ORIGIN/../lib")
+    same("RUNPATH, natively", here([runpath], expect=77), "MACHINE DRIVER\n")
+    same("RUNPATH", here(run + ["env", "-i", runpath]), "result 0\n")
+
+    # What docs/tools.md says that it does not reach.
+    rpath = context.compile("env/bin/rpath", LINKED, library, "-Wl,--disable-new-dtags,-rpath,$ORIGIN/../lib")
+    same("RPATH", here(run + [rpath], expect=77), "MACHINE DRIVER\n")
+    preload = f"LD_PRELOAD=$CUDA_REMOTE_JOB_DIR/lib/libcuda.so.1 exec {rpath}"
+    same("RPATH, with the library preloaded", here(run + ["bash", "-c", preload]), "result 0\n")
+    static = context.compile("static-launcher", STATIC_LAUNCHER, "-static")
+    same("a static program", here(run + [static, context.program], expect=77), "MACHINE DRIVER\n")
+    same("afterwards", here([loader, "libcuda.so.1"], expect=77), "MACHINE DRIVER\n")
+
+
 # Waits for a byte on a pipe by an io_uring if there is one, else by poll, as libuv and others choose; runs its arguments as
 # a program; and waits again, by what it had chosen at first.
 WAITER = """
@@ -514,26 +597,30 @@ def upgraded(context):
     def upgrade(time):
         listed = json.loads(context.run([context.tool("cr-inspect"), "--json", image]).stdout)["needs"]
         kept = [file for file in listed["files"] if file["kept"]]
-        if [file["kept"] for file in kept] != ["client/kept/libcuda-remote.so"] or not kept[0]["build_id"]:
-            raise Failure(f"the image has no copy of the client library: {listed}")
+        kept.sort(key=lambda file: file["kept"])
+        names = ["libcuda-remote-preload.so", "libcuda-remote.so"]
+        if [file["kept"] for file in kept] != ["client/kept/" + name for name in names] or not all(file["build_id"] for file in kept):
+            raise Failure(f"the image has no copy of the client library, or of the preloaded one: {listed}")
         libc = [file for file in listed["files"] if os.path.basename(file["path"]) == "libc.so.6"]
         if len(libc) != 1 or not libc[0]["build_id"] or not listed["kernel"] or not listed["engine_version"]:
             raise Failure(f"the image does not say what it needs: {listed}")
         if time == 1:
             # As a package manager does it: another file under the same name.
-            for name in ("libcuda-remote.so", "libcuda-remote-nvml.so"):
+            for name in ("libcuda-remote.so", "libcuda-remote-nvml.so", "libcuda-remote-preload.so"):
                 path = context.tool(name)
                 shutil.copy(path, path + ".new")
                 with open(path + ".new", "ab") as f:
                     f.write(b"another version")
                 os.rename(path + ".new", path)
-            same("the path in the first image", kept[0]["path"], old)
+            same("the path in the first image", kept[1]["path"], old)
         else:
             os.rename(context.product, context.product + "-2")
             context.product += "-2"
             context.variables["CUDA_REMOTE_DRIVER"] = context.tool("libsoftgpu.so")
 
-    command = f"CR_TEST_SYNC_FILE={sync} CR_TEST_PAUSE_AT=5,12 {program} --steps 30"
+    # As a program of a user's own job has it.
+    preload = "LD_PRELOAD=$CUDA_REMOTE_JOB_DIR/lib/libcuda-remote-preload.so"
+    command = f"{preload} CR_TEST_SYNC_FILE={sync} CR_TEST_PAUSE_AT=5,12 {program} --steps 30"
     saved_and_restarted(context, "upgraded", command, between=upgrade)
 
 
@@ -872,10 +959,8 @@ wait(go + ".end")
 """
 
 
-@case
-def machine_gpu(context):
-    """A process that opens NVIDIA's devices is reported on stderr and by cr-ps, and keeps the job from being saved."""
-    # A device of that name that can be opened anywhere, in a /dev of the test's own.
+def in_dev_with_gpu(context):
+    """What to put before a command that is to find a device /dev/nvidia0, which can be opened anywhere, in a /dev of its own."""
     dev = context.script(
         "dev",
         """set -e
@@ -890,7 +975,12 @@ rmdir $new
 exec "$@"
 """,
     )
-    wrap = ["unshare", "--mount", "--propagation", "private", dev]
+    return ["unshare", "--mount", "--propagation", "private", dev]
+
+
+@case
+def machine_gpu(context):
+    """A process that opens NVIDIA's devices is reported on stderr and by cr-ps, and keeps the job from being saved."""
     server = context.start("server", [context.tool("cr-server"), "--dir", context.folder("server"), "--workers", "0"])
     address = "unix:" + context.path("server/session.sock")
     harness.wait_for(lambda: harness.connects(context.path("server/session.sock")), LIMIT, server.describe)
@@ -898,8 +988,8 @@ exec "$@"
     script = context.path("opens.py")
     with open(script, "w") as f:
         f.write(OPENS)
-    command = [PYTHON, script, go]
-    child = context.start("job", wrap + [context.tool("cr-run"), "--server", address, "--name", "own", "--"] + command)
+    run = in_dev_with_gpu(context) + [context.tool("cr-run"), "--server", address, "--name", "own", "--"]
+    child = context.start("job", run + [PYTHON, script, go])
     exists = lambda path: lambda: os.path.exists(path)
     harness.wait_for(exists(go + ".started"), LIMIT, child.describe)
     harness.wait_for(exists(job + "/job.json"), LIMIT, child.describe)
@@ -922,6 +1012,32 @@ exec "$@"
     child.expect_success(LIMIT)
     if child.stderr().count("/dev/nvidia0") != 1:
         raise Failure(f"reported more than once: {child.stderr()}")
+
+
+@case
+def machine_gpu_plain(context):
+    """The same in a user's job without namespaces, of a process that has outlived its parent."""
+    home = context.folder("home")
+    os.chown(home, USER, USER)
+    go, job = home + "/go", home + "/job"
+    script = context.path("opens.py")
+    with open(script, "w") as f:
+        f.write(OPENS)
+    os.chmod(script, 0o644)
+    program = context.script("leaves", f"({PYTHON} {script} {go} &)\nuntil [[ -e {go}.end ]]; do sleep 0.05; done\n")
+    user = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
+    run = [context.tool("cr-run"), "--job-dir", job, "--plain", "--server", "unix:" + home + "/none.sock", "--", program]
+    child = context.start("job", in_dev_with_gpu(context) + user + run)
+    exists = lambda path: lambda: os.path.exists(path)
+    harness.wait_for(exists(go + ".started"), LIMIT, child.describe)
+    harness.wait_for(exists(job + "/job.json"), LIMIT, child.describe)
+    open(go, "w").close()
+    harness.wait_for(lambda: "/dev/nvidia0" in child.stderr(), LIMIT, lambda: f"not reported: {child.describe()}")
+    refused = context.run([context.tool("cr-checkpoint"), job, context.path("image")], expect=1)
+    if "/dev/nvidia0" not in refused.stderr:
+        raise Failure(f"cr-checkpoint does not say why: {refused.stderr}")
+    open(go + ".end", "w").close()
+    child.expect_success(LIMIT)
 
 
 class Terminal:

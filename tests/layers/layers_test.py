@@ -65,6 +65,7 @@ IN_LIBRARY = (
     "client/custom",
     "client/entry",
     "client/nvml",
+    "client/preload",
     "client/trace",
 )
 HEAVY = re.compile(r"^(absl|grpc|grpcpp|google/protobuf|spdlog|fmt|CLI)/|\.pb\.h$")

@@ -25,7 +25,7 @@ TOOLS = (
     "cr-run", "cr-server", "cr-worker", "cr-nvml", "cr-relay", "cr-checkpoint", "cr-restart", "cr-migrate", "cr-inspect", "cr-ps",
     "cr-trace", "cr-sbatch", "cr-slurm-run", "cr-srun",
 )  # fmt: skip
-LIBRARIES = ("libcuda-remote.so", "libcuda-remote-nvml.so", "libsoftgpu.so")
+LIBRARIES = ("libcuda-remote.so", "libcuda-remote-nvml.so", "libcuda-remote-preload.so", "libsoftgpu.so")
 
 
 class Failure(Exception):

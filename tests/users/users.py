@@ -770,9 +770,9 @@ def own_job_saved(context):
     ):
         name = f"{kind}-{os.getpid()}"  # no other user's job has it
         sync = f"{home}/{name}.sync"
-        child, job = started_own(
-            context, name, options, context.command(), around=around, CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="3,9,15",
-        )  # fmt: skip
+        # The program has the preloaded library, and no variable but these.
+        clean = ["env", "-i", f"CR_TEST_SYNC_FILE={sync}", "CR_TEST_PAUSE_AT=3,9,15"]
+        child, job = started_own(context, name, options, clean + context.command(), around=around)
         paused_at(sync, 3, child)
         pid = json.load(open(job + "/job.json"))["pid"]
         filters = lambda: [line for line in open(f"/proc/{pid}/status") if line.startswith(("Seccomp:", "NoNewPrivs:"))]

@@ -465,18 +465,12 @@ bool CheckOwnTree(const Job& job, std::string* error) {
              "be saved; end it first";
     return false;
   }
-  DIR* const list = opendir("/proc");
-  std::string found;
-  while (const dirent* const entry = list && found.empty() ? readdir(list) : nullptr) {
-    const int pid = atoi(entry->d_name);
-    if (pid <= 0 || pid == job.pid() || ParentOf(pid) != job.runner_pid() || !IsRunning(pid)) continue;
-    const std::string program = ReadLink("/proc/" + std::to_string(pid) + "/exe");
-    // Its own server or relay, or a part of itself.
-    if (program.substr(program.rfind('/') + 1).compare(0, 3, "cr-") != 0) found = ProcessText(pid);
+  for (const int pid : OutlivedProcessesOf(job)) {
+    if (ParentOf(pid) != job.runner_pid()) continue;
+    *error = OutlivedText(ProcessText(pid), false);
+    return false;
   }
-  if (list) closedir(list);
-  if (!found.empty()) *error = OutlivedText(found, false);
-  return found.empty();
+  return true;
 }
 
 constexpr const char* kNamespaces[] = {"user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time"};

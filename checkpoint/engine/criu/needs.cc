@@ -24,7 +24,6 @@
 namespace cuda_remote::checkpoint {
 namespace {
 
-constexpr const char* kLibraries[] = {"libcuda-remote.so", "libcuda-remote-nvml.so"};
 constexpr char kKeptFolder[] = "kept";
 // Of a kept library in a job's folder; CRIU compares it.
 constexpr mode_t kKeptMode = 0755;
@@ -79,20 +78,15 @@ std::string InJob(const Job& job, const std::string& path) {
 
 bool ExistsInJob(const Job& job, const std::string& path) { return access(InJob(job, path).c_str(), F_OK) == 0; }
 
-// Where the job's processes look for a library that the image has a copy of.
-std::string KeptPath(const std::string& directory, const std::string& library) {
-  return directory + "/lib/" + library + ".kept";
-}
-
 // Where the job sees which of our libraries.
 std::map<std::string, std::string> LibrariesOf(const Job& job) {
   std::map<std::string, std::string> libraries;
-  for (const char* library : kLibraries) {
+  for (const char* library : kJobLibraries) {
     libraries[FindCompanion(library)] = library;
     // Where the job's folder is a user's (own_job.h), no restart has put them there.
-    if (job.init_pid() > 0) libraries[KeptPath(job.directory(), library)] = library;
+    if (job.init_pid() > 0) libraries[KeptLibrary(job.directory(), library)] = library;
   }
-  for (const StandIn& stand_in : job.stand_ins()) libraries[stand_in.path()] = kLibraries[stand_in.nvml() ? 1 : 0];
+  for (const StandIn& stand_in : job.stand_ins()) libraries[stand_in.path()] = kJobLibraries[stand_in.nvml() ? 1 : 0];
   return libraries;
 }
 
@@ -181,7 +175,7 @@ bool DescribeNeeds(const Job& job, const ProcessFacts& facts, const std::string&
   const auto rename = [&](std::string_view from, FileChange* change) {
     for (const ckptfmt::NeededFile& file : needs->files) {
       if (file.kept.empty() || file.path != from) continue;
-      change->path = KeptPath(job.directory(), file.kept.substr(file.kept.rfind('/') + 1));
+      change->path = KeptLibrary(job.directory(), file.kept.substr(file.kept.rfind('/') + 1));
       change->mode = S_IFREG | kKeptMode;  // whatever it is where cuda-remote is installed
       return true;
     }
@@ -199,9 +193,9 @@ bool DescribeNeeds(const Job& job, const ProcessFacts& facts, const std::string&
 }
 
 bool PutKeptLibraries(const std::string& client_folder, const std::string& directory, std::string* error) {
-  for (const char* library : kLibraries) {
+  for (const char* library : kJobLibraries) {
     const std::string kept = client_folder + "/" + kKeptFolder + "/" + library;
-    if (access(kept.c_str(), F_OK) == 0 && !Copy(kept, KeptPath(directory, library), kKeptMode, error)) return false;
+    if (access(kept.c_str(), F_OK) == 0 && !Copy(kept, KeptLibrary(directory, library), kKeptMode, error)) return false;
   }
   return true;
 }
