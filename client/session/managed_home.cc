@@ -21,8 +21,9 @@ constexpr uint32_t kFree = 0, kClear = 1;
 bool ManagedHome::OnGpuLocked(Session* session) {
   if (place_ == Place::kUnknown) {
     const auto source = [server = session->settings().server] { return AskForFaultDevice(server); };
-    pages_.SetFaultSource(source);
-    const bool may = session->settings().managed_on_gpu && PageFaults::Supported(source);
+    const PageFaults::Accesses accesses = session->settings().managed_accesses;
+    pages_.SetFaultSource(source, accesses);
+    const bool may = session->settings().managed_on_gpu && PageFaults::Supported(source, accesses);
     place_ = may ? Place::kGpu : Place::kHost;
   }
   return place_ == Place::kGpu;

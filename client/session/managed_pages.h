@@ -59,10 +59,10 @@ class ManagedPages {
   // The memory file, and where its begin is mapped. `carried`: the server does not have the file, so the bytes travel
   // in the channel.
   void SetFile(int fd, uint64_t base, bool carried) { file_ = fd, base_ = base, carried_ = carried; }
-  // Who is asked for the right to watch memory (page_faults.h).
-  void SetFaultSource(PageFaults::DeviceSource source) {
+  // Who is asked for the right to watch memory, and which accesses are watched at least (page_faults.h).
+  void SetFaultSource(PageFaults::DeviceSource source, PageFaults::Accesses accesses) {
     MutexLock lock(&mutex_);
-    if (!faults_.open()) faults_.SetSource(std::move(source));
+    if (!faults_.open()) faults_.SetSource(std::move(source), accesses);
   }
   void SetCarried(bool carried) { carried_ = carried; }
   bool carried() const { return carried_; }

@@ -25,6 +25,9 @@
 #ifndef UFFDIO_CONTINUE_MODE_WP
 #define UFFDIO_CONTINUE_MODE_WP (uint64_t{1} << 1)
 #endif
+#ifndef UFFD_USER_MODE_ONLY
+#define UFFD_USER_MODE_ONLY 1
+#endif
 #ifndef USERFAULTFD_IOC_NEW
 #define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
 #endif
@@ -43,23 +46,23 @@ void CloseInChild() {
   if (fd >= 0) close(fd);
 }
 
-// Without UFFD_USER_MODE_ONLY: accesses of system calls are reported, too.
-int OpenDescriptor(const PageFaults::DeviceSource& source) {
-  const int fd = int(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
+int OpenDescriptor(const PageFaults::DeviceSource& source, PageFaults::Accesses accesses) {
+  constexpr int kFlags = O_CLOEXEC | O_NONBLOCK;
+  int fd = int(syscall(SYS_userfaultfd, kFlags));
   if (fd >= 0) return fd;
   int device = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC);
   if (device < 0 && source) device = source();
-  if (device < 0) return -1;
   // For the memory of the process that asks for it, whoever has opened the device.
-  const int from_device = ioctl(device, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK);
-  close(device);
-  return from_device;
+  if (device >= 0) fd = ioctl(device, USERFAULTFD_IOC_NEW, kFlags);
+  if (device >= 0) close(device);
+  if (fd >= 0 || accesses == PageFaults::Accesses::kAll) return fd;
+  return int(syscall(SYS_userfaultfd, kFlags | UFFD_USER_MODE_ONLY));
 }
 
 }  // namespace
 
-bool PageFaults::Supported(const DeviceSource& source) {
-  PageFaults faults(source);
+bool PageFaults::Supported(const DeviceSource& source, Accesses accesses) {
+  PageFaults faults(source, accesses);
   if (!faults.Open()) return false;
   const int file = memfd_create("cuda-remote-probe", MFD_CLOEXEC);
   if (file < 0) return false;
@@ -83,7 +86,7 @@ bool PageFaults::Supported(const DeviceSource& source) {
 }
 
 bool PageFaults::Open() {
-  fd_ = OpenDescriptor(source_);
+  fd_ = OpenDescriptor(source_, accesses_);
   if (fd_ < 0) return false;
   uffdio_api api = {};
   api.api = UFFD_API;

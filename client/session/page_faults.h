@@ -4,7 +4,8 @@
 // which with memory protection (mprotect) and a signal handler would fail with EFAULT.
 //
 // It needs CAP_SYS_PTRACE, access to /dev/userfaultfd, or vm.unprivileged_userfaultfd=1, and Linux 6.4; or somebody who
-// passes /dev/userfaultfd to this process. Registered ranges are ordinary memory again after Close.
+// passes /dev/userfaultfd to this process. Without any of these, a process may still watch the accesses of its own
+// code, but those of its system calls fail with EFAULT. Registered ranges are ordinary memory again after Close.
 //
 // Not thread-safe, except that one thread may use Next while others use the rest.
 #ifndef CUDA_REMOTE_CLIENT_SESSION_PAGE_FAULTS_H_
@@ -23,16 +24,26 @@ class PageFaults {
   // Gets /dev/userfaultfd from somebody who may open it; -1 if there is nobody.
   using DeviceSource = std::function<int()>;
 
-  // Whether this process may use it and the kernel can do all of the below: tries it out.
-  static bool Supported(const DeviceSource& source = nullptr);
+  // Which accesses must be reported.
+  enum class Accesses {
+    kAll,      // those of system calls, too
+    kProgram,  // if those of system calls cannot be, only the program's own
+  };
 
-  explicit PageFaults(DeviceSource source = nullptr) : source_(std::move(source)) {}
+  // Whether this process may use it and the kernel can do all of the below: tries it out.
+  static bool Supported(const DeviceSource& source = nullptr, Accesses accesses = Accesses::kAll);
+
+  explicit PageFaults(DeviceSource source = nullptr, Accesses accesses = Accesses::kAll)
+      : source_(std::move(source)), accesses_(accesses) {}
   ~PageFaults() { Close(); }
   PageFaults(const PageFaults&) = delete;
   PageFaults& operator=(const PageFaults&) = delete;
 
-  // Who is asked for the device if this process may not open it itself. Before Open.
-  void SetSource(DeviceSource source) { source_ = std::move(source); }
+  // Who is asked for the device if this process may not open it itself, and what must be reported. Before Open.
+  void SetSource(DeviceSource source, Accesses accesses) {
+    source_ = std::move(source);
+    accesses_ = accesses;
+  }
   bool Open();
   // Ends all waiting. The ranges that are registered must be unregistered first: a child made by fork may have the
   // descriptor still.
@@ -65,6 +76,7 @@ class PageFaults {
 
  private:
   DeviceSource source_;
+  Accesses accesses_;
   int fd_ = -1;
   int event_ = -1;
 };

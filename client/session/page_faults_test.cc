@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/session/page_faults.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -129,6 +130,50 @@ TEST_F(PageFaultsTest, AChildDoesNotKeepItOpen) {
   EXPECT_EQ(status, 0);
   Stop();
   EXPECT_FALSE(HasUserfaultfd());
+}
+
+// Of an ordinary user: whether it does what page_faults.h says; else the number of what does not.
+int TriesProgramsOwn() {
+  if (setgid(65534) != 0 || setuid(65534) != 0) return 1;
+  if (PageFaults::Supported() || !PageFaults::Supported(nullptr, PageFaults::Accesses::kProgram)) return 2;
+  const int file = memfd_create("test", MFD_CLOEXEC);
+  if (ftruncate(file, 2 * kPage) != 0) return 3;
+  char* const memory = static_cast<char*>(mmap(nullptr, 2 * kPage, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
+  memory[0] = memory[kPage] = 7;
+  PageFaults faults(nullptr, PageFaults::Accesses::kProgram);
+  const uint64_t address = reinterpret_cast<uint64_t>(memory);
+  if (!faults.Open() || !faults.Register(address, 2 * kPage)) return 4;
+  PageFaults::Unmap(address, 2 * kPage);
+  int reports = 0;
+  std::thread server([&] {
+    for (PageFaults::Fault fault; faults.Next(&fault); ++reports) {
+      if (fault.protect) {
+        faults.Unprotect(fault.page, kPage);
+      } else {
+        faults.Map(fault.page, kPage, true);
+      }
+    }
+  });
+  int both[2], code = 0;
+  volatile char* const program = memory;
+  if (program[0] != 7) code = 5;
+  if (pipe(both) != 0 || write(both[1], "abcd", 4) != 4) code = 6;
+  // Neither into a page that is protected, nor out of one that is not there; and nothing is lost.
+  if (read(both[0], memory, 4) != -1 || errno != EFAULT) code = 7;
+  if (write(both[1], memory + kPage, 4) != -1 || errno != EFAULT) code = 8;
+  program[0] = 8;
+  if (read(both[0], memory, 4) != 4 || memcmp(memory, "abcd", 4) != 0) code = 9;
+  faults.Interrupt();
+  server.join();
+  return code != 0 ? code : reports == 2 ? 0 : 10;
+}
+
+TEST(PageFaultsOfUserTest, TheProgramsOwnAccessesAreReportedWithoutAnyRights) {
+  const pid_t child = fork();
+  if (child == 0) _exit(TriesProgramsOwn());
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0) << "step " << WEXITSTATUS(status) << "; 2: vm.unprivileged_userfaultfd must be 0";
 }
 
 }  // namespace

@@ -40,7 +40,9 @@ Settings ReadSettings() {
   settings.address_layout = layout.empty() ? kNewestAddressLayout : uint32_t(atoi(layout.c_str()));
   settings.sync = (!sync.empty() && sync != "0") || driverabi::LaunchesBlock(driver);
   settings.copy_threads = atoi(Variable("CUDA_REMOTE_COPY_THREADS").c_str());
-  settings.managed_on_gpu = Variable("CUDA_REMOTE_MANAGED") != "host";
+  const std::string managed = Variable("CUDA_REMOTE_MANAGED");
+  settings.managed_on_gpu = managed != "host";
+  if (managed == "protect") settings.managed_accesses = PageFaults::Accesses::kProgram;
   const std::string mapped = Variable("CUDA_REMOTE_MAPPED");
   if (mapped == "track") settings.mapped_writers = ManagedMirror::Writers::kReported;
   if (mapped == "compare") settings.mapped_writers = ManagedMirror::Writers::kAnybody;

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "client/session/managed_mirror.h"
+#include "client/session/page_faults.h"
 
 namespace cuda_remote::client {
 
@@ -32,6 +33,9 @@ struct Settings {
   int copy_threads = 0;
   // CUDA_REMOTE_MANAGED=host: managed memory stays in host memory, which kernels reach over the bus.
   bool managed_on_gpu = true;
+  // `protect`: it is on the GPU also where only the program's own accesses to it can be watched, because the program
+  // passes none of it to system calls.
+  PageFaults::Accesses managed_accesses = PageFaults::Accesses::kAll;
   // CUDA_REMOTE_MAPPED: how the host's changes to mirrored pinned and registered memory are found. `track`: no transfer
   // into it is in progress while the program makes driver calls; the other two: see ManagedMirror::Writers.
   ManagedMirror::Writers mapped_writers = ManagedMirror::Writers::kTransfers;

@@ -10,7 +10,7 @@
 // still be going on when cudaMemcpy returns.
 //
 // CR_TEST_SEED=N chooses the operations (1 by default). A failure names the seed, the operation's number and what
-// differs.
+// differs. CR_TEST_WITHOUT=system-calls leaves out those that pass managed memory to a system call.
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -33,6 +33,7 @@ constexpr size_t kMostRanges = 14;
 constexpr int kNobody = -1;
 
 unsigned g_seed = 1;
+bool g_system_calls = true;
 long g_operation = 0;
 const char* g_name = "start";
 
@@ -133,11 +134,11 @@ class Random {
       case 15:
         return Name("advice"), Advise();
       case 16:
-        return Name("read(2)"), ReadCall();
+        return SystemCall("read(2)", &Random::ReadCall);
       case 17:
-        return Name("write(2)"), WriteCall();
+        return SystemCall("write(2)", &Random::WriteCall);
       case 18:
-        return Name("pipe"), Pipe();
+        return SystemCall("pipe", &Random::Pipe);
       case 19:
         return Name("allocate"), Allocate();
       case 20:
@@ -147,9 +148,9 @@ class Random {
       case 22:
         return Name("attach"), Attach();
       case 23:
-        return Name("send(2)"), SendCall();
+        return SystemCall("send(2)", &Random::SendCall);
       case 24:
-        return Name("O_DIRECT"), DirectCalls();
+        return SystemCall("O_DIRECT", &Random::DirectCalls);
       case 25:
         return Name("copy of lines"), CopyLines();
       case 26:
@@ -452,6 +453,10 @@ class Random {
     CUDA_CHECK(cudaMemAdvise(range.memory, range.model.size(), advice[Pick(6)], place));
   }
 
+  void SystemCall(const char* name, void (Random::*operation)()) {
+    if (g_system_calls) return Name(name), (this->*operation)();
+  }
+
   // From a file into managed memory.
   void ReadCall() {
     Range& range = Any();
@@ -742,6 +747,8 @@ class Random {
 int main(int argc, char** argv) {
   const app::Options options = app::Parse(argc, argv, {42, 1000});
   if (const char* seed = getenv("CR_TEST_SEED")) g_seed = unsigned(strtoul(seed, nullptr, 10));
+  const char* const without = getenv("CR_TEST_WITHOUT");
+  g_system_calls = !without || strcmp(without, "system-calls") != 0;
   Random random(options.size);
   for (int step = 0; step < options.steps; ++step) {
     random.Operations(step);

@@ -640,7 +640,8 @@ def job_of_user(context):
 
 @case
 def managed_memory(context):
-    """An ordinary user's managed memory lives on the GPU if root's server passes /dev/userfaultfd on, and else it is host memory."""
+    """An ordinary user's managed memory lives on the GPU if root's server passes /dev/userfaultfd on, or with
+    CUDA_REMOTE_MANAGED=protect; else it is host memory."""
     # The server admits only users that the machine knows.
     user, worker = pwd.getpwnam("nobody").pw_uid, "daemon"
     if not os.path.exists("/dev/userfaultfd"):
@@ -657,20 +658,23 @@ assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(contex
 assert cuda.cuCtxSetCurrent(context) == 0 and cuda.cuMemAllocManaged(ctypes.byref(memory), ctypes.c_size_t(4 << 20), 1) == 0
 print("gpu" if memory.value >= 0x220000000000 else "host")
 """
-    want = worked(context.run(user, [context.tool("cr-run"), "--job-dir", context.folder("plain", 0o700, user) + "/job", "--"] + command)).stdout
-    for options, place in (([], "host"), (["--userfaultfd"], "gpu")):
-        folder = context.folder(f"server-{place}", 0o755)
+    plain = [context.tool("cr-run"), "--job-dir", context.folder("plain", 0o700, user) + "/job", "--"] + command
+    # Its promise: no system call is passed managed memory.
+    protect = {"CUDA_REMOTE_MANAGED": "protect", "CR_TEST_WITHOUT": "system-calls"}
+    for number, (options, variables, place) in enumerate((([], {}, "host"), ([], protect, "gpu"), (["--userfaultfd"], {}, "gpu"))):
+        want = worked(context.run(user, plain, **{**variables, "CUDA_REMOTE_MANAGED": "host"})).stdout
+        folder = context.folder(f"server-{number}", 0o755)
         server = context.start(0, [context.tool("cr-server"), "--dir", folder, "--allow-user", str(user),
                                    "--session-user", worker] + options)  # fmt: skip
         harness.wait_for(lambda: harness.connects(folder + "/session.sock"), LIMIT, lambda: server.stderr.read())
         run = [context.tool("cr-run"), "--server", f"unix:{folder}/session.sock"]
-        jobs = context.folder(f"jobs-{place}", 0o700, user)
-        got = worked(context.run(user, run + ["--job-dir", jobs + "/where", "--", PYTHON, "-c", where])).stdout.strip()
+        jobs = context.folder(f"jobs-{number}", 0o700, user)
+        got = worked(context.run(user, run + ["--job-dir", jobs + "/where", "--", PYTHON, "-c", where], **variables)).stdout.strip()
         if got != place:
-            raise Failure(f"with {options} managed memory is on the {got}")
-        out = worked(context.run(user, run + ["--job-dir", jobs + "/random", "--"] + command)).stdout
+            raise Failure(f"with {options} and {variables} managed memory is on the {got}")
+        out = worked(context.run(user, run + ["--job-dir", jobs + "/random", "--"] + command, **variables)).stdout
         if out != want:
-            raise Failure(f"with {options} managed_random printed\n{out}\nnot\n{want}")
+            raise Failure(f"with {options} and {variables} managed_random printed\n{out}\nnot\n{want}")
         server.terminate()
 
 
