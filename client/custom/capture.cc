@@ -173,9 +173,9 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
   answer.shape = reply.shape;
   again.graph = graph;
   again.stream = request.hStream;
-  WriterLock lock(&session.mutex());
-  const auto parent_of = [&session](uint64_t handle) CR_REQUIRES_SHARED(session.mutex()) {
-    const Object* const object = session.handles().Find(KindOf(handle), handle);
+  WriterLock lock(&session.objects().mutex());
+  const auto parent_of = [&session](uint64_t handle) CR_REQUIRES_SHARED(session.objects().mutex()) {
+    const Object* const object = session.objects().handles().Find(KindOf(handle), handle);
     return object ? object->parent : 0;
   };
   for (size_t i = 0; i < record->streams.size(); ++i) {
@@ -190,9 +190,9 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
   replay::ObjectKey object{Kind::kGraph, graph};
   if (!record->own_graph) {
     // What was added to a graph that has a record of its own.
-    const uint64_t added = session.handles().New(Kind::kCapture, graph);
+    const uint64_t added = session.objects().handles().New(Kind::kCapture, graph);
     if (!added) return CUDA_ERROR_OUT_OF_MEMORY;
-    session.handles().Find(Kind::kCapture, added)->parent = graph;
+    session.objects().handles().Find(Kind::kCapture, added)->parent = graph;
     object = {Kind::kCapture, added};
     record->needs.push_back({Kind::kGraph, graph});
   }
@@ -203,15 +203,16 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
     header.call = kOpGraphCapture;
     again.Encode(&message);
     answer.Encode(&expected);
-    const replay::Hash128 frames = session.log().AddImage(record->frames);
-    session.log().Create(object, record->needs, header, message, expected, frames);
+    const replay::Hash128 frames = session.objects().log().AddImage(record->frames);
+    session.objects().log().Create(object, record->needs, header, message, expected, frames);
   } else {
     LogLine("a captured graph has %s in it: it runs, but this job cannot be checkpointed while the graph exists",
             record->obstacle.c_str());
     header.call = kCall_cuStreamEndCapture;
-    session.log().Create(object, record->needs, header, call.message(), call.reply(), {});
+    session.objects().log().Create(object, record->needs, header, call.message(), call.reply(), {});
   }
-  for (size_t i = 0; i < record->retains.size(); ++i) session.graph_records().Retain(object.id, i, record->retains[i]);
+  for (size_t i = 0; i < record->retains.size(); ++i)
+    session.objects().graph_records().Retain(object.id, i, record->retains[i]);
   lock.Unlock();
   DestroyAll(record->children);
   return CUDA_SUCCESS;

@@ -33,8 +33,8 @@ CUresult LocalState(Session** session, ThreadState** thread) {
 // Also true for a primary context that nobody retains: it can be made current, and the calls that need it then fail
 // with CUDA_ERROR_CONTEXT_IS_DESTROYED until somebody does. The runtime relies on it.
 bool IsContext(Session* session, uint64_t handle) {
-  ReaderLock lock(&session->mutex());
-  return session->handles().Find(Kind::kContext, handle) != nullptr;
+  ReaderLock lock(&session->objects().mutex());
+  return session->objects().handles().Find(Kind::kContext, handle) != nullptr;
 }
 
 CUresult CheckDevice(Session* session, CUdevice dev) {
@@ -42,12 +42,12 @@ CUresult CheckDevice(Session* session, CUdevice dev) {
 }
 
 void Describe(Session* session, uint64_t handle, CUdevice dev, unsigned flags) {
-  WriterLock lock(&session->mutex());
-  Object* object = session->handles().Find(Kind::kContext, handle);
+  WriterLock lock(&session->objects().mutex());
+  Object* object = session->objects().handles().Find(Kind::kContext, handle);
   object->device = dev;
   object->flags = flags;
   if ((flags & CU_CTX_SCHED_MASK) == CU_CTX_SCHED_BLOCKING_SYNC) session->connection().WaitAsleep();
-  object->id = session->NextId();
+  object->id = session->objects().NextContextIdLocked();
 }
 
 // Removes a context and all that lives in it, here and in context-local storage.
@@ -102,9 +102,9 @@ CUresult Custom_cuCtxDestroy_v2(CUcontext ctx) {
   if (!handle) return CUDA_ERROR_INVALID_VALUE;
   if (!call.Valid(Kind::kContext, handle)) return CUDA_ERROR_INVALID_CONTEXT;
   {
-    ReaderLock lock(&call.session().mutex());
+    ReaderLock lock(&call.session().objects().mutex());
     // Primary contexts are released, not destroyed; a green context's goes with that.
-    const Object* const object = call.session().handles().Find(Kind::kContext, handle);
+    const Object* const object = call.session().objects().handles().Find(Kind::kContext, handle);
     if (object->primary || object->green) return CUDA_ERROR_INVALID_CONTEXT;
   }
   wire::cuCtxDestroy_v2_Request request;
@@ -127,10 +127,10 @@ CUresult Custom_cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
   std::lock_guard<std::mutex> one_at_a_time(g_primary_mutex);
   uint64_t handle;
   {
-    WriterLock lock(&session.mutex());
-    handle = session.PrimaryContextLocked(dev);
+    WriterLock lock(&session.objects().mutex());
+    handle = session.objects().PrimaryContextLocked(dev);
     if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
-    if (session.LivePrimaryContextLocked(dev)) {
+    if (session.objects().LivePrimaryContextLocked(dev)) {
       session.primary_contexts().Retain(dev);
       *pctx = AsContext(handle);
       return CUDA_SUCCESS;
@@ -142,13 +142,13 @@ CUresult Custom_cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   {
-    WriterLock lock(&session.mutex());
+    WriterLock lock(&session.objects().mutex());
     // More than 1 after a reset.
     session.primary_contexts().Retain(dev);
-    Object* const object = session.handles().Find(Kind::kContext, handle);
+    Object* const object = session.objects().handles().Find(Kind::kContext, handle);
     object->flags = session.primary_contexts().flags(dev);
-    object->id = session.NextId();
-    session.SetActiveLocked(handle, object, true);
+    object->id = session.objects().NextContextIdLocked();
+    session.objects().SetActiveLocked(handle, object, true);
   }
   call.Created({Kind::kContext, handle});
   *pctx = AsContext(handle);
@@ -163,11 +163,11 @@ CUresult Custom_cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
   std::lock_guard<std::mutex> one_at_a_time(g_primary_mutex);
   uint64_t handle;
   {
-    WriterLock lock(&session.mutex());
+    WriterLock lock(&session.objects().mutex());
     const int retains = session.primary_contexts().retains(dev);
     if (retains == 0) return CUDA_ERROR_INVALID_CONTEXT;
-    handle = session.PrimaryContextLocked(dev);
-    if (retains > 1 || !session.LivePrimaryContextLocked(dev)) {
+    handle = session.objects().PrimaryContextLocked(dev);
+    if (retains > 1 || !session.objects().LivePrimaryContextLocked(dev)) {
       session.primary_contexts().Release(dev);
       return CUDA_SUCCESS;
     }
@@ -192,9 +192,9 @@ CUresult Custom_cuDevicePrimaryCtxReset_v2(CUdevice dev) {
   std::lock_guard<std::mutex> one_at_a_time(g_primary_mutex);
   uint64_t handle;
   {
-    WriterLock lock(&session.mutex());
-    if (!session.LivePrimaryContextLocked(dev)) return CUDA_SUCCESS;  // nothing there to reset
-    handle = session.PrimaryContextLocked(dev);
+    WriterLock lock(&session.objects().mutex());
+    if (!session.objects().LivePrimaryContextLocked(dev)) return CUDA_SUCCESS;  // nothing there to reset
+    handle = session.objects().PrimaryContextLocked(dev);
   }
   wire::cuDevicePrimaryCtxReset_v2_Request request;
   request.context = handle;
@@ -216,13 +216,13 @@ CUresult Custom_cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags) 
   request.flags = flags;
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
-  WriterLock lock(&session.mutex());
+  WriterLock lock(&session.objects().mutex());
   session.primary_contexts().SetFlags(dev, flags);
   if ((flags & CU_CTX_SCHED_MASK) == CU_CTX_SCHED_BLOCKING_SYNC) session.connection().WaitAsleep();
-  Object* const context = session.LivePrimaryContextLocked(dev);
+  Object* const context = session.objects().LivePrimaryContextLocked(dev);
   if (!context) return CUDA_SUCCESS;
   context->flags = flags;
-  const uint64_t handle = session.PrimaryContextLocked(dev);
+  const uint64_t handle = session.objects().PrimaryContextLocked(dev);
   lock.Unlock();
   call.Modified({Kind::kContext, handle}, 0);
   return CUDA_SUCCESS;
@@ -244,9 +244,9 @@ CUresult Custom_cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int* flags, in
   if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
   if (!flags || !active) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckDevice(session, dev); result != CUDA_SUCCESS) return result;
-  WriterLock lock(&session->mutex());
+  WriterLock lock(&session->objects().mutex());
   *flags = session->primary_contexts().flags(dev);
-  *active = session->LivePrimaryContextLocked(dev) != nullptr;
+  *active = session->objects().LivePrimaryContextLocked(dev) != nullptr;
   return CUDA_SUCCESS;
 }
 
@@ -305,7 +305,7 @@ CUresult Custom_cuCtxGetDevice(CUdevice* device) {
   if (!device) return CUDA_ERROR_INVALID_VALUE;
   const uint64_t context = thread->current_context();
   if (!context) return CUDA_ERROR_INVALID_CONTEXT;
-  const int ordinal = session->DeviceOf(context);
+  const int ordinal = session->objects().DeviceOf(context);
   if (ordinal < 0) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   *device = ordinal;
   return CUDA_SUCCESS;
@@ -317,7 +317,7 @@ CUresult Custom_cuCtxGetDevice_v2(CUdevice* device, CUcontext ctx) {
   ThreadState* thread;
   if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
   if (!device) return CUDA_ERROR_INVALID_VALUE;
-  const int ordinal = session->DeviceOf(AsHandle(ctx));
+  const int ordinal = session->objects().DeviceOf(AsHandle(ctx));
   if (ordinal < 0) return CUDA_ERROR_INVALID_CONTEXT;
   *device = ordinal;
   return CUDA_SUCCESS;
@@ -328,8 +328,8 @@ CUresult Custom_cuCtxGetFlags(unsigned int* flags) {
   ThreadState* thread;
   if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
   if (!flags) return CUDA_ERROR_INVALID_VALUE;
-  ReaderLock lock(&session->mutex());
-  const Object* object = session->handles().Find(Kind::kContext, thread->current_context());
+  ReaderLock lock(&session->objects().mutex());
+  const Object* object = session->objects().handles().Find(Kind::kContext, thread->current_context());
   if (!object) return CUDA_ERROR_INVALID_CONTEXT;
   *flags = object->flags;
   return CUDA_SUCCESS;
@@ -341,8 +341,8 @@ CUresult Custom_cuCtxGetId(CUcontext ctx, unsigned long long* ctxId) {
   if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
   if (!ctxId) return CUDA_ERROR_INVALID_VALUE;
   const uint64_t handle = ctx ? AsHandle(ctx) : thread->current_context();
-  ReaderLock lock(&session->mutex());
-  const Object* object = session->handles().Find(Kind::kContext, handle);
+  ReaderLock lock(&session->objects().mutex());
+  const Object* object = session->objects().handles().Find(Kind::kContext, handle);
   if (!object) return CUDA_ERROR_INVALID_CONTEXT;
   if (!object->active) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   *ctxId = object->id;
@@ -358,8 +358,8 @@ CUresult Custom_cuCtxSetFlags(unsigned int flags) {
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   const uint64_t handle = call.thread().current_context();
   {
-    WriterLock lock(&call.session().mutex());
-    if (Object* object = call.session().handles().Find(Kind::kContext, handle)) object->flags = flags;
+    WriterLock lock(&call.session().objects().mutex());
+    if (Object* object = call.session().objects().handles().Find(Kind::kContext, handle)) object->flags = flags;
   }
   call.Modified({Kind::kContext, handle}, 0);
   return CUDA_SUCCESS;
@@ -372,8 +372,9 @@ CUresult Custom_cuCtxGetApiVersion(CUcontext ctx, unsigned int* version) {
   ThreadState* thread;
   if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
   if (!version) return CUDA_ERROR_INVALID_VALUE;
-  ReaderLock lock(&session->mutex());
-  const Object* const object = session->handles().Find(Kind::kContext, ctx ? AsHandle(ctx) : thread->current_context());
+  ReaderLock lock(&session->objects().mutex());
+  const Object* const object =
+      session->objects().handles().Find(Kind::kContext, ctx ? AsHandle(ctx) : thread->current_context());
   if (!object || !object->active) return CUDA_ERROR_INVALID_CONTEXT;
   *version = 3020;
   return CUDA_SUCCESS;
@@ -385,8 +386,8 @@ CUresult Custom_cuCtxAttach(CUcontext* pctx, unsigned int flags) {
   ThreadState* thread;
   if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
   if (!pctx || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  WriterLock lock(&session->mutex());
-  Object* object = session->handles().Find(Kind::kContext, thread->current_context());
+  WriterLock lock(&session->objects().mutex());
+  Object* object = session->objects().handles().Find(Kind::kContext, thread->current_context());
   if (!object || !object->active) return CUDA_ERROR_INVALID_CONTEXT;
   ++object->attached;
   *pctx = AsContext(thread->current_context());
@@ -399,8 +400,8 @@ CUresult Custom_cuCtxDetach(CUcontext ctx) {
   ThreadState* thread;
   if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
   {
-    WriterLock lock(&session->mutex());
-    Object* object = session->handles().Find(Kind::kContext, AsHandle(ctx));
+    WriterLock lock(&session->objects().mutex());
+    Object* object = session->objects().handles().Find(Kind::kContext, AsHandle(ctx));
     if (!object || !object->active) return CUDA_ERROR_INVALID_CONTEXT;
     if (object->attached > 0) {
       --object->attached;

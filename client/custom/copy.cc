@@ -43,8 +43,8 @@ constexpr CallInfo kUnified = Under(info::k_cuMemcpyAsync, "cuMemcpy");
 constexpr CallInfo kPeer = Under(info::k_cuMemcpyPeerAsync, "cuMemcpyPeer");
 
 bool IsKnownDeviceRange(Session& session, CUdeviceptr address, size_t bytes) {
-  ReaderLock lock(&session.mutex());
-  const auto* range = session.device_ranges().Find(address);
+  ReaderLock lock(&session.memory().mutex());
+  const auto* range = session.memory().device_ranges().Find(address);
   return range && range->Contains(address, bytes);
 }
 
@@ -103,8 +103,8 @@ CUresult CopyPinned(Call& call, CUresult refused, CUdeviceptr device_side, CUdev
                     size_t bytes, uint64_t stream, bool blocking) {
   if (refused != CUDA_ERROR_INVALID_VALUE) return refused;
   {
-    ReaderLock lock(&call.session().mutex());
-    const auto* const range = call.session().host_ranges().Find(device_side);
+    ReaderLock lock(&call.session().memory().mutex());
+    const auto* const range = call.session().memory().host_ranges().Find(device_side);
     if (!range || !range->Contains(device_side, bytes)) return refused;
   }
   call.SetPayload({});
@@ -160,8 +160,8 @@ CUresult Unified(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream
 }  // namespace
 
 bool LeavesAllocation(Session& session, CUdeviceptr address, size_t bytes) {
-  ReaderLock lock(&session.mutex());
-  const auto* const range = session.device_ranges().Find(address);
+  ReaderLock lock(&session.memory().mutex());
+  const auto* const range = session.memory().device_ranges().Find(address);
   return range && range->value.source != DeviceRange::kMapped && !range->Contains(address, bytes);
 }
 
@@ -170,8 +170,8 @@ bool IsSharedHostMemory(Session& session, const void* address, size_t bytes, uin
   *device = start;
   if (IsManaged(session, start, bytes)) return true;
   if (!session.shared_memory() && !session.managed_mirror().active()) return false;
-  ReaderLock lock(&session.mutex());
-  const auto* range = session.host_ranges().Find(start);
+  ReaderLock lock(&session.memory().mutex());
+  const auto* range = session.memory().host_ranges().Find(start);
   if (!range || !range->Contains(start, bytes) || !session.IsReachable(range->value)) return false;
   if (range->value.on_device) *device = range->value.device + (start - range->start);
   return true;
@@ -196,8 +196,8 @@ bool PinnedForGraph(Call& call, const void* address, size_t bytes, uint64_t* dev
   Session& session = call.session();
   const uint64_t start = reinterpret_cast<uint64_t>(address);
   {
-    ReaderLock lock(&session.mutex());
-    const auto* const range = session.host_ranges().Find(start);
+    ReaderLock lock(&session.memory().mutex());
+    const auto* const range = session.memory().host_ranges().Find(start);
     if (!range || range->value.registered || !range->Contains(start, bytes)) return false;
   }
   return MapForDevice(call, start, device) == CUDA_SUCCESS;

@@ -35,8 +35,8 @@ constexpr size_t kLongestArrayRow = size_t(16) << 20;
 // Whether a device's address is that of pinned memory, which the driver takes for it.
 bool IsPinned(Session& session, CUdeviceptr address) {
   if (IsDevicePointer(session, address)) return false;
-  ReaderLock lock(&session.mutex());
-  return session.host_ranges().Find(address) != nullptr;
+  ReaderLock lock(&session.memory().mutex());
+  return session.memory().host_ranges().Find(address) != nullptr;
 }
 
 // A unified side becomes what its pointer says it is. So does a host side in managed memory, which the server reaches

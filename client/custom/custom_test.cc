@@ -79,8 +79,8 @@ class CustomTest : public ::testing::Test {
 
   bool InLog(Kind kind, uint64_t handle) {
     Session* const session = Session::Get();
-    ReaderLock lock(&session->mutex());
-    return session->log().Find({kind, handle}) != nullptr;
+    ReaderLock lock(&session->objects().mutex());
+    return session->objects().log().Find({kind, handle}) != nullptr;
   }
 
   static FakeServer* server_;
@@ -138,11 +138,11 @@ TEST_F(CustomTest, AStreamLivesFromItsCreationToItsEnd) {
 
 TEST_F(CustomTest, WhatTheServerRefusesLeavesNothing) {
   server_->On(kCall_cuStreamCreate, {CUDA_ERROR_OUT_OF_MEMORY, "", 0});
-  const uint64_t records = Session::Get()->log().records();
+  const uint64_t records = Session::Get()->objects().log().records();
   CUstream stream = nullptr;
   EXPECT_EQ(cuStreamCreate(&stream, 0), CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_EQ(stream, nullptr);
-  EXPECT_EQ(Session::Get()->log().records(), records);
+  EXPECT_EQ(Session::Get()->objects().log().records(), records);
   server_->On(kCall_cuStreamCreate, FakeServer::Answer());
 }
 

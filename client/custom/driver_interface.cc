@@ -24,8 +24,8 @@ CUresult PrimaryContext(CUcontext* context, CUdevice device) {
   if (!session || !session->initialized()) return CUDA_ERROR_NOT_INITIALIZED;
   if (!context) return CUDA_ERROR_INVALID_VALUE;
   if (device < 0 || size_t(device) >= session->devices().size()) return CUDA_ERROR_INVALID_DEVICE;
-  WriterLock lock(&session->mutex());
-  *context = reinterpret_cast<CUcontext>(session->PrimaryContextLocked(device));
+  WriterLock lock(&session->objects().mutex());
+  *context = reinterpret_cast<CUcontext>(session->objects().PrimaryContextLocked(device));
   return CUDA_SUCCESS;
 }
 

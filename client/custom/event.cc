@@ -43,8 +43,8 @@ CUresult Place(const CallInfo& info, uint64_t event, double* microseconds) {
   Session& session = call.session();
   uint64_t context = 0;
   {
-    ReaderLock lock(&session.mutex());
-    if (const Object* const object = session.handles().Find(Kind::kEvent, event)) context = object->parent;
+    ReaderLock lock(&session.objects().mutex());
+    if (const Object* const object = session.objects().handles().Find(Kind::kEvent, event)) context = object->parent;
   }
   std::vector<double> ages;
   if (const CUresult error = session.AskEventAges(context, {event}, &ages); error != CUDA_SUCCESS) return error;

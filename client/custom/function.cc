@@ -18,8 +18,8 @@ namespace {
 
 // The child of `owner` under `name` if it was asked for before, as natively the same handle comes back; 0 if not.
 uint64_t FindChild(Session& session, Kind kind, uint64_t owner, const std::string& name) {
-  ReaderLock lock(&session.mutex());
-  const Object* object = session.handles().Find(kind, owner);
+  ReaderLock lock(&session.objects().mutex());
+  const Object* object = session.objects().handles().Find(kind, owner);
   if (!object || !object->children) return 0;
   const auto it = object->children->find(name);
   return it == object->children->end() ? 0 : it->second;
@@ -27,12 +27,12 @@ uint64_t FindChild(Session& session, Kind kind, uint64_t owner, const std::strin
 
 void AddChild(Session& session, Kind kind, uint64_t owner, const std::string& name, Kind child_kind, uint64_t child,
               uint64_t context) {
-  WriterLock lock(&session.mutex());
-  Object* object = session.handles().Find(kind, owner);
+  WriterLock lock(&session.objects().mutex());
+  Object* object = session.objects().handles().Find(kind, owner);
   if (!object) return;
   if (!object->children) object->children = std::make_unique<NamedChildren>();
   (*object->children)[name] = child;
-  Object* const made = session.handles().Find(child_kind, child);
+  Object* const made = session.objects().handles().Find(child_kind, child);
   made->owner = owner;
   made->context = context;
 }
@@ -66,9 +66,9 @@ CUresult GetAttribute(const CallInfo& info, uint64_t function, int device, CUfun
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   std::shared_ptr<FunctionInfo> facts;
-  if (device < 0) device = call.session().DeviceOf(call.thread().current_context());
+  if (device < 0) device = call.device();
   if (const CUresult result = FindFunctionInfo(call, function, &facts, device); result != CUDA_SUCCESS) return result;
-  ReaderLock lock(&call.session().mutex());
+  ReaderLock lock(&call.session().objects().mutex());
   if (int(attrib) < 0 || size_t(attrib) >= facts->attributes.size() || facts->attributes[attrib] == kRefused) {
     return CUDA_ERROR_INVALID_VALUE;
   }
@@ -88,14 +88,16 @@ CUresult GetName(const CallInfo& info, uint64_t function, const char** name) {
 }
 
 // A function or kernel, and a kernel's functions, which share its attributes.
-std::vector<Object*> WithFunctionsLocked(Session& session, uint64_t function) CR_REQUIRES_SHARED(session.mutex()) {
+std::vector<Object*> WithFunctionsLocked(Session& session, uint64_t function)
+    CR_REQUIRES_SHARED(session.objects().mutex()) {
   std::vector<Object*> objects;
-  Object* const object = session.handles().Find(KindOf(function), function);
+  Object* const object = session.objects().handles().Find(KindOf(function), function);
   if (!object) return objects;
   objects.push_back(object);
   if (!object->children) return objects;
   for (const auto& [name, child] : *object->children) {
-    if (Object* const of_kernel = session.handles().Find(Kind::kFunction, child)) objects.push_back(of_kernel);
+    if (Object* const of_kernel = session.objects().handles().Find(Kind::kFunction, child))
+      objects.push_back(of_kernel);
   }
   return objects;
 }
@@ -103,17 +105,17 @@ std::vector<Object*> WithFunctionsLocked(Session& session, uint64_t function) CR
 // After the driver has accepted a new value: what the client answers from must say the same. Other attributes may have
 // changed with it (a larger dynamic shared size changes the carve-out), so they are asked for again.
 void ForgetInfo(Session& session, uint64_t function) {
-  WriterLock lock(&session.mutex());
+  WriterLock lock(&session.objects().mutex());
   for (Object* const object : WithFunctionsLocked(session, function)) {
     object->info.reset();
     object->other_infos.reset();
   }
-  session.FunctionsChangedLocked();
+  session.objects().FunctionsChangedLocked();
 }
 
 // After the driver has accepted a kernel's new value: from now on what is known under the new settings counts.
 void NoteSetting(Session& session, uint64_t kernel, uint64_t key, int value) {
-  WriterLock lock(&session.mutex());
+  WriterLock lock(&session.objects().mutex());
   const std::vector<Object*> objects = WithFunctionsLocked(session, kernel);
   if (objects.empty()) return;
   std::unique_ptr<KernelSettings>& settings = objects[0]->settings;
@@ -132,7 +134,7 @@ void NoteSetting(Session& session, uint64_t kernel, uint64_t key, int value) {
     const auto known = object->other_infos->find(settings->text);
     if (known != object->other_infos->end()) object->info = known->second;
   }
-  session.FunctionsChangedLocked();
+  session.objects().FunctionsChangedLocked();
 }
 
 // The log's key for an attribute of a kernel on a device. A function is on one device: 0 there.
@@ -145,8 +147,8 @@ void NoteForeignSetting(Session& session, uint64_t function) {
   static std::atomic<int> next{0};
   uint64_t kernel = function;
   if (KindOf(function) == Kind::kFunction) {
-    ReaderLock lock(&session.mutex());
-    const Object* const object = session.handles().Find(Kind::kFunction, function);
+    ReaderLock lock(&session.objects().mutex());
+    const Object* const object = session.objects().handles().Find(Kind::kFunction, function);
     kernel = object ? object->owner : 0;
   }
   if (KindOf(kernel) != Kind::kKernel) return;
@@ -157,19 +159,20 @@ void NoteForeignSetting(Session& session, uint64_t function) {
 // Whether the kernel's attribute was set by this very message last. Libraries set the same before every launch. What
 // cuFuncSetAttribute sets, of the kernel or one of its functions, is another record.
 bool IsSetAlready(Session& session, uint64_t kernel, int attribute, uint64_t key, const std::string& message) {
-  ReaderLock lock(&session.mutex());
-  const Object* const object = session.handles().Find(Kind::kKernel, kernel);
+  ReaderLock lock(&session.objects().mutex());
+  const Object* const object = session.objects().handles().Find(Kind::kKernel, kernel);
   if (!object) return false;
-  if (session.log().FindSetting({Kind::kKernel, kernel}, kCall_cuFuncSetAttribute, key)) return false;
+  if (session.objects().log().FindSetting({Kind::kKernel, kernel}, kCall_cuFuncSetAttribute, key)) return false;
   if (object->children) {
     for (const auto& [name, child] : *object->children) {
-      if (session.log().FindSetting({Kind::kFunction, child}, kCall_cuFuncSetAttribute, SettingKey(0, attribute))) {
+      if (session.objects().log().FindSetting({Kind::kFunction, child}, kCall_cuFuncSetAttribute,
+                                              SettingKey(0, attribute))) {
         return false;
       }
     }
   }
   const replay::Record* const last =
-      session.log().FindSetting({Kind::kKernel, kernel}, kCall_cuKernelSetAttribute, key);
+      session.objects().log().FindSetting({Kind::kKernel, kernel}, kCall_cuKernelSetAttribute, key);
   return last && last->message == message;
 }
 
@@ -259,7 +262,7 @@ CUresult Custom_cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib
   ForgetInfo(call.session(), request.hfunc);
   NoteForeignSetting(call.session(), request.hfunc);
   // A kernel stands for the function of the current context's device.
-  const int device = kind == Kind::kKernel ? call.session().DeviceOf(call.thread().current_context()) : 0;
+  const int device = kind == Kind::kKernel ? call.device() : 0;
   call.Modified({kind, request.hfunc}, SettingKey(device, attrib));
   return CUDA_SUCCESS;
 }
@@ -302,12 +305,13 @@ CUresult Custom_cuFuncGetModule(CUmodule* hmod, CUfunction hfunc) {
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   uint64_t owner = 0;
   {
-    ReaderLock lock(&call.session().mutex());
-    const Object* function = call.session().handles().Find(Kind::kFunction, reinterpret_cast<uint64_t>(hfunc));
+    ReaderLock lock(&call.session().objects().mutex());
+    const Object* function =
+        call.session().objects().handles().Find(Kind::kFunction, reinterpret_cast<uint64_t>(hfunc));
     if (!function) return CUDA_ERROR_INVALID_HANDLE;
     owner = function->owner;
     if (KindOf(owner) == Kind::kKernel) {
-      const Object* kernel = call.session().handles().Find(Kind::kKernel, owner);
+      const Object* kernel = call.session().objects().handles().Find(Kind::kKernel, owner);
       owner = kernel ? kernel->owner : 0;
     }
   }

@@ -11,10 +11,10 @@
 namespace cuda_remote::client {
 namespace {
 
-Object* FindLocked(Session& session, uint64_t function) CR_REQUIRES_SHARED(session.mutex()) {
+Object* FindLocked(Session& session, uint64_t function) CR_REQUIRES_SHARED(session.objects().mutex()) {
   const Kind kind = KindOf(function);
   if (kind != Kind::kFunction && kind != Kind::kKernel) return nullptr;
-  return session.handles().Find(kind, function);
+  return session.objects().handles().Find(kind, function);
 }
 
 // The key in other_infos of a kernel on a device that its `info` is not of.
@@ -46,7 +46,7 @@ CUresult FindFunctionInfo(Call& call, uint64_t function, std::shared_ptr<Functio
   if (call.WithoutContext()) return CUDA_ERROR_INVALID_CONTEXT;
   const bool any_device = device < 0 || KindOf(function) != Kind::kKernel;
   {
-    ReaderLock lock(&session.mutex());
+    ReaderLock lock(&session.objects().mutex());
     const Object* object = FindLocked(session, function);
     if (!object) return CUDA_ERROR_INVALID_HANDLE;
     if (const auto known = KnownLocked(*object, any_device ? -1 : device)) {
@@ -56,9 +56,9 @@ CUresult FindFunctionInfo(Call& call, uint64_t function, std::shared_ptr<Functio
   }
   // A kernel is of no context, but loading it lazily needs one.
   uint64_t context = call.thread().current_context();
-  if (any_device && context) device = session.DeviceOf(context);
+  if (any_device && context) device = call.device();
   device = std::max(0, device);
-  if (!context) context = session.SomeContextOn(device);
+  if (!context) context = session.objects().SomeContextOn(device);
   wire::OpFunctionInfo_Request request;
   request.function = function;
   request.device = device;
@@ -81,13 +81,13 @@ CUresult FindFunctionInfo(Call& call, uint64_t function, std::shared_ptr<Functio
   fresh->params_bytes = uint32_t(block);
   fresh->attributes.assign(answer.attributes.begin(), answer.attributes.end());
   fresh->device = device;
-  WriterLock lock(&session.mutex());
+  WriterLock lock(&session.objects().mutex());
   Object* object = FindLocked(session, function);
   if (!object) return CUDA_ERROR_INVALID_HANDLE;
   *info = fresh;
   if (!object->info) {
     object->info = std::move(fresh);
-    session.FunctionsChangedLocked();
+    session.objects().FunctionsChangedLocked();
   } else if (any_device || object->info->device == device) {
     *info = object->info;  // another thread was faster
   } else {
@@ -100,8 +100,8 @@ CUresult FindFunctionInfo(Call& call, uint64_t function, const FunctionInfo** in
   Session& session = call.session();
   ThreadState::Function& known = call.thread().functions[SlotOf(function) % ThreadState::kFunctions];
   // First the number, then what it stands for: a change in between is noticed the next time.
-  const uint64_t epoch = session.function_epoch();
-  if (known.handle != function || known.epoch != epoch || !session.Usable(KindOf(function), function)) {
+  const uint64_t epoch = session.objects().function_epoch();
+  if (known.handle != function || known.epoch != epoch || !session.objects().Usable(KindOf(function), function)) {
     std::shared_ptr<FunctionInfo> found;
     if (const CUresult result = FindFunctionInfo(call, function, &found); result != CUDA_SUCCESS) return result;
     known = {function, epoch, std::move(found)};
@@ -114,15 +114,8 @@ CUresult FindFunctionInfo(Call& call, uint64_t function, const FunctionInfo** in
 }
 
 const Device& CurrentDevice(Call& call) {
-  ThreadState& thread = call.thread();
-  const uint64_t context = thread.current_context();
-  if (thread.device_context != context) {
-    const int device = call.session().DeviceOf(context);
-    if (device < 0) return call.session().devices()[0];  // it is gone
-    thread.device = device;
-    thread.device_context = context;
-  }
-  return call.session().devices()[thread.device];
+  // -1: it is gone.
+  return call.session().devices()[size_t(std::max(0, call.device()))];
 }
 
 }  // namespace cuda_remote::client

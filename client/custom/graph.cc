@@ -27,9 +27,9 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
   request.graph = reinterpret_cast<uint64_t>(graph);
   if (!call.Valid(Kind::kGraph, request.graph)) return CUDA_ERROR_INVALID_VALUE;
   Session& session = call.session();
-  if (session.uses_graph_memory()) {
-    ReaderLock lock(&session.mutex());
-    const CUresult may = session.graph_memory().MayInstantiate(request.graph);
+  if (session.disguised_nodes().uses_memory()) {
+    ReaderLock lock(&session.disguised_nodes().mutex());
+    const CUresult may = session.disguised_nodes().memory().MayInstantiate(request.graph);
     if (may != CUDA_SUCCESS) return may;
   }
   request.exec = call.NewHandle(Kind::kGraphExec, kNoParent);
@@ -57,19 +57,19 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
   call.message().clear();
   request.Encode(&call.message());
   call.Created({Kind::kGraphExec, request.exec}, {{Kind::kGraph, request.graph}});
-  if (session.uses_graph_memory()) {
-    WriterLock lock(&session.mutex());
-    driverabi::GraphMemory& memory = session.graph_memory();
+  if (session.disguised_nodes().uses_memory()) {
+    WriterLock lock(&session.disguised_nodes().mutex());
+    driverabi::GraphMemory& memory = session.disguised_nodes().memory();
     memory.Instantiated(request.graph, request.exec, (flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0);
     if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) memory.Uploaded(request.exec);
   }
   *exec = reinterpret_cast<CUgraphExec>(request.exec);
   if (launchable) {
     {
-      WriterLock lock(&session.mutex());
-      session.graph_records().MakeLaunchable(request.exec);
+      WriterLock lock(&session.objects().mutex());
+      session.objects().graph_records().MakeLaunchable(request.exec);
       if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)
-        session.graph_records().Uploaded({Kind::kGraphExec, request.exec});
+        session.objects().graph_records().Uploaded({Kind::kGraphExec, request.exec});
     }
     session.driver_execs().Name(reply.handle, request.exec);
     *exec = reinterpret_cast<CUgraphExec>(reply.handle);
@@ -87,9 +87,9 @@ CUresult Update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* in
     return CUDA_ERROR_INVALID_VALUE;
   }
   Session& session = call.session();
-  if (session.uses_graph_memory()) {
-    ReaderLock lock(&session.mutex());
-    if (!session.graph_memory().MayUpdate(request.exec, request.graph)) {
+  if (session.disguised_nodes().uses_memory()) {
+    ReaderLock lock(&session.disguised_nodes().mutex());
+    if (!session.disguised_nodes().memory().MayUpdate(request.exec, request.graph)) {
       *info = {};
       info->result = CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
       return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
@@ -105,11 +105,11 @@ CUresult Update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* in
   }
   if (result != CUDA_SUCCESS) return result;
   call.Modified({Kind::kGraphExec, request.exec}, 0, {{Kind::kGraph, request.graph}});
-  if (session.uses_graph_memory()) {
+  if (session.disguised_nodes().uses_memory()) {
     driverabi::GraphMemory::Addresses gone;
     {
-      WriterLock lock(&session.mutex());
-      session.graph_memory().Updated(request.exec, request.graph, &gone);
+      WriterLock lock(&session.disguised_nodes().mutex());
+      session.disguised_nodes().memory().Updated(request.exec, request.graph, &gone);
     }
     session.FreeGraphMemory(gone);
   }
@@ -181,9 +181,9 @@ CUresult Custom_cuGraphClone(CUgraph* phGraphClone, CUgraph originalGraph) {
     request.Encode(&call.message());
     if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
     call.Created({Kind::kGraph, request.phGraphClone}, {{Kind::kGraph, request.originalGraph}});
-    if (session.has_disguised_nodes()) {
-      ReaderLock lock(&session.mutex());
-      for (const auto& [node, facts] : session.disguised_nodes()) {
+    if (session.disguised_nodes().any()) {
+      ReaderLock lock(&session.disguised_nodes().mutex());
+      for (const auto& [node, facts] : session.disguised_nodes().nodes()) {
         if (facts.graph == request.originalGraph) disguised.emplace_back(node, facts);
       }
     }
@@ -195,8 +195,8 @@ CUresult Custom_cuGraphClone(CUgraph* phGraphClone, CUgraph originalGraph) {
     const CUresult result = Custom_cuGraphNodeFindInClone(&copy, reinterpret_cast<CUgraphNode>(node), *phGraphClone);
     if (result != CUDA_SUCCESS) continue;  // it was taken out of the graph
     Session* const session = Session::Get();
-    WriterLock lock(&session->mutex());
-    DisguisedNode& kept = session->disguised_nodes()[reinterpret_cast<uint64_t>(copy)];
+    WriterLock lock(&session->disguised_nodes().mutex());
+    DisguisedNode& kept = session->disguised_nodes().nodes()[reinterpret_cast<uint64_t>(copy)];
     kept = facts;
     kept.graph = request.phGraphClone;
   }

@@ -59,8 +59,9 @@ CUresult CheckProps(const char* name, const CUDA_MEM_ALLOC_NODE_PARAMS& params) 
 
 // CUDA_ERROR_NOT_SUPPORTED for a graph inside of another one's node: memory nodes cannot be added there.
 CUresult CheckOwn(Session* session, CUgraph graph) {
-  ReaderLock lock(&session->mutex());
-  return session->IsEmbeddedLocked(reinterpret_cast<uint64_t>(graph)) ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+  ReaderLock lock(&session->objects().mutex());
+  return session->objects().IsEmbeddedLocked(reinterpret_cast<uint64_t>(graph)) ? CUDA_ERROR_NOT_SUPPORTED
+                                                                                : CUDA_SUCCESS;
 }
 
 // Adds an allocation of `params` to a graph; sets its dptr.
@@ -72,7 +73,7 @@ CUresult AddAllocation(const char* name, CUgraphNode* node, CUgraph graph, const
   if (!session) return CUDA_ERROR_NOT_INITIALIZED;
   const int device = params->poolProps.location.id;
   if (device < 0 || size_t(device) >= session->devices().size()) return CUDA_ERROR_INVALID_DEVICE;
-  if (!session->Usable(Kind::kGraph, reinterpret_cast<uint64_t>(graph))) return CUDA_ERROR_INVALID_VALUE;
+  if (!session->objects().Usable(Kind::kGraph, reinterpret_cast<uint64_t>(graph))) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckOwn(session, graph); result != CUDA_SUCCESS) return result;
   const CallInfo info = Under(info::k_OpMemAlloc, name);
   CUdeviceptr address = 0;
@@ -85,11 +86,11 @@ CUresult AddAllocation(const char* name, CUgraphNode* node, CUgraph graph, const
     return result;
   }
   params->dptr = address;
-  WriterLock lock(&session->mutex());
-  session->set_uses_graph_memory();
-  session->set_has_disguised_nodes();
-  session->graph_memory().Allocates(reinterpret_cast<uint64_t>(graph), address, params->bytesize, device);
-  DisguisedNode& kept = session->disguised_nodes()[reinterpret_cast<uint64_t>(*node)];
+  WriterLock lock(&session->disguised_nodes().mutex());
+  session->disguised_nodes().set_uses_memory();
+  session->disguised_nodes().set_any();
+  session->disguised_nodes().memory().Allocates(reinterpret_cast<uint64_t>(graph), address, params->bytesize, device);
+  DisguisedNode& kept = session->disguised_nodes().nodes()[reinterpret_cast<uint64_t>(*node)];
   kept.graph = reinterpret_cast<uint64_t>(graph);
   kept.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
   kept.allocation = *params;
@@ -105,18 +106,18 @@ CUresult AddFree(const char* name, CUgraphNode* node, CUgraph graph, const CUgra
   Session* const session = Session::Get();
   if (!session) return CUDA_ERROR_NOT_INITIALIZED;
   const uint64_t handle = reinterpret_cast<uint64_t>(graph);
-  if (!session->Usable(Kind::kGraph, handle)) return CUDA_ERROR_INVALID_VALUE;
+  if (!session->objects().Usable(Kind::kGraph, handle)) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckOwn(session, graph); result != CUDA_SUCCESS) return result;
   {
-    ReaderLock lock(&session->mutex());
-    const CUresult may = session->graph_memory().MayFree(handle, address);
+    ReaderLock lock(&session->disguised_nodes().mutex());
+    const CUresult may = session->disguised_nodes().memory().MayFree(handle, address);
     if (may != CUDA_SUCCESS) return may;
   }
   const CUresult result = AddStandIn(name, node, graph, dependencies, edges, count, 0);
   if (result != CUDA_SUCCESS) return result;
-  WriterLock lock(&session->mutex());
-  session->graph_memory().Frees(handle, address);
-  DisguisedNode& kept = session->disguised_nodes()[reinterpret_cast<uint64_t>(*node)];
+  WriterLock lock(&session->disguised_nodes().mutex());
+  session->disguised_nodes().memory().Frees(handle, address);
+  DisguisedNode& kept = session->disguised_nodes().nodes()[reinterpret_cast<uint64_t>(*node)];
   kept.graph = handle;
   kept.type = CU_GRAPH_NODE_TYPE_MEM_FREE;
   kept.allocation.dptr = address;
@@ -136,8 +137,8 @@ CUresult LaunchWithMemory(Call& call, const wire::cuGraphLaunch_Request& request
   Session& session = call.session();
   Addresses gone;
   {
-    WriterLock lock(&session.mutex());
-    driverabi::GraphMemory& memory = session.graph_memory();
+    WriterLock lock(&session.disguised_nodes().mutex());
+    driverabi::GraphMemory& memory = session.disguised_nodes().memory();
     if (memory.ExecHasNodes(request.hGraph)) {
       // It would become a child graph.
       if (session.captures().IsCaptured(request.hStream)) return CUDA_ERROR_NOT_SUPPORTED;
@@ -156,8 +157,8 @@ CUresult NoteUpload(Call& call, CUresult result, uint64_t exec, uint64_t stream)
   Session& session = call.session();
   if (result != CUDA_SUCCESS || !session.driver_execs().Has(exec)) return result;
   if (session.captures().IsCaptured(stream)) return result;  // it became a child graph
-  WriterLock lock(&session.mutex());
-  session.graph_records().Uploaded({Kind::kGraphExec, exec});
+  WriterLock lock(&session.objects().mutex());
+  session.objects().graph_records().Uploaded({Kind::kGraphExec, exec});
   return result;
 }
 
@@ -169,10 +170,10 @@ CUresult CheckDevice(Call& call, CUdevice device) {
 }  // namespace
 
 bool FindDisguised(Session& session, CUgraphNode node, DisguisedNode* found) {
-  if (!session.has_disguised_nodes()) return false;
-  ReaderLock lock(&session.mutex());
-  const auto it = session.disguised_nodes().find(reinterpret_cast<uint64_t>(node));
-  if (it == session.disguised_nodes().end()) return false;
+  if (!session.disguised_nodes().any()) return false;
+  ReaderLock lock(&session.disguised_nodes().mutex());
+  const auto it = session.disguised_nodes().nodes().find(reinterpret_cast<uint64_t>(node));
+  if (it == session.disguised_nodes().nodes().end()) return false;
   *found = it->second;
   return true;
 }
@@ -183,10 +184,10 @@ CUresult CaptureAllocation(Call& call, uint64_t stream, size_t bytes, uint64_t p
   params.poolProps.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   params.bytesize = bytes;
   {
-    Session& session = call.session();
-    ReaderLock lock(&session.mutex());
-    const Object* const context = session.handles().Find(Kind::kContext, call.thread().current_context());
-    params.poolProps.location.id = session.pools().PlaceOf(pool, context ? context->device : -1).device;
+    const int device = call.device();
+    KnownMemory& memory = call.session().memory();
+    ReaderLock lock(&memory.mutex());
+    params.poolProps.location.id = memory.pools().PlaceOf(pool, device).device;
   }
   const char* const name = call.info().name;
   const CUresult result = AddToCapture(
@@ -199,8 +200,8 @@ CUresult CaptureAllocation(Call& call, uint64_t stream, size_t bytes, uint64_t p
 CUresult CaptureFree(Call& call, uint64_t stream, CUdeviceptr dptr) {
   {
     // Before the capture's graph gets a handle for it: other memory than a graph's is an error that ends no capture.
-    ReaderLock lock(&call.session().mutex());
-    if (!call.session().graph_memory().Contains(dptr)) return CUDA_ERROR_INVALID_VALUE;
+    ReaderLock lock(&call.session().disguised_nodes().mutex());
+    if (!call.session().disguised_nodes().memory().Contains(dptr)) return CUDA_ERROR_INVALID_VALUE;
   }
   const char* const name = call.info().name;
   return AddToCapture(
@@ -209,26 +210,27 @@ CUresult CaptureFree(Call& call, uint64_t stream, CUdeviceptr dptr) {
 }
 
 bool FreeOfGraph(Session& session, CUdeviceptr dptr, CUresult* result) {
-  if (!session.uses_graph_memory()) return false;
+  if (!session.disguised_nodes().uses_memory()) return false;
   Addresses gone;
   {
-    WriterLock lock(&session.mutex());
-    if (!session.graph_memory().Contains(dptr)) return false;
-    *result = session.graph_memory().Free(dptr, &gone);
+    WriterLock lock(&session.disguised_nodes().mutex());
+    if (!session.disguised_nodes().memory().Contains(dptr)) return false;
+    *result = session.disguised_nodes().memory().Free(dptr, &gone);
   }
   session.FreeGraphMemory(gone);
   return true;
 }
 
 CUresult CheckWithoutMemory(Session& session, uint64_t graph_or_node) {
-  if (!session.uses_graph_memory()) return CUDA_SUCCESS;
-  ReaderLock lock(&session.mutex());
+  if (!session.disguised_nodes().uses_memory()) return CUDA_SUCCESS;
   uint64_t graph = graph_or_node;
   if (KindOf(graph) == Kind::kGraphNode) {
-    const Object* const node = session.handles().Find(Kind::kGraphNode, graph);
+    ReaderLock lock(&session.objects().mutex());
+    const Object* const node = session.objects().handles().Find(Kind::kGraphNode, graph);
     graph = node ? node->parent : 0;
   }
-  return session.graph_memory().HasNodes(graph) ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+  ReaderLock lock(&session.disguised_nodes().mutex());
+  return session.disguised_nodes().memory().HasNodes(graph) ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
 }
 
 CUresult Custom_cuGraphAddMemAllocNode(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies,
@@ -244,10 +246,10 @@ CUresult Custom_cuGraphMemAllocNodeGetParams(CUgraphNode hNode, CUDA_MEM_ALLOC_N
   if (result != CUDA_SUCCESS) return result;
   *params_out = found.allocation;
   Session* const session = Session::Get();
-  ReaderLock lock(&session->mutex());
-  const auto it = session->disguised_nodes().find(reinterpret_cast<uint64_t>(hNode));
+  ReaderLock lock(&session->disguised_nodes().mutex());
+  const auto it = session->disguised_nodes().nodes().find(reinterpret_cast<uint64_t>(hNode));
   // The list is the node's own.
-  if (it != session->disguised_nodes().end()) params_out->accessDescs = it->second.accesses.data();
+  if (it != session->disguised_nodes().nodes().end()) params_out->accessDescs = it->second.accesses.data();
   return CUDA_SUCCESS;
 }
 
@@ -309,7 +311,8 @@ CUresult Custom_cuGraphLaunch(CUgraphExec hGraph, CUstream hStream, bool per_thr
     return result;
   }
   request.Encode(&call.message());
-  const CUresult result = call.session().uses_graph_memory() ? LaunchWithMemory(call, request) : call.Send();
+  const CUresult result =
+      call.session().disguised_nodes().uses_memory() ? LaunchWithMemory(call, request) : call.Send();
   return NoteUpload(call, result, request.hGraph, request.hStream);
 }
 
@@ -322,9 +325,9 @@ CUresult Custom_cuGraphUpload(CUgraphExec hGraphExec, CUstream hStream, bool per
   if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.hStream); result != CUDA_SUCCESS) {
     return result;
   }
-  if (call.session().uses_graph_memory()) {
-    WriterLock lock(&call.session().mutex());
-    call.session().graph_memory().Uploaded(request.hGraph);
+  if (call.session().disguised_nodes().uses_memory()) {
+    WriterLock lock(&call.session().disguised_nodes().mutex());
+    call.session().disguised_nodes().memory().Uploaded(request.hGraph);
   }
   request.Encode(&call.message());
   return NoteUpload(call, call.Send(), request.hGraph, request.hStream);
@@ -334,8 +337,8 @@ CUresult Custom_cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribu
   if (!value || unsigned(attr) > CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH) return CUDA_ERROR_INVALID_VALUE;
   Call call(info::k_cuDeviceGetGraphMemAttribute);
   if (const CUresult result = CheckDevice(call, device); result != CUDA_SUCCESS) return result;
-  ReaderLock lock(&call.session().mutex());
-  *static_cast<cuuint64_t*>(value) = call.session().graph_memory().Figure(device, attr);
+  ReaderLock lock(&call.session().disguised_nodes().mutex());
+  *static_cast<cuuint64_t*>(value) = call.session().disguised_nodes().memory().Figure(device, attr);
   return CUDA_SUCCESS;
 }
 
@@ -345,16 +348,16 @@ CUresult Custom_cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribu
   if (!value || !high || *static_cast<const cuuint64_t*>(value) != 0) return CUDA_ERROR_INVALID_VALUE;
   Call call(info::k_cuDeviceSetGraphMemAttribute);
   if (const CUresult result = CheckDevice(call, device); result != CUDA_SUCCESS) return result;
-  WriterLock lock(&call.session().mutex());
-  call.session().graph_memory().ResetHigh(device, attr);
+  WriterLock lock(&call.session().disguised_nodes().mutex());
+  call.session().disguised_nodes().memory().ResetHigh(device, attr);
   return CUDA_SUCCESS;
 }
 
 CUresult Custom_cuDeviceGraphMemTrim(CUdevice device) {
   Call call(info::k_cuDeviceGraphMemTrim);
   if (const CUresult result = CheckDevice(call, device); result != CUDA_SUCCESS) return result;
-  WriterLock lock(&call.session().mutex());
-  call.session().graph_memory().Trim(device);
+  WriterLock lock(&call.session().disguised_nodes().mutex());
+  call.session().disguised_nodes().memory().Trim(device);
   return CUDA_SUCCESS;
 }
 

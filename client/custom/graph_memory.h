@@ -14,7 +14,7 @@
 #include <cstdint>
 
 #include "client/session/call.h"
-#include "client/session/objects.h"
+#include "client/session/disguised_nodes.h"
 
 namespace cuda_remote::client {
 

@@ -25,17 +25,17 @@ constexpr uint64_t kMostHandles = 50000;
 class NewHandles {
  public:
   NewHandles(Session* session, uint64_t count, uint64_t parent) : session_(session) {
-    WriterLock lock(&session_->mutex());
+    WriterLock lock(&session_->objects().mutex());
     for (uint64_t i = 0; i < count; ++i) {
-      const uint64_t handle = session_->handles().New(Kind::kGraphNode, parent);
+      const uint64_t handle = session_->objects().handles().New(Kind::kGraphNode, parent);
       if (handle == 0) break;
-      session_->handles().Find(Kind::kGraphNode, handle)->parent = parent;
+      session_->objects().handles().Find(Kind::kGraphNode, handle)->parent = parent;
       handles_.push_back(handle);
     }
   }
   ~NewHandles() {
-    WriterLock lock(&session_->mutex());
-    for (size_t i = kept_; i < handles_.size(); ++i) session_->handles().Drop(handles_[i]);
+    WriterLock lock(&session_->objects().mutex());
+    for (size_t i = kept_; i < handles_.size(); ++i) session_->objects().handles().Drop(handles_[i]);
   }
   const std::vector<uint64_t>& all() const { return handles_; }
   void Keep(size_t first_ones) { kept_ = first_ones; }
@@ -68,8 +68,8 @@ CUresult NameNodes(Session& session, uint64_t graph_or_node) {
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   uint64_t graph = graph_or_node;
   if (KindOf(graph) == Kind::kGraphNode) {
-    ReaderLock lock(&session.mutex());
-    const Object* const node = session.handles().Find(Kind::kGraphNode, graph);
+    ReaderLock lock(&session.objects().mutex());
+    const Object* const node = session.objects().handles().Find(Kind::kGraphNode, graph);
     graph = node ? node->parent : 0;
   }
   if (!call.Valid(Kind::kGraph, graph)) return CUDA_ERROR_INVALID_VALUE;
@@ -100,10 +100,10 @@ CUresult Custom_cuGraphDestroyNode(CUgraphNode hNode) {
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   uint64_t graph = 0;
   {
-    WriterLock lock(&call.session().mutex());
-    Object* const node = call.session().handles().Find(Kind::kGraphNode, request.hNode);
+    WriterLock lock(&call.session().objects().mutex());
+    Object* const node = call.session().objects().handles().Find(Kind::kGraphNode, request.hNode);
     if (node) {
-      call.session().SetActiveLocked(request.hNode, node, false);
+      call.session().objects().SetActiveLocked(request.hNode, node, false);
       graph = node->parent;
     }
   }

@@ -277,11 +277,16 @@ CUresult AddMovedGraph(const CallInfo& info, CUgraphNode* node, CUgraph graph, c
     if (session.captures().IsGraphOfOne(parent) || session.captures().IsGraphOfOne(moved)) {
       return Call::Unsupported(info.name, "moving a child graph in or out of the graph of a capture in progress");
     }
-    ReaderLock lock(&session.mutex());
-    if (session.uses_graph_memory() && session.graph_memory().HasNodes(moved) && session.IsEmbeddedLocked(parent)) {
-      return CUDA_ERROR_NOT_SUPPORTED;  // as natively: memory nodes cannot be added to a graph inside another one
+    bool with_memory = false;
+    if (session.disguised_nodes().uses_memory()) {
+      ReaderLock lock(&session.disguised_nodes().mutex());
+      with_memory = session.disguised_nodes().memory().HasNodes(moved);
     }
-    lock.Unlock();
+    // As natively: memory nodes cannot be added to a graph inside another one.
+    if (with_memory) {
+      ReaderLock lock(&session.objects().mutex());
+      if (session.objects().IsEmbeddedLocked(parent)) return CUDA_ERROR_NOT_SUPPORTED;
+    }
     out->params.type = CU_GRAPH_NODE_TYPE_GRAPH;
     out->params.graph = moved;
     out->params.moved = true;

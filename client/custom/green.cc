@@ -31,10 +31,10 @@ CUresult Custom_cuGreenCtxCreate(CUgreenCtx* phCtx, CUdevResourceDesc desc, CUde
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   call.Created({Kind::kGreenContext, request.phCtx}, {{Kind::kDevResourceDesc, request.desc}});
-  WriterLock lock(&session.mutex());
-  Object* const object = session.handles().Find(Kind::kGreenContext, request.phCtx);
+  WriterLock lock(&session.objects().mutex());
+  Object* const object = session.objects().handles().Find(Kind::kGreenContext, request.phCtx);
   object->device = dev;
-  object->id = session.NextId();
+  object->id = session.objects().NextContextIdLocked();
   *phCtx = reinterpret_cast<CUgreenCtx>(request.phCtx);
   return CUDA_SUCCESS;
 }
@@ -48,11 +48,12 @@ CUresult Custom_cuGreenCtxDestroy(CUgreenCtx hCtx) {
   if (!call.Valid(Kind::kGreenContext, request.hCtx)) return CUDA_ERROR_INVALID_CONTEXT;
   uint64_t context;
   {
-    ReaderLock lock(&session.mutex());
-    context = session.handles().Find(Kind::kGreenContext, request.hCtx)->green;
+    ReaderLock objects_lock(&session.objects().mutex());
+    context = session.objects().handles().Find(Kind::kGreenContext, request.hCtx)->green;
+    ReaderLock memory_lock(&session.memory().mutex());
     // Natively such memory is the primary context's and lives on; here it is recorded with the context that was
     // current.
-    for (auto& [start, range] : session.device_ranges()) {
+    for (auto& [start, range] : session.memory().device_ranges()) {
       if (context != 0 && range.value.context == context && range.value.source == DeviceRange::kAllocation) {
         return Call::Unsupported("cuGreenCtxDestroy",
                                  "memory that was allocated while its context was current must be "
@@ -74,13 +75,13 @@ CUresult Custom_cuGreenCtxGetId(CUgreenCtx greenCtx, unsigned long long* greenCt
   Call call(info::k_cuGreenCtxGetId);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
-  ReaderLock lock(&session.mutex());
+  ReaderLock lock(&session.objects().mutex());
   auto green = reinterpret_cast<uint64_t>(greenCtx);
   if (!green) {
-    const Object* const current = session.handles().Find(Kind::kContext, call.thread().current_context());
+    const Object* const current = session.objects().handles().Find(Kind::kContext, call.thread().current_context());
     green = current ? current->green : 0;
   }
-  const Object* const object = session.handles().Find(Kind::kGreenContext, green);
+  const Object* const object = session.objects().handles().Find(Kind::kGreenContext, green);
   if (!object) return CUDA_ERROR_INVALID_CONTEXT;
   *greenCtxId = object->id;
   return CUDA_SUCCESS;

@@ -54,9 +54,10 @@ CUresult Allocate(const CallInfo& info, void** pp, size_t bytesize, unsigned fla
   range.shared = true;
   range.flags = flags;
   range.context = call.thread().current_context();
-  WriterLock lock(&session.mutex());
-  range.buffer_id = session.NextId();
-  session.host_ranges().Insert(address, bytesize, range);
+  range.ordinal = std::max(0, call.device());
+  WriterLock lock(&session.memory().mutex());
+  range.buffer_id = session.memory().NextBufferIdLocked();
+  session.memory().host_ranges().Insert(address, bytesize, range);
   lock.Unlock();
   // The application says that kernels will use it, perhaps through pointers that are not seen.
   if (flags & CU_MEMHOSTALLOC_DEVICEMAP) {
@@ -88,19 +89,22 @@ CUresult Custom_cuMemFreeHost(void* p) {
   const uint64_t address = reinterpret_cast<uint64_t>(p);
   uint64_t bytes;
   {
-    ReaderLock lock(&session.mutex());
-    const auto* range = session.host_ranges().At(address);
+    ReaderLock lock(&session.memory().mutex());
+    const auto* range = session.memory().host_ranges().At(address);
     if (!range || range->value.registered) return CUDA_ERROR_INVALID_VALUE;
   }
   const CUresult result = UnmapFromDevice(call, address);
   {
-    WriterLock lock(&session.mutex());
-    auto* range = session.host_ranges().At(address);
+    WriterLock lock(&session.memory().mutex());
+    auto* range = session.memory().host_ranges().At(address);
     if (!range || range->value.registered) return CUDA_ERROR_INVALID_VALUE;
     bytes = range->bytes;
-    session.host_ranges().Erase(address);
+    session.memory().host_ranges().Erase(address);
+  }
+  {
     // Graphs that copy it go from the log.
-    session.DropLocked({Kind::kHostMemory, address});
+    WriterLock lock(&session.objects().mutex());
+    session.objects().DropLocked({Kind::kHostMemory, address});
   }
   const CUresult freed = session.pinned_heap().Free(&session, address, bytes);
   return result == CUDA_SUCCESS ? freed : result;
@@ -116,17 +120,18 @@ CUresult Custom_cuMemHostRegister_v2(void* p, size_t bytesize, unsigned int Flag
   Session& session = call.session();
   const uint64_t address = reinterpret_cast<uint64_t>(p);
   if (!IsMemory(address, bytesize)) return CUDA_ERROR_INVALID_VALUE;
-  WriterLock lock(&session.mutex());
+  WriterLock lock(&session.memory().mutex());
   // What overlaps is refused, and what the driver allocated itself is a wrong value.
-  if (const auto* const there = session.host_ranges().FindIn(address, bytesize)) {
+  if (const auto* const there = session.memory().host_ranges().FindIn(address, bytesize)) {
     return there->value.registered ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : CUDA_ERROR_INVALID_VALUE;
   }
   HostRange range;
   range.registered = true;
   range.flags = Flags;
   range.context = call.thread().current_context();
-  range.buffer_id = session.NextId();
-  session.host_ranges().Insert(address, bytesize, range);
+  range.ordinal = std::max(0, call.device());
+  range.buffer_id = session.memory().NextBufferIdLocked();
+  session.memory().host_ranges().Insert(address, bytesize, range);
   return CUDA_SUCCESS;
 }
 
@@ -136,15 +141,19 @@ CUresult Custom_cuMemHostUnregister(void* p) {
   Session& session = call.session();
   const uint64_t address = reinterpret_cast<uint64_t>(p);
   {
-    ReaderLock lock(&session.mutex());
-    const auto* range = session.host_ranges().Find(address);
+    ReaderLock lock(&session.memory().mutex());
+    const auto* range = session.memory().host_ranges().Find(address);
     if (!p || (range && !range->value.registered)) return CUDA_ERROR_INVALID_VALUE;
     if (!range || range->start != address || range->value.alias_of) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
   }
   const CUresult result = UnmapFromDevice(call, address);
-  WriterLock lock(&session.mutex());
-  session.host_ranges().Erase(address);
-  session.DropLocked({Kind::kHostMemory, address});
+  // In one step for what records objects: the pages are the application's own, and may be registered again at once.
+  WriterLock lock(&session.objects().mutex());
+  {
+    WriterLock memory_lock(&session.memory().mutex());
+    session.memory().host_ranges().Erase(address);
+  }
+  session.objects().DropLocked({Kind::kHostMemory, address});
   return result;
 }
 
@@ -164,8 +173,8 @@ CUresult Custom_cuMemHostGetFlags(unsigned int* pFlags, void* p) {
   Call call(info::k_cuMemHostGetFlags);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
-  ReaderLock lock(&session.mutex());
-  const auto* range = session.host_ranges().Find(reinterpret_cast<uint64_t>(p));
+  ReaderLock lock(&session.memory().mutex());
+  const auto* range = session.memory().host_ranges().Find(reinterpret_cast<uint64_t>(p));
   if (!range || range->value.registered) return CUDA_ERROR_INVALID_VALUE;
   // The driver maps all pinned memory where addressing is unified, and says so.
   *pFlags = range->value.flags | CU_MEMHOSTALLOC_DEVICEMAP;

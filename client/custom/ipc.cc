@@ -42,8 +42,8 @@ void Record(Call& call, replay::ObjectKey object, uint64_t key, uint64_t context
   header.context_or_result = SlotOf(context);
   std::vector<replay::ObjectKey> needs;
   if (context != 0) needs.push_back({Kind::kContext, context});
-  WriterLock lock(&call.session().mutex());
-  call.session().log().Modify(object, key, header, call.message(), needs);
+  WriterLock lock(&call.session().objects().mutex());
+  call.session().objects().log().Modify(object, key, header, call.message(), needs);
 }
 
 // Records that `object` is shared under the key of the reply. `request` is what was sent. The record stays where it is
@@ -52,8 +52,8 @@ void Record(Call& call, replay::ObjectKey object, uint64_t key, uint64_t context
 template <typename Request, typename Reply>
 void RecordShared(Call& call, replay::ObjectKey object, uint64_t context, Request* request, const Reply& reply) {
   {
-    ReaderLock lock(&call.session().mutex());
-    if (call.session().log().FindSetting(object, call.info().id, 0)) return;
+    ReaderLock lock(&call.session().objects().mutex());
+    if (call.session().objects().log().FindSetting(object, call.info().id, 0)) return;
   }
   request->key = reply.key;
   call.message().clear();
@@ -115,26 +115,26 @@ CUresult KeyOfDescriptor(const char* name, void* os_handle, std::string* key) {
 void NoteImport(Call& call, uint64_t address, uint64_t bytes, int device, DeviceRange::Source source,
                 uint64_t pool = 0) {
   Session& session = call.session();
-  WriterLock lock(&session.mutex());
+  WriterLock lock(&session.memory().mutex());
   DeviceRange range;
   range.source = source;
   range.device = device;
   range.context = call.thread().current_context();
-  range.buffer_id = session.NextId();
+  range.buffer_id = session.memory().NextBufferIdLocked();
   range.pool = pool;
   if (source == DeviceRange::kPoolImported) {
-    session.pools().Created(pool, device);
-    session.InsertPoolMemoryLocked(address, bytes, range);
+    session.memory().pools().Created(pool, device);
+    session.memory().InsertPoolMemoryLocked(address, bytes, range);
   } else {
-    session.device_ranges().Insert(address, bytes, range);
+    session.memory().device_ranges().Insert(address, bytes, range);
   }
 }
 
 // From now on another process may record this event, or has done so. Returns the event's context.
 uint64_t NoteShared(Session& session, uint64_t event) {
   session.ShareEvents();
-  WriterLock lock(&session.mutex());
-  Object* const object = session.handles().Find(Kind::kEvent, event);
+  WriterLock lock(&session.objects().mutex());
+  Object* const object = session.objects().handles().Find(Kind::kEvent, event);
   if (!object) return 0;
   object->between_processes = true;
   return KindOf(object->parent) == Kind::kContext ? object->parent : 0;
@@ -142,15 +142,15 @@ uint64_t NoteShared(Session& session, uint64_t event) {
 
 // Where the allocation begins that `address` lies in.
 uint64_t AllocationOf(Session& session, uint64_t address) {
-  ReaderLock lock(&session.mutex());
-  const auto* const range = session.device_ranges().Find(address);
+  ReaderLock lock(&session.memory().mutex());
+  const auto* const range = session.memory().device_ranges().Find(address);
   return range ? range->start : address;
 }
 
 // Whether memory was opened, of another process's pool or not.
 bool IsImport(Session& session, uint64_t address, bool* of_pool) {
-  ReaderLock lock(&session.mutex());
-  const auto* const range = session.device_ranges().At(address);
+  ReaderLock lock(&session.memory().mutex());
+  const auto* const range = session.memory().device_ranges().At(address);
   *of_pool = range && range->value.source == DeviceRange::kPoolImported;
   return *of_pool || (range && range->value.source == DeviceRange::kImported);
 }
@@ -162,8 +162,9 @@ void RecordOpened(Call& call, Request* request, const Reply& reply, DeviceRange:
   if (reply.opened > 1) {
     uint64_t context = 0;
     {
-      ReaderLock lock(&call.session().mutex());
-      if (const auto* const range = call.session().device_ranges().At(reply.address)) context = range->value.context;
+      ReaderLock lock(&call.session().memory().mutex());
+      if (const auto* const range = call.session().memory().device_ranges().At(reply.address))
+        context = range->value.context;
     }
     Record(call, object, reply.opened, context);
     return;
@@ -192,10 +193,9 @@ CUresult Close(const CallInfo& info, CUdeviceptr address, bool pools_too) {
     const uint32_t opened_by = of_pool ? kCall_cuMemPoolImportPointer : kCall_cuIpcOpenMemHandle_v2;
     call.Undone({Kind::kDeviceMemory, address}, opened_by, reply.left + 1);
   } else {
-    WriterLock lock(&call.session().mutex());
-    call.session().EraseDeviceRangeLocked(address);
+    WriterLock lock(&call.session().objects().mutex());
     // What was made of it (textures, nodes of graphs) is good for nothing any more, and cannot be made again.
-    call.session().DropLocked({Kind::kDeviceMemory, address});
+    call.session().objects().DropLocked({Kind::kDeviceMemory, address});
   }
   return CUDA_SUCCESS;
 }
@@ -207,8 +207,8 @@ bool IsPoolImport(CUdeviceptr address) {
   if (!g_pool_imports.load(std::memory_order_relaxed)) return false;
   Session* const session = Session::Get();
   if (!session || address == 0) return false;
-  ReaderLock lock(&session->mutex());
-  const auto* const range = session->device_ranges().At(address);
+  ReaderLock lock(&session->memory().mutex());
+  const auto* const range = session->memory().device_ranges().At(address);
   return range && range->value.source == DeviceRange::kPoolImported;
 }
 

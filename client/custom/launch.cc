@@ -210,7 +210,7 @@ CUresult Custom_cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, voi
   Answers& answers = call.session().answers();
   std::string description;
   const bool plain = DescribeLaunch(request.f, shape, *config, &description);
-  if (plain) call.session().AppendSettings(request.f, &description);
+  if (plain) call.session().objects().AppendSettings(request.f, &description);
   expected = expected && plain && answers.Find(description, nullptr);
   const uint64_t stamp = answers.stamp();
   const CUresult result = SendLaunch(call, *info, expected);

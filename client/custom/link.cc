@@ -164,9 +164,10 @@ CUresult Custom_cuLinkComplete(CUlinkState state, void** cubinOut, size_t* sizeO
       return call.session().Lose(ChannelStatus::kProtocolError);
     }
     link->image = std::move(image);
-    // The inputs are not needed any more.
-    WriterLock lock(&call.session().mutex());
-    call.session().DropDependentsLocked({Kind::kLinkState, request.state});
+    // The inputs are not needed any more, nor what was answered about them.
+    call.session().answers().Forget();
+    WriterLock lock(&call.session().objects().mutex());
+    call.session().objects().DropDependentsLocked({Kind::kLinkState, request.state});
   }
   *cubinOut = &link->image[0];
   if (sizeOut) *sizeOut = link->image.size();

@@ -19,8 +19,8 @@ namespace cuda_remote::client {
 namespace {
 
 // Whether the range is managed memory of one allocation or variable.
-bool IsManagedLocked(Session& session, uint64_t address, size_t bytes) CR_REQUIRES_SHARED(session.mutex()) {
-  const auto* range = session.device_ranges().Find(address);
+bool IsManagedLocked(Session& session, uint64_t address, size_t bytes) CR_REQUIRES_SHARED(session.memory().mutex()) {
+  const auto* range = session.memory().device_ranges().Find(address);
   return range && range->value.managed && range->Contains(address, bytes);
 }
 
@@ -61,7 +61,7 @@ CUresult Advise(CUdeviceptr address, size_t bytes, CUmem_advise advice, const CU
     if (const CUresult result = CheckPlace(session, place); result != CUDA_SUCCESS) return result;
   }
   const int who = place.type == CU_MEM_LOCATION_TYPE_DEVICE ? place.id : CU_DEVICE_CPU;
-  WriterLock lock(&session.mutex());
+  WriterLock lock(&session.memory().mutex());
   if (!IsManagedLocked(session, address, bytes)) return CUDA_ERROR_INVALID_VALUE;
   session.managed_advice().Update(address, bytes, [&](Advice& known) {
     switch (advice) {
@@ -116,7 +116,7 @@ CUresult Prefetch(const char* name, const CUdeviceptr* addresses, const size_t* 
     const bool rising = i == 0 ? first[0] == 0 : first[i] > first[i - 1];
     if (!rising || first[i] >= count) return CUDA_ERROR_INVALID_VALUE;
   }
-  WriterLock lock(&session.mutex());
+  WriterLock lock(&session.memory().mutex());
   for (size_t i = 0; i < count; ++i) {
     if (sizes[i] == 0 || !IsManagedLocked(session, addresses[i], sizes[i])) return CUDA_ERROR_INVALID_VALUE;
   }
@@ -148,7 +148,7 @@ int DeviceNumber(const Advice::Place& place) {
   return place.type == CU_MEM_LOCATION_TYPE_DEVICE ? place.id : CU_DEVICE_CPU;
 }
 
-// One attribute of a range that is known to be managed. Under the session's lock.
+// One attribute of a range that is known to be managed. Under the lock of KnownMemory.
 CUresult RangeAttribute(Session& session, void* data, size_t data_bytes, CUmem_range_attribute attribute,
                         CUdeviceptr address, size_t bytes) {
   if (!data || data_bytes == 0 || data_bytes % sizeof(int) != 0) return CUDA_ERROR_INVALID_VALUE;
@@ -228,23 +228,26 @@ CUresult AllocateInHostMemory(Session& session, size_t bytes, int device, uint64
 }  // namespace
 
 bool FindManaged(Session& session, uint64_t address, size_t bytes) {
-  ReaderLock lock(&session.mutex());
+  ReaderLock lock(&session.memory().mutex());
   return IsManagedLocked(session, address, bytes);
 }
 
 bool FreeManaged(Call& call, uint64_t address, CUresult* result) {
   Session& session = call.session();
-  if (!session.uses_managed()) return false;
+  if (!session.memory().uses_managed()) return false;
   uint64_t bytes;
   {
-    WriterLock lock(&session.mutex());
-    const auto* range = session.device_ranges().At(address);
+    WriterLock lock(&session.memory().mutex());
+    const auto* range = session.memory().device_ranges().At(address);
     if (!range || range->value.source != DeviceRange::kManaged) return false;
     bytes = range->bytes;
-    session.device_ranges().Erase(address);
+    session.memory().device_ranges().Erase(address);
     session.managed_advice().Forget(address, bytes);
+  }
+  {
     // Graphs that copy it go from the log.
-    session.DropLocked({Kind::kHostMemory, address});
+    WriterLock lock(&session.objects().mutex());
+    session.objects().DropLocked({Kind::kHostMemory, address});
   }
   if (ManagedHome::Contains(address)) {
     *result = session.managed_home().Free(&session, address, bytes);
@@ -265,7 +268,7 @@ bool FreeManaged(Call& call, uint64_t address, CUresult* result) {
 CUresult ShareVariable(Call& call, uint64_t address, uint64_t bytes, const char* name) {
   Session& session = call.session();
   ManagedMirror& mirror = session.managed_mirror();
-  session.set_uses_managed();
+  session.memory().set_uses_managed();
   if (!mirror.MapVariable(address, bytes)) {
     return Call::Unsupported(name, "this process has something else where the driver put the __managed__ variable");
   }
@@ -283,12 +286,12 @@ CUresult Custom_cuMemAllocManaged(CUdeviceptr* dptr, size_t bytesize, unsigned i
   Call call(info::k_cuMemAllocManaged);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
-  session.set_uses_managed();
+  session.memory().set_uses_managed();
   DeviceRange range;
   range.source = DeviceRange::kManaged;
   range.managed = true;
   range.context = call.thread().current_context();
-  range.device = session.DeviceOf(range.context);
+  range.device = call.device();
   uint64_t address;
   CUresult result = session.managed_home().Allocate(&session, bytesize, range.device, &address);
   if (result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_OUT_OF_MEMORY) {
@@ -299,9 +302,9 @@ CUresult Custom_cuMemAllocManaged(CUdeviceptr* dptr, size_t bytesize, unsigned i
     session.managed_home().pages().Attach(address, bytesize, ManagedPages::kHost);
   }
   if (result != CUDA_SUCCESS) return result;
-  WriterLock lock(&session.mutex());
-  range.buffer_id = session.NextId();
-  session.device_ranges().Insert(address, bytesize, range);
+  WriterLock lock(&session.memory().mutex());
+  range.buffer_id = session.memory().NextBufferIdLocked();
+  session.memory().device_ranges().Insert(address, bytesize, range);
   lock.Unlock();
   // May itself lie in managed memory.
   *dptr = address;
@@ -367,8 +370,8 @@ CUresult Custom_cuStreamAttachMemAsync(CUstream hStream, CUdeviceptr dptr, size_
   Session& session = call.session();
   size_t bytes;
   {
-    ReaderLock lock(&session.mutex());
-    const auto* range = session.device_ranges().At(dptr);
+    ReaderLock lock(&session.memory().mutex());
+    const auto* range = session.memory().device_ranges().At(dptr);
     if (!range || !range->value.managed || (length != 0 && length != range->bytes)) return CUDA_ERROR_INVALID_VALUE;
     bytes = range->bytes;
   }
@@ -385,7 +388,7 @@ CUresult Custom_cuMemRangeGetAttribute(void* data, size_t dataSize, CUmem_range_
   Call call(info::k_cuMemRangeGetAttribute);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
-  ReaderLock lock(&session.mutex());
+  ReaderLock lock(&session.memory().mutex());
   if (count == 0 || !IsManagedLocked(session, devPtr, count)) return CUDA_ERROR_INVALID_VALUE;
   return RangeAttribute(session, data, dataSize, attribute, devPtr, count);
 }
@@ -396,7 +399,7 @@ CUresult Custom_cuMemRangeGetAttributes(void** data, size_t* dataSizes, CUmem_ra
   Call call(info::k_cuMemRangeGetAttributes);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
-  ReaderLock lock(&session.mutex());
+  ReaderLock lock(&session.memory().mutex());
   if (count == 0 || !IsManagedLocked(session, devPtr, count)) return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < numAttributes; ++i) {
     const CUresult result = RangeAttribute(session, data[i], dataSizes[i], attributes[i], devPtr, count);

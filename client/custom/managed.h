@@ -25,7 +25,7 @@ CUresult ShareVariable(Call& call, uint64_t address, uint64_t bytes, const char*
 // for programs that have none: every copy asks.
 bool FindManaged(Session& session, uint64_t address, size_t bytes);
 inline bool IsManaged(Session& session, uint64_t address, size_t bytes) {
-  return session.uses_managed() && FindManaged(session, address, bytes);
+  return session.memory().uses_managed() && FindManaged(session, address, bytes);
 }
 
 }  // namespace cuda_remote::client

@@ -70,8 +70,8 @@ CUresult MapForDevice(Call& call, uint64_t address, uint64_t* device) {
   uint64_t start, bytes;
   HostRange range;
   {
-    ReaderLock lock(&session.mutex());
-    const auto* const found = session.host_ranges().Find(address);
+    ReaderLock lock(&session.memory().mutex());
+    const auto* const found = session.memory().host_ranges().Find(address);
     if (!found) return CUDA_ERROR_INVALID_VALUE;
     start = found->start;
     bytes = found->bytes;
@@ -98,15 +98,15 @@ CUresult MapForDevice(Call& call, uint64_t address, uint64_t* device) {
       if (alias && range.sharing != HostRange::kMoved) session.host_arena().Free(alias, length);
       return result;
     }
-    WriterLock lock(&session.mutex());
-    auto* const found = session.host_ranges().At(start);
+    WriterLock lock(&session.memory().mutex());
+    auto* const found = session.memory().host_ranges().At(start);
     // Freed by another thread meanwhile, which is the application's mistake: the server's memory stays till the end.
     if (!found) return CUDA_ERROR_INVALID_VALUE;
     found->value = range;
     if (alias) {
       HostRange other = range;
       other.alias_of = start;
-      session.host_ranges().Insert(range.device, bytes, other);
+      session.memory().host_ranges().Insert(range.device, bytes, other);
     }
   }
   // An address that is the GPU's already stays what it is.
@@ -121,8 +121,8 @@ CUresult FindParameters(Call& call, const std::string& block) {
     memcpy(&value, block.data() + at, sizeof value);
     if (!HostArena::Contains(value)) continue;
     {
-      ReaderLock lock(&session.mutex());
-      const auto* const range = session.host_ranges().Find(value);
+      ReaderLock lock(&session.memory().mutex());
+      const auto* const range = session.memory().host_ranges().Find(value);
       if (!range || range->value.on_device) continue;
     }
     uint64_t device;
@@ -137,16 +137,17 @@ CUresult UnmapFromDevice(Call& call, uint64_t start) {
   HostRange range;
   uint64_t bytes;
   {
-    WriterLock lock(&session.mutex());
-    auto* const found = session.host_ranges().At(start);
+    WriterLock lock(&session.memory().mutex());
+    auto* const found = session.memory().host_ranges().At(start);
     if (!found || !found->value.on_device) return CUDA_SUCCESS;
     range = found->value;
     bytes = found->bytes;
     found->value.on_device = false;
-    if (range.registered) {
-      session.host_ranges().Erase(range.device);
-      session.DropLocked({Kind::kHostMemory, range.device});
-    }
+    if (range.registered) session.memory().host_ranges().Erase(range.device);
+  }
+  if (range.registered) {
+    WriterLock lock(&session.objects().mutex());
+    session.objects().DropLocked({Kind::kHostMemory, range.device});
   }
   const uint64_t page = HostArena::PageOf(start), alias = HostArena::PageOf(range.device);
   const uint64_t length = HostArena::RoundUp(start - page + bytes);
@@ -178,8 +179,8 @@ CUresult UnmapFromDevice(Call& call, uint64_t start) {
 
 uint64_t HostAddressOf(Session& session, uint64_t address) {
   if (!HostArena::Contains(address)) return address;
-  ReaderLock lock(&session.mutex());
-  const auto* const range = session.host_ranges().Find(address);
+  ReaderLock lock(&session.memory().mutex());
+  const auto* const range = session.memory().host_ranges().Find(address);
   return range && range->value.alias_of ? range->value.alias_of + (address - range->start) : address;
 }
 

@@ -35,21 +35,21 @@ bool TakeFreed(Call& call, wire::OpMemAlloc_Request* request, CUdeviceptr* dptr)
   wanted.bytes = request->bytes;
   wanted.stream = KeptStream(request->stream);
   wanted.context = call.thread().current_context();
-  WriterLock lock(&session.mutex());
-  const Object* const context = session.handles().Find(Kind::kContext, wanted.context);
-  const PoolAccounts::Place place = session.pools().PlaceOf(request->pool, context ? context->device : -1);
+  const int device = call.device();
+  WriterLock lock(&session.memory().mutex());
+  const PoolAccounts::Place place = session.memory().pools().PlaceOf(request->pool, device);
   wanted.device = request->device = place.device;
   wanted.pool = request->pool = place.pool;
-  if (!may_keep || session.freed_memory().empty()) return false;
-  const uint64_t address = session.freed_memory().Take(wanted);
+  if (!may_keep || session.memory().freed().empty()) return false;
+  const uint64_t address = session.memory().freed().Take(wanted);
   if (address == 0) return false;
   DeviceRange range;
   range.source = DeviceRange::kStreamOrdered;
   range.device = wanted.device;
   range.context = wanted.context;
   range.pool = wanted.pool;
-  range.buffer_id = session.NextId();
-  session.InsertPoolMemoryLocked(address, wanted.bytes, range);
+  range.buffer_id = session.memory().NextBufferIdLocked();
+  session.memory().InsertPoolMemoryLocked(address, wanted.bytes, range);
   *dptr = address;
   return true;
 }
@@ -60,8 +60,8 @@ bool KeepFreed(Call& call, CUdeviceptr dptr, uint64_t stream) {
   if (!MayKeepFreed(session)) return false;
   std::vector<FreedMemory::Block> out;
   {
-    WriterLock lock(&session.mutex());
-    const auto* const range = session.device_ranges().At(dptr);
+    WriterLock lock(&session.memory().mutex());
+    const auto* const range = session.memory().device_ranges().At(dptr);
     if (!range || range->value.source != DeviceRange::kStreamOrdered ||
         range->value.context != call.thread().current_context()) {
       return false;
@@ -73,8 +73,8 @@ bool KeepFreed(Call& call, CUdeviceptr dptr, uint64_t stream) {
     block.context = range->value.context;
     block.pool = range->value.pool;
     block.device = range->value.device;
-    session.EraseDeviceRangeLocked(dptr);
-    session.freed_memory().Keep(block, &out);
+    session.memory().EraseDeviceRangeLocked(dptr);
+    session.memory().freed().Keep(block, &out);
   }
   session.GiveBack(out);
   return true;
@@ -97,12 +97,12 @@ CUresult Allocate(Call& call, wire::OpMemAlloc_Request& request, CUdeviceptr* dp
   range.context = call.thread().current_context();
   range.pool = request.pool;
   {
-    WriterLock lock(&session.mutex());
-    range.buffer_id = session.NextId();
+    WriterLock lock(&session.memory().mutex());
+    range.buffer_id = session.memory().NextBufferIdLocked();
     if (range.source == DeviceRange::kStreamOrdered) {
-      session.InsertPoolMemoryLocked(reply.address, reply.bytes, range);
+      session.memory().InsertPoolMemoryLocked(reply.address, reply.bytes, range);
     } else {
-      session.device_ranges().Insert(reply.address, reply.bytes, range);
+      session.memory().device_ranges().Insert(reply.address, reply.bytes, range);
     }
   }
   request.at = reply.address;
@@ -141,8 +141,8 @@ CUresult AllocateStreamOrdered(const CallInfo& info, CUdeviceptr* dptr, size_t b
 
 // Whether `address` is the start of a live allocation, and, where that is asked, whether of a pool.
 bool IsAllocation(Session& session, uint64_t address, bool* of_pool = nullptr) {
-  ReaderLock lock(&session.mutex());
-  const auto* range = session.device_ranges().At(address);
+  ReaderLock lock(&session.memory().mutex());
+  const auto* range = session.memory().device_ranges().At(address);
   const bool pool = range && range->value.source == DeviceRange::kStreamOrdered;
   if (of_pool) *of_pool = pool;
   return pool || (range && range->value.source == DeviceRange::kAllocation);
@@ -166,7 +166,7 @@ CUresult Custom_cuMemAlloc_v2(CUdeviceptr* dptr, size_t bytesize) {
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::OpMemAlloc_Request request;
   request.bytes = bytesize;
-  request.device = call.session().DeviceOf(call.thread().current_context());
+  request.device = call.device();
   return Allocate(call, request, dptr, nullptr);
 }
 
@@ -180,7 +180,7 @@ CUresult Custom_cuMemAllocPitch_v2(CUdeviceptr* dptr, size_t* pPitch, size_t Wid
   request.pitch_width = WidthInBytes;
   request.pitch_height = Height;
   request.pitch_element = ElementSizeBytes;
-  request.device = call.session().DeviceOf(call.thread().current_context());
+  request.device = call.device();
   return Allocate(call, request, dptr, pPitch);
 }
 
@@ -202,7 +202,7 @@ CUresult Custom_cuMemFree_v2(CUdeviceptr dptr) {
   const CUresult result = call.Transact();
   if (result != CUDA_SUCCESS) return result;
   call.Destroyed({Kind::kDeviceMemory, dptr});
-  if (of_pool) call.session().NoteWaited();
+  if (of_pool) call.session().memory().NoteWaited();
   return CUDA_SUCCESS;
 }
 
@@ -227,10 +227,10 @@ CUresult Custom_cuMemGetInfo_v2(size_t* free, size_t* total) {
   if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
   if (free) {
     Session& session = call.session();
-    const int device = session.DeviceOf(call.thread().current_context());
-    ReaderLock lock(&session.mutex());
+    const int device = call.device();
+    ReaderLock lock(&session.memory().mutex());
     // What pools keep by their threshold is theirs, though nothing holds it: an allocation that needs it has it.
-    *free = size_t(reply.free - std::min(reply.free, session.pools().IdleOn(device)));
+    *free = size_t(reply.free - std::min(reply.free, session.memory().pools().IdleOn(device)));
   }
   if (total) *total = size_t(reply.total);
   return CUDA_SUCCESS;

@@ -162,11 +162,11 @@ CUresult GetGlobal(const CallInfo& info, Kind kind, uint64_t owner, const char* 
   range.source = DeviceRange::kGlobal;
   range.managed = reply.managed;
   range.context = call.thread().current_context();
-  range.device = std::max(0, call.session().DeviceOf(range.context));
+  range.device = std::max(0, call.device());
   {
-    WriterLock lock(&call.session().mutex());
-    range.buffer_id = call.session().NextId();
-    call.session().device_ranges().Insert(reply.dptr, reply.bytes, range);
+    WriterLock lock(&call.session().memory().mutex());
+    range.buffer_id = call.session().memory().NextBufferIdLocked();
+    call.session().memory().device_ranges().Insert(reply.dptr, reply.bytes, range);
   }
   call.Created({Kind::kVariable, reply.dptr}, {{kind, owner}});
   if (dptr) *dptr = reply.dptr;

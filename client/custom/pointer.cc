@@ -33,9 +33,9 @@ struct Facts {
 };
 
 Facts Look(Session& session, uint64_t address) {
-  ReaderLock lock(&session.mutex());
+  ReaderLock lock(&session.memory().mutex());
   Facts facts;
-  if (const auto* range = session.device_ranges().Find(address)) {
+  if (const auto* range = session.memory().device_ranges().Find(address)) {
     facts.known = facts.device = true;
     facts.start = range->start;
     facts.bytes = range->bytes;
@@ -48,7 +48,7 @@ Facts Look(Session& session, uint64_t address) {
     facts.pool = range->value.pool;
     facts.managed = range->value.managed;
     facts.handle_types = range->value.handle_types;
-  } else if (const auto* range = session.host_ranges().Find(address)) {
+  } else if (const auto* range = session.memory().host_ranges().Find(address)) {
     facts.known = true;
     facts.start = range->start;
     facts.bytes = range->bytes;
@@ -59,9 +59,7 @@ Facts Look(Session& session, uint64_t address) {
     const uint64_t offset = address - range->start;
     facts.device_address = range->value.on_device ? range->value.device + offset : address;
     facts.host_address = range->value.alias_of ? range->value.alias_of + offset : address;
-    if (const Object* context = session.handles().Find(Kind::kContext, range->value.context)) {
-      facts.ordinal = context->device;
-    }
+    facts.ordinal = range->value.ordinal;
   }
   return facts;
 }

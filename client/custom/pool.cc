@@ -34,8 +34,8 @@ CUresult GetPool(const CallInfo& info, CUmemoryPool* pool, Request request, int 
   if (reply.pool == request.pool) call.Created({Kind::kMemoryPool, request.pool});
   {
     // Pools of the application's own are known; another thread may have asked for this one at the same time.
-    WriterLock lock(&call.session().mutex());
-    PoolAccounts& pools = call.session().pools();
+    WriterLock lock(&call.session().memory().mutex());
+    PoolAccounts& pools = call.session().memory().pools();
     if (pools.PlaceOf(reply.pool, -1).device < 0) pools.IsDefault(reply.pool, default_of);
   }
   *pool = reinterpret_cast<CUmemoryPool>(reply.pool);
@@ -58,8 +58,8 @@ bool IsFigure(CUmemPool_attribute attribute, bool* high) {
   return *high || attribute == CU_MEMPOOL_ATTR_USED_MEM_CURRENT || attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
 }
 
-driverabi::PoolFigures& FiguresOfLocked(Session& session, CUmemoryPool pool) CR_REQUIRES(session.mutex()) {
-  PoolAccounts& pools = session.pools();
+driverabi::PoolFigures& FiguresOfLocked(Session& session, CUmemoryPool pool) CR_REQUIRES(session.memory().mutex()) {
+  PoolAccounts& pools = session.memory().pools();
   return pools.FiguresOf(pools.PlaceOf(reinterpret_cast<uint64_t>(pool), 0));
 }
 
@@ -79,8 +79,8 @@ uint64_t Answer(const driverabi::PoolFigures& figures, CUmemPool_attribute attri
 // The setting is recorded with the pool: it needs the pool, and the last one set wins.
 void MadeCurrent(Call& call, uint64_t pool, int device) {
   call.Modified({Kind::kMemoryPool, pool}, uint64_t(device));
-  WriterLock lock(&call.session().mutex());
-  call.session().pools().SetCurrent(device, pool);
+  WriterLock lock(&call.session().memory().mutex());
+  call.session().memory().pools().SetCurrent(device, pool);
 }
 
 }  // namespace
@@ -104,8 +104,8 @@ CUresult Custom_cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* poolPr
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   call.Created({Kind::kMemoryPool, request.pool});
   *pool = reinterpret_cast<CUmemoryPool>(request.pool);
-  WriterLock lock(&call.session().mutex());
-  call.session().pools().Created(request.pool, poolProps->location.id);
+  WriterLock lock(&call.session().memory().mutex());
+  call.session().memory().pools().Created(request.pool, poolProps->location.id);
   return CUDA_SUCCESS;
 }
 
@@ -115,7 +115,7 @@ CUresult Custom_cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute att
   if (!call.Valid(Kind::kMemoryPool, pool)) return CUDA_ERROR_INVALID_VALUE;
   if (!value) return CUDA_ERROR_INVALID_VALUE;
   if (bool high; IsFigure(attr, &high)) {
-    WriterLock lock(&call.session().mutex());
+    WriterLock lock(&call.session().memory().mutex());
     const cuuint64_t figure = Answer(FiguresOfLocked(call.session(), pool), attr);
     memcpy(value, &figure, sizeof(figure));
     return CUDA_SUCCESS;
@@ -142,7 +142,7 @@ CUresult Custom_cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute att
   memcpy(&number, value, PoolAttributeSize(attr));
   if (bool high; IsFigure(attr, &high)) {
     if (!high || number != 0) return CUDA_ERROR_INVALID_VALUE;
-    WriterLock lock(&call.session().mutex());
+    WriterLock lock(&call.session().memory().mutex());
     driverabi::PoolFigures& figures = FiguresOfLocked(call.session(), pool);
     attr == CU_MEMPOOL_ATTR_USED_MEM_HIGH ? figures.ResetUsedHigh() : figures.ResetReservedHigh();
     return CUDA_SUCCESS;
@@ -155,9 +155,9 @@ CUresult Custom_cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute att
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   call.Modified({Kind::kMemoryPool, request.pool}, uint64_t(attr));
   if (attr == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
-    WriterLock lock(&call.session().mutex());
+    WriterLock lock(&call.session().memory().mutex());
     FiguresOfLocked(call.session(), pool).set_threshold(number);
-    call.session().pools().NoteIdle();
+    call.session().memory().pools().NoteIdle();
   }
   return CUDA_SUCCESS;
 }
@@ -167,7 +167,7 @@ CUresult Custom_cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep) {
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   if (!call.Valid(Kind::kMemoryPool, pool)) return CUDA_ERROR_INVALID_VALUE;
   {
-    WriterLock lock(&call.session().mutex());
+    WriterLock lock(&call.session().memory().mutex());
     FiguresOfLocked(call.session(), pool).TrimTo(minBytesToKeep);
   }
   // What the application has freed is to be others' now, so the server must know of it.

@@ -22,8 +22,8 @@ bool KnowsDeviceRange(Call& call, CUdeviceptr address, uint64_t bytes) {
   if (HostArena::Contains(address)) MapForDevice(call, address, &device);
   // What the host uses too is waited for: a fill of it has been done when the call returns.
   if (IsManaged(call.session(), address, 1)) return false;
-  ReaderLock lock(&call.session().mutex());
-  const auto* const range = call.session().device_ranges().Find(address);
+  ReaderLock lock(&call.session().memory().mutex());
+  const auto* const range = call.session().memory().device_ranges().Find(address);
   return range && range->Contains(address, bytes);
 }
 

@@ -120,9 +120,9 @@ CUresult Build(const Sides& sides, CUDA_MEMCPY3D copy, CUcontext context, Staged
 
 void Remember(CUgraphNode node, CUgraph graph, const CUDA_MEMCPY3D& copy) {
   Session* const session = Session::Get();
-  WriterLock lock(&session->mutex());
-  session->set_has_disguised_nodes();
-  DisguisedNode& kept = session->disguised_nodes()[reinterpret_cast<uint64_t>(node)];
+  WriterLock lock(&session->disguised_nodes().mutex());
+  session->disguised_nodes().set_any();
+  DisguisedNode& kept = session->disguised_nodes().nodes()[reinterpret_cast<uint64_t>(node)];
   if (graph) kept.graph = reinterpret_cast<uint64_t>(graph);
   kept.type = CU_GRAPH_NODE_TYPE_MEMCPY;
   kept.copy = copy;

@@ -24,13 +24,14 @@ CUresult ContextOfStream(const CallInfo& info, CUstream hStream, bool per_thread
   uint64_t context = call.thread().current_context();
   uint64_t green = 0;
   {
-    ReaderLock lock(&call.session().mutex());
+    ReaderLock lock(&call.session().objects().mutex());
     if (KindOf(stream) == Kind::kStream) {
-      if (const Object* object = call.session().handles().Find(Kind::kStream, stream)) context = object->parent;
+      if (const Object* object = call.session().objects().handles().Find(Kind::kStream, stream))
+        context = object->parent;
     }
     if (KindOf(context) == Kind::kGreenContext) {
       green = context;
-    } else if (const Object* object = call.session().handles().Find(Kind::kContext, context)) {
+    } else if (const Object* object = call.session().objects().handles().Find(Kind::kContext, context)) {
       green = object->green;
     }
   }

@@ -22,15 +22,16 @@ namespace cuda_remote::client {
 namespace {
 
 // The physical memory is gone for good when its last mapping goes after the application's release.
-void DropIfUnusedLocked(Session& session, uint64_t handle) CR_REQUIRES(session.mutex()) {
-  Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle);
-  if (memory && memory->released && memory->mappings == 0) session.DropLocked({Kind::kPhysicalMemory, handle});
+void DropIfUnusedLocked(Session& session, uint64_t handle) CR_REQUIRES(session.objects().mutex()) {
+  Object* memory = session.objects().handles().Find(Kind::kPhysicalMemory, handle);
+  if (memory && memory->released && memory->mappings == 0)
+    session.objects().DropLocked({Kind::kPhysicalMemory, handle});
 }
 
 // What physical memory was made with, or imported as; zeros if the log does not say.
-CUmemAllocationProp PropertiesLocked(Session& session, uint64_t handle) CR_REQUIRES_SHARED(session.mutex()) {
+CUmemAllocationProp PropertiesLocked(Session& session, uint64_t handle) CR_REQUIRES_SHARED(session.objects().mutex()) {
   CUmemAllocationProp properties{};
-  const replay::Record* const record = session.log().Find({Kind::kPhysicalMemory, handle});
+  const replay::Record* const record = session.objects().log().Find({Kind::kPhysicalMemory, handle});
   if (!record) return properties;
   wire::cuMemCreate_Request made;
   wire::cuMemImportFromShareableHandle_Request imported;
@@ -88,8 +89,8 @@ CUresult Custom_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGener
   Session& session = call.session();
   uint64_t reservation;
   {
-    ReaderLock lock(&session.mutex());
-    const Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle);
+    ReaderLock lock(&session.objects().mutex());
+    const Object* memory = session.objects().handles().Find(Kind::kPhysicalMemory, handle);
     reservation = session.virtual_memory().ReservationOf(ptr, size);
     if (!memory || memory->released || !reservation) return CUDA_ERROR_INVALID_VALUE;
   }
@@ -102,16 +103,20 @@ CUresult Custom_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGener
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   call.Created({Kind::kMapping, ptr}, {{Kind::kReservation, reservation}, {Kind::kPhysicalMemory, handle}});
-  WriterLock lock(&session.mutex());
-  if (Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle)) ++memory->mappings;
-  session.virtual_memory().Map({ptr, size, handle});
+  CUmemAllocationProp properties;
+  {
+    WriterLock lock(&session.objects().mutex());
+    if (Object* memory = session.objects().handles().Find(Kind::kPhysicalMemory, handle)) ++memory->mappings;
+    session.virtual_memory().Map({ptr, size, handle});
+    properties = PropertiesLocked(session, handle);
+  }
   DeviceRange range;
   range.source = DeviceRange::kMapped;
-  range.buffer_id = session.NextId();
-  const CUmemAllocationProp properties = PropertiesLocked(session, handle);
   range.device = properties.location.id;
   range.handle_types = properties.requestedHandleTypes;
-  session.device_ranges().Insert(ptr, size, range);
+  WriterLock lock(&session.memory().mutex());
+  range.buffer_id = session.memory().NextBufferIdLocked();
+  session.memory().device_ranges().Insert(ptr, size, range);
   return CUDA_SUCCESS;
 }
 
@@ -126,11 +131,14 @@ CUresult Custom_cuMemUnmap(CUdeviceptr ptr, size_t size) {
   if (result != CUDA_SUCCESS) return result;
   // The driver has accepted the range, so it holds whole mappings: one or several.
   Session& session = call.session();
-  WriterLock lock(&session.mutex());
+  WriterLock lock(&session.objects().mutex());
   for (const VirtualMemoryMap::Mapping& gone : session.virtual_memory().Unmap(ptr, size)) {
-    session.device_ranges().Erase(gone.start);
-    session.DropLocked({Kind::kMapping, gone.start});
-    if (Object* memory = session.handles().Find(Kind::kPhysicalMemory, gone.memory)) --memory->mappings;
+    {
+      WriterLock memory_lock(&session.memory().mutex());
+      session.memory().device_ranges().Erase(gone.start);
+    }
+    session.objects().DropLocked({Kind::kMapping, gone.start});
+    if (Object* memory = session.objects().handles().Find(Kind::kPhysicalMemory, gone.memory)) --memory->mappings;
     DropIfUnusedLocked(session, gone.memory);
   }
   return CUDA_SUCCESS;
@@ -168,9 +176,9 @@ CUresult Custom_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle
   Session& session = call.session();
   wire::cuMemRetainAllocationHandle_Request request;
   {
-    WriterLock lock(&session.mutex());
+    WriterLock lock(&session.objects().mutex());
     request.handle = session.virtual_memory().MemoryAt(reinterpret_cast<uint64_t>(addr));
-    Object* memory = request.handle ? session.handles().Find(Kind::kPhysicalMemory, request.handle) : nullptr;
+    Object* memory = request.handle ? session.objects().handles().Find(Kind::kPhysicalMemory, request.handle) : nullptr;
     if (!memory) return CUDA_ERROR_INVALID_VALUE;
     if (!memory->released) {
       ++memory->retained;
@@ -181,8 +189,9 @@ CUresult Custom_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   call.Modified({Kind::kPhysicalMemory, request.handle}, 0);
-  WriterLock lock(&session.mutex());
-  if (Object* memory = session.handles().Find(Kind::kPhysicalMemory, request.handle)) memory->released = false;
+  WriterLock lock(&session.objects().mutex());
+  if (Object* memory = session.objects().handles().Find(Kind::kPhysicalMemory, request.handle))
+    memory->released = false;
   *handle = request.handle;
   return CUDA_SUCCESS;
 }
@@ -192,8 +201,8 @@ CUresult Custom_cuMemRelease(CUmemGenericAllocationHandle handle) {
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
   {
-    WriterLock lock(&session.mutex());
-    Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle);
+    WriterLock lock(&session.objects().mutex());
+    Object* memory = session.objects().handles().Find(Kind::kPhysicalMemory, handle);
     if (!memory || memory->released) return CUDA_ERROR_INVALID_VALUE;
     if (memory->retained > 0) {
       --memory->retained;
@@ -206,8 +215,8 @@ CUresult Custom_cuMemRelease(CUmemGenericAllocationHandle handle) {
   const CUresult result = call.Transact();
   if (result != CUDA_SUCCESS) return result;
   call.Modified({Kind::kPhysicalMemory, handle}, 0);
-  WriterLock lock(&session.mutex());
-  if (Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle)) memory->released = true;
+  WriterLock lock(&session.objects().mutex());
+  if (Object* memory = session.objects().handles().Find(Kind::kPhysicalMemory, handle)) memory->released = true;
   DropIfUnusedLocked(session, handle);
   return CUDA_SUCCESS;
 }

@@ -22,8 +22,8 @@ struct Question {
 
 // True if the answer is known; fills in the stamp that a new answer counts from. False and no stamp for a dead handle.
 bool Known(Session& session, Question* question) {
-  ReaderLock lock(&session.mutex());
-  const Object* const object = session.handles().Find(question->kind, question->object);
+  ReaderLock lock(&session.objects().mutex());
+  const Object* const object = session.objects().handles().Find(question->kind, question->object);
   if (!object || object->between_processes) return false;
   const Completions& completions = session.completions();
   question->stamp = question->kind == Kind::kEvent ? completions.EventStamp(question->object)
@@ -35,7 +35,7 @@ bool Known(Session& session, Question* question) {
 
 // What is known to be done need not be asked about.
 CUresult Done(Session& session, const Question& question) {
-  if (question.waits) session.NoteWaited();
+  if (question.waits) session.memory().NoteWaited();
   return session.TakePendingError();
 }
 
@@ -44,8 +44,8 @@ CUresult Ask(Call& call, const Question& question) {
   const CUresult result = call.Transact();
   if (result != CUDA_SUCCESS) return result;
   Session& session = call.session();
-  ReaderLock lock(&session.mutex());
-  if (Object* const object = session.handles().Find(question.kind, question.object)) {
+  ReaderLock lock(&session.objects().mutex());
+  if (Object* const object = session.objects().handles().Find(question.kind, question.object)) {
     object->done_at.store(question.stamp, std::memory_order_relaxed);
     if (question.waits) object->synchronized_at.store(question.stamp, std::memory_order_relaxed);
   }
@@ -95,7 +95,7 @@ CUresult Record(const CallInfo& info, CUevent event, CUstream stream, bool per_t
     return result;
   }
   request.Encode(&call.message());
-  if (call.session().RecordsQuietly(request.hEvent)) call.SendQuietly();
+  if (call.session().objects().RecordsQuietly(request.hEvent)) call.SendQuietly();
   const CUresult result = call.Send();
   call.session().completions().EventRecorded(request.hEvent);
   return result;

@@ -54,9 +54,9 @@ Call::~Call() {
   if (show_managed_) ShowManaged();
   if (borrows_) thread_->borrowed_context = 0;
   if (new_handle_count_ > 0) {
-    WriterLock lock(&session_->mutex());
+    WriterLock lock(&session_->objects().mutex());
     for (int i = 0; i < new_handle_count_; ++i) {
-      if (new_handles_[i]) session_->handles().Drop(new_handles_[i]);
+      if (new_handles_[i]) session_->objects().handles().Drop(new_handles_[i]);
     }
   }
   if (--thread_->depth != 0) return;
@@ -106,8 +106,16 @@ void Call::SetReplyPayload(void* out, size_t capacity) {
   reply_payload_capacity_ = capacity;
 }
 
+int Call::FindDevice(uint64_t context) {
+  const int device = session_->objects().DeviceOf(context);
+  if (device < 0) return device;
+  thread_->device = device;
+  thread_->device_context = context;
+  return device;
+}
+
 bool Call::Valid(Kind kind, uint64_t handle) {
-  if (!session_->Usable(kind, handle)) return false;
+  if (!session_->objects().Usable(kind, handle)) return false;
   Borrow(handle);
   return true;
 }
@@ -115,7 +123,7 @@ bool Call::Valid(Kind kind, uint64_t handle) {
 bool Call::Valid(Kind kind, const void* handle) { return Valid(kind, reinterpret_cast<uint64_t>(handle)); }
 
 void Call::BorrowFrom(uint64_t handle) {
-  uint64_t context = session_->ContextOfObject(handle);
+  uint64_t context = session_->objects().ContextOf(handle);
   if (KindOf(context) == Kind::kGreenContext) {
     // What is made from it lies in the context that belongs to it.
     if (ContextOfGreen(context, &context) != CUDA_SUCCESS) return;
@@ -155,10 +163,10 @@ uint64_t Call::NewHandle(Kind kind, uint64_t parent) {
   if (new_handle_count_ == int(sizeof(new_handles_) / sizeof(new_handles_[0]))) return 0;
   if (parent == 0) parent = thread_->current_context();
   if (parent == kNoParent) parent = 0;
-  WriterLock lock(&session_->mutex());
-  const uint64_t handle = session_->handles().New(kind, parent);
+  WriterLock lock(&session_->objects().mutex());
+  const uint64_t handle = session_->objects().handles().New(kind, parent);
   if (!handle) return 0;
-  session_->handles().Find(kind, handle)->parent = parent;
+  session_->objects().handles().Find(kind, handle)->parent = parent;
   new_handles_[new_handle_count_++] = handle;
   return handle;
 }
@@ -213,7 +221,7 @@ CUresult Call::Recall(uint64_t function) {
   std::string question(reinterpret_cast<const char*>(&header_.call), sizeof(header_.call));
   question.append(reinterpret_cast<const char*>(&header_.context_or_result), sizeof(header_.context_or_result));
   question += *message_;
-  if (function) session_->AppendSettings(function, &question);
+  if (function) session_->objects().AppendSettings(function, &question);
   if (answers.Find(question, reply_)) return CUDA_SUCCESS;
   const uint64_t stamp = answers.stamp();
   const CUresult result = Transact();
@@ -275,7 +283,7 @@ CUresult Call::Finish(uint64_t sequence) {
     if (!traits.Has(kInPieces)) ShowManaged();
   }
   if (traits.work == Work::kWaits) {
-    session_->NoteWaited();
+    session_->memory().NoteWaited();
     ManagedPages& pages = session_->managed_home().pages();
     if (expected && reply_payload_bytes_ == sizeof expected->answer) {
       pages.Arrived(&session_->channel(), *expected, sequence);
@@ -354,25 +362,25 @@ void Call::Created(replay::ObjectKey object, std::initializer_list<replay::Objec
     }
   }
   if (IsOfGraphs(object.kind)) AddHostNeeds(session_, header_.call, *message_, &needs);
-  WriterLock lock(&session_->mutex());
+  WriterLock lock(&session_->objects().mutex());
   NoteEventLocked(object.id);
   if (NoteGraphLocked(object, needs, retains)) return;
-  if (const Object* created = session_->handles().Find(object.kind, object.id); created && created->parent) {
+  if (const Object* created = session_->objects().handles().Find(object.kind, object.id); created && created->parent) {
     needs.push_back({KindOf(created->parent), created->parent});
   }
   const FrameHeader recorded = RecordedHeaderLocked(object, &needs);
   std::optional<replay::Hash128> image;
-  if (!payload_.empty()) image = session_->log().AddImage(payload_);
-  session_->log().Create(object, needs, recorded, *message_, *reply_, image);
-  for (size_t i = 0; i < retains.size(); ++i) session_->graph_records().Retain(object.id, i, retains[i]);
+  if (!payload_.empty()) image = session_->objects().log().AddImage(payload_);
+  session_->objects().log().Create(object, needs, recorded, *message_, *reply_, image);
+  for (size_t i = 0; i < retains.size(); ++i) session_->objects().graph_records().Retain(object.id, i, retains[i]);
 }
 
-void Call::NoteEventLocked(uint64_t event) CR_REQUIRES(session_->mutex()) {
+void Call::NoteEventLocked(uint64_t event) CR_REQUIRES(session_->objects().mutex()) {
   wire::cuEventCreate_Request request;
   if (!wire::DecodeAs(header_.call, *message_, &request)) return;
   // The time that a record takes down, and what another process waits for, should not be late.
   const bool quiet = (request.Flags & CU_EVENT_DISABLE_TIMING) != 0 && (request.Flags & CU_EVENT_INTERPROCESS) == 0;
-  session_->NoteEventLocked(event, quiet);
+  session_->objects().NoteEventLocked(event, quiet);
 }
 
 void Call::NoteCaptured() {
@@ -385,14 +393,14 @@ void Call::NamedInCapture(uint64_t stream, uint64_t graph) {
 }
 
 bool Call::NoteGraphLocked(replay::ObjectKey object, const std::vector<replay::ObjectKey>& needs,
-                           const std::vector<uint64_t>& retains) CR_REQUIRES_SHARED(session_->mutex()) {
+                           const std::vector<uint64_t>& retains) CR_REQUIRES_SHARED(session_->objects().mutex()) {
   if (!session_->captures().active() || !IsOfGraphs(object.kind)) return false;
   for (uint64_t at = object.id; at != 0;) {
     if (KindOf(at) == Kind::kGraph &&
         session_->captures().NoteGraph(at, header_, *message_, thread_->current_context(), needs, retains)) {
       return true;
     }
-    const Object* const here = session_->handles().Find(KindOf(at), at);
+    const Object* const here = session_->objects().handles().Find(KindOf(at), at);
     at = here ? here->parent : 0;
   }
   return false;
@@ -405,7 +413,7 @@ void Call::Keep(uint64_t handle) {
 }
 
 FrameHeader Call::RecordedHeaderLocked(replay::ObjectKey object, std::vector<replay::ObjectKey>* needs)
-    CR_REQUIRES_SHARED(session_->mutex()) {
+    CR_REQUIRES_SHARED(session_->objects().mutex()) {
   FrameHeader recorded = header_;
   recorded.flags = 0;
   const uint64_t context = thread_->current_context();
@@ -415,7 +423,7 @@ FrameHeader Call::RecordedHeaderLocked(replay::ObjectKey object, std::vector<rep
   bool belongs = object.kind >= Kind::kDeviceMemory || object.id == context || IsOfGraphs(object.kind);
   for (const replay::ObjectKey& need : *needs) belongs = belongs || need.id == context;
   for (uint64_t ancestor = object.id; !belongs && ancestor != 0;) {
-    const Object* above = session_->handles().Find(KindOf(ancestor), ancestor);
+    const Object* above = session_->objects().handles().Find(KindOf(ancestor), ancestor);
     ancestor = above ? above->parent : 0;
     belongs = ancestor == context;
   }
@@ -432,14 +440,14 @@ void Call::Destroyed(replay::ObjectKey object) {
     if (const auto failed = session_->captures().End(object.id)) session_->CaptureFailed(*failed);
   }
   {
-    WriterLock lock(&session_->mutex());
-    if (session_->MarkDestroyedLocked(object)) {
+    WriterLock lock(&session_->objects().mutex());
+    if (session_->objects().MarkDestroyedLocked(object)) {
       // Something was made from it. Its record stays, and a replay destroys it again when it has served.
       std::vector<replay::ObjectKey> needs;
       const FrameHeader recorded = RecordedHeaderLocked(object, &needs);
-      session_->log().Modify(object, 0, recorded, *message_, needs);
+      session_->objects().log().Modify(object, 0, recorded, *message_, needs);
     } else {
-      session_->DropLocked(object);
+      session_->objects().DropLocked(object);
     }
   }
   if (object.kind == Kind::kGraph || object.kind == Kind::kGraphExec) session_->GraphDestroyed(object);
@@ -458,33 +466,33 @@ void Call::Modified(replay::ObjectKey object, uint64_t key, std::initializer_lis
   const bool of_kernel = object.kind == Kind::kKernel && !TraitsOf(header_.call).Has(kSettingInQuestions);
   if (object.kind == Kind::kContext || object.kind == Kind::kFunction || of_kernel) session_->answers().Forget();
   if (IsOfGraphs(object.kind)) AddHostNeeds(session_, header_.call, *message_, &needs);
-  WriterLock lock(&session_->mutex());
+  WriterLock lock(&session_->objects().mutex());
   if (NoteGraphLocked(object, needs, retains)) return;
   const FrameHeader recorded = RecordedHeaderLocked(object, &needs);
   if (object.kind == Kind::kGraphNode) {
     // A node that a capture or a listing named has no record of its own that would go with its graph.
-    const Object* const node = session_->handles().Find(object.kind, object.id);
+    const Object* const node = session_->objects().handles().Find(object.kind, object.id);
     if (node && node->parent) needs.push_back({KindOf(node->parent), node->parent});
-    session_->graph_records().ModifyNode(object, key, recorded, *message_, needs);
+    session_->objects().graph_records().ModifyNode(object, key, recorded, *message_, needs);
   } else if (object.kind == Kind::kGraphExec) {
-    key = session_->graph_records().ModifyExec(object, key, recorded, *message_, needs);
+    key = session_->objects().graph_records().ModifyExec(object, key, recorded, *message_, needs);
   } else {
-    session_->log().Modify(object, key, recorded, *message_, needs);
+    session_->objects().log().Modify(object, key, recorded, *message_, needs);
     wire::cuGraphRetainUserObject_Request held;
     wire::cuGraphReleaseUserObject_Request released;
     if (wire::DecodeAs(header_.call, *message_, &held)) {
-      session_->graph_records().NoteUserObject(held.object, object, header_.call, key);
+      session_->objects().graph_records().NoteUserObject(held.object, object, header_.call, key);
     } else if (wire::DecodeAs(header_.call, *message_, &released)) {
-      session_->graph_records().NoteUserObject(released.object, object, header_.call, key);
+      session_->objects().graph_records().NoteUserObject(released.object, object, header_.call, key);
     }
   }
   for (const uint64_t one : retains)
-    session_->graph_records().Retain(object.id, GraphRecords::SlotOfSetting(header_.call, key), one);
+    session_->objects().graph_records().Retain(object.id, GraphRecords::SlotOfSetting(header_.call, key), one);
 }
 
 void Call::Undone(replay::ObjectKey object, uint32_t id, uint64_t key) {
-  WriterLock lock(&session_->mutex());
-  session_->log().ForgetSetting(object, id, key);
+  WriterLock lock(&session_->objects().mutex());
+  session_->objects().log().ForgetSetting(object, id, key);
 }
 
 uint64_t Call::ExecOfDriver(uint64_t driver_handle) {

@@ -64,13 +64,20 @@ class Call {
     return context ? context : reinterpret_cast<CUcontext>(thread_->current_context());
   }
 
+  // The device of the context that the call is made in; -1 if there is none, or it is gone. Takes no lock if the thread
+  // has asked about this context before.
+  int device() {
+    const uint64_t context = thread_->current_context();
+    return thread_->device_context == context ? thread_->device : FindDevice(context);
+  }
+
   // Whether `handle` is a live virtual handle of `kind`. If it is: Borrow.
   bool Valid(Kind kind, const void* handle);
   bool Valid(Kind kind, uint64_t handle);
 
   // The call names this object, whose handle is valid: a ContextOf::kObject call on a thread without a current context
   // is made in the object's context from here on. It is the thread's current one for the client library until the call
-  // ends. Does nothing for objects of no context, and for all but the first of a context. Not under the session's lock.
+  // ends. Does nothing for objects of no context, and for all but the first of a context. Locks RecordedObjects.
   void Borrow(uint64_t handle) {
     if (borrows_ && !thread_->borrowed_context) BorrowFrom(handle);
   }
@@ -156,14 +163,15 @@ class Call {
  private:
   friend class Session;
   void BorrowFrom(uint64_t handle);
+  int FindDevice(uint64_t context);
   // The error of a request that the channel does not take. It is this call's alone: the session goes on.
   CUresult CheckLength() const;
-  // Remembers of a new event whether records of it may be sent quietly. Under the session's lock.
+  // Remembers of a new event whether records of it may be sent quietly. Under the lock of RecordedObjects.
   void NoteEventLocked(uint64_t event);
   // Notes the request if it is part of a capture in progress.
   void NoteCaptured();
   // The same for a request about a graph: true if it belongs to a capture's record and not to the log. Under the
-  // session's lock.
+  // lock of RecordedObjects.
   bool NoteGraphLocked(replay::ObjectKey object, const std::vector<replay::ObjectKey>& needs,
                        const std::vector<uint64_t>& retains);
   // Sends what the host has changed in managed memory, before work that may read it; and fetches what the GPU has
@@ -176,7 +184,7 @@ class Call {
   void CopyManagedPayload();
   ManagedReply* ArriveFor(void* out, size_t bytes);  // null: it may arrive where it belongs
   void DeliverManaged(uint64_t sequence, size_t bytes);
-  // The header to record for `object`, with what the record depends on besides. Under the session's lock.
+  // The header to record for `object`, with what the record depends on besides. Under the lock of RecordedObjects.
   FrameHeader RecordedHeaderLocked(replay::ObjectKey object, std::vector<replay::ObjectKey>* needs);
 
   const CallInfo& info_;

@@ -65,14 +65,14 @@ class CallTest : public ::testing::Test {
   static std::vector<uint64_t>& stack() { return ThreadState::Get()->context_stack; }
 
   static uint64_t NewContext(int device) {
-    WriterLock lock(&session_->mutex());
-    const uint64_t context = session_->handles().New(Kind::kContext, 0);
-    session_->handles().Find(Kind::kContext, context)->device = device;
+    WriterLock lock(&session_->objects().mutex());
+    const uint64_t context = session_->objects().handles().New(Kind::kContext, 0);
+    session_->objects().handles().Find(Kind::kContext, context)->device = device;
     return context;
   }
   static void Drop(uint64_t handle) {
-    WriterLock lock(&session_->mutex());
-    session_->DropLocked({KindOf(handle), handle});
+    WriterLock lock(&session_->objects().mutex());
+    session_->objects().DropLocked({KindOf(handle), handle});
   }
   // A live object of the current context, without a record.
   static uint64_t NewObject(Kind kind) {
@@ -83,8 +83,8 @@ class CallTest : public ::testing::Test {
     return handle;
   }
   static bool InLog(Kind kind, uint64_t handle) {
-    ReaderLock lock(&session_->mutex());
-    return session_->log().Find({kind, handle}) != nullptr;
+    ReaderLock lock(&session_->objects().mutex());
+    return session_->objects().log().Find({kind, handle}) != nullptr;
   }
 
   // Which requests the server got since the last time. Waits for an answer, so that all before it are among them.
@@ -201,11 +201,11 @@ TEST_F(CallTest, NewHandlesAreGivenBackUnlessSomethingWasCreated) {
     call.Keep(handles[5]);
   }
   for (size_t i = 0; i < handles.size(); ++i) {
-    EXPECT_EQ(session_->Usable(Kind::kEvent, handles[i]), i == 3 || i == 5) << i;
+    EXPECT_EQ(session_->objects().Usable(Kind::kEvent, handles[i]), i == 3 || i == 5) << i;
     EXPECT_EQ(InLog(Kind::kEvent, handles[i]), i == 3) << i;
   }
   Drop(context_);
-  EXPECT_FALSE(session_->Usable(Kind::kEvent, handles[3])) << "it dies with its context";
+  EXPECT_FALSE(session_->objects().Usable(Kind::kEvent, handles[3])) << "it dies with its context";
   EXPECT_FALSE(InLog(Kind::kEvent, handles[3]));
 }
 
@@ -367,9 +367,9 @@ TEST_F(CallTest, WhatIsKeptForLaterIsGivenBackWhereMemoryIsMissing) {
   block.bytes = 4096;
   block.context = context_;
   {
-    WriterLock lock(&session_->mutex());
+    WriterLock lock(&session_->memory().mutex());
     std::vector<FreedMemory::Block> out;
-    session_->freed_memory().Keep(block, &out);
+    session_->memory().freed().Keep(block, &out);
   }
   int refused = 1;
   server_->On(kCall_cuMemCreate, [&refused](const FakeServer::Request& request) {

@@ -88,7 +88,7 @@ void Captures::Note(Session* session, const FrameHeader& header, std::string_vie
   const CallTraits& traits = TraitsOf(header.call);
   const Capture role = traits.capture;
   if (role == Capture::kLeftOut) return;
-  // Before the lock: the session's tables have one of their own.
+  // Before the lock: KnownMemory has one of its own, which this one's holders do not take.
   std::vector<replay::ObjectKey> needs;
   if (role != Capture::kObstacle) needs = NeedsOf(session, header.call, message);
   MutexLock lock(&mutex_);

@@ -19,6 +19,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "client/session/disguised_nodes.h"
 #include "proto/frame/frame.h"
 #include "proto/threads/mutex.h"
 #include "replay/log/log.h"
@@ -48,7 +49,7 @@ class Captures {
 
   // Notes a request that was sent (and, if it was waited for, succeeded) on `stream` (0: on none that can be captured).
   // `context` is the virtual handle of the thread's context, `name` the application's call. Called for every request
-  // while a capture is in progress, and for every request that begins one. Locks the session's tables for look-ups.
+  // while a capture is in progress, and for every request that begins one. Locks KnownMemory for look-ups.
   void Note(Session* session, const FrameHeader& header, std::string_view message, bool has_payload, uint64_t stream,
             uint64_t context, const char* name);
 
@@ -91,7 +92,7 @@ class Captures {
   CaptureRecord* OfStreamLocked(uint64_t stream) const CR_REQUIRES(mutex_);
   void BeginLocked(uint64_t stream, uint64_t graph) CR_REQUIRES(mutex_);
 
-  mutable Mutex mutex_;
+  mutable Mutex mutex_ CR_ACQUIRED_AFTER(&RecordedObjects::mutex_, &DisguisedNodes::mutex_);
   std::atomic<int> count_{0};
   std::vector<std::unique_ptr<CaptureRecord>> captures_ CR_GUARDED_BY(mutex_);
   // The capture in which an event was recorded last.

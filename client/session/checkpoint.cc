@@ -76,9 +76,9 @@ agent::Info Checkpoint::GetInfo() {
     info.session = channel()->welcome().session;
     info.shared_memory = channel()->welcome().shared_memory;
   }
-  ReaderLock lock(&session_->mutex());
-  info.log_records = session_->log().records();
-  info.log_bytes = session_->log().bytes();
+  ReaderLock lock(&session_->objects().mutex());
+  info.log_records = session_->objects().log().records();
+  info.log_bytes = session_->objects().log().bytes();
   return info;
 }
 
@@ -184,7 +184,7 @@ bool Checkpoint::Settle(int timeout_ms, const std::function<bool()>& gone, bool*
     ok = status == ChannelStatus::kOk ? DrainUntil(deadline, gone, error) : ServerWentAway(status, error);
   }
   session_->managed_mirror().StopWatching();
-  if (ok && session_->uses_managed()) {
+  if (ok && session_->memory().uses_managed()) {
     const CUresult result = session_->managed_home().Settle(session_);
     ok = result == CUDA_SUCCESS;
     if (!ok) *error = "managed memory could not be fetched: " + driverabi::DescribeError(result);
@@ -232,10 +232,10 @@ void Checkpoint::NoteEventTimes() {
   // A request asks for the events of one context.
   std::unordered_map<uint64_t, std::vector<uint64_t>> events;
   {
-    ReaderLock lock(&session_->mutex());
-    for (const replay::Record* record : session_->log().InOrder()) {
+    ReaderLock lock(&session_->objects().mutex());
+    for (const replay::Record* record : session_->objects().log().InOrder()) {
       if (record->object.kind != Kind::kEvent || record->modifies) continue;
-      const Object* const object = session_->handles().Find(Kind::kEvent, record->object.id);
+      const Object* const object = session_->objects().handles().Find(Kind::kEvent, record->object.id);
       if (object) events[object->parent].push_back(record->object.id);
     }
   }
@@ -306,8 +306,8 @@ bool Checkpoint::GiveImages(uint64_t* number, int* fd, std::string* error) {
   given_images_number_ = 0;
   replay::Images images;
   {
-    ReaderLock lock(&session_->mutex());
-    images = session_->log().AllImages();
+    ReaderLock lock(&session_->objects().mutex());
+    images = session_->objects().log().AllImages();
   }
   // The job's calls do not wait for this.
   *fd = MakeMemfd(
@@ -327,9 +327,9 @@ bool Checkpoint::Take(uint64_t images, agent::Taken* taken, std::string* error) 
   if (!NoteCode(error)) return false;
   std::string log;
   {
-    ReaderLock lock(&session_->mutex());
+    ReaderLock lock(&session_->objects().mutex());
     const bool has_images = images != 0 && images == given_images_number_;
-    session_->log().Serialize(&log, has_images ? given_images_ : std::set<replay::Hash128>());
+    session_->objects().log().Serialize(&log, has_images ? given_images_ : std::set<replay::Hash128>());
   }
   taken->log_fd = MakeMemfd(
       "cuda-remote-log", [&log](const auto& put) { return put(log); }, error);
@@ -484,15 +484,15 @@ void Checkpoint::GoBack() {
 
 bool Checkpoint::ReplayRest(std::string* error) {
   replay::ChannelTarget target(*channel());
-  ReaderLock lock(&session_->mutex());
-  if (replay::Replay(session_->log(), target, nullptr, error, replay::Part::kAfterPinned)) return true;
+  ReaderLock lock(&session_->objects().mutex());
+  if (replay::Replay(session_->objects().log(), target, nullptr, error, replay::Part::kAfterPinned)) return true;
   *error = "the job's graphs cannot be recreated on this server: " + *error;
   return false;
 }
 
 bool Checkpoint::MapManaged(std::string* error) {
-  ReaderLock lock(&session_->mutex());
-  for (auto& [start, range] : session_->host_ranges()) {
+  ReaderLock lock(&session_->memory().mutex());
+  for (auto& [start, range] : session_->memory().host_ranges()) {
     if (range.value.alias_of || !session_->IsMirrored(range.value)) continue;
     const CUresult result = session_->MapOwnRange(range.value.device, range.bytes);
     if (result != CUDA_SUCCESS) {
@@ -505,7 +505,7 @@ bool Checkpoint::MapManaged(std::string* error) {
     *error = "the new server has no room for the job's managed memory (" + driverabi::DescribeError(moved) + ")";
     return false;
   }
-  for (auto& [start, range] : session_->device_ranges()) {
+  for (auto& [start, range] : session_->memory().device_ranges()) {
     if (range.value.source != DeviceRange::kManaged || ManagedHome::Contains(start)) continue;
     const CUresult result = session_->MapManagedRange(start, range.bytes, range.value.device);
     if (result != CUDA_SUCCESS) {
@@ -518,15 +518,15 @@ bool Checkpoint::MapManaged(std::string* error) {
 
 bool Checkpoint::MoveManaged(std::string* error) {
   std::vector<ManagedMirror::Place> places = session_->managed_home().Mirrored(session_);
-  ReaderLock lock(&session_->mutex());
-  for (auto& [start, range] : session_->device_ranges()) {
+  ReaderLock lock(&session_->memory().mutex());
+  for (auto& [start, range] : session_->memory().device_ranges()) {
     if (!range.value.managed || ManagedHome::Contains(start)) continue;
     const bool variable = range.value.source == DeviceRange::kGlobal;
     if (variable || !session_->shared_memory()) {
       places.push_back({start, range.bytes, start, !variable, ManagedMirror::Writers::kNobodyBesideTheGpu});
     }
   }
-  for (auto& [start, range] : session_->host_ranges()) {
+  for (auto& [start, range] : session_->memory().host_ranges()) {
     if (range.value.alias_of || !session_->IsMirrored(range.value)) continue;
     places.push_back(
         {range.value.device, range.bytes, start, true, session_->WritersOf(start, range.bytes, range.value)});
@@ -546,8 +546,8 @@ bool Checkpoint::ShareHostArena(std::string* error) {
   };
   const CUresult segments = session_->pinned_heap().MapSegments(session_);
   if (segments != CUDA_SUCCESS) return refuse("pinned", segments);
-  ReaderLock lock(&session_->mutex());
-  for (auto& [start, range] : session_->host_ranges()) {
+  ReaderLock lock(&session_->memory().mutex());
+  for (auto& [start, range] : session_->memory().host_ranges()) {
     const bool registered = range.value.on_device && range.value.sharing != HostRange::kNone && !range.value.alias_of;
     const bool whole = range.value.shared && !session_->pinned_heap().InSegment(start);
     if (!whole && !registered) continue;

@@ -288,14 +288,14 @@ bool Checkpoint::NoteCode(std::string* error) {
   const CUresult asked = AskCode([this](const wire::OpCodeWords_Reply& found) {
     std::map<uint64_t, std::vector<const wire::ModuleCode*>> modules;
     for (const wire::ModuleCode& one : found.modules) modules[one.module].push_back(&one);
-    WriterLock lock(&session_->mutex());
+    WriterLock lock(&session_->objects().mutex());
     for (const auto& [module, code] : modules) {
       const replay::ObjectKey object{KindOf(module), module};
-      const replay::Record* const record = session_->log().Find(object);
+      const replay::Record* const record = session_->objects().log().Find(object);
       std::string changed;
       if (record && (PutCode<wire::cuModuleLoadData_Request>(*record, code, &changed) ||
                      PutCode<wire::cuLibraryLoadData_Request>(*record, code, &changed))) {
-        session_->log().SetMessage(object, changed);
+        session_->objects().log().SetMessage(object, changed);
       }
     }
   });

@@ -9,7 +9,7 @@
 // checkpoint looks at the memory, before the application is told how much is free, and when an allocation finds no
 // room.
 //
-// Not thread-safe: under Session::mutex().
+// Not thread-safe: part of KnownMemory, under its lock.
 //
 // This header is part of the client library: no libprotobuf, no abseil, no logging.
 #ifndef CUDA_REMOTE_CLIENT_SESSION_FREED_MEMORY_H_

@@ -5,7 +5,7 @@
 // application may destroy or change the original and go on with the copy; the log, and the original's handle, then stay
 // for as long as it takes to make the copy again.
 //
-// Under the session's lock, as the log and the handles are.
+// Not thread-safe: part of RecordedObjects, under its lock, as the log and the handles are.
 #ifndef CUDA_REMOTE_CLIENT_SESSION_GRAPH_RECORDS_H_
 #define CUDA_REMOTE_CLIENT_SESSION_GRAPH_RECORDS_H_
 

@@ -143,9 +143,7 @@ void HostFunctions::Loop() {
     }
     if (destructor.function) {
       destructor.function(destructor.data);
-      Session* const session = Session::Get();
-      WriterLock lock(&session->mutex());
-      session->UserObjectGoneLocked(gone.object);
+      Session::Get()->objects().UserObjectGone(gone.object);
     }
     if (is_event) {
       const bool runs = bool(function);

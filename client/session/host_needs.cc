@@ -88,10 +88,10 @@ std::vector<uint64_t> AddressesOf(uint32_t call, std::string_view message) {
 }
 
 replay::ObjectKey MemoryAt(Session* session, uint64_t address) {
-  WriterLock lock(&session->mutex());
-  const auto* const range = session->device_ranges().Find(address);
+  WriterLock lock(&session->memory().mutex());
+  const auto* const range = session->memory().device_ranges().Find(address);
   if (!range) {
-    auto* const pinned = session->host_ranges().Find(address);
+    auto* const pinned = session->memory().host_ranges().Find(address);
     if (!pinned) return {};
     // The server shares it now; the next one may have to make its own (client/custom/mapped_memory.h).
     if (pinned->value.shared && !pinned->value.on_device && session->shared_memory()) {

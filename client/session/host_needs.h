@@ -14,8 +14,7 @@ namespace cuda_remote::client {
 class Session;
 
 // What the log calls the memory in which an address lies that a graph names: pinned and managed memory is
-// Kind::kHostMemory. Id 0: unknown. From then on pinned memory is the GPU's wherever the job goes. Locks the session's
-// tables.
+// Kind::kHostMemory. Id 0: unknown. From then on pinned memory is the GPU's wherever the job goes. Locks KnownMemory.
 replay::ObjectKey MemoryAt(Session* session, uint64_t address);
 
 // The addresses of memory that a request names by the tables of proto/api; empty if it names none. Kernels are not
@@ -23,7 +22,7 @@ replay::ObjectKey MemoryAt(Session* session, uint64_t address);
 std::vector<uint64_t> AddressesOf(uint32_t call, std::string_view message);
 
 // Appends the pinned and managed memory that a graph's node, or a captured request, copies, fills, waits for or writes
-// values to. Each once. Locks the session's tables.
+// values to. Each once. Locks KnownMemory.
 void AddHostNeeds(Session* session, uint32_t call, std::string_view message, std::vector<replay::ObjectKey>* needs);
 
 }  // namespace cuda_remote::client

@@ -25,7 +25,7 @@ struct KernelParam {
 };
 
 // What the server told about a CUfunction or CUkernel. Immutable once made, but for the attributes that the application
-// sets, which Session updates under its lock.
+// sets, which change under RecordedObjects::mutex().
 struct FunctionInfo {
   std::string name;
   std::vector<KernelParam> params;
@@ -55,9 +55,9 @@ struct Object {
   unsigned flags = 0;
   bool primary = false;
 
-  // Changed by Session::SetActiveLocked only. False: the application may not use the handle now, but it stays taken.
-  // A primary context that nobody retains (its handle is the same for ever, as natively), or a destroyed graph with
-  // live executables.
+  // Changed by RecordedObjects::SetActiveLocked only. False: the application may not use the handle now, but it stays
+  // taken. A primary context that nobody retains (its handle is the same for ever, as natively), or a destroyed graph
+  // with live executables.
   bool active = true;
   uint64_t id = 0;   // cuCtxGetId
   int attached = 0;  // cuCtxAttach calls that no cuCtxDetach has taken back
@@ -91,17 +91,6 @@ struct Object {
 
   // Module, library: functions and kernels by name. Kernel: functions by context.
   std::unique_ptr<NamedChildren> children;
-};
-
-// A node of a graph that is not to the server what it is to the application.
-struct DisguisedNode {
-  uint64_t graph = 0;  // virtual handle
-  CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
-  // Allocation: `accesses` is what its accessDescs point to. Free: the address alone.
-  CUDA_MEM_ALLOC_NODE_PARAMS allocation{};
-  std::vector<CUmemAccessDesc> accesses;
-  // Copy of pageable memory: what the application asked for.
-  CUDA_MEMCPY3D copy{};
 };
 
 // One GPU of the session, asked for once.

@@ -46,8 +46,8 @@ CUresult ContextOfGreen(uint64_t green, uint64_t* context) {
   std::lock_guard<std::mutex> first(*one_at_a_time);
   int device;
   {
-    ReaderLock lock(&session.mutex());
-    const Object* const object = session.handles().Find(Kind::kGreenContext, green);
+    ReaderLock lock(&session.objects().mutex());
+    const Object* const object = session.objects().handles().Find(Kind::kGreenContext, green);
     if (!object) return CUDA_ERROR_INVALID_CONTEXT;
     device = object->device;
     if (object->green != 0) {
@@ -62,12 +62,12 @@ CUresult ContextOfGreen(uint64_t green, uint64_t* context) {
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   call.Created({Kind::kContext, request.context});
-  WriterLock lock(&session.mutex());
-  Object* const object = session.handles().Find(Kind::kContext, request.context);
+  WriterLock lock(&session.objects().mutex());
+  Object* const object = session.objects().handles().Find(Kind::kContext, request.context);
   object->device = device;
-  object->id = session.NextId();
+  object->id = session.objects().NextContextIdLocked();
   object->green = green;
-  session.handles().Find(Kind::kGreenContext, green)->green = request.context;
+  session.objects().handles().Find(Kind::kGreenContext, green)->green = request.context;
   *context = request.context;
   return CUDA_SUCCESS;
 }

@@ -5,7 +5,7 @@
 // they are the process's, and stay right over a restart and a move. Memory that the session keeps after a free
 // (freed_memory.h) is not used, as the application sees it.
 //
-// Not thread-safe, but for MaySynchronize: under Session::mutex().
+// Not thread-safe, but for MaySynchronize: part of KnownMemory, under its lock.
 //
 // This header is part of the client library: no libprotobuf, no abseil, no logging.
 #ifndef CUDA_REMOTE_CLIENT_SESSION_POOL_ACCOUNTS_H_

@@ -2,7 +2,7 @@
 // The devices' primary contexts: the handle of each, how often it is retained, and the flags that the application has
 // set.
 //
-// The object behind a handle, and with it whether the context is there, is in the session's table of handles.
+// The object behind a handle, and with it whether the context is there, is in RecordedObjects.
 //
 // Thread-safe; a lock of its own, under which nothing else is locked. Retain, release and reset are each a check, a
 // round trip and a change: client/custom/context.cc does them one at a time.

@@ -328,73 +328,18 @@ void Session::ThreadEnds(ThreadState* thread) {
   thread->context_stack.clear();
 }
 
-int Session::DeviceOf(uint64_t context) {
-  ReaderLock lock(&mutex_);
-  const Object* object = handles_.Find(Kind::kContext, context);
-  return object ? object->device : -1;
-}
-
-uint64_t Session::ContextOfObject(uint64_t handle) {
-  ReaderLock lock(&mutex_);
-  while (handle != 0 && KindOf(handle) != Kind::kContext && KindOf(handle) != Kind::kGreenContext) {
-    const Object* const object = handles_.Find(KindOf(handle), handle);
-    if (!object) return 0;
-    handle = object->context ? object->context : object->parent;
-  }
-  return handle;
-}
-
-uint64_t Session::SomeContextOn(int device) {
-  ReaderLock lock(&mutex_);
-  uint64_t found = 0;
-  handles_.ForEach(Kind::kContext, [&](uint64_t handle, const Object& context) {
-    if (!found && context.active && context.device == device) found = handle;
-  });
-  return found;
-}
-
-uint64_t Session::PrimaryContextLocked(int device) {
-  if (const uint64_t handle = primary_contexts_.Find(device)) return handle;
-  const uint64_t handle = handles_.New(Kind::kContext, 0);
-  if (handle == 0) return 0;
-  primary_contexts_.Name(device, handle);
-  Object* const object = handles_.Find(Kind::kContext, handle);
-  object->device = device;
-  object->primary = true;
-  SetActiveLocked(handle, object, false);
-  return handle;
-}
-
-Object* Session::LivePrimaryContextLocked(int device) {
-  const uint64_t handle = primary_contexts_.Find(device);
-  if (handle == 0) return nullptr;
-  Object* const object = handles_.Find(Kind::kContext, handle);
-  return object && object->active ? object : nullptr;
-}
-
-void Session::AppendSettings(uint64_t function, std::string* out) {
-  ReaderLock lock(&mutex_);
-  const Object* object = handles_.Find(KindOf(function), function);
-  if (object && KindOf(function) == Kind::kFunction && KindOf(object->owner) == Kind::kKernel) {
-    object = handles_.Find(Kind::kKernel, object->owner);
-  }
-  if (object && object->settings) out->append(object->settings->text);
-}
-
-void Session::ForgetLocked(const replay::ObjectKey& dead) {
+void Session::ForgetGone(const replay::ObjectKey& dead) {
   if (AnswersName(dead.kind)) answers_.Forget();
   switch (dead.kind) {
     case Kind::kDeviceMemory:
-      if (!freed_memory_.empty()) freed_memory_.Forget(dead.id);
-      if (!graph_memory_.empty()) graph_memory_.Forget(dead.id);
+      disguised_nodes_.ForgetMemory(dead.id);
       [[fallthrough]];
     case Kind::kVariable:
       managed_mirror_.Remove(dead.id);
-      EraseDeviceRangeLocked(dead.id);
+      memory_.Forget(dead.id);
       break;
     case Kind::kMemoryPool:
-      pools_.Destroyed(dead.id);
-      handles_.Drop(dead.id);
+      memory_.PoolDestroyed(dead.id);
       break;
     case Kind::kTexture:
       textures_.Erase(dead.id);
@@ -402,85 +347,18 @@ void Session::ForgetLocked(const replay::ObjectKey& dead) {
     case Kind::kSurface:
       surfaces_.Erase(dead.id);
       break;
-    case Kind::kHostMemory:
-    case Kind::kReservation:
-    case Kind::kMapping:
-      break;
     case Kind::kStream:
       if (captures_.active()) captures_.End(dead.id);
-      handles_.Drop(dead.id);
       break;
     case Kind::kGraphExec:
       driver_execs_.Forget(dead.id);
       [[fallthrough]];
     case Kind::kGraph:
-      graph_memory_.ForgetInside(dead.id);
-      [[fallthrough]];
-    case Kind::kGraphNode:
-    case Kind::kCapture:
-      handles_.Drop(dead.id);
-      graph_records_.Forget(dead.id);
+      disguised_nodes_.ForgetInside(dead.id);
       break;
-    case Kind::kContext:
-      if (Object* const object = handles_.Find(dead.kind, dead.id); object && object->primary) {
-        handles_.DropChildren(dead.id);
-        SetActiveLocked(dead.id, object, false);
-        break;
-      }
-      [[fallthrough]];
     default:
-      handles_.Drop(dead.id);
+      break;
   }
-}
-
-void Session::UserObjectGoneLocked(uint64_t user_object) {
-  graph_records_.UserObjectGone(user_object);
-  DropLocked({Kind::kUserObject, user_object});
-}
-
-bool Session::MarkDestroyedLocked(replay::ObjectKey object) {
-  if (!graph_records_.MarkDestroyed(object)) return false;
-  if (Object* const found = handles_.Find(object.kind, object.id)) SetActiveLocked(object.id, found, false);
-  return true;
-}
-
-bool Session::IsUnderLocked(uint64_t handle, uint64_t ancestor) const {
-  while (handle != 0 && handle != ancestor) {
-    const Object* const object = handles_.Find(KindOf(handle), handle);
-    handle = object ? object->parent : 0;
-  }
-  return handle != 0;
-}
-
-void Session::BuryLocked(replay::ObjectKey root, std::vector<replay::ObjectKey> dead) {
-  bool graphs = false;
-  for (const replay::ObjectKey& one : dead) graphs = graphs || GraphRecords::IsOf(one.kind);
-  if (!graphs) {
-    for (const replay::ObjectKey& one : dead) ForgetLocked(one);
-    return;
-  }
-  const auto more = [&](replay::ObjectKey key) CR_REQUIRES(mutex_) {
-    for (const replay::ObjectKey& one : log_.Destroy(key)) dead.push_back(one);
-  };
-  std::vector<replay::ObjectKey> to_forget;
-  for (size_t i = 0; i < dead.size(); ++i) {  // it grows
-    const replay::ObjectKey one = dead[i];
-    if (!GraphRecords::IsOf(one.kind) || IsUnderLocked(one.id, root.id)) {
-      to_forget.push_back(one);
-      continue;
-    }
-    // A graph without one of its nodes would be another graph.
-    const Object* const object = handles_.Find(one.kind, one.id);
-    if (one.kind != Kind::kGraph && object && object->parent) more({KindOf(object->parent), object->parent});
-    for (const uint64_t user : graph_records_.UsersOf(one.id)) more({KindOf(user), user});
-  }
-  for (const replay::ObjectKey& one : to_forget) ForgetLocked(one);
-}
-
-void Session::DropLocked(replay::ObjectKey key) {
-  BuryLocked(key, log_.Destroy(key));
-  // An object that needs no record has no entry in the log, but it has a handle.
-  ForgetLocked(key);
 }
 
 void Session::GiveBack(const std::vector<FreedMemory::Block>& blocks) {
@@ -488,10 +366,11 @@ void Session::GiveBack(const std::vector<FreedMemory::Block>& blocks) {
     wire::OpMemFree_Request request;
     request.address = block.address;
     {
-      WriterLock lock(&mutex_);
-      DropLocked({Kind::kDeviceMemory, block.address});
+      WriterLock lock(&objects_.mutex());
+      objects_.DropLocked({Kind::kDeviceMemory, block.address});
       // Without the stream, the server waits until the GPU is idle.
-      request.stream_ordered = KindOf(block.stream) != Kind::kStream || handles_.Find(Kind::kStream, block.stream);
+      request.stream_ordered =
+          KindOf(block.stream) != Kind::kStream || objects_.handles().Find(Kind::kStream, block.stream);
     }
     if (request.stream_ordered) request.stream = block.stream;
     std::string message;
@@ -504,7 +383,7 @@ void Session::GiveBack(const std::vector<FreedMemory::Block>& blocks) {
   }
 }
 
-void Session::FreeGraphMemory(const driverabi::GraphMemory::Addresses& gone) {
+void Session::FreeGraphMemory(const DisguisedNodes::Addresses& gone) {
   for (const uint64_t address : gone) {
     // In no stream: the server waits until the GPU is idle.
     wire::OpMemFree_Request request;
@@ -512,9 +391,13 @@ void Session::FreeGraphMemory(const driverabi::GraphMemory::Addresses& gone) {
     FrameHeader header;
     header.call = kOpMemFree;
     {
-      WriterLock lock(&mutex_);
-      if (const auto* const range = device_ranges_.At(address)) header.context_or_result = SlotOf(range->value.context);
-      DropLocked({Kind::kDeviceMemory, address});
+      ReaderLock lock(&memory_.mutex());
+      const auto* const range = memory_.device_ranges().At(address);
+      if (range) header.context_or_result = SlotOf(range->value.context);
+    }
+    {
+      WriterLock lock(&objects_.mutex());
+      objects_.DropLocked({Kind::kDeviceMemory, address});
     }
     std::string message;
     request.Encode(&message);
@@ -524,21 +407,8 @@ void Session::FreeGraphMemory(const driverabi::GraphMemory::Addresses& gone) {
 }
 
 void Session::GraphDestroyed(replay::ObjectKey object) {
-  if (!uses_graph_memory() && !has_disguised_nodes()) return;
-  driverabi::GraphMemory::Addresses gone;
-  {
-    WriterLock lock(&mutex_);
-    if (object.kind == Kind::kGraphExec) graph_memory_.ExecDestroyed(object.id, &gone);
-    if (object.kind == Kind::kGraph) {
-      graph_memory_.GraphDestroyed(object.id, &gone);
-      for (auto node = disguised_nodes_.begin(); node != disguised_nodes_.end();) {
-        // Graphs that were moved into it went with it.
-        const uint64_t its_graph = node->second.graph;
-        const bool dead = its_graph == object.id || !handles_.Find(Kind::kGraph, its_graph);
-        node = dead ? disguised_nodes_.erase(node) : std::next(node);
-      }
-    }
-  }
+  DisguisedNodes::Addresses gone;
+  disguised_nodes_.Destroyed(object, &objects_, &gone);
   FreeGraphMemory(gone);
 }
 
@@ -546,49 +416,24 @@ void Session::CaptureFailed(const CaptureRecord& failed) {
   if (!failed.own_graph || failed.graph == 0) return;
   const replay::ObjectKey graph{Kind::kGraph, failed.graph};
   {
-    WriterLock lock(&mutex_);
-    DropLocked(graph);
+    WriterLock lock(&objects_.mutex());
+    objects_.DropLocked(graph);
   }
   GraphDestroyed(graph);
 }
 
 void Session::GraphMoved(uint64_t graph, uint64_t node, uint64_t parent) {
-  WriterLock lock(&mutex_);
-  if (Object* const object = handles_.Find(Kind::kGraph, graph)) object->parent = node;
-  graph_records_.Moved(graph);
-  if (uses_graph_memory()) graph_memory_.Move(graph, parent, true);
-}
-
-bool Session::IsEmbeddedLocked(uint64_t graph) const {
-  const Object* const object = handles_.Find(Kind::kGraph, graph);
-  return object && KindOf(object->parent) == Kind::kGraphNode;
-}
-
-void Session::EraseDeviceRangeLocked(uint64_t address) {
-  const auto* const range = device_ranges_.At(address);
-  if (!range) return;
-  const DeviceRange::Source source = range->value.source;
-  if (source == DeviceRange::kStreamOrdered || source == DeviceRange::kPoolImported) {
-    pools_.Freed({range->value.device, range->value.pool}, range->bytes);
-  }
-  device_ranges_.Erase(address);
+  WriterLock lock(&objects_.mutex());
+  if (Object* const object = objects_.handles().Find(Kind::kGraph, graph)) object->parent = node;
+  objects_.graph_records().Moved(graph);
+  disguised_nodes_.Moved(graph, parent);
 }
 
 bool Session::GiveBackFreed() {
-  std::vector<FreedMemory::Block> blocks;
-  {
-    WriterLock lock(&mutex_);
-    blocks = freed_memory_.TakeAll();
-  }
+  const std::vector<FreedMemory::Block> blocks = memory_.TakeFreed();
   GiveBack(blocks);
-  const bool managed = uses_managed() && managed_home_.DropKept(this);
+  const bool managed = memory_.uses_managed() && managed_home_.DropKept(this);
   return managed || !blocks.empty();
-}
-
-void Session::DropDependentsLocked(replay::ObjectKey key) {
-  answers_.Forget();  // what was set of it is forgotten, too
-  BuryLocked(key, log_.DestroyDependents(key));
-  handles_.DropChildren(key.id);
 }
 
 }  // namespace cuda_remote::client

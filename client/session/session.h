@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The application's session with a GPU server: the one object behind all driver calls of the process.
 //
-// It owns the parts, each of which has a header of its own: connection (channel), objects and memory (handles, address
-// maps and replay log), graphs, gate and checkpoint. It is made at the first driver call that needs a server and never
-// destroyed: the CUDA runtime still calls the driver from its exit handlers.
+// It owns the parts, each of which has a header of its own and a lock of its own, and wires them together. What stands
+// here besides is what needs several parts, or puts the client library's own requests into the channel. It is made at
+// the first driver call that needs a server and never destroyed: the CUDA runtime still calls the driver from its exit
+// handlers.
 //
-// Locking: `mutex()` guards what one call changes together: handles, device and host ranges, freed memory, the pools'
-// accounts, the graphs' records and the log. It is held for table look-ups only, never while a call waits for the
-// server. Other parts have locks of their own. Those that guard data are of mutex.h, and the data say which lock they
-// need, so that clang finds what is used without it (tests/style). The last ones in the order are those of added_work,
-// driver_execs, event_times, managed_advice, names, primary_contexts, resource_objects and virtual_memory_map: a thread
-// that holds mutex() may take one, and takes no other lock under it.
+// Locking: the session has no lock. README.md lists those of its parts, and the order in which a thread takes them.
+// What a function here locks, it says.
 #ifndef CUDA_REMOTE_CLIENT_SESSION_SESSION_H_
 #define CUDA_REMOTE_CLIENT_SESSION_SESSION_H_
 
@@ -19,31 +16,28 @@
 #include <atomic>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "client/agent/agent.h"
-#include "client/session/address_map.h"
 #include "client/session/answers.h"
 #include "client/session/captures.h"
 #include "client/session/checkpoint.h"
 #include "client/session/completion.h"
 #include "client/session/connection.h"
+#include "client/session/disguised_nodes.h"
 #include "client/session/driver_execs.h"
 #include "client/session/event_times.h"
-#include "client/session/freed_memory.h"
 #include "client/session/gate.h"
-#include "client/session/graph_records.h"
 #include "client/session/host_arena.h"
 #include "client/session/host_functions.h"
+#include "client/session/known_memory.h"
 #include "client/session/managed_advice.h"
 #include "client/session/managed_home.h"
 #include "client/session/managed_mirror.h"
 #include "client/session/names.h"
-#include "client/session/objects.h"
 #include "client/session/pinned_heap.h"
-#include "client/session/pool_accounts.h"
 #include "client/session/primary_contexts.h"
+#include "client/session/recorded_objects.h"
 #include "client/session/resource_objects.h"
 #include "client/session/settings.h"
 #include "client/session/staged_copies.h"
@@ -53,41 +47,9 @@
 #include "client/session/virtual_memory_map.h"
 #include "client/trace/control.h"
 #include "proto/channel/client_channel.h"
-#include "proto/driverabi/graph_memory.h"
-#include "proto/threads/mutex.h"
-#include "replay/handles/handle_table.h"
-#include "replay/handles/live_handles.h"
 #include "replay/log/log.h"
 
 namespace cuda_remote::client {
-
-// Device memory that the application knows of.
-struct DeviceRange {
-  enum Source : uint8_t { kAllocation, kStreamOrdered, kGlobal, kMapped, kManaged, kImported, kPoolImported, kGraph };
-  Source source = kAllocation;
-  int device = 0;
-  uint64_t context = 0;       // virtual handle
-  uint64_t buffer_id = 0;     // CU_POINTER_ATTRIBUTE_BUFFER_ID
-  uint64_t pool = 0;          // stream-ordered, or imported from a pool: virtual handle, 0 for the device's default
-  bool managed = false;       // kManaged, or a __managed__ variable: the host uses it too
-  unsigned handle_types = 0;  // kMapped: CUmemAllocationHandleType that the memory can be exported as
-};
-
-// Pinned host memory.
-struct HostRange {
-  bool registered = false;  // cuMemHostRegister: the application's own pages
-  bool shared = false;      // lies in the host arena: with shared memory the server has it at the same address
-  bool on_device = false;   // the application uses it from kernels: the GPU reaches it at `device`
-  // Registered pages that a server on this machine shares (client/session/shared_pages.h): moved into the host arena,
-  // or a file's own. kNone: a server has a copy of them.
-  enum Sharing : uint8_t { kNone, kMoved, kFile };
-  Sharing sharing = kNone;
-  uint64_t device = 0;
-  uint64_t alias_of = 0;  // these are addresses of the GPU's for registered pages, which begin here
-  unsigned flags = 0;
-  uint64_t context = 0;
-  uint64_t buffer_id = 0;
-};
 
 class Session final : public trace::Server {
  public:
@@ -126,69 +88,15 @@ class Session final : public trace::Server {
   Gate& gate() { return gate_; }
   // What the checkpoint agent talks to.
   Checkpoint& checkpoint() { return checkpoint_; }
-  SharedMutex& mutex() CR_RETURNS(mutex_) { return mutex_; }
+  RecordedObjects& objects() { return objects_; }
+  KnownMemory& memory() { return memory_; }
+  DisguisedNodes& disguised_nodes() { return disguised_nodes_; }
 
-  // Whether the application may use the handle (HandleTable::Usable). Without the lock, which every call of every
-  // thread would have to write to.
-  bool Usable(Kind kind, uint64_t handle) const CR_UNGUARDED { return handles_.Usable(kind, handle); }
-
-  // All of these: under mutex(), shared to look at them.
-  ObjectTable& handles() CR_REQUIRES_SHARED(mutex_) { return handles_; }
-  AddressMap<DeviceRange>& device_ranges() CR_REQUIRES_SHARED(mutex_) { return device_ranges_; }
-  AddressMap<HostRange>& host_ranges() CR_REQUIRES_SHARED(mutex_) { return host_ranges_; }
-  replay::Log& log() CR_REQUIRES_SHARED(mutex_) { return log_; }
-  FreedMemory& freed_memory() CR_REQUIRES_SHARED(mutex_) { return freed_memory_; }
-  PoolAccounts& pools() CR_REQUIRES_SHARED(mutex_) { return pools_; }
-  // Memory that graphs allocate, and the nodes that the server knows as something else.
-  driverabi::GraphMemory& graph_memory() CR_REQUIRES_SHARED(mutex_) { return graph_memory_; }
-  std::unordered_map<uint64_t, DisguisedNode>& disguised_nodes() CR_REQUIRES_SHARED(mutex_) { return disguised_nodes_; }
-  // Memory of a pool comes into the application's hands, and leaves them: device_ranges() and the pool's figures.
-  void InsertPoolMemoryLocked(uint64_t address, uint64_t bytes, const DeviceRange& range) CR_REQUIRES(mutex_) {
-    device_ranges_.Insert(address, bytes, range);
-    pools_.Allocated({range.device, range.pool}, bytes);
-  }
-  void EraseDeviceRangeLocked(uint64_t address) CR_REQUIRES(mutex_);
-  // Whether the application may use the object's handle (Object::active).
-  void SetActiveLocked(uint64_t handle, Object* object, bool active) CR_REQUIRES(mutex_) {
-    object->active = active;
-    handles_.SetUsable(handle, active);
-  }
-  // The context (or green context) that an object was made in, or that it is itself; 0 if it is of none. Takes the
-  // lock.
-  uint64_t ContextOfObject(uint64_t handle);
-  // A live context of the device, for questions that any of them can answer; 0: there is none. Takes the lock.
-  uint64_t SomeContextOn(int device);
-  // The device's primary context, which has a handle from the first question on, retained or not. 0: no handle is left.
-  uint64_t PrimaryContextLocked(int device) CR_REQUIRES(mutex_);
-  // The same context if it is there: retained, and not reset since. Null: it is not; no handle is made for it.
-  Object* LivePrimaryContextLocked(int device) CR_REQUIRES_SHARED(mutex_);
-  // Changes with what is known of any function or kernel (Object::info), under mutex().
-  uint64_t function_epoch() const { return function_epoch_.load(std::memory_order_acquire); }
-  void FunctionsChangedLocked() CR_REQUIRES(mutex_) { function_epoch_.fetch_add(1, std::memory_order_acq_rel); }
-  // Which records of graphs stay in the log. Under mutex().
-  GraphRecords& graph_records() CR_REQUIRES_SHARED(mutex_) { return graph_records_; }
-  // The application destroyed `object`. True if something was made from it: it stays in the log, and its handle stays
-  // taken.
-  bool MarkDestroyedLocked(replay::ObjectKey object) CR_REQUIRES(mutex_);
-  // Drops all that depends on `key`, but not `key` itself.
-  void DropDependentsLocked(replay::ObjectKey key) CR_REQUIRES(mutex_);
-  // Drops `key` from tables and log with all that depends on it. Of a graph that had something of it in it only the
-  // record goes, and those of what was made from it: they cannot be made again, but the application has still to
-  // destroy them.
-  void DropLocked(replay::ObjectKey key) CR_REQUIRES(mutex_);
-  uint64_t NextId() CR_REQUIRES(mutex_) { return next_id_++; }
   // Tells the server, in the order of their streams, of frees that it has not heard of: of these blocks, or of all that
-  // are kept. Not under mutex().
+  // are kept. Lock objects() and memory().
   void GiveBack(const std::vector<FreedMemory::Block>& blocks);
   // Whether there were any.
   bool GiveBackFreed();
-  // The host has waited for a stream, an event or a context: pools let go of what they keep. Takes the lock, if there
-  // is anything to do.
-  void NoteWaited() {
-    if (!PoolsMaySynchronize()) return;
-    WriterLock lock(&mutex_);
-    pools_.Synchronized();
-  }
 
   Names& names() { return names_; }
 
@@ -200,20 +108,7 @@ class Session final : public trace::Server {
   UploadLimit& upload_limit() { return upload_limit_; }
   Completions& completions() { return completions_; }
   Answers& answers() { return answers_; }
-  // Appends what has been set of a kernel, or of the kernel that a function came from, as bytes.
-  void AppendSettings(uint64_t function, std::string* out);
   Captures& captures() { return captures_; }
-  // Whether records of an event may be sent quietly: it takes no time down and is of this process alone. Any thread.
-  bool RecordsQuietly(uint64_t event) const { return quiet_events_.Contains(event); }
-  // Says so of a new event, under mutex().
-  void NoteEventLocked(uint64_t event, bool quiet) CR_REQUIRES(mutex_) {
-    if (!quiet_events_.Reserve(SlotOf(event))) return;
-    if (quiet) {
-      quiet_events_.Set(event);
-    } else {
-      quiet_events_.Clear(event);
-    }
-  }
   // Which asynchronous calls wait until the server has executed them.
   enum class Waits : uint8_t {
     kNone,
@@ -231,33 +126,20 @@ class Session final : public trace::Server {
   void NoteStream() { has_streams_.store(true, std::memory_order_relaxed); }
   StagedCopies& staged_copies() { return staged_copies_; }
   DriverExecs& driver_execs() { return driver_execs_; }
-  // The last reference to a user object is gone.
-  void UserObjectGoneLocked(uint64_t user_object) CR_REQUIRES(mutex_);
-
-  // Whether there has ever been memory of a graph: what every launch of one, and every free, asks first.
-  bool uses_graph_memory() const { return uses_graph_memory_.load(std::memory_order_relaxed); }
-  void set_uses_graph_memory() { uses_graph_memory_.store(true, std::memory_order_relaxed); }
-  // Whether there has ever been a node that the server knows as something else.
-  bool has_disguised_nodes() const { return has_disguised_nodes_.load(std::memory_order_relaxed); }
-  void set_has_disguised_nodes() { has_disguised_nodes_.store(true, std::memory_order_relaxed); }
-  // Gives memory of graphs back that nobody can use any more, once the GPU is idle; does not wait. Not under mutex().
-  void FreeGraphMemory(const driverabi::GraphMemory::Addresses& gone);
-  // The application destroyed a graph or an executable.
+  // Gives memory of graphs back that nobody can use any more, once the GPU is idle; does not wait. Locks objects() and
+  // memory().
+  void FreeGraphMemory(const DisguisedNodes::Addresses& gone);
+  // The application destroyed a graph or an executable. Locks as FreeGraphMemory, and disguised_nodes().
   void GraphDestroyed(replay::ObjectKey object);
-  // A capture came to nothing: its own graph is gone, with its nodes and their memory. Not under mutex().
+  // A capture came to nothing: its own graph is gone, with its nodes and their memory. Locks as GraphDestroyed.
   void CaptureFailed(const CaptureRecord& failed);
-  // `node` of `parent` has taken `graph` over: it keeps its handle, and dies with the node.
+  // `node` of `parent` has taken `graph` over: it keeps its handle, and dies with the node. Locks objects() and
+  // disguised_nodes().
   void GraphMoved(uint64_t graph, uint64_t node, uint64_t parent);
-  // Whether a graph is a node's own, as that of a child graph's node or a body of a conditional one.
-  bool IsEmbeddedLocked(uint64_t graph) const CR_REQUIRES_SHARED(mutex_);
   HostArena& host_arena() { return host_arena_; }
   PinnedHeap& pinned_heap() { return pinned_heap_; }
   ManagedMirror& managed_mirror() { return managed_mirror_; }
   ManagedHome& managed_home() { return managed_home_; }
-  // Whether there has ever been managed memory: what every copy asks first.
-  bool uses_managed() const { return uses_managed_.load(std::memory_order_relaxed); }
-  void set_uses_managed() { uses_managed_.store(true, std::memory_order_relaxed); }
-  // Each of these has a lock of its own.
   ManagedAdvice& managed_advice() { return managed_advice_; }
   PrimaryContexts& primary_contexts() { return primary_contexts_; }
   VirtualMemoryMap& virtual_memory() { return virtual_memory_; }
@@ -302,9 +184,6 @@ class Session final : public trace::Server {
   ManagedMirror::Writers WritersOf(uint64_t start, uint64_t bytes, const HostRange& range) const;
   bool IsReachable(const HostRange& range) const { return (range.shared && shared_memory()) || range.on_device; }
 
-  // The context's device ordinal; -1 for an unknown context.
-  int DeviceOf(uint64_t context);
-
   // trace::Server. Any thread that is in no call.
   bool BeginTimeline(uint64_t capacity) override;
   void EndTimeline(trace::WorkerEvents* events) override;
@@ -313,14 +192,8 @@ class Session final : public trace::Server {
   friend class Call;
   Session() = default;
   CUresult Open();
-  // An atomic flag.
-  bool PoolsMaySynchronize() const CR_UNGUARDED { return pools_.MaySynchronize(); }
-  // Takes the dead out of the tables; see DropLocked. `root` is what the application destroyed.
-  void BuryLocked(replay::ObjectKey root, std::vector<replay::ObjectKey> dead) CR_REQUIRES(mutex_);
-  // Whether `handle` is `ancestor` or dies with it.
-  bool IsUnderLocked(uint64_t handle, uint64_t ancestor) const CR_REQUIRES_SHARED(mutex_);
-  // Takes a dead object out of the tables.
-  void ForgetLocked(const replay::ObjectKey& dead) CR_REQUIRES(mutex_);
+  // What the parts beside objects_ know of an object that goes. Under the lock of objects_.
+  void ForgetGone(const replay::ObjectKey& dead);
   CUresult FetchDevices();
   // Opens the session's channel. `visible_devices`: Hello's.
   CUresult OpenChannel(const std::string& path, const std::string& visible_devices);
@@ -347,23 +220,11 @@ class Session final : public trace::Server {
   int visible_devices_ = -1;  // how many the program sees by CUDA_VISIBLE_DEVICES, -1: all
   int driver_version_ = 0;
   uint32_t address_layout_ = 0;  // proto/channel/address_layout.h
-  std::atomic<uint64_t> function_epoch_{1};
 
-  // The lock's line changes hands all the time. What the look-ups without it read lies on others.
-  alignas(64) SharedMutex mutex_;
-  alignas(64) ObjectTable handles_ CR_GUARDED_BY(mutex_);
-  replay::LiveHandles quiet_events_;
-  AddressMap<DeviceRange> device_ranges_ CR_GUARDED_BY(mutex_);
-  AddressMap<HostRange> host_ranges_ CR_GUARDED_BY(mutex_);
-  replay::Log log_ CR_GUARDED_BY(mutex_);
-  uint64_t next_id_ CR_GUARDED_BY(mutex_) = 1;
-  GraphRecords graph_records_ CR_GUARDED_BY(mutex_){
-      &log_, &handles_, [this](replay::ObjectKey object) CR_REQUIRES(mutex_) { DropLocked(object); }};
-  driverabi::GraphMemory graph_memory_ CR_GUARDED_BY(mutex_);
+  RecordedObjects objects_{&primary_contexts_, [this](const replay::ObjectKey& dead) { ForgetGone(dead); }};
+  KnownMemory memory_;
+  DisguisedNodes disguised_nodes_;
   DriverExecs driver_execs_;
-  std::unordered_map<uint64_t, DisguisedNode> disguised_nodes_ CR_GUARDED_BY(mutex_);
-  std::atomic<bool> uses_graph_memory_{false};
-  std::atomic<bool> has_disguised_nodes_{false};
   std::atomic<Waits> waits_{Waits::kNone};
   std::atomic<bool> has_streams_{false};
   Captures captures_;
@@ -371,8 +232,6 @@ class Session final : public trace::Server {
   StagedCopies staged_copies_;
   EventTimes event_times_;
   Names names_;
-  FreedMemory freed_memory_ CR_GUARDED_BY(mutex_);
-  PoolAccounts pools_ CR_GUARDED_BY(mutex_);
   Completions completions_;
   Answers answers_;
   Staging staging_;
@@ -380,7 +239,6 @@ class Session final : public trace::Server {
   PinnedHeap pinned_heap_{&host_arena_};
   ManagedMirror managed_mirror_;
   ManagedHome managed_home_;
-  std::atomic<bool> uses_managed_{false};
   ManagedAdvice managed_advice_;
   PrimaryContexts primary_contexts_;
   VirtualMemoryMap virtual_memory_;

@@ -50,12 +50,12 @@ struct ThreadState {
   // Its counter at the gate.
   unsigned lane = 0;
 
-  // The context that it asked about last, and that context's device: those of a handle never change.
+  // The context that it asked about last, and that context's device: those of a handle never change. No context: -1.
   uint64_t device_context = 0;
-  int device = 0;
+  int device = -1;
 
-  // What it has found out about functions and kernels, so that a launch needs no lock: good while the session's
-  // function_epoch() is the same, and the handle is live.
+  // What it has found out about functions and kernels, so that a launch needs no lock: good while
+  // RecordedObjects::function_epoch() is the same, and the handle is live.
   struct Function {
     uint64_t handle = 0;
     uint64_t epoch = 0;
