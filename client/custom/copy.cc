@@ -172,7 +172,7 @@ bool IsSharedHostMemory(Session& session, const void* address, size_t bytes, uin
   if (!session.shared_memory() && !session.managed_mirror().active()) return false;
   ReaderLock lock(&session.memory().mutex());
   const auto* range = session.memory().host_ranges().Find(start);
-  if (!range || !range->Contains(start, bytes) || !session.IsReachable(range->value)) return false;
+  if (!range || !range->Contains(start, bytes) || !session.host_mappings().IsReachable(range->value)) return false;
   if (range->value.on_device) *device = range->value.device + (start - range->start);
   return true;
 }

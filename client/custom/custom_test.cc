@@ -69,7 +69,7 @@ class CustomTest : public ::testing::Test {
 
   // Which calls the server got since the last time. Waits for an answer, so that all before it are among them.
   std::vector<uint32_t> Sent() {
-    EXPECT_EQ(Session::Get()->WaitForWork(), CUDA_SUCCESS);
+    EXPECT_EQ(Session::Get()->requests().WaitForWork(), CUDA_SUCCESS);
     std::vector<uint32_t> calls;
     for (const FakeServer::Request& one : server_->Take()) {
       if (one.header.call != kOpManagedUnmap) calls.push_back(one.header.call);

@@ -47,7 +47,8 @@ CUresult Place(const CallInfo& info, uint64_t event, double* microseconds) {
     if (const Object* const object = session.objects().handles().Find(Kind::kEvent, event)) context = object->parent;
   }
   std::vector<double> ages;
-  if (const CUresult error = session.AskEventAges(context, {event}, &ages); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = session.requests().AskEventAges(context, {event}, &ages); error != CUDA_SUCCESS)
+    return error;
   if (ages[0] < 0) return CUDA_ERROR_INVALID_HANDLE;
   *microseconds = session.event_times().Now() - ages[0];
   return CUDA_SUCCESS;

@@ -65,7 +65,7 @@ CUresult FindFunctionInfo(Call& call, uint64_t function, std::shared_ptr<Functio
   std::string message;
   request.Encode(&message);
   Reply reply;
-  const CUresult result = session.Operate(kOpFunctionInfo, message, &reply, SlotOf(context));
+  const CUresult result = session.requests().Operate(kOpFunctionInfo, message, &reply, SlotOf(context));
   if (result != CUDA_SUCCESS) return result;
   wire::OpFunctionInfo_Reply answer;
   if (!answer.Decode(reply.message)) return session.Lose(ChannelStatus::kProtocolError);

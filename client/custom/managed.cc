@@ -213,11 +213,11 @@ CUresult AllocateInHostMemory(Session& session, size_t bytes, int device, uint64
   if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
   HostArena::KeepFromChildren(memory, bytes);
   *address = reinterpret_cast<uint64_t>(memory);
-  CUresult result = session.MapManagedRange(*address, bytes, device);
+  CUresult result = session.host_mappings().MapManaged(*address, bytes, device);
   if (result == CUDA_SUCCESS && !session.shared_memory()) {
     result = session.managed_mirror().Add(&session.channel(), *address, bytes, *address,
                                           ManagedMirror::Writers::kNobodyBesideTheGpu);
-    if (result != CUDA_SUCCESS) session.UnmapHostRange(*address);
+    if (result != CUDA_SUCCESS) session.host_mappings().Unmap(*address);
   }
   if (result == CUDA_SUCCESS && session.shared_memory())
     session.managed_mirror().WatchShared(*address, HostArena::RoundUp(bytes));
@@ -258,7 +258,7 @@ bool FreeManaged(Call& call, uint64_t address, CUresult* result) {
   session.managed_mirror().Remove(address);
   session.managed_mirror().UnwatchShared(address);
   // Waits for the GPU; only then may the pages go.
-  *result = session.UnmapHostRange(address);
+  *result = session.host_mappings().Unmap(address);
   // The program may take the free for the wait that it is.
   if (session.managed_mirror().active()) session.managed_mirror().Pull(&session.channel());
   session.host_arena().Free(reinterpret_cast<void*>(address), bytes);

@@ -31,11 +31,11 @@ void SayOnce() {
 
 // Has the server make memory of its own at `range.device`, and mirrors what is at `start` there.
 CUresult Mirror(Session& session, uint64_t start, uint64_t bytes, const HostRange& range) {
-  const CUresult result = session.MapOwnRange(range.device, bytes);
+  const CUresult result = session.host_mappings().MapOwn(range.device, bytes);
   if (result != CUDA_SUCCESS) return result;
   const CUresult added = session.managed_mirror().Add(&session.channel(), range.device, bytes, start,
-                                                      session.WritersOf(start, bytes, range));
-  if (added != CUDA_SUCCESS) session.UnmapHostRange(HostArena::PageOf(range.device));
+                                                      session.host_mappings().WritersOf(start, bytes, range));
+  if (added != CUDA_SUCCESS) session.host_mappings().Unmap(HostArena::PageOf(range.device));
   if (added == CUDA_SUCCESS) SayOnce();
   return added;
 }
@@ -55,7 +55,7 @@ CUresult ShareRegistered(Session& session, uint64_t start, uint64_t bytes, uint6
   } else {
     return CUDA_SUCCESS;
   }
-  const CUresult result = session.MapRegisteredRange(start, bytes, *range);
+  const CUresult result = session.host_mappings().MapRegistered(start, bytes, *range);
   if (result == CUDA_SUCCESS) return result;
   if (range->sharing == HostRange::kMoved && !MovePagesBack(page, length)) return result;
   range->sharing = HostRange::kNone;
@@ -92,7 +92,8 @@ CUresult MapForDevice(Call& call, uint64_t address, uint64_t* device) {
       // It is the GPU's address only: a host that uses it has made a mistake, which natively it might get away with.
       mprotect(alias, length, PROT_NONE);
     }
-    if (result == CUDA_SUCCESS && session.IsMirrored(range)) result = Mirror(session, start, bytes, range);
+    if (result == CUDA_SUCCESS && session.host_mappings().IsMirrored(range))
+      result = Mirror(session, start, bytes, range);
     if (result != CUDA_SUCCESS) {
       // Pages that have moved and cannot be moved back need it.
       if (alias && range.sharing != HostRange::kMoved) session.host_arena().Free(alias, length);
@@ -152,19 +153,19 @@ CUresult UnmapFromDevice(Call& call, uint64_t start) {
   const uint64_t page = HostArena::PageOf(start), alias = HostArena::PageOf(range.device);
   const uint64_t length = HostArena::RoundUp(start - page + bytes);
   CUresult result = CUDA_SUCCESS;
-  if (session.IsMirrored(range)) {
+  if (session.host_mappings().IsMirrored(range)) {
     // The program keeps what it has registered, and with it what the work in progress still writes.
-    if (range.registered) result = session.WaitForWork();
+    if (range.registered) result = session.requests().WaitForWork();
     const ChannelStatus status = session.managed_mirror().Pull(&session.channel());
     if (status != ChannelStatus::kOk) return session.Lose(status);
     session.managed_mirror().Remove(range.device);
     // Waits for the GPU; only then may the addresses serve others.
-    const CUresult unmapped = session.UnmapHostRange(alias);
+    const CUresult unmapped = session.host_mappings().Unmap(alias);
     if (result == CUDA_SUCCESS) result = unmapped;
     // The program may take the free for the wait that it is.
     if (session.managed_mirror().active()) session.managed_mirror().Pull(&session.channel());
   } else if (range.registered) {
-    result = session.UnmapHostRange(alias);
+    result = session.host_mappings().Unmap(alias);
   }
   if (!range.registered) return result;
   if (range.sharing == HostRange::kMoved && !MovePagesBack(page, length)) {

@@ -245,7 +245,7 @@ void Checkpoint::NoteEventTimes() {
     for (size_t first = 0; first < all.size(); first += kPiece) {
       const std::vector<uint64_t> piece(all.begin() + first, all.begin() + std::min(all.size(), first + kPiece));
       std::vector<double> ages;
-      if (session_->AskEventAges(context, piece, &ages) != CUDA_SUCCESS) continue;
+      if (session_->requests().AskEventAges(context, piece, &ages) != CUDA_SUCCESS) continue;
       for (size_t i = 0; i < piece.size(); ++i) {
         double before = 0;
         if (ages[i] >= 0) {
@@ -493,8 +493,8 @@ bool Checkpoint::ReplayRest(std::string* error) {
 bool Checkpoint::MapManaged(std::string* error) {
   ReaderLock lock(&session_->memory().mutex());
   for (auto& [start, range] : session_->memory().host_ranges()) {
-    if (range.value.alias_of || !session_->IsMirrored(range.value)) continue;
-    const CUresult result = session_->MapOwnRange(range.value.device, range.bytes);
+    if (range.value.alias_of || !session_->host_mappings().IsMirrored(range.value)) continue;
+    const CUresult result = session_->host_mappings().MapOwn(range.value.device, range.bytes);
     if (result != CUDA_SUCCESS) {
       *error = "the new server has no room for host memory that kernels use (" + driverabi::DescribeError(result) + ")";
       return false;
@@ -507,7 +507,7 @@ bool Checkpoint::MapManaged(std::string* error) {
   }
   for (auto& [start, range] : session_->memory().device_ranges()) {
     if (range.value.source != DeviceRange::kManaged || ManagedHome::Contains(start)) continue;
-    const CUresult result = session_->MapManagedRange(start, range.bytes, range.value.device);
+    const CUresult result = session_->host_mappings().MapManaged(start, range.bytes, range.value.device);
     if (result != CUDA_SUCCESS) {
       *error = "the new server has no room for the job's managed memory (" + driverabi::DescribeError(result) + ")";
       return false;
@@ -527,9 +527,9 @@ bool Checkpoint::MoveManaged(std::string* error) {
     }
   }
   for (auto& [start, range] : session_->memory().host_ranges()) {
-    if (range.value.alias_of || !session_->IsMirrored(range.value)) continue;
-    places.push_back(
-        {range.value.device, range.bytes, start, true, session_->WritersOf(start, range.bytes, range.value)});
+    if (range.value.alias_of || !session_->host_mappings().IsMirrored(range.value)) continue;
+    places.push_back({range.value.device, range.bytes, start, true,
+                      session_->host_mappings().WritersOf(start, range.bytes, range.value)});
   }
   const CUresult result = session_->managed_mirror().MoveTo(channel(), places);
   if (result == CUDA_SUCCESS) return true;
@@ -551,8 +551,8 @@ bool Checkpoint::ShareHostArena(std::string* error) {
     const bool registered = range.value.on_device && range.value.sharing != HostRange::kNone && !range.value.alias_of;
     const bool whole = range.value.shared && !session_->pinned_heap().InSegment(start);
     if (!whole && !registered) continue;
-    const CUresult result = registered ? session_->MapRegisteredRange(start, range.bytes, range.value)
-                                       : session_->MapHostRange(start, range.bytes, range.value.flags);
+    const CUresult result = registered ? session_->host_mappings().MapRegistered(start, range.bytes, range.value)
+                                       : session_->host_mappings().Map(start, range.bytes, range.value.flags);
     if (result != CUDA_SUCCESS) return refuse(registered ? "registered" : "pinned", result);
   }
   return true;

@@ -269,7 +269,7 @@ CUresult Checkpoint::AskCode(const std::function<void(const wire::OpCodeWords_Re
     std::string message;
     request.Encode(&message);
     Reply reply;
-    const CUresult result = session_->Operate(kOpCodeWords, message, &reply);
+    const CUresult result = session_->requests().Operate(kOpCodeWords, message, &reply);
     if (result != CUDA_SUCCESS) return result;
     wire::OpCodeWords_Reply found;
     if (!found.Decode(reply.message)) return session_->Lose(ChannelStatus::kProtocolError);

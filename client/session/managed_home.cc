@@ -32,7 +32,7 @@ bool ManagedHome::OnGpuLocked(Session* session) {
 CUresult ManagedHome::MapOnServer(Session* session, uint64_t address, uint64_t bytes, int device) {
   wire::OpManagedMap_Request request;
   if (session->shared_memory()) {
-    const CUresult sent = session->SendFile(arena_.fd(), &request.tag);
+    const CUresult sent = session->requests().SendFile(arena_.fd(), &request.tag);
     if (sent != CUDA_SUCCESS) return sent;
   }
   request.address = address;
@@ -41,7 +41,7 @@ CUresult ManagedHome::MapOnServer(Session* session, uint64_t address, uint64_t b
   request.device = device;
   std::string message;
   request.Encode(&message);
-  return session->Operate(kOpManagedMap, message, nullptr);
+  return session->requests().Operate(kOpManagedMap, message, nullptr);
 }
 
 CUresult ManagedHome::UnmapOnServer(Session* session, uint64_t address, uint32_t action) {
@@ -50,7 +50,7 @@ CUresult ManagedHome::UnmapOnServer(Session* session, uint64_t address, uint32_t
   request.action = action;
   std::string message;
   request.Encode(&message);
-  return session->Operate(kOpManagedUnmap, message, nullptr);
+  return session->requests().Operate(kOpManagedUnmap, message, nullptr);
 }
 
 CUresult ManagedHome::AddSegmentLocked(Session* session, uint64_t bytes, int device, bool small, uint64_t* address) {
@@ -111,7 +111,7 @@ CUresult ManagedHome::RemoveSegmentLocked(Session* session, uint64_t address) {
     result = UnmapOnServer(session, address, kFree);
   } else {
     session->managed_mirror().Remove(address);
-    result = session->UnmapHostRange(address);
+    result = session->host_mappings().Unmap(address);
   }
   // Only now: the server never sees a hole in the file.
   pages_.Remove(address);
@@ -123,7 +123,7 @@ CUresult ManagedHome::Free(Session* session, uint64_t address, uint64_t bytes) {
   MutexLock lock(&mutex_);
   if (SegmentHeap::IsSmall(bytes)) {
     const uint64_t rounded = SegmentHeap::RoundUp(bytes);
-    CUresult result = session->WaitForWork();
+    CUresult result = session->requests().WaitForWork();
     pages_.Clear(address, rounded);
     const uint64_t unused = heap_.Give(address, rounded);
     if (unused == 0) return result;
@@ -204,7 +204,7 @@ CUresult ManagedHome::MoveTo(Session* session) {
   }
   pages_.Enable(false);
   for (const auto& [address, segment] : heap_.segments()) {
-    result = session->MapManagedRange(address, segment.bytes, segment.device);
+    result = session->host_mappings().MapManaged(address, segment.bytes, segment.device);
     if (result == CUDA_SUCCESS) continue;
     MoveBackLocked();
     return result;

@@ -19,7 +19,7 @@ CUresult PinnedHeap::AllocateWhole(Session* session, uint64_t bytes, unsigned fl
   if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
   *address = reinterpret_cast<uint64_t>(memory);
   if (!session->shared_memory()) return CUDA_SUCCESS;
-  const CUresult result = session->MapHostRange(*address, bytes, flags);
+  const CUresult result = session->host_mappings().Map(*address, bytes, flags);
   if (result != CUDA_SUCCESS) arena_->Free(memory, bytes);
   return result;
 }
@@ -50,19 +50,19 @@ CUresult PinnedHeap::Allocate(Session* session, uint64_t bytes, unsigned flags, 
 CUresult PinnedHeap::Free(Session* session, uint64_t address, uint64_t bytes) {
   if (!InSegment(address)) {
     // The server waits for what uses the memory and unmaps it first, so it never sees a hole in the file.
-    const CUresult result = session->shared_memory() ? session->UnmapHostRange(address) : CUDA_SUCCESS;
+    const CUresult result = session->shared_memory() ? session->host_mappings().Unmap(address) : CUDA_SUCCESS;
     arena_->Free(reinterpret_cast<void*>(address), bytes);
     return result;
   }
   const uint64_t rounded = SegmentHeap::RoundUp(bytes);
-  const CUresult waited = session->WaitForWork();
+  const CUresult waited = session->requests().WaitForWork();
   memset(reinterpret_cast<void*>(address), 0, rounded);
   MutexLock lock(&mutex_);
   const uint64_t unused = heap_.Give(address, rounded);
   if (unused == 0 || ++empty_ <= kMostEmpty) return waited;
   --empty_;
   heap_.Remove(unused);
-  const CUresult unmapped = session->shared_memory() ? session->UnmapHostRange(unused) : CUDA_SUCCESS;
+  const CUresult unmapped = session->shared_memory() ? session->host_mappings().Unmap(unused) : CUDA_SUCCESS;
   arena_->Free(reinterpret_cast<void*>(unused), SegmentHeap::kSegment);
   return waited == CUDA_SUCCESS ? unmapped : waited;
 }
@@ -70,7 +70,7 @@ CUresult PinnedHeap::Free(Session* session, uint64_t address, uint64_t bytes) {
 CUresult PinnedHeap::MapSegments(Session* session) {
   MutexLock lock(&mutex_);
   for (const auto& [address, segment] : heap_.segments()) {
-    const CUresult result = session->MapHostRange(address, segment.bytes, kSegmentFlags);
+    const CUresult result = session->host_mappings().Map(address, segment.bytes, kSegmentFlags);
     if (result != CUDA_SUCCESS) return result;
   }
   return CUDA_SUCCESS;

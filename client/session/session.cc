@@ -10,10 +10,10 @@
 #include <cstring>
 
 #include "client/session/call.h"
+#include "client/session/devices.h"
 #include "client/session/log.h"
 #include "client/session/own_calls.h"
 #include "client/session/relay_process.h"
-#include "client/session/shared_pages.h"
 #include "client/trace/control.h"
 #include "client/trace/trace.h"
 #include "proto/codec/operations.gen.h"
@@ -171,14 +171,14 @@ CUresult Session::OpenChannel(const std::string& path, const std::string& visibl
   share.scope = scope;
   share.Encode(&message);
   Reply reply;
-  return Operate(kOpShareIn, message, &reply);
+  return requests_.Operate(kOpShareIn, message, &reply);
 }
 
 CUresult Session::FetchDevices() {
   std::string message;
   wire::OpSessionInfo_Request{}.Encode(&message);
   Reply reply;
-  const CUresult result = Operate(kOpSessionInfo, message, &reply);
+  const CUresult result = requests_.Operate(kOpSessionInfo, message, &reply);
   if (result != CUDA_SUCCESS) return result;
   wire::OpSessionInfo_Reply info;
   if (!info.Decode(reply.message)) {
@@ -186,136 +186,7 @@ CUresult Session::FetchDevices() {
     return CUDA_ERROR_SYSTEM_NOT_READY;
   }
   driver_version_ = info.driver_version;
-  devices_.clear();
-  for (const auto& from : info.devices) {
-    if (visible_devices_ >= 0 && devices_.size() == size_t(visible_devices_)) break;
-    Device device;
-    device.name = std::string(from.name);
-    if (from.uuid.size() == sizeof(device.uuid)) memcpy(&device.uuid, from.uuid.data(), sizeof(device.uuid));
-    if (from.luid.size() == device.luid.size()) {
-      memcpy(device.luid.data(), from.luid.data(), device.luid.size());
-      device.has_luid = true;
-    }
-    device.luid_node_mask = from.luid_node_mask;
-    device.total_memory = from.total_memory;
-    device.pci_bus_id = std::string(from.pci_bus_id);
-    device.attributes.assign(from.attributes.begin(), from.attributes.end());
-    // What the GPU could do with the memory of the process that drives it, which is not the application.
-    for (const CUdevice_attribute local :
-         {CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
-          CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST,
-          CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM}) {
-      if (size_t(local) < device.attributes.size() && device.attributes[local] != kRefused)
-        device.attributes[local] = 0;
-    }
-    device.peers.assign(from.peers.begin(), from.peers.end());
-    // Ways of sharing that end at the server's machine, and host memory that only the server's process has: programs
-    // ask first, and then take another one.
-    for (const CUdevice_attribute none :
-         {CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED,
-          CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
-          CU_DEVICE_ATTRIBUTE_HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
-          CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED, CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED}) {
-      if (size_t(none) < device.attributes.size()) device.attributes[none] = 0;
-    }
-    devices_.push_back(std::move(device));
-  }
-  return CUDA_SUCCESS;
-}
-
-CUresult Session::Operate(uint32_t operation, const std::string& message, Reply* reply, uint32_t context) {
-  Reply unused;
-  if (!reply) reply = &unused;
-  FrameHeader header;
-  header.call = operation;
-  header.context_or_result = context;
-  const ChannelStatus status = channel().Call(header, message, {}, nullptr, 0, reply);
-  if (trace::On()) {
-    trace::Sent(sizeof(FrameHeader) + message.size(), 0);
-    trace::Received(sizeof(FrameHeader) + reply->message.size());
-  }
-  if (status != ChannelStatus::kOk) return Lose(status);
-  if (managed_mirror_.watches_shared()) managed_mirror_.WorkMayHaveEnded();
-  // An answer to this may be the first to tell of an earlier call that nobody waited for.
-  if (reply->pending_error != CUDA_SUCCESS) SetPendingError(CUresult(reply->pending_error));
-  return CUresult(reply->result);
-}
-
-CUresult Session::MapHostRange(const Mapping& mapping) {
-  wire::OpHostMap_Request request;
-  if (mapping.fd >= 0) {
-    const CUresult sent = SendFile(mapping.fd, &request.tag);
-    if (sent != CUDA_SUCCESS) return sent;
-  }
-  request.managed = mapping.managed;
-  request.device = mapping.device;
-  request.address = mapping.address;
-  request.bytes = HostArena::RoundUp(mapping.bytes);
-  request.offset = mapping.offset;
-  request.flags = mapping.flags;
-  std::string message;
-  request.Encode(&message);
-  return Operate(kOpHostMap, message, nullptr);
-}
-
-CUresult Session::MapRegisteredRange(uint64_t start, uint64_t bytes, const HostRange& range) {
-  const uint64_t page = HostArena::PageOf(start), length = HostArena::RoundUp(start - page + bytes);
-  const uint64_t device = HostArena::PageOf(range.device);
-  if (range.sharing == HostRange::kMoved) return MapHostRange(device, length, range.flags);
-  const PageBacking backing = FindBacking(page, length, host_arena_.fd());
-  if (backing.kind != PageBacking::kFile) return CUDA_ERROR_OUT_OF_MEMORY;
-  const CUresult result = MapHostRange({device, length, backing.fd, backing.offset, range.flags, false, 0});
-  close(backing.fd);
-  return result;
-}
-
-ManagedMirror::Writers Session::WritersOf(uint64_t start, uint64_t bytes, const HostRange& range) const {
-  bool own = true;
-  // Pages that have moved into the arena, and pinned memory, are this process's alone.
-  if (range.registered && range.sharing != HostRange::kMoved) {
-    const uint64_t page = HostArena::PageOf(start);
-    const PageBacking backing = FindBacking(page, HostArena::RoundUp(start - page + bytes), -1);
-    if (backing.fd >= 0) close(backing.fd);
-    own = backing.kind == PageBacking::kPrivate;
-  }
-  return own ? settings_.mapped_writers : ManagedMirror::Writers::kAnybody;
-}
-
-CUresult Session::SendFile(int fd, uint64_t* tag) {
-  *tag = connection_.NextTag();
-  const ChannelStatus status = channel().SendFd(*tag, fd);
-  return status == ChannelStatus::kOk ? CUDA_SUCCESS : Lose(status);
-}
-
-CUresult Session::UnmapHostRange(uint64_t address) {
-  wire::OpHostUnmap_Request request;
-  request.address = address;
-  std::string message;
-  request.Encode(&message);
-  return Operate(kOpHostUnmap, message, nullptr);
-}
-
-CUresult Session::WaitForWork() {
-  wire::OpManagedUnmap_Request request;
-  request.action = 2;  // wait only
-  std::string message;
-  request.Encode(&message);
-  return Operate(kOpManagedUnmap, message, nullptr);
-}
-
-CUresult Session::AskEventAges(uint64_t context, const std::vector<uint64_t>& events,
-                               std::vector<double>* microseconds) {
-  wire::OpEventTimes_Request request;
-  request.events.assign(events.begin(), events.end());
-  std::string message;
-  request.Encode(&message);
-  Reply reply;
-  const CUresult result = Operate(kOpEventTimes, message, &reply, SlotOf(context));
-  if (result != CUDA_SUCCESS) return result;
-  wire::OpEventTimes_Reply ages;
-  if (!ages.Decode(reply.message) || ages.microseconds.size() != events.size())
-    return Lose(ChannelStatus::kProtocolError);
-  microseconds->assign(ages.microseconds.begin(), ages.microseconds.end());
+  devices_ = ReadDevices(info, visible_devices_);
   return CUDA_SUCCESS;
 }
 

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The application's session with a GPU server: the one object behind all driver calls of the process.
 //
-// It owns the parts, each of which has a header of its own and a lock of its own, and wires them together. What stands
-// here besides is what needs several parts, or puts the client library's own requests into the channel. It is made at
-// the first driver call that needs a server and never destroyed: the CUDA runtime still calls the driver from its exit
-// handlers.
+// It opens the channel, owns the parts, each of which has a header of its own and the locks that it needs, and wires
+// them together. What stands here besides needs several parts. It is made at the first driver call that needs a server
+// and never destroyed: the CUDA runtime still calls the driver from its exit handlers.
 //
 // Locking: the session has no lock. README.md lists those of its parts, and the order in which a thread takes them.
 // What a function here locks, it says.
@@ -30,6 +29,7 @@
 #include "client/session/gate.h"
 #include "client/session/host_arena.h"
 #include "client/session/host_functions.h"
+#include "client/session/host_mappings.h"
 #include "client/session/known_memory.h"
 #include "client/session/managed_advice.h"
 #include "client/session/managed_home.h"
@@ -39,6 +39,7 @@
 #include "client/session/primary_contexts.h"
 #include "client/session/recorded_objects.h"
 #include "client/session/resource_objects.h"
+#include "client/session/server_requests.h"
 #include "client/session/settings.h"
 #include "client/session/staged_copies.h"
 #include "client/session/staging.h"
@@ -100,8 +101,6 @@ class Session final : public trace::Server {
 
   Names& names() { return names_; }
 
-  // How many microseconds ago events of one context completed on this server; negative for those that did not.
-  CUresult AskEventAges(uint64_t context, const std::vector<uint64_t>& events, std::vector<double>* microseconds);
   EventTimes& event_times() { return event_times_; }
 
   Staging& staging() { return staging_; }
@@ -146,43 +145,9 @@ class Session final : public trace::Server {
   ResourceObjects& resource_objects(Kind kind) { return kind == Kind::kTexture ? textures_ : surfaces_; }
   HostFunctions& host_functions() { return host_functions_; }
 
-  // Sends one of our own operations, which stands for no driver call of the application, and waits. Returns the
-  // operation's result; `reply` may be null. `context` is the slot of the context to make current, 0 for none.
-  CUresult Operate(uint32_t operation, const std::string& message, Reply* reply, uint32_t context = 0);
-
-  // Makes a piece of the host arena known to the server (its address space and its GPU), and takes it back. Pinned
-  // memory: only with shared memory. Managed memory: without shared memory the server has bytes of its own there, zero
-  // at first, which ManagedMirror then mirrors.
-  CUresult MapHostRange(uint64_t address, uint64_t bytes, unsigned flags) {
-    return MapHostRange({address, bytes, host_arena_.fd(), HostArena::OffsetOf(address), flags, false, 0});
-  }
-  CUresult MapManagedRange(uint64_t address, uint64_t bytes, int device) {
-    const int file = ManagedHome::Contains(address) ? managed_home_.file() : host_arena_.fd();
-    const int fd = shared_memory() ? file : -1;
-    return MapHostRange({address, bytes, fd, HostArena::OffsetOf(address), 0, true, device});
-  }
-  // Memory of the server's own at these addresses of the arena, whole pages; zero at first. Also with shared memory.
-  CUresult MapOwnRange(uint64_t address, uint64_t bytes) {
-    const uint64_t page = HostArena::PageOf(address);
-    return MapHostRange({page, address - page + bytes, -1, 0, 0, false, 0});
-  }
-  CUresult UnmapHostRange(uint64_t address);
-  // Waits until the GPUs have done all work that was sent.
-  CUresult WaitForWork();
-  // Has a server on this machine map registered pages that can be shared (range.sharing is not kNone) at range.device.
-  // `start` and `bytes` are the registration's.
-  CUresult MapRegisteredRange(uint64_t start, uint64_t bytes, const HostRange& range);
-  // Passes a file to the server, for the next request that names the tag.
-  CUresult SendFile(int fd, uint64_t* tag);
-  // Whether the server has bytes of its own for this memory, which ManagedMirror mirrors; and whether it reaches
-  // it at all, which is at range.device if it is on_device, and at the same address else.
-  bool IsMirrored(const HostRange& range) const {
-    const bool can_share = !range.registered || range.sharing != HostRange::kNone;
-    return range.on_device && !(shared_memory() && can_share);
-  }
-  // For such memory of `bytes` at `start`: who writes to it here.
-  ManagedMirror::Writers WritersOf(uint64_t start, uint64_t bytes, const HostRange& range) const;
-  bool IsReachable(const HostRange& range) const { return (range.shared && shared_memory()) || range.on_device; }
+  // What the client library asks the server for itself.
+  ServerRequests& requests() { return requests_; }
+  HostMappings& host_mappings() { return host_mappings_; }
 
   // trace::Server. Any thread that is in no call.
   bool BeginTimeline(uint64_t capacity) override;
@@ -194,20 +159,10 @@ class Session final : public trace::Server {
   CUresult Open();
   // What the parts beside objects_ know of an object that goes. Under the lock of objects_.
   void ForgetGone(const replay::ObjectKey& dead);
-  CUresult FetchDevices();
   // Opens the session's channel. `visible_devices`: Hello's.
   CUresult OpenChannel(const std::string& path, const std::string& visible_devices);
-  // What MapHostRange and its like ask the server for. `fd` is the file to map at `offset`, -1: bytes of the server's
-  // own.
-  struct Mapping {
-    uint64_t address, bytes;  // whole pages
-    int fd;
-    uint64_t offset;
-    unsigned flags;
-    bool managed;
-    int device;
-  };
-  CUresult MapHostRange(const Mapping& mapping);
+  // Asks which GPUs there are.
+  CUresult FetchDevices();
 
   static std::atomic<Session*> g_session;
 
@@ -244,6 +199,8 @@ class Session final : public trace::Server {
   VirtualMemoryMap virtual_memory_;
   ResourceObjects textures_, surfaces_;
   HostFunctions host_functions_;
+  ServerRequests requests_{&connection_, &settings_, &managed_mirror_};
+  HostMappings host_mappings_{&requests_, &connection_, &settings_, &host_arena_, &managed_home_};
   std::unique_ptr<agent::Agent> agent_;
 };
 

@@ -28,7 +28,7 @@ bool Staging::Acquire(Session* session, size_t bytes) {
   if (missed_ >= kWorth && !refused_) {
     constexpr size_t kBytes = kPieces * kPieceBytes;
     void* const memory = session->host_arena().Allocate(kBytes);
-    if (memory && session->MapHostRange(reinterpret_cast<uint64_t>(memory), kBytes, 0) == CUDA_SUCCESS) {
+    if (memory && session->host_mappings().Map(reinterpret_cast<uint64_t>(memory), kBytes, 0) == CUDA_SUCCESS) {
       memory_ = static_cast<char*>(memory);
       return true;
     }
@@ -43,7 +43,7 @@ void Staging::GiveBack(Session* session) {
   MutexLock lock(&in_use_);
   refused_ = false;
   if (!memory_) return;
-  session->UnmapHostRange(reinterpret_cast<uint64_t>(memory_));
+  session->host_mappings().Unmap(reinterpret_cast<uint64_t>(memory_));
   session->host_arena().Free(memory_, kPieces * kPieceBytes);
   memory_ = nullptr;
 }

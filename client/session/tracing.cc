@@ -25,7 +25,7 @@ bool AskTimeline(Session* session, uint32_t action, uint64_t argument, Reply* re
   (action == kBegin ? request.capacity : request.first) = argument;
   std::string message;
   request.Encode(&message);
-  return session->Operate(kOpTimeline, message, reply) == CUDA_SUCCESS && out->Decode(reply->message);
+  return session->requests().Operate(kOpTimeline, message, reply) == CUDA_SUCCESS && out->Decode(reply->message);
 }
 
 // Appends what a reply holds. False if it makes no sense.
