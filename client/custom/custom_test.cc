@@ -165,6 +165,27 @@ TEST_F(CustomTest, MemoryIsKnownHere) {
   EXPECT_EQ(cuMemFree(memory), CUDA_ERROR_INVALID_VALUE);
 }
 
+TEST_F(CustomTest, MemoryIsForgottenBeforeTheServerFreesIt) {
+  // From then on another thread may be given the address, and what it notes of it has to stay.
+  CUdeviceptr memory = 0;
+  CUstream stream = nullptr;
+  ASSERT_EQ(cuStreamCreate(&stream, 0), CUDA_SUCCESS);
+  for (const bool ordered : {false, true}) {
+    ASSERT_EQ(cuMemAlloc(&memory, 1000), CUDA_SUCCESS);
+    bool asked = false, known = true;
+    server_->On(kOpMemFree, [&](const FakeServer::Request&) {
+      asked = true;
+      known = InLog(Kind::kDeviceMemory, memory);
+      return FakeServer::Answer();
+    });
+    EXPECT_EQ(ordered ? cuMemFreeAsync(memory, stream) : cuMemFree(memory), CUDA_SUCCESS);
+    EXPECT_TRUE(asked);
+    EXPECT_FALSE(known);
+    server_->On(kOpMemFree, FakeServer::Answer());
+  }
+  EXPECT_EQ(cuStreamDestroy(stream), CUDA_SUCCESS);
+}
+
 TEST_F(CustomTest, AnErrorOfACallThatNobodyWaitedForIsReportedOnce) {
   CUdeviceptr memory = 0;
   ASSERT_EQ(cuMemAlloc(&memory, 1000), CUDA_SUCCESS);

@@ -199,11 +199,11 @@ CUresult Custom_cuMemFree_v2(CUdeviceptr dptr) {
   wire::OpMemFree_Request request;
   request.address = dptr;
   request.Encode(&call.message());
-  const CUresult result = call.Transact();
-  if (result != CUDA_SUCCESS) return result;
+  // Before the server frees it: from then on another thread may be given the same address.
   call.Destroyed({Kind::kDeviceMemory, dptr});
-  if (of_pool) call.session().memory().NoteWaited();
-  return CUDA_SUCCESS;
+  const CUresult result = call.Transact();
+  if (result == CUDA_SUCCESS && of_pool) call.session().memory().NoteWaited();
+  return result;
 }
 
 CUresult Custom_cuMemAllocAsync(CUdeviceptr* dptr, size_t bytesize, CUstream hStream, bool per_thread) {
@@ -256,10 +256,9 @@ CUresult Custom_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream, bool per_thre
   if (KeepFreed(call, dptr, request.stream)) return CUDA_SUCCESS;
   if (!IsAllocation(call.session(), dptr)) return CUDA_ERROR_INVALID_VALUE;
   request.Encode(&call.message());
-  const CUresult result = call.Transact();
-  // A checkpoint drains the streams first, so by then the memory is free in the stream's order too.
-  if (result == CUDA_SUCCESS) call.Destroyed({Kind::kDeviceMemory, dptr});
-  return result;
+  // As in cuMemFree. A checkpoint drains the streams first, so by then the memory is free in the stream's order too.
+  call.Destroyed({Kind::kDeviceMemory, dptr});
+  return call.Transact();
 }
 
 }  // namespace cuda_remote::client
