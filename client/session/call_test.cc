@@ -89,7 +89,7 @@ class CallTest : public ::testing::Test {
 
   // Which requests the server got since the last time. Waits for an answer, so that all before it are among them.
   static std::vector<FakeServer::Request> SentRequests() {
-    EXPECT_EQ(session_->WaitForWork(), CUDA_SUCCESS);
+    EXPECT_EQ(session_->requests().WaitForWork(), CUDA_SUCCESS);
     std::vector<FakeServer::Request> requests = server_->Take();
     requests.erase(std::remove_if(requests.begin(), requests.end(),
                                   [](const auto& one) { return one.header.call == kOpManagedUnmap; }),

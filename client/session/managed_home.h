@@ -7,7 +7,7 @@
 // and the caller has other memory for such programs. A job that moves to a server that cannot goes on with host memory
 // at the same addresses.
 //
-// Thread-safe. Takes no lock of the session's; so it may not be called while a thread has the session's mutex.
+// Thread-safe. Takes no lock of the tables (README, "Locks"). Waits for the server, so calls hold none of them.
 #ifndef CUDA_REMOTE_CLIENT_SESSION_MANAGED_HOME_H_
 #define CUDA_REMOTE_CLIENT_SESSION_MANAGED_HOME_H_
 

@@ -15,7 +15,7 @@
 // host and kernel have changed the same bytes of managed memory, one of them loses what it wrote, and a line on stderr
 // says so: the kernel if a Push comes between, else the host.
 //
-// Thread-safe. Never takes the session's mutex, so it may be called under it.
+// Thread-safe. Never takes a lock of the tables (README, "Locks"), so it may be called under one.
 #ifndef CUDA_REMOTE_CLIENT_SESSION_MANAGED_MIRROR_H_
 #define CUDA_REMOTE_CLIENT_SESSION_MANAGED_MIRROR_H_
 

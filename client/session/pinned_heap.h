@@ -7,7 +7,7 @@
 // 2 MiB, and small allocations share them. A large allocation, or any with a server on another machine, is a piece of
 // the arena by itself.
 //
-// Thread-safe. Allocate and Free may not be called while a thread has the session's mutex.
+// Thread-safe. Allocate and Free may not be called while a thread has a lock of the tables (README, "Locks").
 #ifndef CUDA_REMOTE_CLIENT_SESSION_PINNED_HEAP_H_
 #define CUDA_REMOTE_CLIENT_SESSION_PINNED_HEAP_H_
 
