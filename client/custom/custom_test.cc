@@ -298,7 +298,7 @@ TEST_F(CustomTest, MappedMemoryIsOfItsOwnDevice) {
   EXPECT_EQ(cuMemAddressFree(address, 2 * kBytes), CUDA_SUCCESS);
 }
 
-TEST_F(CustomTest, PinnedMemoryInACaptureIsNeededByItsGraph) {
+TEST_F(CustomTest, HostMemoryInACaptureIsNeededByItsGraph) {
   void* pinned = nullptr;
   CUdeviceptr memory = 0;
   ASSERT_EQ(cuMemHostAlloc(&pinned, 4096, 0), CUDA_SUCCESS);
@@ -306,27 +306,43 @@ TEST_F(CustomTest, PinnedMemoryInACaptureIsNeededByItsGraph) {
   CUstream stream = nullptr;
   ASSERT_EQ(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
   const auto address = reinterpret_cast<CUdeviceptr>(pinned);
+  constexpr uint64_t kManaged = 0x330000000000;
+  {
+    DeviceRange range;
+    range.source = DeviceRange::kManaged;
+    range.managed = true;
+    WriterLock lock(&Session::Get()->mutex());
+    Session::Get()->device_ranges().Insert(kManaged, 4096, range);
+  }
   CUDA_MEMCPY3D_PEER shaped{};
-  shaped.srcMemoryType = CU_MEMORYTYPE_HOST;
-  shaped.srcHost = pinned;
+  shaped.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+  shaped.srcDevice = kManaged;
   shaped.dstMemoryType = CU_MEMORYTYPE_DEVICE;
   shaped.dstDevice = memory;
   shaped.WidthInBytes = 16;
   shaped.Height = shaped.Depth = 1;
-  const std::function<CUresult()> copies[] = {
-      [&] { return cuMemcpyAsync(memory, address, 16, stream); },
-      [&] { return cuMemcpyPeerAsync(memory, context_, address, context_, 16, stream); },
-      [&] { return cuMemcpy3DPeerAsync(&shaped, stream); },
+  struct {
+    uint64_t needed;
+    std::function<CUresult()> copy;
+  } const copies[] = {
+      {address, [&] { return cuMemcpyAsync(memory, address, 16, stream); }},
+      {address, [&] { return cuMemcpyPeerAsync(memory, context_, address, context_, 16, stream); }},
+      {kManaged, [&] { return cuMemcpyPeerAsync(memory, context_, kManaged, context_, 16, stream); }},
+      {kManaged, [&] { return cuMemcpy3DPeerAsync(&shaped, stream); }},
   };
-  for (const auto& copy : copies) {
+  for (const auto& [needed, copy] : copies) {
     ASSERT_EQ(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
     EXPECT_EQ(copy(), CUDA_SUCCESS);
     const auto captured = Session::Get()->captures().End(reinterpret_cast<uint64_t>(stream));
     ASSERT_NE(captured, nullptr);
     EXPECT_EQ(captured->obstacle, "");
-    const replay::ObjectKey needed{Kind::kHostMemory, address};
-    EXPECT_NE(std::find(captured->needs.begin(), captured->needs.end(), needed), captured->needs.end())
-        << "copy " << &copy - copies;
+    const replay::ObjectKey key{Kind::kHostMemory, needed};
+    EXPECT_NE(std::find(captured->needs.begin(), captured->needs.end(), key), captured->needs.end())
+        << std::hex << needed;
+  }
+  {
+    WriterLock lock(&Session::Get()->mutex());
+    Session::Get()->device_ranges().Erase(kManaged);
   }
   EXPECT_EQ(cuStreamDestroy(stream), CUDA_SUCCESS);
   EXPECT_EQ(cuMemFree(memory), CUDA_SUCCESS);
