@@ -298,7 +298,7 @@ TEST_P(PageReceiverTest, RefusesWhatCriuDoesNotSend) {
     const char* error;
   } kCases[] = {
       {kOpen, 0, 7, "unknown memory"},
-      {kAdd, 1, Process(1), "belong nowhere"},
+      {kAdd, 1, Process(1), "belong to no image"},
       {99, 0, Process(1), "unknown command"},
   };
   for (const auto& one : kCases) {
