@@ -758,9 +758,12 @@ int ParentOf(int pid) {
 }
 
 bool JobIsAlive(const Job& job) {
-  // Of a job of cr-hostd's, the namespace's first process is root's, and its user may look only at the program.
-  const auto inside = [&job](int pid) { return IsRunning(pid) && PidNamespace(pid) == job.pid_namespace(); };
-  if (job.init_pid() > 0) return job.pid_namespace() != 0 && (inside(job.init_pid()) || inside(job.pid()));
+  if (job.init_pid() > 0) {
+    if (job.pid_namespace() == 0 || !IsRunning(job.init_pid())) return false;
+    // Of a job of cr-hostd's, the namespace's first process is root's, and its user may look only at the program.
+    const uint64_t seen = PidNamespace(job.init_pid());
+    return (seen != 0 ? seen : PidNamespace(job.pid())) == job.pid_namespace();
+  }
   return job.pid() > 0 && kill(job.pid(), 0) == 0 && IsRunning(job.pid());
 }
 
