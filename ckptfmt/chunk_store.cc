@@ -142,7 +142,7 @@ uint32_t ChunkStore::AddRegion(uint64_t bytes) {
   return uint32_t(regions_.size() - 1);
 }
 
-void ChunkStore::AddPlace(const Hash& place, const StoredChunk& chunk) {
+void ChunkStore::AddPlace(const Hash128& place, const StoredChunk& chunk) {
   MutexLock lock(&mutex_);
   gpu_known_.try_emplace({*chunk.gpu_hash, place, chunk.bytes}, Identity{chunk.hash, chunk.keyed, chunk.bytes});
 }
@@ -180,12 +180,12 @@ absl::Status ChunkStore::Add(uint32_t region, uint64_t index, std::string_view b
   return status;
 }
 
-bool ChunkStore::Has(const Hash& place, const GpuHash& gpu_hash, uint64_t bytes) const {
+bool ChunkStore::Has(const Hash128& place, const ChunkHash& gpu_hash, uint64_t bytes) const {
   MutexLock lock(&mutex_);
   return gpu_known_.count({gpu_hash, place, uint32_t(bytes)}) != 0;
 }
 
-bool ChunkStore::AddUnread(uint32_t region, uint64_t index, const GpuHash& gpu_hash, const Hash& place_key) {
+bool ChunkStore::AddUnread(uint32_t region, uint64_t index, const ChunkHash& gpu_hash, const Hash128& place_key) {
   MutexLock lock(&mutex_);
   if (!failure_.ok() || region >= regions_.size() || index >= regions_[region].numbers.size()) return false;
   std::optional<uint64_t> bytes = ChunkLength(regions_[region].bytes, index);
@@ -346,10 +346,7 @@ absl::Status ChunkStore::Store(const Job& job, Writer* writer) {
   if (!zero) {
     stored.hash = HashOf(job.bytes);
     stored.keyed = KeyedHashOf(job.bytes, options_.secret);
-    if (options_.gpu_hashes) {
-      const ChunkHash hash = HashChunk(job.bytes.data(), job.bytes.size());
-      stored.gpu_hash = GpuHash{hash.low, hash.high};
-    }
+    if (options_.gpu_hashes) stored.gpu_hash = HashChunk(job.bytes.data(), job.bytes.size());
   }
   stored.bytes = uint32_t(job.bytes.size());
   uint32_t number;

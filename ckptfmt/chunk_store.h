@@ -67,12 +67,12 @@ class ChunkStore {
   // until `done` is called, by one of the threads or by this function, whether all went well or not.
   absl::Status Add(uint32_t region, uint64_t index, std::string_view bytes, std::function<void()> done);
   // Says that an earlier image has this chunk at `place`. AddKnown was called for it, and its GPU hash is known.
-  void AddPlace(const Hash& place, const StoredChunk& chunk);
+  void AddPlace(const Hash128& place, const StoredChunk& chunk);
   // Whether AddUnread would take a chunk of this length. From any thread.
-  bool Has(const Hash& place, const GpuHash& gpu_hash, uint64_t bytes) const;
+  bool Has(const Hash128& place, const ChunkHash& gpu_hash, uint64_t bytes) const;
   // Takes a chunk without its bytes, if an earlier image has one of this GPU hash and the same length at `place`. From
   // any thread.
-  bool AddUnread(uint32_t region, uint64_t index, const GpuHash& gpu_hash, const Hash& place);
+  bool AddUnread(uint32_t region, uint64_t index, const ChunkHash& gpu_hash, const Hash128& place);
   // Takes a chunk of zeros.
   absl::Status AddZeros(uint32_t region, uint64_t index);
   // Takes a copy; waits while too many of those are under way.
@@ -108,7 +108,7 @@ class ChunkStore {
   };
   // What makes two chunks the same one.
   struct Identity {
-    Hash hash, keyed;
+    Hash128 hash, keyed;
     uint32_t bytes;
     bool operator==(const Identity& other) const {
       return hash == other.hash && keyed == other.keyed && bytes == other.bytes;
@@ -124,8 +124,8 @@ class ChunkStore {
   };
   // A chunk as the GPU names it, and where it was.
   struct GpuIdentity {
-    GpuHash hash;
-    Hash place;
+    ChunkHash hash;
+    Hash128 place;
     uint32_t bytes;
     bool operator==(const GpuIdentity& other) const {
       return hash == other.hash && place == other.place && bytes == other.bytes;

@@ -14,8 +14,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "ckptfmt/hash.h"
 #include "ckptfmt/types.h"
+#include "proto/base/hash.h"
 
 namespace cuda_remote::ckptfmt {
 
@@ -33,7 +33,7 @@ std::string Serialize(const Message& message) {
 }
 
 // The version is part of what the checksum covers, so damage to it does not pass for a newer image.
-inline Hash HashOfContents(uint32_t magic, uint32_t version, const std::string& contents) {
+inline Hash128 HashOfContents(uint32_t magic, uint32_t version, const std::string& contents) {
   Hasher hasher;
   std::string head;
   for (const uint32_t number : {magic, version}) {
@@ -65,7 +65,7 @@ absl::Status Unseal(std::string_view bytes, const std::string& name, uint32_t ma
     return damaged("it cannot be parsed");
   }
   if (in->magic() != magic) return damaged("it does not start as it should");
-  Hash expected;
+  Hash128 expected;
   if (!FromBytes(in->hash(), &expected) || HashOfContents(magic, in->format_version(), contents(*in)) != expected) {
     return damaged("its checksum is wrong");
   }

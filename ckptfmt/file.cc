@@ -69,7 +69,7 @@ void FileHasher::Add(std::string_view bytes) {
   bytes_ += bytes.size();
   while (!bytes.empty()) {
     if (block_.empty() && bytes.size() >= kBlockBytes) {
-      blocks_.push_back(BlockHashOf(bytes.substr(0, kBlockBytes)));
+      blocks_.push_back(Hash64Of(bytes.substr(0, kBlockBytes)));
       bytes.remove_prefix(kBlockBytes);
       continue;
     }
@@ -77,13 +77,13 @@ void FileHasher::Add(std::string_view bytes) {
     block_.append(bytes.substr(0, take));
     bytes.remove_prefix(take);
     if (block_.size() < kBlockBytes) break;
-    blocks_.push_back(BlockHashOf(block_));
+    blocks_.push_back(Hash64Of(block_));
     block_.clear();
   }
 }
 
 void FileHasher::Finish(FileRecord* record) {
-  if (!block_.empty()) blocks_.push_back(BlockHashOf(block_));
+  if (!block_.empty()) blocks_.push_back(Hash64Of(block_));
   block_.clear();
   record->bytes = bytes_;
   record->hash = whole_.Get();

@@ -16,7 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ckptfmt/hash.h"
+#include "proto/base/hash.h"
 
 namespace cuda_remote::ckptfmt {
 
@@ -72,7 +72,7 @@ class OpenedFolder {
 struct FileRecord {
   std::string path;  // below the image's folder
   uint64_t bytes = 0;
-  Hash hash;
+  Hash128 hash;
   std::vector<uint64_t> blocks;  // XXH3-64 of each kBlockBytes
   bool has_hash = true;          // a data file has none (from format version 2 on): its chunks have
   uint32_t mode = 0600;

@@ -23,7 +23,7 @@ namespace {
 void TryOldIndex(std::string bytes) {
   const uint64_t total = bytes.size() + 16;
   if (bytes.size() >= 48) memcpy(&bytes[40], &total, sizeof(total));
-  const Hash hash = HashOf(bytes);
+  const Hash128 hash = HashOf(bytes);
   bytes.append(reinterpret_cast<const char*>(&hash), sizeof(hash));
   (void)DecodeIndex(bytes, "index", 1);
 }
@@ -93,7 +93,7 @@ std::vector<std::string> FuzzSeeds() {
   index.data_files = {"memory/data-00000"};
   index.secret = std::string(kSecretBytes, 's');
   index.chunks.push_back({{1, 2}, {5, 6}, 0, Encoding::kRaw, 0, 1000, 1000, std::nullopt});
-  index.chunks.push_back({{3, 4}, {7, 8}, 0, Encoding::kZstd, 1000, 500, uint32_t(kChunkBytes), GpuHash{9, 10}});
+  index.chunks.push_back({{3, 4}, {7, 8}, 0, Encoding::kZstd, 1000, 500, uint32_t(kChunkBytes), ChunkHash{9, 10}});
   for (const SampleRegion& sample : SampleRegions(true)) {
     index.regions.push_back({sample.region, std::vector<uint32_t>(ChunkCount(sample.region.bytes))});
   }

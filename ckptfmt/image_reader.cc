@@ -89,7 +89,7 @@ struct ImageReader::State {
     if (!read.ok() || whole.Get() == file.hash) return read;
     // Where?
     const absl::Status found = each_block([&](std::string_view bytes, uint64_t offset) {
-      if (BlockHashOf(bytes) == file.blocks[size_t(offset / kBlockBytes)]) return absl::OkStatus();
+      if (Hash64Of(bytes) == file.blocks[size_t(offset / kBlockBytes)]) return absl::OkStatus();
       return absl::DataLossError(absl::StrCat(path, " is damaged: the ", bytes.size(), " bytes from offset ", offset,
                                               " are not those that were written"));
     });

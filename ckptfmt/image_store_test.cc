@@ -370,10 +370,7 @@ TEST(Store, EqualityNeedsBothHashes) {
   }
 }
 
-GpuHash GpuHashOf(std::string_view bytes) {
-  const ChunkHash hash = HashChunk(bytes.data(), bytes.size());
-  return {hash.low, hash.high};
-}
+ChunkHash GpuHashOf(std::string_view bytes) { return HashChunk(bytes.data(), bytes.size()); }
 
 // Jobs that save one region again and again into one store, without reading what they need not.
 class Unread : public testing::Test {
@@ -395,7 +392,7 @@ class Unread : public testing::Test {
     const auto number = (*writer)->AddRegion(region_);
     int read = 0;
     for (size_t i = 0; i < memory.size(); ++i) {
-      const GpuHash hash = GpuHashOf(Chunk(memory, i));
+      const ChunkHash hash = GpuHashOf(Chunk(memory, i));
       const bool has = (*writer)->Has(region_, i, hash);
       if ((*writer)->AddUnread(*number, i, hash) != has) return -1;
       if (has) continue;

@@ -21,10 +21,10 @@
 #include "ckptfmt/chunk_store.h"
 #include "ckptfmt/file.h"
 #include "ckptfmt/folder.h"
-#include "ckptfmt/hash.h"
 #include "ckptfmt/image_reader.h"
 #include "ckptfmt/index.h"
 #include "ckptfmt/manifest.h"
+#include "proto/base/hash.h"
 #include "proto/chunkhash/chunk_hash.h"
 
 namespace cuda_remote::ckptfmt {
@@ -43,9 +43,9 @@ std::string HostName() {
 }
 
 // Whether that is the hash of a whole chunk of zeros.
-bool IsZeros(const GpuHash& hash, uint64_t bytes) {
+bool IsZeros(const ChunkHash& hash, uint64_t bytes) {
   static const ChunkHash zeros = HashChunk(std::string(kChunkBytes, '\0').data(), kChunkBytes);
-  return bytes == kChunkBytes && hash.low == zeros.low && hash.high == zeros.high;
+  return bytes == kChunkBytes && hash == zeros;
 }
 
 }  // namespace
@@ -110,7 +110,7 @@ struct ImageWriter::State {
   }
 
   // Names a chunk by where it is. Processes are numbered anew in each image.
-  Hash PlaceOf(const Region& of, uint64_t number) const {
+  Hash128 PlaceOf(const Region& of, uint64_t number) const {
     return KeyedHashOf(absl::StrCat(uint32_t(of.kind), " ", of.address, " ", of.object, " ", of.context, " ", of.device,
                                     " ", of.module_index, " ", number, " ", of.symbol),
                        secret);
@@ -280,14 +280,14 @@ absl::Status ImageWriter::AddChunk(uint32_t region, uint64_t index, std::string_
   return state_->store->Add(region, index, bytes, std::move(done));
 }
 
-bool ImageWriter::AddUnread(uint32_t region, uint64_t index, const GpuHash& hash) {
+bool ImageWriter::AddUnread(uint32_t region, uint64_t index, const ChunkHash& hash) {
   if (!state_->options.gpu_hashes || region >= state_->index.regions.size()) return false;
   const Region& of = state_->index.regions[region].region;
   if (IsZeros(hash, ChunkLength(of.bytes, index))) return state_->store->AddZeros(region, index).ok();
   return state_->store->AddUnread(region, index, hash, state_->PlaceOf(of, index));
 }
 
-bool ImageWriter::Has(const Region& region, uint64_t index, const GpuHash& hash) const {
+bool ImageWriter::Has(const Region& region, uint64_t index, const ChunkHash& hash) const {
   if (!state_->options.gpu_hashes) return false;
   const uint64_t bytes = ChunkLength(region.bytes, index);
   return IsZeros(hash, bytes) || state_->store->Has(state_->PlaceOf(region, index), hash, bytes);

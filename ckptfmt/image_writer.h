@@ -63,9 +63,9 @@ class ImageWriter {
   // Takes a chunk that has this GPU hash now, without its bytes, from any thread. That works if the hash is that of
   // zeros, or if an earlier image of the job (ShareWith) has a chunk of the same hash and length at the same offset of
   // the same region, whichever process has the region. False: the chunk must be read and given to AddChunk.
-  bool AddUnread(uint32_t region, uint64_t index, const GpuHash& hash);
+  bool AddUnread(uint32_t region, uint64_t index, const ChunkHash& hash);
   // Whether AddUnread would take this chunk of such a region. From any thread.
-  bool Has(const Region& region, uint64_t index, const GpuHash& hash) const;
+  bool Has(const Region& region, uint64_t index, const ChunkHash& hash) const;
   // WriterOptions::gpu_hashes. Without them AddUnread and Has always return false.
   bool keeps_gpu_hashes() const;
 

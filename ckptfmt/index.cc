@@ -97,7 +97,7 @@ absl::StatusOr<Index> DecodeIndex1(std::string_view bytes, const std::string& na
     return absl::DataLossError(absl::StrCat(name, " is damaged at offset ", at, ": ", what));
   };
   FileHeader1 header;
-  Hash expected;
+  Hash128 expected;
   if (bytes.size() < sizeof(header) + sizeof(expected)) return damaged("too short");
   memcpy(&header, bytes.data(), sizeof(header));
   if (memcmp(header.magic, kMagic1, sizeof(kMagic1)) != 0) return damaged("this is not a memory index");
@@ -185,7 +185,7 @@ std::string EncodeIndex(const Index& index) {
     StoredChunkEntry* const entry = contents.add_chunks();
     entry->set_hash(ToBytes(chunk.hash));
     entry->set_keyed_hash(ToBytes(chunk.keyed));
-    if (chunk.gpu_hash) entry->set_gpu_hash(ToBytes(Hash{chunk.gpu_hash->low, chunk.gpu_hash->high}));
+    if (chunk.gpu_hash) entry->set_gpu_hash(ToBytes(Hash128{chunk.gpu_hash->low, chunk.gpu_hash->high}));
     entry->set_data_file(chunk.file);
     entry->set_offset(chunk.offset);
     entry->set_encoding(uint32_t(chunk.encoding));
@@ -239,9 +239,9 @@ absl::StatusOr<Index> DecodeIndex(std::string_view bytes, const std::string& nam
       return damaged("a chunk's hash");
     }
     if (!entry.gpu_hash().empty()) {
-      Hash gpu;
+      Hash128 gpu;
       if (!FromBytes(entry.gpu_hash(), &gpu)) return damaged("a chunk's hash");
-      chunk.gpu_hash = GpuHash{gpu.low, gpu.high};
+      chunk.gpu_hash = ChunkHash{gpu.low, gpu.high};
     }
     chunk.file = entry.data_file();
     chunk.encoding = Encoding(entry.encoding());

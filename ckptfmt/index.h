@@ -11,8 +11,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ckptfmt/hash.h"
 #include "ckptfmt/types.h"
+#include "proto/base/hash.h"
 
 namespace cuda_remote::ckptfmt {
 
@@ -20,14 +20,14 @@ enum class Encoding : uint32_t { kRaw = 0, kZstd = 1 };
 
 // A chunk that is stored in a data file.
 struct StoredChunk {
-  Hash hash;   // of the unpacked bytes
-  Hash keyed;  // the same with the index's secret; zeros in version 1
+  Hash128 hash;   // of the unpacked bytes
+  Hash128 keyed;  // the same with the index's secret; zeros in version 1
   uint32_t file = 0;
   Encoding encoding = Encoding::kRaw;
   uint64_t offset = 0;
   uint32_t stored_bytes = 0;
   uint32_t bytes = 0;
-  std::optional<GpuHash> gpu_hash;  // if it is known
+  std::optional<ChunkHash> gpu_hash;  // as the GPU computes it, if it is known
 };
 
 // A region's chunks: 0 for one of zeros, else a number of a stored chunk plus 1.

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "proto/chunkhash/chunk_hash.h"
+
 namespace cuda_remote::ckptfmt {
 
 // The version of the files that this program writes. It reads all versions from the first on.
@@ -19,13 +21,6 @@ inline constexpr uint32_t kFirstFormatVersion = 1;
 
 // Memory is kept in chunks of this size, counted from the start of each region.
 inline constexpr uint64_t kChunkBytes = 2u << 20;
-
-// The hash of a chunk that the GPU has taken (proto/chunkhash). This folder does not know how.
-struct GpuHash {
-  uint64_t low = 0;
-  uint64_t high = 0;
-  bool operator==(const GpuHash& other) const { return low == other.low && high == other.high; }
-};
 
 // How device memory is named, as in the answer to kOpRegions.
 enum class RegionKind : uint32_t {

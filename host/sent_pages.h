@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ckptfmt/hash.h"
+#include "proto/base/hash.h"
 
 namespace cuda_remote::host {
 
@@ -23,11 +23,11 @@ inline constexpr size_t kPageBytes = 4096;
 class SentPages {
  public:
   struct Page {
-    ckptfmt::Hash hash;
+    Hash128 hash;
     uint32_t file, number;  // the file's number in the move; the page's in the file
   };
   static Page Describe(std::string_view bytes, uint32_t file, uint64_t offset) {
-    return {ckptfmt::HashOf(bytes), file, uint32_t(offset / kPageBytes)};
+    return {HashOf(bytes), file, uint32_t(offset / kPageBytes)};
   }
 
   // In any order. Not found before Sort.

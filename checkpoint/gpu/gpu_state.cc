@@ -255,7 +255,7 @@ bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regi
     for (size_t i = 0; i < regions.size(); ++i) {
       given[i].resize(hashes[i].size());
       for (uint64_t index = 0; index < hashes[i].size(); ++index) {
-        const ckptfmt::GpuHash hash = {hashes[i][index].low, hashes[i][index].high};
+        const ChunkHash& hash = hashes[i][index];
         const size_t bytes = size_t(std::min(ckptfmt::kChunkBytes, regions[i].bytes - index * ckptfmt::kChunkBytes));
         if (image->AddUnread(numbers[i], index, hash)) {
           given[i][index] = true;

@@ -31,7 +31,7 @@ bool EnoughDevices(size_t before, size_t after, const std::string& where, std::s
 }
 
 // The first figures of the hash, as cr-inspect prints it.
-std::string ShortName(const replay::Hash128& hash) { return replay::ToHex(hash).substr(0, 12); }
+std::string ShortName(const Hash128& hash) { return ToHex(hash).substr(0, 12); }
 
 }  // namespace
 
@@ -42,7 +42,7 @@ bool CheckModules(const replay::Log& log, const std::vector<ckptfmt::DeviceFacts
   size_t others = 0;
   error->clear();
   for (const replay::Record* record : log.InOrder()) {
-    if (!record->image || !seen.insert(replay::ToHex(*record->image)).second) continue;
+    if (!record->image || !seen.insert(ToHex(*record->image)).second) continue;
     const std::string* const bytes = log.FindImage(*record->image);
     replay::ParsedImage image;
     std::string problem;

@@ -37,6 +37,7 @@
 #include <thread>
 
 #include "checkpoint/job/account.h"
+#include "proto/base/hash.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -892,8 +893,7 @@ std::array<unsigned char, 6> HardwareAddress(const std::string& text) {
   const Address address = Parsed(text);
   std::array<unsigned char, 4> end = {address.bytes[0], address.bytes[1], address.bytes[2], address.bytes[3]};
   if (address.family == AF_INET6) {
-    uint32_t hash = 2166136261u;  // FNV-1a
-    for (const unsigned char byte : address.bytes) hash = (hash ^ byte) * 16777619u;
+    const uint64_t hash = Hash64Of({reinterpret_cast<const char*>(address.bytes.data()), address.bytes.size()});
     for (int i = 0; i < 4; ++i) end[size_t(i)] = static_cast<unsigned char>(hash >> (24 - 8 * i));
   }
   // Of no maker, of one interface.

@@ -203,7 +203,7 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
     header.call = kOpGraphCapture;
     again.Encode(&message);
     answer.Encode(&expected);
-    const replay::Hash128 frames = session.objects().log().AddImage(record->frames);
+    const Hash128 frames = session.objects().log().AddImage(record->frames);
     session.objects().log().Create(object, record->needs, header, message, expected, frames);
   } else {
     LogLine("a captured graph has %s in it: it runs, but this job cannot be checkpointed while the graph exists",

@@ -369,7 +369,7 @@ void Call::Created(replay::ObjectKey object, std::initializer_list<replay::Objec
     needs.push_back({KindOf(created->parent), created->parent});
   }
   const FrameHeader recorded = RecordedHeaderLocked(object, &needs);
-  std::optional<replay::Hash128> image;
+  std::optional<Hash128> image;
   if (!payload_.empty()) image = session_->objects().log().AddImage(payload_);
   session_->objects().log().Create(object, needs, recorded, *message_, *reply_, image);
   for (size_t i = 0; i < retains.size(); ++i) session_->objects().graph_records().Retain(object.id, i, retains[i]);

@@ -329,7 +329,7 @@ bool Checkpoint::Take(uint64_t images, agent::Taken* taken, std::string* error) 
   {
     ReaderLock lock(&session_->objects().mutex());
     const bool has_images = images != 0 && images == given_images_number_;
-    session_->objects().log().Serialize(&log, has_images ? given_images_ : std::set<replay::Hash128>());
+    session_->objects().log().Serialize(&log, has_images ? given_images_ : std::set<Hash128>());
   }
   taken->log_fd = MakeMemfd(
       "cuda-remote-log", [&log](const auto& put) { return put(log); }, error);

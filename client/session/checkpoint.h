@@ -19,8 +19,8 @@
 
 #include "client/agent/agent.h"
 #include "client/session/added_work.h"
+#include "proto/base/hash.h"
 #include "proto/channel/client_channel.h"
-#include "replay/log/hash.h"
 
 namespace cuda_remote::wire {
 struct OpCodeWords_Reply;
@@ -92,7 +92,7 @@ class Checkpoint final : public agent::AgentHost {
   bool taken_ = false;  // a tool uses the channel
   // What a tool has got already of the log; 0: nothing.
   uint64_t given_images_number_ = 0;
-  std::set<replay::Hash128> given_images_;
+  std::set<Hash128> given_images_;
   // The question about work that the server has not answered (0: none), whether the job was quiet when it was asked,
   // and how many calls had been admitted; how many have been since the gate closed; and the streams and their contexts
   // that had work at the last answer.

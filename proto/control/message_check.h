@@ -7,17 +7,16 @@
 #ifndef CUDA_REMOTE_PROTO_CONTROL_MESSAGE_CHECK_H_
 #define CUDA_REMOTE_PROTO_CONTROL_MESSAGE_CHECK_H_
 
-#include <xxhash.h>
-
 #include <string>
+
+#include "proto/base/hash.h"
 
 namespace cuda_remote::control {
 
 template <typename Message>
 std::string MessageChecksum(Message message) {
   message.clear_checksum();
-  const std::string bytes = message.SerializeAsString();
-  uint64_t value = XXH3_64bits(bytes.data(), bytes.size());
+  uint64_t value = Hash64Of(message.SerializeAsString());
   std::string checksum;
   for (int i = 0; i < 8; ++i, value >>= 8) checksum += char(value);
   return checksum;

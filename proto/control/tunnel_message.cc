@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "proto/control/tunnel_message.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cstring>
 
+#include "proto/base/hash.h"
 #include "proto/codec/wire.h"
 #include "proto/control/control.pb.h"
 
@@ -38,24 +37,15 @@ constexpr size_t kChecksumBytes = 8;
 constexpr size_t kChecksumFieldBytes = 2 + kChecksumBytes;
 static_assert(kChecksumTag < 0x80);
 
-// Of several pieces, one after the other.
-class Checksum {
- public:
-  Checksum() { XXH3_64bits_reset(&state_); }
-  void Add(const void* bytes, size_t count) { XXH3_64bits_update(&state_, bytes, count); }
-  std::string Bytes() const {
-    uint64_t value = XXH3_64bits_digest(&state_);
-    std::string bytes(kChecksumBytes, 0);
-    for (char& byte : bytes) {
-      byte = char(value);
-      value >>= 8;
-    }
-    return bytes;
+std::string ChecksumOf(const Hasher& hasher) {
+  uint64_t value = hasher.Get64();
+  std::string bytes(kChecksumBytes, 0);
+  for (char& byte : bytes) {
+    byte = char(value);
+    value >>= 8;
   }
-
- private:
-  XXH3_state_t state_;
-};
+  return bytes;
+}
 
 // Reads bytes that lie in several slices.
 class Cursor {
@@ -130,11 +120,11 @@ grpc::ByteBuffer EncodeTunnelMessage(const TunnelMessage& message, const grpc::S
     wire::PutVarint(&head, frames->size());
   }
   if (checked) {
-    Checksum sum;
-    sum.Add(head.data(), head.size());
-    if (with_frames) sum.Add(frames->begin(), frames->size());
+    Hasher sum;
+    sum.Add(head);
+    if (with_frames) sum.Add({reinterpret_cast<const char*>(frames->begin()), frames->size()});
     std::string field;
-    wire::PutBytes(&field, kChecksum, sum.Bytes());
+    wire::PutBytes(&field, kChecksum, ChecksumOf(sum));
     head.insert(0, field);
   }
   const grpc::Slice slices[2] = {grpc::Slice(head), with_frames ? *frames : grpc::Slice()};
@@ -145,15 +135,15 @@ Integrity CheckTunnelMessage(const grpc::ByteBuffer& buffer) {
   std::vector<grpc::Slice> slices;
   if (!buffer.Dump(&slices).ok()) return Integrity::kDamaged;
   std::string field;
-  Checksum sum;
+  Hasher sum;
   for (const grpc::Slice& slice : slices) {
     const size_t of_field = std::min(slice.size(), kChecksumFieldBytes - field.size());
     field.append(reinterpret_cast<const char*>(slice.begin()), of_field);
-    sum.Add(slice.begin() + of_field, slice.size() - of_field);
+    sum.Add({reinterpret_cast<const char*>(slice.begin()) + of_field, slice.size() - of_field});
   }
   if (field.size() < kChecksumFieldBytes || uint8_t(field[0]) != kChecksumTag || field[1] != kChecksumBytes)
     return Integrity::kUnchecked;
-  return field.compare(2, kChecksumBytes, sum.Bytes()) == 0 ? Integrity::kIntact : Integrity::kDamaged;
+  return field.compare(2, kChecksumBytes, ChecksumOf(sum)) == 0 ? Integrity::kIntact : Integrity::kDamaged;
 }
 
 bool DecodeTunnelMessage(const grpc::ByteBuffer& buffer, TunnelMessage* message, ReceivedFrames* frames) {

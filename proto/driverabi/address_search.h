@@ -12,18 +12,18 @@
 #include <cstring>
 #include <vector>
 
+#include "proto/base/hash.h"
+
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
 
 namespace cuda_remote::driverabi {
 
-// FNV-1a over the addresses' bytes, from the lowest one on; never 0.
+// Hash64Of the addresses, eight bytes each; never 0.
 inline uint64_t HashOfAddresses(const std::vector<uint64_t>& addresses) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const uint64_t address : addresses) {
-    for (int shift = 0; shift < 64; shift += 8) hash = (hash ^ (address >> shift & 0xff)) * 0x100000001b3;
-  }
+  const uint64_t hash =
+      Hash64Of({reinterpret_cast<const char*>(addresses.data()), addresses.size() * sizeof(uint64_t)});
   return hash != 0 ? hash : 1;
 }
 

@@ -24,9 +24,9 @@
 #include <utility>
 #include <vector>
 
+#include "proto/base/hash.h"
 #include "proto/frame/frame.h"
 #include "proto/frame/handle.h"
-#include "replay/log/hash.h"
 
 namespace cuda_remote::replay {
 

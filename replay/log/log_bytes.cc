@@ -418,7 +418,7 @@ void Log::Serialize(std::string* out, const std::set<Hash128>& without) const {
   }
   const uint64_t total = out->size() - start + sizeof(Hash128);
   memcpy(&(*out)[length_at], &total, sizeof(total));
-  Put(HashOf(out->data() + start, out->size() - start), out);
+  Put(HashOf(std::string_view(*out).substr(start)), out);
 }
 
 bool Log::Parse(std::string_view bytes, Log* log, std::string* error, const Images& others) try {

@@ -450,7 +450,5 @@ TEST(Log, Version1IsRead) {
   }
 }
 
-TEST(Hash, PrintsAsTheUsualTools) { EXPECT_EQ(ToHex(HashOf("")), "99aa06d3014798d86001c324468d497f"); }
-
 }  // namespace
 }  // namespace cuda_remote::replay

@@ -11,10 +11,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "proto/base/hash.h"
 #include "proto/frame/handle.h"
 #include "proto/logging/log.h"
 #include "proto/threads/mutex.h"
-#include "replay/log/hash.h"
 #include "server/worker/ipc_messages.h"
 
 namespace cuda_remote::server {
@@ -208,7 +208,7 @@ bool Ipc::Inherits(std::string_view key) {
 std::string Ipc::SocketName(std::string group, std::string scope, std::string_view home) {
   group.resize(kIpcRandomBytes);
   scope.resize(kIpcScopeBytes);
-  return "cuda-remote-ipc-" + replay::ToHex(replay::HashOf(group + scope + std::string(home)));
+  return "cuda-remote-ipc-" + ToHex(HashOf(group + scope + std::string(home)));
 }
 
 bool Ipc::ListenLocked(const std::string& home, const std::string& scope, bool* taken) {

@@ -20,6 +20,7 @@
 #include <sstream>
 
 #include "checkpoint/engine/criu/criu.h"
+#include "proto/base/hash.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -124,9 +125,7 @@ std::string CriuFactsPath(const std::string& criu) {
   const std::string boot = FirstLine("/proc/sys/kernel/random/boot_id"), start = StartOfFirstProcess();
   if (boot.empty() || start.empty()) return {};
   const std::string of = criu + " " + std::to_string(program.st_size) + " " + std::to_string(program.st_mtime);
-  char which[20];
-  snprintf(which, sizeof(which), "%zx", std::hash<std::string>()(of));
-  return std::string(kFolder) + "/" + kOurNames + boot + "-" + start + "-" + which;
+  return std::string(kFolder) + "/" + kOurNames + boot + "-" + start + "-" + ToHex(HashOf(of));
 }
 
 void ShowCriuFacts(const std::string& path) {

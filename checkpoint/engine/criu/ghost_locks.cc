@@ -12,6 +12,7 @@
 #include <set>
 
 #include "checkpoint/engine/criu/criu_image.h"
+#include "proto/base/hash.h"
 #include "proto/folder/private_folder.h"
 
 namespace cuda_remote::checkpoint {
@@ -63,7 +64,7 @@ bool GhostLocks::Take(const std::vector<std::string>& ghosts, const std::functio
       key = std::to_string(facts.st_dev) + " " + std::to_string(facts.st_ino) + " " +
             path.substr(slash == std::string::npos ? 0 : slash + 1);
     }
-    numbers.insert(std::hash<std::string>()(key) % kLocks);
+    numbers.insert(Hash64Of(key) % kLocks);
   }
   for (const size_t number : numbers) {
     const std::string path = folder_ + "/" + std::to_string(number);

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "proto/base/hash.h"
 #include "proto/driverabi/driver_settings.h"
 #include "proto/driverabi/visible_devices.h"
 #include "server/softgpu/core/machine_memory.h"
@@ -17,11 +18,6 @@
 
 namespace cuda_remote::softgpu {
 namespace {
-
-uint64_t Mix(uint64_t h, std::string_view bytes) {
-  for (unsigned char c : bytes) h = (h ^ c) * 0x100000001b3;
-  return h ^ (h >> 29);
-}
 
 // SOFTGPU_UUID, 32 hexadecimal digits with or without dashes and "GPU-"; other text is hashed. Without it, the
 // machine's id. The ordinal is mixed in except for the first device of an exact one.
@@ -47,9 +43,8 @@ CUuuid MakeUuid(int ordinal) {
     gethostname(host, sizeof host - 1);
     text += host;
   }
-  uint64_t words[2] = {Mix(0xcbf29ce484222325, text + "softgpu" + std::to_string(ordinal)), 0};
-  words[1] = Mix(words[0], text);
-  std::memcpy(uuid.bytes, words, 16);
+  const std::string bytes = ToBytes(HashOf(text + "softgpu" + std::to_string(ordinal)));
+  std::memcpy(uuid.bytes, bytes.data(), 16);
   uuid.bytes[6] = static_cast<char>((uuid.bytes[6] & 0x0f) | 0x40);
   uuid.bytes[8] = static_cast<char>((uuid.bytes[8] & 0x3f) | 0x80);
   return uuid;

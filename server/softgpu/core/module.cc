@@ -7,6 +7,7 @@
 #include <cstring>
 #include <unordered_map>
 
+#include "proto/base/hash.h"
 #include "proto/threads/mutex.h"
 #include "replay/modimg/image_size.h"
 #include "replay/modimg/modimg.h"
@@ -97,8 +98,7 @@ uint64_t SlotsInFront(Context& context, const std::string& ptx, bool of_library)
 void* MapVariables(uint64_t bytes, const std::string& ptx, uint64_t behind) {
   constexpr uint64_t kFirst = 0x500000000000, kSlotBytes = 4 << 20, kSlots = 1 << 18;
   constexpr int kProt = PROT_READ | PROT_WRITE, kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
-  for (unsigned char c : ptx) hash = (hash ^ c) * 0x100000001b3;
+  const uint64_t hash = Hash64Of(ptx);
 #ifdef __SANITIZE_THREAD__
   constexpr uint64_t kAttempts = 0;  // these addresses are the sanitizer's
 #else

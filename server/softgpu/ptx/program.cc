@@ -4,6 +4,7 @@
 #include <new>
 #include <set>
 
+#include "proto/base/hash.h"
 #include "proto/threads/mutex.h"
 #include "server/softgpu/ptx/decoder.h"
 #include "server/softgpu/ptx/parser.h"
@@ -20,12 +21,6 @@ namespace {
 constexpr uint64_t kCodeWindow = 0x0004000000000000;
 
 constexpr uint64_t kMaxThreadMemory = uint64_t{8} << 30;
-
-uint64_t Hash(std::string_view text) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : text) hash = (hash ^ uint8_t(c)) * 0x100000001b3;
-  return hash ^ hash >> 32;
-}
 
 void NamesIn(const Operand& operand, std::set<std::string>* names) {
   if (operand.kind == Operand::Kind::kName) names->insert(operand.name);
@@ -189,7 +184,7 @@ std::unique_ptr<Module> Module::Parse(std::string_view text, std::string* error)
     *error = parser.error().empty() ? "the PTX is not understood" : parser.error();
     return nullptr;
   }
-  const uint64_t hash = Hash(program.text) & 0xfffffff;
+  const uint64_t hash = Hash64Of(program.text) & 0xfffffff;
   uint64_t index = 0;
   for (auto& function : program.functions) {
     function->code_address = kCodeWindow + (hash << 20 | (++index & 0xffff) << 4);

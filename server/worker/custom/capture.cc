@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "proto/api/call_traits.gen.h"
+#include "proto/base/hash.h"
 #include "proto/codec/decode_as.h"
 #include "proto/codec/event.gen.h"
 #include "proto/codec/graph.gen.h"
@@ -39,16 +40,16 @@ CUresult ShapeOf(const DriverTable& driver, CUgraph graph, wire::GraphShape* sha
   result = driver.cuGraphGetEdges_v2(graph, nullptr, nullptr, nullptr, &edges);
   // Lossy: edges have data, which nobody asked for.
   if (result != CUDA_SUCCESS && result != CUDA_ERROR_LOSSY_QUERY) return result;
-  uint64_t hash = 0xcbf29ce484222325;
+  std::string types;
   for (const CUgraphNode node : nodes) {
     CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
     result = driver.cuGraphNodeGetType(node, &type);
     if (result != CUDA_SUCCESS) return result;
-    hash = (hash ^ uint64_t(type)) * 0x100000001b3;
+    types += char(type);
   }
   shape->nodes = nodes.size();
   shape->edges = edges;
-  shape->types = hash;
+  shape->types = Hash64Of(types);
   return CUDA_SUCCESS;
 }
 

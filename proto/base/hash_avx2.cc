@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ckptfmt/hash_avx2.h"
+#include "proto/base/hash_avx2.h"
 
 #ifndef XXH_INLINE_ALL
 #define XXH_INLINE_ALL
 #endif
 #include <xxhash.h>
 
-namespace cuda_remote::ckptfmt::avx2 {
+namespace cuda_remote::avx2 {
 
 void Hash128(const void* bytes, size_t size, uint64_t* low, uint64_t* high) {
   const XXH128_hash_t hash = XXH3_128bits(bytes, size);
@@ -27,4 +27,4 @@ void Update128(void* state, const void* bytes, size_t size) {
   XXH3_128bits_update(static_cast<XXH3_state_t*>(state), bytes, size);
 }
 
-}  // namespace cuda_remote::ckptfmt::avx2
+}  // namespace cuda_remote::avx2

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// The helpers that every folder uses: descriptors, clocks, texts and mappings.
+
+#include <errno.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <string>
+#include <utility>
+
+#include "proto/base/clock.h"
+#include "proto/base/mappings.h"
+#include "proto/base/text.h"
+#include "proto/base/unique_fd.h"
+
+namespace cuda_remote {
+namespace {
+
+int AnyFile() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
+bool IsOpen(int fd) { return fcntl(fd, F_GETFD) >= 0; }
+
+TEST(UniqueFd, ClosesWhatItOwns) {
+  const int number = AnyFile();
+  ASSERT_GE(number, 0);
+  {
+    const UniqueFd fd(number);
+    EXPECT_TRUE(fd.ok());
+    EXPECT_EQ(fd.get(), number);
+    errno = ENOTTY;
+  }
+  EXPECT_EQ(errno, ENOTTY);
+  EXPECT_FALSE(IsOpen(number));
+  EXPECT_FALSE(UniqueFd().ok());
+}
+
+TEST(UniqueFd, HasOneOwner) {
+  const int number = AnyFile();
+  UniqueFd first(number), second(std::move(first));
+  EXPECT_FALSE(first.ok());
+  EXPECT_EQ(second.get(), number);
+  first = std::move(second);
+  EXPECT_EQ(first.get(), number);
+  UniqueFd& same = first;
+  first = std::move(same);
+  EXPECT_TRUE(IsOpen(number));
+  EXPECT_EQ(first.Release(), number);
+  EXPECT_FALSE(first.ok());
+  EXPECT_TRUE(IsOpen(number));
+
+  first.Reset(number);
+  const int other = AnyFile();
+  first.Reset(other);
+  EXPECT_FALSE(IsOpen(number));
+  EXPECT_TRUE(IsOpen(other));
+  first.Close();
+  first.Close();
+  EXPECT_FALSE(IsOpen(other));
+}
+
+TEST(Clock, NeverGoesBack) {
+  const Moment start = Now();
+  const int64_t ns = NowNs();
+  EXPECT_GE(SecondsSince(start), 0);
+  // One clock.
+  EXPECT_LE(std::chrono::nanoseconds(start.time_since_epoch()).count(), ns);
+  EXPECT_LE(ns, std::chrono::nanoseconds(Now().time_since_epoch()).count());
+  EXPECT_LE(ns / 1000000, NowMs());
+}
+
+TEST(Clock, UnixMsIsTheDate) {
+  using std::chrono::duration_cast, std::chrono::milliseconds;
+  const int64_t before = UnixMs();
+  EXPECT_LE(before, duration_cast<milliseconds>(WallNow().time_since_epoch()).count());
+  EXPECT_GT(before, int64_t{1700000000} * 1000);
+}
+
+TEST(Text, Hex) {
+  EXPECT_EQ(Hex(0), "0x0");
+  EXPECT_EQ(Hex(0x7f00c0de), "0x7f00c0de");
+  EXPECT_EQ(Hex(UINT64_MAX), "0xffffffffffffffff");
+}
+
+TEST(Text, HexBytes) {
+  const std::string bytes("\x00\x9f\xff", 3);
+  EXPECT_EQ(HexBytes(bytes), "009fff");
+  EXPECT_EQ(HexBytes(bytes, ":"), "00:9f:ff");
+  EXPECT_EQ(HexBytes(""), "");
+  std::string read;
+  ASSERT_TRUE(BytesOfHex("009FfF", &read));
+  EXPECT_EQ(read, bytes);
+  for (const char* wrong : {"0", "0g", "g0", " 0", "0x00", "+1"}) EXPECT_FALSE(BytesOfHex(wrong, &read)) << wrong;
+  EXPECT_EQ(read, bytes);
+  ASSERT_TRUE(BytesOfHex("", &read));
+  EXPECT_EQ(read, "");
+}
+
+TEST(Text, Bytes) {
+  EXPECT_EQ(ByteText(0), "0 B");
+  EXPECT_EQ(ByteText(300), "300 B");
+  EXPECT_EQ(ByteText(1536), "1.5 KiB");
+  EXPECT_EQ(ByteText(17 << 20), "17 MiB");
+  EXPECT_EQ(ByteText(double(uint64_t{3} << 50)), "3.0 PiB");
+}
+
+TEST(Mappings, Lines) {
+  Mapping mapping;
+  ASSERT_TRUE(ParseMapping("7f0000001000-7f0000003000 rw-s 00002000 103:0a 4711    /tmp/a file (deleted)", &mapping));
+  EXPECT_EQ(mapping.begin, 0x7f0000001000u);
+  EXPECT_EQ(mapping.end, 0x7f0000003000u);
+  EXPECT_TRUE(mapping.readable && mapping.writable && mapping.shared);
+  EXPECT_EQ(mapping.offset, 0x2000u);
+  EXPECT_EQ(mapping.major, 0x103u);
+  EXPECT_EQ(mapping.minor, 10u);
+  EXPECT_EQ(mapping.inode, 4711u);
+  EXPECT_EQ(mapping.name, "/tmp/a file (deleted)");
+  ASSERT_TRUE(ParseMapping("00400000-00401000 --xp 00000000 00:00 0 ", &mapping));
+  EXPECT_FALSE(mapping.readable || mapping.writable || mapping.shared);
+  EXPECT_EQ(mapping.name, "");
+  ASSERT_TRUE(ParseMapping("00400000-00401000 r-xp 00000000 00:00 0", &mapping));
+  EXPECT_EQ(mapping.name, "");
+  for (const char* wrong : {"", "nothing", "2-1 r--p 0 0:0 0 ", "1-2 r--p 0 0:0"}) {
+    EXPECT_FALSE(ParseMapping(wrong, &mapping)) << wrong;
+  }
+}
+
+TEST(Mappings, OfThisProcess) {
+  const size_t page = size_t(sysconf(_SC_PAGESIZE));
+  const int fd = memfd_create("base_test", MFD_CLOEXEC);
+  const UniqueFd file(fd);
+  ASSERT_EQ(ftruncate(fd, off_t(2 * page)), 0);
+  void* const memory = mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, off_t(page));
+  ASSERT_NE(memory, MAP_FAILED);
+  int found = 0;
+  ASSERT_TRUE(ForEachMapping("/proc/self", [&](const Mapping& mapping) {
+    if (mapping.begin != reinterpret_cast<uint64_t>(memory)) return true;
+    ++found;
+    EXPECT_EQ(mapping.end - mapping.begin, page);
+    EXPECT_TRUE(mapping.readable && mapping.writable && mapping.shared);
+    EXPECT_EQ(mapping.offset, page);
+    EXPECT_EQ(mapping.name.substr(0, 16), "/memfd:base_test");
+    return true;
+  }));
+  EXPECT_EQ(found, 1);
+  munmap(memory, page);
+  int calls = 0;
+  ASSERT_TRUE(ForEachMapping("/proc/self", [&](const Mapping&) { return ++calls < 2; }));
+  EXPECT_EQ(calls, 2);
+  EXPECT_FALSE(ForEachMapping("/proc/0", [](const Mapping&) { return true; }));
+}
+
+}  // namespace
+}  // namespace cuda_remote

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "proto/base/text.h"
+
+#include <stdio.h>
+
+namespace cuda_remote {
+namespace {
+
+constexpr char kDigits[] = "0123456789abcdef";
+
+// -1: no hexadecimal digit.
+int ValueOf(char digit) {
+  if (digit >= '0' && digit <= '9') return digit - '0';
+  if (digit >= 'a' && digit <= 'f') return digit - 'a' + 10;
+  if (digit >= 'A' && digit <= 'F') return digit - 'A' + 10;
+  return -1;
+}
+
+}  // namespace
+
+std::string Hex(uint64_t number) {
+  char text[16];
+  size_t at = sizeof(text);
+  do {
+    text[--at] = kDigits[number & 15];
+    number >>= 4;
+  } while (number != 0);
+  return "0x" + std::string(text + at, sizeof(text) - at);
+}
+
+std::string HexBytes(std::string_view bytes, std::string_view between) {
+  std::string text;
+  for (const char byte : bytes) {
+    if (!text.empty()) text += between;
+    text += kDigits[uint8_t(byte) >> 4];
+    text += kDigits[uint8_t(byte) & 15];
+  }
+  return text;
+}
+
+bool BytesOfHex(std::string_view digits, std::string* bytes) {
+  if (digits.size() % 2 != 0) return false;
+  std::string found;
+  for (size_t i = 0; i < digits.size(); i += 2) {
+    const int high = ValueOf(digits[i]), low = ValueOf(digits[i + 1]);
+    if (high < 0 || low < 0) return false;
+    found += char(high << 4 | low);
+  }
+  *bytes = std::move(found);
+  return true;
+}
+
+std::string ByteText(double bytes) {
+  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  int unit = 0;
+  while (bytes >= 1000 && unit < 5) {
+    bytes /= 1024;
+    ++unit;
+  }
+  char text[32];
+  snprintf(text, sizeof(text), bytes < 10 && unit > 0 ? "%.1f %s" : "%.0f %s", bytes, kUnits[unit]);
+  return text;
+}
+
+}  // namespace cuda_remote
