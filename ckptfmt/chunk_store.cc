@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/base/clock.h"
 #include "proto/chunkhash/chunk_hash.h"
 #include "proto/threads/mutex.h"
 
@@ -42,12 +43,12 @@ class ChunkStore::Writer {
     std::string_view out = bytes;
     const bool choose = store_->options_.zstd_level == kWhatIsFaster;
     if (compressor_ && (!choose || (bytes.size() >= kWorthChoosing && store_->choice_.Next()))) {
-      const auto start = std::chrono::steady_clock::now();
+      const auto start = Now();
       packed_.resize(ZSTD_compressBound(bytes.size()));
       const size_t size = ZSTD_compressCCtx(compressor_.get(), packed_.data(), packed_.size(), bytes.data(),
                                             bytes.size(), choose ? 1 : store_->options_.zstd_level);
       store_->choice_.Compressed(bytes.size(), ZSTD_isError(size) ? bytes.size() : std::min(size, bytes.size()),
-                                 std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+                                 SecondsSince(start));
       if (!ZSTD_isError(size) && size < bytes.size()) {
         out = {packed_.data(), size};
         stored->encoding = Encoding::kZstd;

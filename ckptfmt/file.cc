@@ -8,9 +8,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 
 #include "absl/strings/str_cat.h"
+#include "proto/base/clock.h"
 
 namespace cuda_remote::ckptfmt {
 
@@ -114,14 +114,14 @@ absl::Status OutputFile::Append(std::string_view bytes) {
   constexpr uint64_t kStride = 32u << 20;
   if (end - started_ < kStride) return absl::OkStatus();
   sync_file_range(fd_.get(), off_t(started_), off_t(end - started_), SYNC_FILE_RANGE_WRITE);
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Now();
   if (g_disk_for_testing) {
     g_disk_for_testing(started_ - waited_);
   } else if (started_ > waited_) {
     sync_file_range(fd_.get(), off_t(waited_), off_t(started_ - waited_),
                     SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
   }
-  waited_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  waited_seconds_ += SecondsSince(start);
   waited_ = started_;
   started_ = end;
   return absl::OkStatus();

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -24,6 +23,7 @@
 #include "ckptfmt/image_reader.h"
 #include "ckptfmt/index.h"
 #include "ckptfmt/manifest.h"
+#include "proto/base/clock.h"
 #include "proto/base/hash.h"
 #include "proto/chunkhash/chunk_hash.h"
 
@@ -442,11 +442,7 @@ absl::Status ImageWriter::CommitFiles(ImageInfo info, const Progress& progress) 
   }
   Step("client checksummed");
 
-  if (info.created_unix_ms == 0) {
-    info.created_unix_ms =
-        std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
-            .count();
-  }
+  if (info.created_unix_ms == 0) info.created_unix_ms = UnixMs();
   if (info.host.empty()) info.host = HostName();
   state.sizes.total_bytes = state.store->totals().stored_bytes;
   for (const FileRecord& file : state.files) state.sizes.total_bytes += file.has_hash ? file.bytes : 0;

@@ -5,17 +5,15 @@
 #include <string.h>
 #include <sys/random.h>
 
-#include <chrono>
 #include <set>
 #include <sstream>
 
 #include "checkpoint/transaction/at_step.h"
 #include "host/move_source.h"
+#include "proto/base/clock.h"
 #include "proto/control/status_text.h"
 
 namespace cuda_remote::host {
-
-using std::chrono::steady_clock;
 
 bool ParseGroup(const std::string& list, const std::string& job, std::vector<GroupPart>* parts, std::string* error) {
   std::istringstream words(list);
@@ -142,7 +140,7 @@ bool Group::Begin(SaveBegin* begin, const std::string& image, const Key& key, st
 bool Group::Save(const std::function<void(const std::string&)>& note, std::string* error) {
   checkpoint::AtStep("all hosts are ready");
   if (!Reach(SAVE_READY, note, error)) return false;
-  const steady_clock::time_point stopped = steady_clock::now();
+  const Moment stopped = Now();
   if (!GoOn(SAVE_READY, error)) return false;
   checkpoint::AtStep("all hosts are locked");
   if (!Reach(SAVE_LOCKED, note, error) || !GoOn(SAVE_LOCKED, error)) return false;
@@ -150,7 +148,7 @@ bool Group::Save(const std::function<void(const std::string&)>& note, std::strin
   if (!Reach(SAVE_STILL, note, error) || !GoOn(SAVE_STILL, error)) return false;
   checkpoint::AtStep("all hosts are dumped");
   if (!Reach(SAVE_DUMPED, note, error) || !GoOn(SAVE_DUMPED, error)) return false;
-  paused_seconds_ = std::chrono::duration<double>(steady_clock::now() - stopped).count();
+  paused_seconds_ = SecondsSince(stopped);
   checkpoint::AtStep("all images are complete");
   if (!Reach(SAVE_COMPLETE, note, error)) return false;
   checkpoint::AtStep("decide");

@@ -15,6 +15,7 @@
 #include "ckptfmt/folder.h"
 #include "ckptfmt/manifest.h"
 #include "host/signature.h"
+#include "proto/base/clock.h"
 #include "proto/control/status_text.h"
 
 namespace cuda_remote::host {
@@ -49,10 +50,10 @@ SettleReply::State Settled(Hosts::Stub* stub, const std::string& id, bool decide
   SettleRequest request;
   request.set_id(id);
   request.set_decide(decide);
-  const auto give_up = std::chrono::steady_clock::now() + SettleTime();
-  while (std::chrono::steady_clock::now() < give_up) {
+  const auto give_up = Now() + SettleTime();
+  while (Now() < give_up) {
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + kOneQuestion);
+    context.set_deadline(WallNow() + kOneQuestion);
     SettleReply reply;
     if (stub->Settle(&context, request, &reply).ok() &&
         (reply.state() == SettleReply::RUNNING || reply.state() == SettleReply::FAILED)) {

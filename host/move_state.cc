@@ -8,6 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "proto/base/clock.h"
+
 namespace cuda_remote::host {
 namespace {
 
@@ -46,7 +48,7 @@ void CleanMoveStates(const std::string& folder) {
   while (const dirent* const entry = list ? readdir(list) : nullptr) {
     struct stat facts;
     if (entry->d_name[0] == '.' || fstatat(dirfd(list), entry->d_name, &facts, AT_SYMLINK_NOFOLLOW) != 0) continue;
-    if (facts.st_mtime + kKeptSeconds < time(nullptr)) unlinkat(dirfd(list), entry->d_name, 0);
+    if (facts.st_mtime + kKeptSeconds < UnixMs() / 1000) unlinkat(dirfd(list), entry->d_name, 0);
   }
   if (list) closedir(list);
 }

@@ -19,6 +19,7 @@
 #include "host/move.grpc.pb.h"
 #include "host/move_source.h"
 #include "host/wire.h"
+#include "proto/base/clock.h"
 #include "proto/codec/text.h"
 #include "proto/control/server_control.h"
 #include "proto/control/status_text.h"
@@ -127,7 +128,7 @@ HostReports AskHosts(const std::vector<std::string>& hosts, const control::TlsFi
       std::string error;
       const auto channel = HostsChannel(host, tls, &error);
       grpc::ClientContext context;
-      context.set_deadline(std::chrono::system_clock::now() + kDeadline);
+      context.set_deadline(WallNow() + kDeadline);
       DescribeRequest request;
       request.set_version(kVersion);
       *request.mutable_user() = user;

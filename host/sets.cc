@@ -17,6 +17,7 @@
 #include "host/move.grpc.pb.h"
 #include "host/move_source.h"
 #include "host/wire.h"
+#include "proto/base/clock.h"
 
 namespace cuda_remote::host {
 namespace {
@@ -118,7 +119,7 @@ bool Sets::Ask(size_t part, const std::vector<uint64_t>& remove, std::string* er
   request.set_begin(begin.SerializeAsString());
   request.set_code(key_.CodeOf(kSetsText + request.begin()));
   grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + (remove.empty() ? kLookDeadline : kRemoveDeadline));
+  context.set_deadline(WallNow() + (remove.empty() ? kLookDeadline : kRemoveDeadline));
   const grpc::Status status = Hosts::NewStub(channel)->Sets(&context, request, &hosts_[part]);
   if (status.ok()) return true;
   const bool refused = status.error_code() == grpc::StatusCode::PERMISSION_DENIED ||

@@ -11,11 +11,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <vector>
 
 #include "ckptfmt/file.h"
 #include "ckptfmt/manifest.h"
+#include "proto/base/clock.h"
 
 namespace cuda_remote::host {
 namespace {
@@ -165,9 +165,7 @@ bool SignImage(const ckptfmt::OpenedFolder& folder, const Key& key, uint32_t use
   statement.set_group(part.checkpoint);
   statement.set_whole_job(part.whole_job);
   statement.set_host(HostName());
-  statement.set_signed_unix_ms(
-      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
-          .count());
+  statement.set_signed_unix_ms(uint64_t(UnixMs()));
   for (const std::string& path : paths) {
     const auto file = ckptfmt::OpenForReading(folder, path);
     uint64_t bytes = 0;

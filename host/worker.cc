@@ -58,6 +58,7 @@
 #include "host/request.pb.h"
 #include "host/sets.h"
 #include "host/wire.h"
+#include "proto/base/clock.h"
 #include "proto/codec/json.h"
 #include "proto/codec/text.h"
 
@@ -182,7 +183,7 @@ std::vector<std::string> SplitHosts(const std::string& list) {
 
 // This moment as people write it, here.
 std::string TimeText() {
-  const time_t now = time(nullptr);
+  const time_t now = UnixMs() / 1000;
   tm parts{};
   char text[32];
   if (!localtime_r(&now, &parts) || strftime(text, sizeof(text), "%Y-%m-%d %H:%M:%S", &parts) == 0) return "?";
@@ -295,7 +296,7 @@ class Worker {
   std::string move_problem_;
   int user_output_ = -1, tool_output_ = -1, tool_errors_ = -1;
   MoveRounds rounds_;
-  std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
+  Moment begun_ = Now();
   // Of one that arrives, or of a part: whether the source has let it go on, or all parts run; and whether it runs.
   bool goes_on_ = false, running_ = false;
   bool released_ = false;  // of a part: its processes may run, and end by its tool unless all do
@@ -956,7 +957,7 @@ bool Worker::AwaitOthers(SaveStep step, std::string* said) {
 
 // One checkpoint, or restart, of all parts.
 bool Worker::DoGroup(Outcome* outcome, std::string* error) {
-  const auto begun = std::chrono::steady_clock::now();
+  const auto begun = Now();
   const auto note = [this](const std::string& text) {
     if (!quiet_) Tell(Reply::NOTE, 0, text);
   };
@@ -976,7 +977,7 @@ bool Worker::DoGroup(Outcome* outcome, std::string* error) {
     if (!sets_->Prune(request_.job(), keep_, &problem))
       note("the checkpoint is complete, but old ones could not be removed: " + problem + "; the next one tries again");
   }
-  outcome->seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+  outcome->seconds = SecondsSince(begun);
   return done;
 }
 
@@ -1033,14 +1034,13 @@ bool Worker::GroupIsOver() {
 
 // --every: what goes wrong once is said, and tried again at the next time. The exit code for the user's tool.
 int Worker::RepeatGroup() {
-  using std::chrono::steady_clock;
-  const auto interval = std::chrono::duration_cast<steady_clock::duration>(std::chrono::duration<double>(every_));
+  const auto interval = std::chrono::duration_cast<Moment::duration>(std::chrono::duration<double>(every_));
   std::string last;
   for (bool first = true;; first = false) {
     Outcome outcome;
     std::string error;
     const bool done = DoGroup(&outcome, &error);
-    const steady_clock::time_point next = steady_clock::now() + interval;
+    const Moment next = Now() + interval;
     if (done) last = outcome.image;
     if (done) TellGroup(outcome);
     bool over = !done && !cancelled_ && GroupIsOver();
@@ -1056,11 +1056,11 @@ int Worker::RepeatGroup() {
                "; the next try is in " + std::to_string(std::lround(every_)) + " s");
     }
     const auto wait = [&] {
-      for (auto look = steady_clock::now() + kLookForJob; !over && !cancelled_ && steady_clock::now() < next;) {
-        std::this_thread::sleep_for(std::min(interval, steady_clock::duration(kWaitStep)));
-        if (steady_clock::now() < look) continue;
+      for (auto look = Now() + kLookForJob; !over && !cancelled_ && Now() < next;) {
+        std::this_thread::sleep_for(std::min(interval, Moment::duration(kWaitStep)));
+        if (Now() < look) continue;
         over = GroupIsOver();
-        look = steady_clock::now() + kLookForJob;
+        look = Now() + kLookForJob;
       }
       return true;
     };
@@ -1317,7 +1317,7 @@ int Worker::FinishMove(int code) {
     const std::string said = told(tool_output_), name = "\"paused_seconds\": ";
     const size_t at = said.find(name);
     const double paused = at == std::string::npos ? 0 : atof(said.c_str() + at + name.size());
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun_).count();
+    const double seconds = SecondsSince(begun_);
     const uint64_t before = rounds_.total();
     const size_t rounds = rounds_.bytes().size();
     const uint64_t after = move_->sent_bytes() - before;

@@ -2,12 +2,13 @@
 #include "checkpoint/agent/lock.h"
 
 #include <stdio.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <map>
+
+#include "proto/base/clock.h"
 
 namespace cuda_remote::agent {
 namespace {
@@ -361,11 +362,7 @@ class Locker {
 
 LockClock RealClock() {
   LockClock clock;
-  clock.now_us = [] {
-    timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return int64_t(now.tv_sec) * 1000000 + now.tv_nsec / 1000;
-  };
+  clock.now_us = [] { return NowNs() / 1000; };
   clock.sleep_us = [](int64_t us) { usleep(useconds_t(us)); };
   return clock;
 }

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -17,6 +16,7 @@
 #include "checkpoint/gpu/ask_server.h"
 #include "checkpoint/gpu/direct_copy.h"
 #include "checkpoint/gpu/side_requests.h"
+#include "proto/base/clock.h"
 #include "proto/channel/handshake.h"
 #include "proto/chunkhash/chunk_hash.h"
 #include "proto/codec/operations.gen.h"
@@ -240,17 +240,13 @@ bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regi
     if (!status.ok()) *why = std::string(status.message());
     return status.ok();
   };
-  using Clock = std::chrono::steady_clock;
-  const auto since = [](Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
-  };
   // What need not be read from here on. Without hashes that is nothing.
   std::vector<std::vector<bool>> given(regions.size());
   const bool copied = copies && copies->held_bytes() != 0;
   if (copied || image->keeps_gpu_hashes()) {
-    const Clock::time_point asked = Clock::now();
+    const Moment asked = Now();
     const std::vector<std::vector<ChunkHash>> hashes = HashesInPause(channel, regions);
-    times->hashing += since(asked);
+    times->hashing += SecondsSince(asked);
     if (copied) copies->Compare(regions, hashes);
     for (size_t i = 0; i < regions.size(); ++i) {
       given[i].resize(hashes[i].size());
@@ -273,22 +269,22 @@ bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regi
   };
   if (snapshot) {
     *later = use;
-    const Clock::time_point taking = Clock::now();
+    const Moment taking = Now();
     if (!snapshot->Take(channel, regions, is_given, error)) return false;
-    times->taking += since(taking);
+    times->taking += SecondsSince(taking);
   }
   const auto skip = [&](size_t region, uint64_t index) {
     return is_given(region, index) || (snapshot && snapshot->Has(region, index));
   };
   // What is small passes through a slot.
   if (holds && PoolBytesFor(regions, skip) + ChunkPool::kSlotBytes > pool->free_bytes()) image->ReleaseChunks();
-  const Clock::time_point start = Clock::now();
+  const Moment start = Now();
   SharedBuffers* const attached = shared && shared->Attach(channel) ? shared : nullptr;
-  times->attaching += since(start);
+  times->attaching += SecondsSince(start);
   const bool ok = ReadMemory(channel, regions, pool, attached, use, go_on, error, &times->reading, skip);
-  const Clock::time_point read = Clock::now();
+  const Moment read = Now();
   if (attached) attached->Detach();
-  times->detaching += since(read);
+  times->detaching += SecondsSince(read);
   return ok;
 }
 

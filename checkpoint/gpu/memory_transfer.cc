@@ -12,6 +12,7 @@
 #include <system_error>
 #include <thread>
 
+#include "proto/base/clock.h"
 #include "proto/codec/codec.h"
 #include "proto/frame/handle.h"
 #include "proto/threads/mutex.h"
@@ -22,7 +23,6 @@ unsigned g_transfer_threads_for_testing = 0;
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using ckptfmt::kChunkBytes;
 using ckptfmt::Region;
 using ckptfmt::RegionKind;
@@ -37,8 +37,6 @@ constexpr size_t kOpening = 4096, kWorthSharing = 256 << 10;
 // Threads that only copy, and those that read files and hash as well; each has a few chunks on the way, and all have
 // kCount together.
 constexpr unsigned kMostCopying = 6, kMostFilling = 14;
-
-double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 std::string NameOf(const Region& region) {
   char text[24];
@@ -230,11 +228,11 @@ class ReadShare {
       // With chunks on the way this thread must not wait for a slot: it has slots itself.
       char* slot = nullptr;
       if (more && flights_.size() < most_) {
-        const Clock::time_point start = Clock::now();
+        const Moment start = Now();
         slot = flights_.empty() ? pool_->Take() : pool_->TryTake();
         // Memory that was not prepared is found here, and not while bytes arrive in it.
         if (slot) *static_cast<volatile char*>(slot) = 0;
-        times_.slots += Since(start);
+        times_.slots += SecondsSince(start);
       }
       if (slot) {
         const Transfer::Chunk* const chunk = transfer_->Next();
@@ -261,7 +259,7 @@ class ReadShare {
   };
 
   void Start(const Transfer::Chunk& chunk, char* slot) {
-    const Clock::time_point start = Clock::now();
+    const Moment start = Now();
     flights_.push_back({&chunk, slot});
     Flight& flight = flights_.back();
     const bool opens = chunk.first && chunk.bytes >= kWorthSharing;
@@ -276,7 +274,7 @@ class ReadShare {
       BeginPieces(&flight);
       transfer_->Opened(chunk);
     }
-    times_.requests += Since(start);
+    times_.requests += SecondsSince(start);
   }
 
   uint64_t OpeningRead(const Transfer::Chunk& chunk, char* slot) {
@@ -317,15 +315,15 @@ class ReadShare {
     flights_.pop_front();
     uint32_t result;
     uint64_t got;
-    const Clock::time_point start = Clock::now();
+    const Moment start = Now();
     ChannelStatus status = Wait(flight, &result, &got);
-    Waited(flight, Since(start));
+    Waited(flight, SecondsSince(start));
     if (flight.buffer != kNone) {
       if (status == ChannelStatus::kOk && result == 0) {
-        const Clock::time_point arrived = Clock::now();
+        const Moment arrived = Now();
         memcpy(flight.slot, transfer_->shared()->data(flight.buffer), flight.chunk->bytes);
         got = flight.chunk->bytes;
-        times_.emptying += Since(arrived);
+        times_.emptying += SecondsSince(arrived);
       } else if (status == ChannelStatus::kOk && !transfer_->stopped()) {
         // Something that this way does not reach; the other one says what is wrong.
         BeginPieces(&flight);
@@ -340,9 +338,9 @@ class ReadShare {
     } else if (result != 0 || got != chunk.bytes) {
       Failed("read " + NameOf(transfer_->RegionOf(chunk)), result, &error);
     } else if (!transfer_->stopped()) {
-      const Clock::time_point using_it = Clock::now();
+      const Moment using_it = Now();
       const bool used = use_(chunk.region, chunk.index, flight.slot, chunk.bytes, &error);
-      times_.using_ += Since(using_it);
+      times_.using_ += SecondsSince(using_it);
       if (used) {
         transfer_->Advance(chunk.bytes);
       } else {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ckptfmt/types.h"
+#include "proto/base/clock.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/frame/frame.h"
 #include "proto/threads/mutex.h"
@@ -104,9 +105,9 @@ bool Peeker::Finish(std::string* error) {
 }
 
 bool Peeker::WaitFor(const agent::SideRequest& asked, uint64_t number, agent::SideAnswer* answer, std::string* error) {
-  const auto end = std::chrono::steady_clock::now() + kLongestCapture;
+  const auto end = Now() + kLongestCapture;
   while (requests_->Wait(number, answer, error)) {
-    if (captures_ == Captures::kRefuse || answer->result != kCapturing || std::chrono::steady_clock::now() > end) {
+    if (captures_ == Captures::kRefuse || answer->result != kCapturing || Now() > end) {
       return true;
     }
     std::this_thread::sleep_for(kBetweenQuestions);

@@ -7,12 +7,12 @@
 #include <unordered_set>
 #include <utility>
 
+#include "proto/base/clock.h"
 #include "proto/threads/mutex.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using ckptfmt::kChunkBytes;
 using ckptfmt::Region;
 using ckptfmt::RegionKind;
@@ -33,12 +33,10 @@ constexpr int kMostIdleLooks = 20;  // each may hold the job's next calls up for
 constexpr auto kPause = std::chrono::milliseconds(10);
 constexpr uint32_t kNotReady = 600;  // CUDA_ERROR_NOT_READY
 
-double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
 // False: cancelled.
 bool Sleep(std::chrono::milliseconds time, const std::function<bool()>& cancelled) {
   constexpr auto kNap = std::chrono::milliseconds(10);
-  for (const Clock::time_point end = Clock::now() + time; Clock::now() < end;) {
+  for (const Moment end = Now() + time; Now() < end;) {
     if (cancelled && cancelled()) return false;
     std::this_thread::sleep_for(kNap);
   }
@@ -133,7 +131,7 @@ bool Precopy::Look(SideRequests* requests, const std::function<bool()>& cancelle
     *refused = 0;
     if (!ListNow(requests, &regions_, error)) break;
     if (HashRegions(requests, regions_, &hashes_, error, refused)) {
-      looked_ = Clock::now();
+      looked_ = Now();
       return true;
     }
     if (*refused == 0 || !Sleep(kPause, cancelled)) break;
@@ -145,11 +143,11 @@ bool Precopy::Look(SideRequests* requests, const std::function<bool()>& cancelle
 }
 
 bool Precopy::Look(SideRequests* requests, const std::function<bool()>& cancelled, std::string* error) {
-  const Clock::time_point start = Clock::now();
+  const Moment start = Now();
   uint32_t refused = 0;
   known_bytes_ = 0;
   const bool ok = Look(requests, cancelled, &refused, error);
-  times_.seconds += Since(start);
+  times_.seconds += SecondsSince(start);
   if (!ok) return refused != 0;
   for (size_t i = 0; is_known_ && i < regions_.size(); ++i) {
     for (uint64_t index = 0; index < hashes_[i].size(); ++index) {
@@ -161,11 +159,11 @@ bool Precopy::Look(SideRequests* requests, const std::function<bool()>& cancelle
 
 bool Precopy::Run(SideRequests* requests, SharedBuffers* shared, uint64_t most_bytes,
                   const std::function<bool()>& cancelled, std::string* error) {
-  const Clock::time_point start = Clock::now();
+  const Moment start = Now();
   struct Stop {
     Precopy* owner;
-    Clock::time_point start;
-    ~Stop() { owner->times_.seconds += Since(start); }
+    Moment start;
+    ~Stop() { owner->times_.seconds += SecondsSince(start); }
   } stop{this, start};
   // What must be read, as of the last look.
   const auto for_each = [&](const auto& use) {
@@ -192,7 +190,7 @@ bool Precopy::Run(SideRequests* requests, SharedBuffers* shared, uint64_t most_b
   bool ok = true;
   SharedBuffers* const attached = Peeker::Attach(requests, shared, &ok, error);
   if (!ok) return false;
-  const auto rest = std::chrono::duration_cast<std::chrono::milliseconds>(looked_ + kLook - Clock::now());
+  const auto rest = std::chrono::duration_cast<std::chrono::milliseconds>(looked_ + kLook - Now());
   uint64_t last = UINT64_MAX;
   for (int round = 0; round < kMostRounds && Sleep(round == 0 ? rest : std::chrono::milliseconds(0), cancelled);
        ++round) {

@@ -14,7 +14,6 @@
 #ifndef CUDA_REMOTE_CHECKPOINT_GPU_PRECOPY_H_
 #define CUDA_REMOTE_CHECKPOINT_GPU_PRECOPY_H_
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -27,6 +26,7 @@
 #include "checkpoint/gpu/shared_buffers.h"
 #include "checkpoint/gpu/side_requests.h"
 #include "ckptfmt/types.h"
+#include "proto/base/clock.h"
 #include "proto/chunkhash/chunk_hash.h"
 
 namespace cuda_remote::checkpoint {
@@ -114,7 +114,7 @@ class Precopy {
   const IsKnown is_known_;
   CopySink* const sink_ = nullptr;
   // As of the last look.
-  std::chrono::steady_clock::time_point looked_;
+  Moment looked_;
   std::vector<ckptfmt::Region> regions_;
   std::vector<std::vector<ChunkHash>> hashes_;
   uint64_t known_bytes_ = 0;

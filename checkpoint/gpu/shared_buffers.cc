@@ -3,15 +3,14 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <string>
 
 #include "checkpoint/gpu/parallel.h"
+#include "proto/base/clock.h"
 #include "proto/codec/operations.gen.h"
 
 namespace cuda_remote::checkpoint {
@@ -34,25 +33,15 @@ constexpr int kCollapse = 25;  // MADV_COLLAPSE
 constexpr int64_t kQuickNs = 3000000;
 
 // Names a descriptor. The job numbers its own from 1, and one that a tool sent just before it died must not be meant.
-uint64_t NewTag() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return uint64_t{1} << 63 | uint64_t(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
-}
-
-// The processor's time that this thread has used.
-int64_t OwnTimeNs() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return int64_t{now.tv_sec} * 1000000000 + now.tv_nsec;
-}
+uint64_t NewTag() { return uint64_t{1} << 63 | uint64_t(NowNs()); }
 
 // Makes all pages of the range there, a multiple of kBytes and so aligned: huge ones if they are to be had quickly.
 // They are made, mapped by the worker, registered with the driver and given back ten times as fast as small ones.
 bool MakePresent(char* memory, size_t bytes) {
-  const int64_t begin = OwnTimeNs();
+  const int64_t begin = ThreadTimeNs();
   // The kernel wants to see one page there.
   for (size_t at = 0; at < bytes; at += SharedBuffers::kBytes) madvise(memory + at, 1, MADV_POPULATE_WRITE);
-  const bool quick = madvise(memory, SharedBuffers::kBytes, kCollapse) == 0 && OwnTimeNs() - begin < kQuickNs;
+  const bool quick = madvise(memory, SharedBuffers::kBytes, kCollapse) == 0 && ThreadTimeNs() - begin < kQuickNs;
   if (quick) madvise(memory + SharedBuffers::kBytes, bytes - SharedBuffers::kBytes, kCollapse);
   return madvise(memory, bytes, MADV_POPULATE_WRITE) == 0;
 }

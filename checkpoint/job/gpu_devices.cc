@@ -12,8 +12,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <fstream>
+
+#include "proto/base/clock.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -23,11 +24,6 @@ constexpr char kPrefix[] = "nvidia";
 // The number that Linux has given NVIDIA's devices.
 constexpr unsigned kMajor = 195;
 constexpr int kLookMs = 250;
-
-int64_t NowMs() {
-  using std::chrono::duration_cast, std::chrono::milliseconds, std::chrono::steady_clock;
-  return duration_cast<milliseconds>(steady_clock::now().time_since_epoch()).count();
-}
 
 bool IsGpuDevice(const std::string& path, dev_t device) {
   return major(device) == kMajor || path.compare(0, 11, "/dev/nvidia") == 0;

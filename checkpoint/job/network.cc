@@ -37,13 +37,13 @@
 #include <thread>
 
 #include "checkpoint/job/account.h"
+#include "proto/base/clock.h"
 #include "proto/base/hash.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::steady_clock;
 using HardwareBytes = std::array<unsigned char, ETH_ALEN>;
 
 constexpr auto& kName = kJobInterface;
@@ -590,9 +590,9 @@ class Neighbours {
 
   // Who says within the time that he has the address: a hardware address as text; empty: nobody.
   std::string WhoHas(milliseconds limit) {
-    const auto end = steady_clock::now() + limit;
+    const auto end = Now() + limit;
     while (true) {
-      const auto left = std::chrono::duration_cast<milliseconds>(end - steady_clock::now()).count();
+      const auto left = std::chrono::duration_cast<milliseconds>(end - Now()).count();
       pollfd waiting = {socket_.get(), POLLIN, 0};
       if (left <= 0 || poll(&waiting, 1, int(left)) <= 0) return {};
       union {
@@ -682,8 +682,8 @@ HardwareBytes OwnHardwareAddress() {
 }
 
 void AwaitReady(Kernel* kernel) {
-  const auto end = steady_clock::now() + kReady;
-  while (!IsReady(kernel) && steady_clock::now() < end) std::this_thread::sleep_for(milliseconds(5));
+  const auto end = Now() + kReady;
+  while (!IsReady(kernel) && Now() < end) std::this_thread::sleep_for(milliseconds(5));
 }
 
 // Inside, with eth0 up and without an address.
@@ -691,13 +691,13 @@ bool IsFree(const Address& address, Kernel* kernel, std::string* error) {
   AwaitReady(kernel);
   const HardwareBytes own = OwnHardwareAddress();
   Neighbours neighbours(address);
-  const auto end = steady_clock::now() + kRemoval;
+  const auto end = Now() + kRemoval;
   for (int asked = 0; asked < kQuestions;) {
     if (!neighbours.Ask(own)) return Failed("asking who has it", errno, error);
     const std::string who = neighbours.WhoHas(kAnswer);
     if (who.empty()) {
       ++asked;
-    } else if (steady_clock::now() > end) {
+    } else if (Now() > end) {
       *error = "the address " + Written(address) + " is in use: the machine or job with the hardware address " + who +
                " answers for it; end that one first, or give the job another address";
       return false;
@@ -780,12 +780,12 @@ bool SetUpInside(const JobNetwork& network, const Place& place, bool ask, Kernel
 bool Connect(const std::string& text, Kernel* kernel, std::string* error) {
   const HardwareBytes own = HardwareAddress(text);
   // One macvlan of the same hardware address may still be there, of a job that has just ended.
-  const auto end = steady_clock::now() + kRemoval;
+  const auto end = Now() + kRemoval;
   int failure = 0;
   do {
     if (failure != 0) std::this_thread::sleep_for(kLook);
     failure = kernel->Do(ChangeInterface(kIndex, 0).Put(IFLA_ADDRESS, own.data(), own.size()));
-  } while ((failure == EADDRINUSE || failure == EBUSY) && steady_clock::now() < end);
+  } while ((failure == EADDRINUSE || failure == EBUSY) && Now() < end);
   if (failure != 0) return Failed("its hardware address", failure, error);
   failure = kernel->Do(QueueOf(RTM_DELQDISC, 0));
   // It was not silent.
@@ -952,8 +952,8 @@ void NetworkNamespace::Silence() {
 
 void NetworkNamespace::Leave(bool flush) {
   InNamespace(fd_, [flush] {
-    const auto limit = std::chrono::steady_clock::now() + kFlush;
-    while (flush && HasUnsent() && std::chrono::steady_clock::now() < limit) std::this_thread::sleep_for(kLook);
+    const auto limit = Now() + kFlush;
+    while (flush && HasUnsent() && Now() < limit) std::this_thread::sleep_for(kLook);
     Kernel kernel;
     checkpoint::Silence(&kernel);
   });

@@ -13,6 +13,7 @@
 
 #include "checkpoint/gpu/gpu_state.h"
 #include "proto/agent/types.h"
+#include "proto/base/clock.h"
 #include "proto/folder/this_job.h"
 
 namespace cuda_remote::checkpoint {
@@ -133,8 +134,8 @@ bool RunningProcess::Begin(const agent::SideRequest& request, uint64_t* number, 
 }
 
 bool RunningProcess::Wait(uint64_t number, agent::SideAnswer* answer, std::string* error) {
-  const auto end = std::chrono::steady_clock::now() + kSideWait;
-  while (std::chrono::steady_clock::now() < end) {
+  const auto end = Now() + kSideWait;
+  while (Now() < end) {
     bool answered = false;
     if (!agent_->Answer(number, kSideLookMs, &answered, answer, error)) return false;
     if (answered) return true;

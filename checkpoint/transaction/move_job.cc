@@ -2,7 +2,6 @@
 #include "checkpoint/transaction/move_job.h"
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <thread>
@@ -20,15 +19,12 @@
 #include "checkpoint/transaction/at_step.h"
 #include "checkpoint/transaction/code_ahead.h"
 #include "checkpoint/transaction/live_job.h"
+#include "proto/base/clock.h"
 #include "proto/folder/this_job.h"
 #include "replay/replayer/replayer.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 // One process on its way.
 struct Move {
@@ -354,7 +350,7 @@ class Moving {
   JobReport& report_;
   MoveJobOutcome* const outcome_;
   const std::function<bool()> cancelled_ = [this] { return report_.Cancelled(); };
-  const Clock::time_point start_ = Clock::now();
+  const Moment start_ = Now();
 
   // In the order in which they were made; they go in the opposite one.
   JobClaim claim_;
@@ -378,7 +374,7 @@ bool Moving::Run(std::string* error) {
     return false;
   }
   outcome_->paused = transaction_.HeldSeconds();
-  outcome_->seconds = Since(start_);
+  outcome_->seconds = SecondsSince(start_);
   outcome_->servers = moves_.empty() ? options_.to : ServersOf(PlacesOf(moves_));
   NoteMoved();
   return true;
@@ -396,7 +392,7 @@ bool Moving::Open(std::string* error) {
 bool Moving::MakeAhead(std::string* error) {
   AtStep("read module images");
   images_.Read(job_, directory_);
-  const Clock::time_point begun = Clock::now();
+  const Moment begun = Now();
   const uint64_t held_bytes = AskHeldBytes(job_, directory_);
   if (HasRoomToSpare(moves_, held_bytes)) {
     if (!code_.Look(lock_, error)) return false;
@@ -410,7 +406,7 @@ bool Moving::MakeAhead(std::string* error) {
   }
   AtStep("make handing over ready");
   PrepareHandOvers(directory_, moves_);
-  outcome_->ahead = Since(begun);
+  outcome_->ahead = SecondsSince(begun);
   outcome_->look = code_.held_seconds();
   return true;
 }
@@ -438,9 +434,9 @@ bool Moving::ListMemory(std::string* error) {
 
 bool Moving::HandOverMemory(std::string* error) {
   AtStep("hand over GPU memory");
-  const Clock::time_point begun = Clock::now();
+  const Moment begun = Now();
   if (!HandOverAll(&moves_, error)) return false;
-  outcome_->handing_over = Since(begun);
+  outcome_->handing_over = SecondsSince(begun);
   return true;
 }
 
@@ -465,7 +461,7 @@ bool Moving::CheckPlaces(std::string* error) {
 bool Moving::Replay(std::string* error) {
   scope_ = NewSharingScope();
   AtStep("replay");
-  const Clock::time_point begun = Clock::now();
+  const Moment begun = Now();
   bool again = false;
   if (!ReplayAll(scope_, &moves_, &again, error)) return false;
   // Twice at most: without what was made ahead, and then without memory that was handed over.
@@ -480,12 +476,12 @@ bool Moving::Replay(std::string* error) {
     }
   }
   for (const Move& move : moves_) outcome_->objects_ahead += move.ahead ? replay::CodeRecords(*move.ahead) : 0;
-  outcome_->replaying = Since(begun);
+  outcome_->replaying = SecondsSince(begun);
   return true;
 }
 
 bool Moving::Copy(std::string* error) {
-  const Clock::time_point begun = Clock::now();
+  const Moment begun = Now();
   AtStep("compare GPU memory");
   if (!CompareAll(&moves_, error)) return false;
   {
@@ -496,7 +492,7 @@ bool Moving::Copy(std::string* error) {
       for (const ckptfmt::Region& region : moves_[i].regions) before += region.bytes;
     }
   }
-  outcome_->copying = Since(begun);
+  outcome_->copying = SecondsSince(begun);
   return true;
 }
 

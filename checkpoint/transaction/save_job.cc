@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -22,14 +21,13 @@
 #include "checkpoint/transaction/at_step.h"
 #include "checkpoint/transaction/live_job.h"
 #include "ckptfmt/image_store.h"
+#include "proto/base/clock.h"
 #include "proto/codec/text.h"
 #include "proto/frame/frame.h"
 #include "proto/frame/version.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kStopPool = uint64_t{1} << 30;
 // Requests to the session of a process that has ended are far from those that it has sent.
@@ -38,13 +36,6 @@ constexpr uint64_t kBehindGap = uint64_t{1} << 40;
 constexpr uint64_t kPausePool = uint64_t{256} << 20;
 // Of host memory, for the memory of processes, before the pool is used for it.
 constexpr uint64_t kProcessesBesidePool = uint64_t{256} << 20;
-
-double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-uint64_t NowMs() {
-  using std::chrono::duration_cast, std::chrono::milliseconds, std::chrono::system_clock;
-  return uint64_t(duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count());
-}
 
 bool Ok(const absl::Status& status, std::string* error) {
   if (!status.ok()) *error = std::string(status.message());
@@ -260,7 +251,7 @@ class Saving {
   const std::function<bool()> cancelled_ = [this] { return report_.Cancelled(); };
   // Of cr-hostd's, which gives the image to its user when it is complete.
   const Caller* const caller_ = Caller::Get();
-  const Clock::time_point start_ = Clock::now();
+  const Moment start_ = Now();
 
   // In the order in which they were made; they go in the opposite one.
   SaveOptions save_;
@@ -294,7 +285,7 @@ bool Saving::Run(std::string* error) {
   outcome_->sizes = image_->sizes();
   RemoveOldImages();
   if (!options_.stop) NoteSaved();
-  outcome_->seconds = Since(start_);
+  outcome_->seconds = SecondsSince(start_);
   return true;
 }
 
@@ -348,11 +339,11 @@ bool Saving::CopyWhileItRuns(std::string* error) {
     copies_ = LookBefore(job_, directory_, *image_, pool_.get(), cancelled_);
   }
   report_.Done("looking at GPU memory while the job runs");
-  const Clock::time_point preparing = Clock::now();
+  const Moment preparing = Now();
   if (!ends) PreparePool(job_, directory_, copies_, pool_.get(), cancelled_);
   if (Interrupted(error)) return false;
   shared_ = SharedBuffers::Make();
-  outcome_->preparing = Since(preparing);
+  outcome_->preparing = SecondsSince(preparing);
   outcome_->prepared_bytes = pool_->prepared();
   if (!ends) engine_.PrepareDump(job_, process_bytes_);
   report_.Done("making host memory ready");
@@ -402,7 +393,7 @@ bool Saving::ListMemory(std::string* error) {
 }
 
 bool Saving::ReadMemory(std::string* error) {
-  const Clock::time_point reading = Clock::now();
+  const Moment reading = Now();
   {
     const auto progress = report_.Begin("saving GPU memory");
     uint64_t before = 0;
@@ -416,7 +407,7 @@ bool Saving::ReadMemory(std::string* error) {
       for (const ckptfmt::Region& region : regions_[i]) before += region.bytes;
     }
   }
-  outcome_->reading = Since(reading);
+  outcome_->reading = SecondsSince(reading);
   report_.Done(kStepReading);
   return true;
 }
@@ -461,7 +452,7 @@ bool Saving::SaveProcesses(std::string* error) {
   info_.client_info[info_.engine] = facts_;
   info_.client_info["ranks"] = RanksText(live_);
 
-  const Clock::time_point dumping = Clock::now();
+  const Moment dumping = Now();
   if (waits()) {
     engine_.OnStill([this](std::string* problem) {
       AtStep("wait for the other hosts to stand still");
@@ -473,7 +464,7 @@ bool Saving::SaveProcesses(std::string* error) {
       !engine_.ListNeeds(job_, facts_, image_->client_dir(), &info_.needs, error)) {
     return false;
   }
-  outcome_->dumping = Since(dumping);
+  outcome_->dumping = SecondsSince(dumping);
   report_.Done("saving the process");
   if (!waits()) return true;
   AtStep("wait for the other hosts to be saved");
@@ -510,7 +501,7 @@ bool Saving::WriteLogs(std::string* error) {
 bool Saving::ReadSnapshots(std::string* error) {
   if (options_.stop) return true;
   AtStep("read what was kept on the GPU");
-  const Clock::time_point reading = Clock::now();
+  const Moment reading = Now();
   uint64_t before = 0;
   {
     const auto progress = report_.Begin("reading what was kept on the GPU");
@@ -522,7 +513,7 @@ bool Saving::ReadSnapshots(std::string* error) {
       if (!ReadBehind(one.get(), directory_, shared_.get(), pool_.get(), go_on, error)) return false;
       before += one->snapshot.bytes();
     }
-    outcome_->behind = Since(reading);
+    outcome_->behind = SecondsSince(reading);
   }
   if (before != 0) report_.Done("reading what was kept on the GPU");
   return true;
@@ -589,7 +580,7 @@ void Saving::NoteSaved() {
   Job told;
   std::string problem;
   if (!ReadJob(directory_, &told, &problem)) return;
-  told.set_saved_unix_ms(NowMs());
+  told.set_saved_unix_ms(UnixMs());
   told.set_saved_bytes(outcome_->sizes.total_bytes);
   told.set_saved_image(ImagesName());
   if (!WriteJob(directory_, told, &problem)) report_.Say(problem);

@@ -31,6 +31,7 @@
 #include "checkpoint/job/forwarded_signals.h"
 #include "checkpoint/job/job.h"
 #include "client/mpi/parts.h"
+#include "proto/base/clock.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/frame/version.h"
 
@@ -38,8 +39,6 @@ extern char** environ;
 
 namespace cuda_remote::client::mpi {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr char kTool[] = "cr-mpirun";
 constexpr int kExitStopped = 121;  // as cr-run's
@@ -256,7 +255,7 @@ int Runner::Run() {
   sigprocmask(SIG_BLOCK, &set, nullptr);
   const int signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
   if (signals < 0 || !StartFirst()) return Fail(std::string("cannot start cr-run: ") + strerror(errno));
-  std::optional<Clock::time_point> limit;
+  std::optional<Moment> limit;
   int asked = 0;
   while (!code_ || !agents_.empty()) {
     pollfd waiting = {signals, POLLIN, 0};
@@ -269,9 +268,9 @@ int Runner::Run() {
       continue;
     }
     // The others hear of it from the first part. What does not, is ended.
-    if (!limit) limit = Clock::now() + kEnd;
-    if (Clock::now() < *limit && !(failed_ && asked == 0)) continue;
-    limit = Clock::now() + kEnd;
+    if (!limit) limit = Now() + kEnd;
+    if (Now() < *limit && !(failed_ && asked == 0)) continue;
+    limit = Now() + kEnd;
     for (Agent& agent : agents_) {
       if (asked > 0) kill(agent.pid, asked == 1 ? SIGTERM : SIGKILL);
       close(agent.input);

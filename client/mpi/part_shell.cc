@@ -21,6 +21,8 @@
 #include <chrono>
 #include <cstdint>
 
+#include "proto/base/clock.h"
+
 namespace cuda_remote::client::mpi {
 namespace {
 
@@ -223,8 +225,8 @@ bool RunInPart(const std::string& ip, int port, const std::string& key, const st
     return false;
   }
   int fd = -1;
-  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
-  while ((fd = Connect(address)) < 0 && errno == EAGAIN && std::chrono::steady_clock::now() < limit) usleep(100000);
+  const auto limit = Now() + std::chrono::seconds(seconds);
+  while ((fd = Connect(address)) < 0 && errno == EAGAIN && Now() < limit) usleep(100000);
   if (fd < 0) {
     *error = "the part at " + ip + " does not answer" + (errno == EAGAIN ? "" : std::string(": ") + strerror(errno));
     return false;

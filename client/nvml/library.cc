@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -13,6 +12,8 @@
 #include <set>
 
 #include "client/nvml/job_server.h"
+#include "client/session/guarded.h"
+#include "proto/base/clock.h"
 #include "proto/threads/mutex.h"
 
 // Only the address of one counts.
@@ -59,12 +60,6 @@ State& GetState() {
     return made;
   }();
   return *state;
-}
-
-int64_t NowMs() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return int64_t(now.tv_sec) * 1000 + now.tv_nsec / 1000000;
 }
 
 // Each text once.

@@ -23,6 +23,7 @@
 #include <thread>
 
 #include "client/relay/relay_session.h"
+#include "proto/base/clock.h"
 #include "proto/channel/handshake.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/control/buffer_memory.h"
@@ -141,12 +142,12 @@ int Main(int argc, char** argv) {
 
   std::list<Served> sessions;
   const int done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  auto idle_since = std::chrono::steady_clock::now();
+  auto idle_since = Now();
   std::string why;
   while (why.empty()) {
     int timeout = -1;
     if (idle_exit > 0 && sessions.empty()) {
-      const double idle = std::chrono::duration<double>(std::chrono::steady_clock::now() - idle_since).count();
+      const double idle = SecondsSince(idle_since);
       if (idle >= idle_exit) {
         why = "idle";
         break;
@@ -168,7 +169,7 @@ int Main(int argc, char** argv) {
         served->thread.join();
         served = sessions.erase(served);
       }
-      if (sessions.empty()) idle_since = std::chrono::steady_clock::now();
+      if (sessions.empty()) idle_since = Now();
       // The client library has started it.
       if (sessions.empty() && remove_folder) LetGoOfStreams();
     }

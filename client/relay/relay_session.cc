@@ -14,6 +14,7 @@
 
 #include "client/relay/relay_lanes.h"
 #include "client/relay/relay_stream.h"
+#include "proto/base/clock.h"
 #include "proto/channel/handshake.h"
 #include "proto/control/control.grpc.pb.h"
 #include "proto/control/credentials.h"
@@ -30,8 +31,6 @@ namespace {
 
 using control::TunnelEnd;
 using control::TunnelMessage;
-using Clock = std::chrono::steady_clock;
-
 constexpr int kHelloTimeoutMs = 10000;
 // How long the first connection may take.
 constexpr auto kConnectTimeout = std::chrono::seconds(3);
@@ -165,7 +164,7 @@ template <typename Work>
 grpc::Status RelaySession::CallServer(const Work& call) {
   channel_ = NewChannel();
   grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + kQueryTimeout);
+  context.set_deadline(WallNow() + kQueryTimeout);
   grpc::Status status = grpc::Status::CANCELLED;
   const bool stopped = [&] {
     MutexLock lock(&mutex_);
@@ -245,13 +244,13 @@ void RelaySession::Run() {
   channel_ = grpc::CreateCustomChannel(address_, credentials_, control::ClientArguments());
   std::unique_ptr<RelayStream> stream;
   std::string error;
-  const auto started = Clock::now();
+  const auto started = Now();
   auto pause = kFirstPause;
   while (true) {
     const OpenResult result = Open(&stream, packet.body, &error);
     if (result == OpenResult::kOk) break;
     if (result == OpenResult::kRefused) return Refuse("the server " + address_ + " refused: " + error);
-    if (Clock::now() - started > kConnectTimeout || stopped_.load()) {
+    if (Now() - started > kConnectTimeout || stopped_.load()) {
       return Refuse(
           "cannot reach the server " + address_ + ": " + error +
           "; is cr-server running there with --listen, and do both sides use TLS, or does it list this host with "
@@ -307,10 +306,10 @@ void RelaySession::Run() {
     }
     logging::Warn("session {}: the connection to {} broke ({}); trying again for {} s", welcome.session, address_,
                   control::StatusText(status), grace_seconds_);
-    const auto broken = Clock::now();
+    const auto broken = Now();
     pause = kFirstPause;
     OpenResult result = OpenResult::kTryAgain;
-    while (result == OpenResult::kTryAgain && Clock::now() - broken < std::chrono::seconds(grace_seconds_) &&
+    while (result == OpenResult::kTryAgain && Now() - broken < std::chrono::seconds(grace_seconds_) &&
            !stopped_.load()) {
       // A new channel each time: gRPC's own may refuse to connect for half a minute after it was cut while it connected
       // (it waits to be allowed to look the address up again).
@@ -324,8 +323,7 @@ void RelaySession::Run() {
       pause = std::min<std::chrono::milliseconds>(pause * 2, kLongestPause);
     }
     if (result == OpenResult::kOk) {
-      logging::Info("session {}: connected again after {:.1f} s", welcome.session,
-                    std::chrono::duration<double>(Clock::now() - broken).count());
+      logging::Info("session {}: connected again after {:.1f} s", welcome.session, SecondsSince(broken));
       continue;
     }
     reason = stopped_.load() ? "the client left while the connection was broken"

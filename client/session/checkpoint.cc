@@ -4,13 +4,13 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 
 #include "client/session/log.h"
 #include "client/session/session.h"
+#include "proto/base/clock.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/driverabi/error_names.h"
 #include "proto/folder/this_job.h"
@@ -27,12 +27,6 @@ constexpr int kDetachMs = 1000;
 // What a tool may ask the server for beside the job's calls.
 constexpr uint32_t kSideOperations[] = {kOpRegions,    kOpListBlocks, kOpExportBlocks, kOpHashMemory,
                                         kOpPeekMemory, kOpHostMap,    kOpHostUnmap};
-
-int64_t NowNs() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return int64_t(now.tv_sec) * 1000000000 + now.tv_nsec;
-}
 
 // An anonymous file with what `fill` gives to the function that it gets, positioned at its start; -1 and `error` on
 // failure.

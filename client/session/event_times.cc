@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/session/event_times.h"
 
-#include <time.h>
+#include "proto/base/clock.h"
 
 namespace cuda_remote::client {
 
@@ -41,10 +41,6 @@ double EventTimes::At(int64_t now_ns) const {
   return double(now_ns - moved_at_ns_) / 1000;
 }
 
-double EventTimes::Now() const {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return At(int64_t(now.tv_sec) * 1000000000 + now.tv_nsec);
-}
+double EventTimes::Now() const { return At(NowNs()); }
 
 }  // namespace cuda_remote::client

@@ -1,20 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/session/gate.h"
 
-#include <time.h>
-
+#include "proto/base/clock.h"
 #include "proto/ring/futex.h"
 
 namespace cuda_remote::client {
-namespace {
-
-int64_t NowMs() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return int64_t(now.tv_sec) * 1000 + now.tv_nsec / 1000000;
-}
-
-}  // namespace
+namespace {}  // namespace
 
 // Not one moment's picture, and need not be: whoever enters a lane that was seen empty finds the gate closed.
 uint64_t Gate::inside() const {

@@ -2,7 +2,6 @@
 #include "client/session/host_functions.h"
 
 #include <signal.h>
-#include <time.h>
 
 #include <chrono>
 #include <string>
@@ -10,6 +9,7 @@
 
 #include "client/session/log.h"
 #include "client/session/session.h"
+#include "proto/base/clock.h"
 #include "proto/channel/client_channel.h"
 #include "proto/codec/operations.gen.h"
 
@@ -18,12 +18,6 @@ namespace {
 
 // How long one read of the event ring may take: how long a checkpoint may have to wait for the thread to let go.
 constexpr int kReadTimeoutMs = 100;
-
-int64_t NowNs() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return int64_t(now.tv_sec) * 1000000000 + now.tv_nsec;
-}
 
 }  // namespace
 
@@ -79,7 +73,7 @@ bool HostFunctions::Detach(int timeout_ms) {
   channel_ = nullptr;
   changed_.NotifyAll();
   if (reading_) reading_->InterruptEvents();
-  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+  const auto end = Now() + std::chrono::milliseconds(timeout_ms);
   while (reading_ && changed_.WaitUntil(&mutex_, end)) {
   }
   return !reading_;

@@ -9,6 +9,8 @@
 
 #include <algorithm>
 
+#include "proto/base/clock.h"
+
 namespace cuda_remote::client {
 namespace {
 
@@ -39,12 +41,12 @@ struct Guard {
 
 void LogBuffer::Add(const char* text, size_t length) {
   char line[kMessageBytes];
-  timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
+  const int64_t now = UnixMs();
+  const time_t second = now / 1000;
   tm local;
-  localtime_r(&now.tv_sec, &local);
+  localtime_r(&second, &local);
   const int wanted = snprintf(line, sizeof(line), "[%02d:%02d:%02d.%03ld][%d][CUDA][E] %.*s", local.tm_hour,
-                              local.tm_min, local.tm_sec, now.tv_nsec / 1000000, int(getpid()), int(length), text);
+                              local.tm_min, local.tm_sec, long(now % 1000), int(getpid()), int(length), text);
   if (wanted <= 0) return;
   int attempt = 0;
   while (pthread_mutex_trylock(&g_mutex) != 0) {

@@ -9,6 +9,7 @@
 
 #include "client/session/host_arena.h"
 #include "client/session/log.h"
+#include "proto/base/clock.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/mirror/mirror.h"
 
@@ -261,7 +262,7 @@ ChannelStatus ManagedMirror::PushLocked(ClientChannel* channel, const std::vecto
   // Only now: what began before, and so was reported just now, and has ended since then, has brought its bytes. What
   // has not is still here to be seen.
   const bool transfers = any && (writes_.forked() || TransfersPossible());
-  const RecentPages::Clock::time_point now = any ? RecentPages::Clock::now() : RecentPages::Clock::time_point();
+  const Moment now = any ? Now() : Moment();
   for (const Ranges::iterator& it : there) {
     Range& range = it->second;
     if (range.watch == Range::kWatched && range.writers == Writers::kTransfers) {

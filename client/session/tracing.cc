@@ -4,6 +4,7 @@
 #include <string>
 
 #include "client/session/session.h"
+#include "proto/base/clock.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/codec/text.h"
 
@@ -74,9 +75,9 @@ void Session::EndTimeline(trace::WorkerEvents* events) {
   events->problem = "the GPU server recorded nothing: the job was moved meanwhile, or the server is gone";
   Reply reply;
   wire::OpTimeline_Reply out;
-  const uint64_t before = trace::NowNs();
+  const uint64_t before = uint64_t(NowNs());
   if (lost() != CUDA_SUCCESS || !AskTimeline(this, kEnd, 0, &reply, &out)) return;
-  const uint64_t after = trace::NowNs();
+  const uint64_t after = uint64_t(NowNs());
   // Worker and client on one machine have one clock, unless the process was restored: then its clock goes on where it
   // was. The worker's "now" was somewhere between ours.
   const int64_t round_trip = int64_t(after - before);

@@ -13,6 +13,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include "proto/base/clock.h"
+
 namespace cuda_remote::client {
 namespace {
 
@@ -92,7 +94,7 @@ bool TransfersPossible() {
 RecentPages::RecentPages(uint64_t base, uint64_t bytes)
     : base_(base), young_((bytes / kPage + 63) / 64), old_((bytes / kPage + 63) / 64) {}
 
-RecentPages::Runs RecentPages::Add(const Runs& runs, Clock::time_point now) {
+RecentPages::Runs RecentPages::Add(const Runs& runs, Moment now) {
   SetPages(base_, runs, &young_);
   Runs all;
   for (uint64_t word = 0; word < young_.size(); ++word) {

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "proto/base/clock.h"
+
 namespace cuda_remote::client {
 
 // Whether such a transfer may be in progress, by the descriptors that this process has open: files with O_DIRECT,
@@ -21,7 +23,6 @@ bool TransfersPossible();
 // ended since. Not thread-safe.
 class RecentPages {
  public:
-  using Clock = std::chrono::steady_clock;
   using Runs = std::vector<std::pair<uint64_t, uint64_t>>;  // [begin, end), whole pages
 
   static constexpr std::chrono::milliseconds kKept{100};
@@ -33,11 +34,11 @@ class RecentPages {
 
   // `runs` have just been reported, at `now`. Returns them and all that were reported in the last kKept, in order. What
   // was reported before that has been in an answer at least kKept later.
-  Runs Add(const Runs& runs, Clock::time_point now);
+  Runs Add(const Runs& runs, Moment now);
 
  private:
   uint64_t base_ = 0;
-  Clock::time_point turned_;
+  Moment turned_;
   std::vector<uint64_t> young_, old_;  // a bit for each page
 };
 

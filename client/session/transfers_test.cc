@@ -14,6 +14,7 @@
 #include <string>
 
 #include "gtest/gtest.h"
+#include "proto/base/clock.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -91,7 +92,7 @@ TEST(RecentPagesTest, PagesComeAgainForAWhile) {
     return std::pair<uint64_t, uint64_t>(kBase + first * kPage, kBase + last * kPage);
   };
   RecentPages recent(kBase, 200 * kPage);
-  RecentPages::Clock::time_point now = RecentPages::Clock::now();
+  Moment now = Now();
   EXPECT_EQ(recent.Add({at(3, 5), at(199, 200)}, now), (Runs{at(3, 5), at(199, 200)}));
   now += RecentPages::kKept / 2;
   EXPECT_EQ(recent.Add({at(5, 6), at(63, 65)}, now), (Runs{at(3, 6), at(63, 65), at(199, 200)}));

@@ -34,6 +34,7 @@
 #include "client/slurm/options.h"
 #include "client/slurm/part_plan.h"
 #include "client/slurm/submission.h"
+#include "proto/base/clock.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/folder/private_folder.h"
 #include "proto/frame/version.h"
@@ -42,8 +43,6 @@ extern char** environ;
 
 namespace cuda_remote::client::slurm {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr char kTool[] = "cr-slurm-run";
 constexpr int kExitStopped = 121;  // as cr-run's
@@ -140,7 +139,7 @@ class Runner {
   PartSteps* steps_ = nullptr;
   std::string ended_part_;  // while it was saved; empty: none
   bool lost_ = false;       // its GPU server, or a part
-  Clock::time_point next_;  // when cr-checkpoint may be started
+  Moment next_;             // when cr-checkpoint may be started
   std::optional<int> code_;
 };
 
@@ -155,7 +154,7 @@ void Runner::Take(int signal) {
   stop_wanted_ = true;
   // A job that Slurm ends is requeued by Slurm, or is to be cancelled.
   requeue_wanted_ = warned;
-  next_ = Clock::now();
+  next_ = Now();
   if (saving_ == Save::kAtIntervals) kill(saver_, SIGTERM);
 }
 
@@ -171,7 +170,7 @@ void Runner::StartSaving() {
   command.insert(command.end(), {parts_.empty() ? std::to_string(program_) : parts_[0].name, images_});
   saver_ = StartChild(command, SIGTERM);
   if (saver_ != 0) saving_ = stop_wanted_ ? Save::kAndStop : Save::kAtIntervals;
-  next_ = Clock::now() + kAgain;
+  next_ = Now() + kAgain;
 }
 
 void Runner::SaverEnded(int code) {
@@ -184,7 +183,7 @@ void Runner::SaverEnded(int code) {
     stop_wanted_ = false;
   }
   if (code_ || lost_ || (stop_wanted_ && ended == Save::kAtIntervals)) return;
-  next_ = Clock::now() + kAgain;
+  next_ = Now() + kAgain;
   if (code == checkpoint::kExitNoJob) return;
   if (ended == Save::kAndStop) {
     stop_wanted_ = false;
@@ -193,7 +192,7 @@ void Runner::SaverEnded(int code) {
     const std::string image = Newest();
     Say("the job could not be saved and continues; " +
         (image.empty() ? "it has no image" : image + " is its newest image"));
-    next_ = Clock::now() + std::chrono::milliseconds(int64_t(options_.interval * 1000));
+    next_ = Now() + std::chrono::milliseconds(int64_t(options_.interval * 1000));
   } else if (code != 0) {
     Say("the job continues, but it is no longer saved at intervals");
     at_intervals_ = false;
@@ -252,8 +251,8 @@ int Runner::Requeue() {
   // Slurm now ends it. If this program ended first, Slurm could take the job for one that has ended by itself.
   pollfd waiting{signals_, POLLIN, 0};
   signalfd_siginfo info;
-  const Clock::time_point limit = Clock::now() + std::chrono::milliseconds(kEndMs);
-  while (Clock::now() < limit) {
+  const Moment limit = Now() + std::chrono::milliseconds(kEndMs);
+  while (Now() < limit) {
     if (poll(&waiting, 1, 1000) > 0 && read(signals_, &info, sizeof(info)) > 0 && info.ssi_signo == SIGTERM) break;
   }
   return kExitStopped;
@@ -272,10 +271,10 @@ int Runner::Run(const std::vector<std::string>& command) {
   program_ = StartChild(command, SIGKILL);
   if (program_ == 0) return Fail(std::string("fork: ") + strerror(errno));
   at_intervals_ = options_.interval > 0;
-  next_ = Clock::now() + std::chrono::milliseconds(int64_t(options_.interval * 1000));
+  next_ = Now() + std::chrono::milliseconds(int64_t(options_.interval * 1000));
   while (!code_ || saver_ != 0) {
     const bool to_save = !code_ && saver_ == 0 && !saved_ && !lost_ && (stop_wanted_ || at_intervals_);
-    if (to_save && Clock::now() >= next_) StartSaving();
+    if (to_save && Now() >= next_) StartSaving();
     pollfd waiting[2] = {{signals_, POLLIN, 0}, {parent, POLLIN, 0}};
     poll(waiting, 2, to_save ? 100 : 1000);
     if (waiting[1].revents != 0) {

@@ -28,6 +28,7 @@
 #include "client/tools/steps.h"
 #include "client/tools/through_hostd.h"
 #include "client/tools/tool_report.h"
+#include "proto/base/clock.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/codec/json.h"
 #include "proto/frame/version.h"
@@ -36,8 +37,6 @@ namespace cuda_remote::client::tools {
 
 using namespace checkpoint;
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr char kTool[] = "cr-checkpoint";
 // Besides those of job.h.
@@ -197,7 +196,7 @@ void Tell(const Options& options, const SaveJobOutcome& outcome) {
     json.End('}');
     puts(json.text().c_str());
   } else if (!options.quiet) {
-    const std::string time = options.every > 0 ? TimeText(std::chrono::system_clock::now()) + ": " : std::string();
+    const std::string time = options.every > 0 ? TimeText(WallNow()) + ": " : std::string();
     const std::string shared =
         sizes.linked_bytes > 0 ? ", of which earlier images have " + Bytes(double(sizes.linked_bytes)) : std::string();
     fprintf(stderr,
@@ -228,8 +227,8 @@ int Repeat(const Options& options, const std::string& directory, const Job& job,
     SaveJobOutcome outcome;
     std::string error;
     const bool ok = Checkpoint(options, directory, job, keeper, cancelled, &outcome, &error);
-    const Clock::time_point next = Clock::now() + interval;
-    const system_clock::time_point now = system_clock::now();
+    const Moment next = Now() + interval;
+    const system_clock::time_point now = WallNow();
     if (ok) {
       saved = TimeText(now);
       last = outcome.image;
@@ -245,8 +244,8 @@ int Repeat(const Options& options, const std::string& directory, const Job& job,
     do {
       if (!JobIsAlive(job)) return ended();
       if (cancelled()) return kExitInterrupted;
-      std::this_thread::sleep_for(std::min<Clock::duration>(milliseconds(100), interval));
-    } while (Clock::now() < next);
+      std::this_thread::sleep_for(std::min<Moment::duration>(milliseconds(100), interval));
+    } while (Now() < next);
   }
 }
 

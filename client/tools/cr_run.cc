@@ -11,7 +11,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -31,6 +30,7 @@
 #include "client/tools/foreground.h"
 #include "client/tools/output_options.h"
 #include "host/client.h"
+#include "proto/base/clock.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/codec/text.h"
 #include "proto/folder/this_job.h"
@@ -130,11 +130,6 @@ void SetUser(const Account& account, std::vector<std::string>* environment) {
   SetVariable(environment, "LOGNAME", account.name);
   SetVariable(environment, "HOME", account.home);
   SetVariable(environment, "SHELL", account.shell);
-}
-
-int64_t NowMs() {
-  using std::chrono::duration_cast, std::chrono::milliseconds, std::chrono::system_clock;
-  return duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
 }
 
 int Fail(const std::string& text, int code = kExitFailed) {
@@ -382,7 +377,7 @@ int Main(int argc, char** argv) {
   job.set_pid_namespace(PidNamespace(isolated.init));
   job.set_pid(isolated.pid);
   job.set_inner_pid(isolated.inner_pid);
-  job.set_started_unix_ms(NowMs());
+  job.set_started_unix_ms(UnixMs());
   job.set_directory(directory);
   job.set_terminal(terminal != nullptr);
   if (account) SetAccount(*account, &job);

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "proto/base/clock.h"
+
 namespace cuda_remote::client::tools {
 namespace {
 
@@ -33,7 +35,7 @@ Progress::~Progress() {
 
 void Progress::Update(uint64_t done, uint64_t total) {
   if (quiet_) return;
-  const Clock::time_point now = Clock::now();
+  const Moment now = Now();
   const double since = std::chrono::duration<double>(now - shown_).count();
   if (since < (terminal_ ? kBarEvery : kLineEvery) && !(line_open_ && done >= total)) return;
   shown_ = now;

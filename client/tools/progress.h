@@ -4,11 +4,11 @@
 #ifndef CUDA_REMOTE_CLIENT_TOOLS_PROGRESS_H_
 #define CUDA_REMOTE_CLIENT_TOOLS_PROGRESS_H_
 
-#include <chrono>
 #include <cstdint>
 #include <string>
 
 #include "checkpoint/transaction/job_report.h"
+#include "proto/base/clock.h"
 
 namespace cuda_remote::client::tools {
 
@@ -27,12 +27,11 @@ class Progress final : public checkpoint::JobReport::LongStep {
   void Update(uint64_t done, uint64_t total) override;
 
  private:
-  using Clock = std::chrono::steady_clock;
   const std::string what_;
   const bool quiet_;
   const bool terminal_;
-  const Clock::time_point start_ = Clock::now();
-  Clock::time_point shown_;
+  const Moment start_ = Now();
+  Moment shown_;
   bool line_open_ = false;
 };
 

@@ -8,6 +8,8 @@
 #include <chrono>
 #include <string>
 
+#include "proto/base/clock.h"
+
 namespace cuda_remote::client::tools {
 
 // Says on stderr how long each step took, if that was asked for. Not thread-safe.
@@ -17,7 +19,7 @@ class Steps {
 
   // The step that has just ended; it began when the one before ended, or with this object.
   void Done(const char* step) {
-    const Clock::time_point now = Clock::now();
+    const Moment now = Now();
     if (tell_) fprintf(stderr, "%s: %7.3f s  %s\n", tool_, std::chrono::duration<double>(now - last_).count(), step);
     last_ = now;
   }
@@ -28,10 +30,9 @@ class Steps {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
   const char* const tool_;
   const bool tell_;
-  Clock::time_point last_ = Clock::now();
+  Moment last_ = Now();
 };
 
 }  // namespace cuda_remote::client::tools

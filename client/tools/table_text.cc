@@ -4,7 +4,8 @@
 #include <stdio.h>
 
 #include <algorithm>
-#include <chrono>
+
+#include "proto/base/clock.h"
 
 namespace cuda_remote::client::tools {
 
@@ -24,8 +25,7 @@ std::string Ago(uint64_t unix_ms) { return unix_ms == 0 ? "-" : Age(unix_ms) + "
 
 std::string Age(uint64_t unix_ms) {
   if (unix_ms == 0) return "-";
-  using std::chrono::duration_cast, std::chrono::milliseconds, std::chrono::system_clock;
-  const int64_t now = duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
+  const int64_t now = UnixMs();
   const int64_t seconds = std::max<int64_t>(now - int64_t(unix_ms), 0) / 1000;
   if (seconds < 120) return std::to_string(seconds) + " s";
   if (seconds < 2 * 3600) return std::to_string(seconds / 60) + " min";

@@ -96,7 +96,7 @@ Report MakeReport(bool finished) {
   Report report;
   report.pid = uint32_t(getpid());
   report.program = Program();
-  report.seconds = FirstCallNs() ? double(NowNs() - FirstCallNs()) / kSecond : 0;
+  report.seconds = FirstCallNs() ? double(uint64_t(NowNs()) - FirstCallNs()) / kSecond : 0;
   report.finished = finished;
   report.rows = Used(Totals());
   return report;
@@ -169,7 +169,7 @@ void WatchForks() {
 }
 
 bool BeginSliceLocked(uint64_t capacity, double max_seconds, std::string* error) CR_REQUIRES(g_output) {
-  const uint64_t now = NowNs();
+  const uint64_t now = uint64_t(NowNs());
   if (g_slice && now < g_slice_deadline) {
     *error = "another recording of this process is in progress";
     return false;
@@ -184,7 +184,7 @@ bool BeginSliceLocked(uint64_t capacity, double max_seconds, std::string* error)
   g_before = Totals();
   Server* const server = g_server.load();
   g_server_slice = server && server->BeginTimeline(capacity);
-  g_slice_begin = NowNs();
+  g_slice_begin = uint64_t(NowNs());
   g_slice_deadline = g_slice_begin + uint64_t(max_seconds * kSecond);
   SetDeadline(g_slice_deadline);
   g_recording.fetch_or(kTotals | kTimeline);
@@ -226,7 +226,7 @@ bool TakeSliceLocked(Timeline* timeline, std::string* error) CR_REQUIRES(g_outpu
     *error = "nothing is being recorded";
     return false;
   }
-  timeline->end_ns = std::min(NowNs(), g_slice_deadline);
+  timeline->end_ns = std::min(uint64_t(NowNs()), g_slice_deadline);
   g_recording.fetch_and(~kTimeline);
   if (!g_wanted || g_wanted->totals.empty()) g_recording.fetch_and(~kTotals);
   timeline->pid = uint32_t(getpid());
@@ -266,12 +266,12 @@ void SleepUntil(uint64_t ns) {
 void* WriterThread(void*) {
   prctl(PR_SET_NAME, "cr-trace");
   uint64_t pause = kFirstWriteNs;
-  const uint64_t begin = NowNs();
+  const uint64_t begin = uint64_t(NowNs());
   const uint64_t timeline_begin = begin + uint64_t(g_wanted->start * kSecond);
   const uint64_t timeline_end = timeline_begin + uint64_t(g_wanted->seconds * kSecond);
   bool to_begin = !g_wanted->timeline.empty() && g_wanted->start > 0, to_end = !g_wanted->timeline.empty();
   while (to_begin || to_end || !g_wanted->totals.empty()) {
-    uint64_t next = g_wanted->totals.empty() ? UINT64_MAX : NowNs() + pause;
+    uint64_t next = g_wanted->totals.empty() ? UINT64_MAX : uint64_t(NowNs()) + pause;
     if (to_begin) {
       next = std::min(next, timeline_begin);
     } else if (to_end) {
@@ -282,11 +282,11 @@ void* WriterThread(void*) {
     MutexLock lock(&g_output);
     WriteTotalsFileLocked(false);
     std::string error;
-    if (to_begin && NowNs() >= timeline_begin) {
+    if (to_begin && uint64_t(NowNs()) >= timeline_begin) {
       to_begin = false;
       to_end = BeginSliceLocked(g_wanted->events, g_wanted->seconds, &error);
       if (!to_end) dprintf(STDERR_FILENO, "cuda-remote: no timeline: %s\n", error.c_str());
-    } else if (!to_begin && to_end && NowNs() >= timeline_end && !g_paused) {
+    } else if (!to_begin && to_end && uint64_t(NowNs()) >= timeline_end && !g_paused) {
       to_end = false;
       WriteTimelineFileLocked();
     }

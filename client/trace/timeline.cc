@@ -4,13 +4,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <new>
 #include <unordered_set>
 
+#include "proto/base/clock.h"
 #include "proto/codec/json.h"
 
 namespace cuda_remote::client::trace {
@@ -100,12 +100,6 @@ void BeginSlice(JsonWriter* json, const char* category, const std::string& name,
 }
 
 }  // namespace
-
-uint64_t NowNs() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return uint64_t(now.tv_sec) * 1000000000u + uint64_t(now.tv_nsec);
-}
 
 bool EventBuffer::Begin(size_t capacity) {
   const size_t bytes = capacity * sizeof(Slot);

@@ -19,9 +19,6 @@
 
 namespace cuda_remote::client::trace {
 
-// CLOCK_MONOTONIC in nanoseconds.
-uint64_t NowNs();
-
 // A call of the application.
 struct ClientEvent {
   uint64_t start_ns = 0;

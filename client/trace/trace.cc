@@ -104,13 +104,13 @@ Span::Span(uint32_t number) : number_(std::min(number, kMaxNumbers - 1)), nested
     hook();
   }
   t_span = this;
-  start_ns_ = NowNs();
+  start_ns_ = uint64_t(NowNs());
 }
 
 CUresult Span::End(CUresult result) {
   if (nested_) return result;
   t_span = nullptr;
-  const uint64_t end = NowNs();
+  const uint64_t end = uint64_t(NowNs());
   if (g_first_call_ns.load(std::memory_order_relaxed) == 0) {
     uint64_t none = 0;
     g_first_call_ns.compare_exchange_strong(none, start_ns_);

@@ -7,7 +7,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +19,7 @@
 #include <emmintrin.h>
 #endif
 
+#include "proto/base/clock.h"
 #include "proto/channel/handshake.h"
 #include "proto/ring/futex.h"
 #include "proto/ring/ring.h"
@@ -48,12 +48,6 @@ constexpr int kTryPauseUs = 50;
 constexpr size_t kBulk = 32 << 10;
 // How much of the ring is made present at a time.
 constexpr uint64_t kPopulate = 1 << 20;
-
-int64_t NowMs() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return int64_t(now.tv_sec) * 1000 + now.tv_nsec / 1000000;
-}
 
 // As memcpy, past the caches where that can be had; ordered before later stores, too. What the GPU reads by itself need
 // not go through them: an ordinary copy first fetches each line that it is about to overwrite, which halves its rate,

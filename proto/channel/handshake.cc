@@ -8,12 +8,12 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "proto/base/clock.h"
 #include "proto/channel/address_layout.h"
 #include "proto/folder/private_folder.h"
 
@@ -24,12 +24,6 @@ struct PacketHead {
   uint32_t magic;
   uint32_t type;
 };
-
-int64_t NowMs() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return int64_t(now.tv_sec) * 1000 + now.tv_nsec / 1000000;
-}
 
 bool FillAddress(const std::string& path, sockaddr_un* address, std::string* error) {
   memset(address, 0, sizeof(*address));

@@ -5,6 +5,7 @@
 
 #include <atomic>
 
+#include "proto/base/clock.h"
 #include "proto/ring/spin.h"
 
 namespace cuda_remote::control {
@@ -21,9 +22,9 @@ int SpinThenSleep(int set, epoll_event* events, int most, int timeout_ms) {
     return found != 0;  // an error too
   };
   if (budget.Spin(look)) return found;
-  const int64_t start = ring::SpinBudget::Now();
+  const int64_t start = NowNs();
   found = epoll_pwait(set, events, most, timeout_ms, nullptr);
-  budget.Slept(ring::SpinBudget::Now() - start);
+  budget.Slept(NowNs() - start);
   return found;
 }
 

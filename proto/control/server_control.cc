@@ -6,6 +6,7 @@
 #include <chrono>
 #include <utility>
 
+#include "proto/base/clock.h"
 #include "proto/control/grpc_call.h"
 #include "proto/control/socket_call.h"
 #include "proto/control/status_text.h"
@@ -42,7 +43,7 @@ bool ServerControl::Call(const ControlCall& call, ControlAnswer* answer, std::st
   bool ok = false;
   if (stub_) {
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + limit);
+    context.set_deadline(WallNow() + limit);
     const grpc::Status status = CallOverGrpc(stub_.get(), &context, call, checked_, answer);
     ok = status.ok();
     if (!ok) *error = StatusText(status);

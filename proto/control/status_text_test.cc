@@ -7,6 +7,7 @@
 #include <chrono>
 #include <string>
 
+#include "proto/base/clock.h"
 #include "proto/control/control.grpc.pb.h"
 
 namespace cuda_remote::control {
@@ -19,7 +20,7 @@ std::string TextOf(StatusCode code, const std::string& message) { return StatusT
 // What this machine's gRPC says of a server there.
 std::string CallOf(const std::string& address, const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
   grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+  context.set_deadline(WallNow() + std::chrono::seconds(30));
   ServerInfo reply;
   const auto stub = Control::NewStub(grpc::CreateChannel(address, credentials));
   const grpc::Status status = stub->GetServerInfo(&context, ServerInfoRequest(), &reply);

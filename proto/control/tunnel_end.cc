@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "proto/base/clock.h"
 #include "proto/threads/mutex.h"
 
 namespace cuda_remote::control {
@@ -108,7 +109,7 @@ void TunnelEnd::Fail(const std::string& reason) {
 bool TunnelEnd::Write(TunnelStream* stream, const grpc::ByteBuffer& buffer) {
   MutexLock lock(&write_mutex_);
   const bool written = stream->Write(buffer);
-  written_ns_.store(ring::SpinBudget::Now(), std::memory_order_release);
+  written_ns_.store(NowNs(), std::memory_order_release);
   return written;
 }
 
@@ -185,7 +186,7 @@ void TunnelEnd::AcknowledgeLoop(TunnelStream* stream, Writers* writers) {
 }
 
 void TunnelEnd::KeepAlive(TunnelStream* stream) {
-  const int64_t now = ring::SpinBudget::Now();
+  const int64_t now = NowNs();
   if (now - written_ns_.load() > std::chrono::nanoseconds(kBeat).count()) Write(stream, Encode(TunnelMessage()));
   if (now - heard_ns_.load() > kDeafNs) stream->Cancel();
   if (lane_count_.load(std::memory_order_relaxed) == 0) return;
@@ -208,7 +209,7 @@ void TunnelEnd::SendLoop(Out* out, TunnelStream* stream, Writers* writers) {
       const char* frame;
       status = out->reader->Peek(&header, &frame);
       if (status == RingStatus::kNotYet && !awaited && out->reader->position() != start) {
-        const int64_t now = ring::SpinBudget::Now();
+        const int64_t now = NowNs();
         if (linger_until == 0) linger_until = now + kLingerNs;
         if (now < linger_until) {
           ring::CpuPause();
@@ -406,7 +407,7 @@ void TunnelEnd::AwaitAnswer(int64_t arrived_ns) {
   // The last answer was not met: would looking on have met it?
   const int64_t last = written_ns_.load(std::memory_order_acquire);
   if (answer_missed_ns_ != 0 && last >= answer_missed_ns_) answer_.Slept(last - answer_missed_ns_);
-  answer_missed_ns_ = answer_.Spin(written) ? 0 : ring::SpinBudget::Now();
+  answer_missed_ns_ = answer_.Spin(written) ? 0 : NowNs();
 }
 
 // A message is placed by the thread that read it, unless it is long or others are in front of it.
@@ -419,7 +420,7 @@ void TunnelEnd::ReadLoop(TunnelStream* stream, Arrivals* arrivals, Lane* lane) {
     if (lane) {
       lane->since_ns.store(0);
     } else {
-      heard_ns_.store(ring::SpinBudget::Now());
+      heard_ns_.store(NowNs());
     }
     bool hand_over;
     {
@@ -437,7 +438,7 @@ void TunnelEnd::ReadLoop(TunnelStream* stream, Arrivals* arrivals, Lane* lane) {
       arrivals->changed.NotifyOne();
       buffer = grpc::ByteBuffer();
     } else {
-      const int64_t arrived_ns = ring::SpinBudget::Now();
+      const int64_t arrived_ns = NowNs();
       if (!Place(buffer, arrivals, lane != nullptr)) return;
       if (!lane) AwaitAnswer(arrived_ns);
     }
@@ -504,7 +505,7 @@ TunnelEnd::Outcome TunnelEnd::Run(TunnelStream* stream, const std::vector<uint64
   }
   lanes_changed_.NotifyAll();
 
-  heard_ns_.store(ring::SpinBudget::Now());
+  heard_ns_.store(NowNs());
   Writers writers;
   writers.sending = int(out_.size());
   writers.present = int(out_.size()) + 1;

@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "proto/base/clock.h"
 #include "proto/codec/wire.h"
 #include "proto/control/tunnel_end.h"
 #include "proto/threads/mutex.h"
@@ -102,7 +103,7 @@ bool TunnelEnd::AwaitArrival(Lane* lane) {
     if (lane->over) return false;
   }
   ++lane->read;
-  if (checked_) lane->since_ns.store(ring::SpinBudget::Now());
+  if (checked_) lane->since_ns.store(NowNs());
   return true;
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "proto/base/clock.h"
 #include "proto/ring/futex.h"
 
 namespace cuda_remote::ring {
@@ -27,10 +28,10 @@ void Park(std::atomic<uint32_t>* parked, SpinBudget* spin, int timeout_ms, Soon 
   if (spin->Spin(soon) || ready() || timeout_ms == 0) return;
   parked->store(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  const int64_t start = SpinBudget::Now();
+  const int64_t start = NowNs();
   if (!ready()) FutexWait(parked, 1, timeout_ms, true);
   parked->store(0, std::memory_order_relaxed);
-  spin->Slept(SpinBudget::Now() - start);
+  spin->Slept(NowNs() - start);
 }
 
 void WakeSelf(std::atomic<uint32_t>* parked) {

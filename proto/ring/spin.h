@@ -13,10 +13,11 @@
 #define CUDA_REMOTE_PROTO_RING_SPIN_H_
 
 #include <sched.h>
-#include <time.h>
 
 #include <atomic>
 #include <cstdint>
+
+#include "proto/base/clock.h"
 
 namespace cuda_remote::ring {
 
@@ -72,7 +73,7 @@ class SpinBudget {
           return true;
         }
       }
-      const int64_t now = Now();
+      const int64_t now = NowNs();
       if (start == 0) start = now;
       if (now - start >= budget_ns_) {
         spent_ns_ = now - start;
@@ -87,12 +88,6 @@ class SpinBudget {
   void Slept(int64_t ns) {
     const int64_t max_ns = max_ns_.load(std::memory_order_relaxed);
     if (spent_ns_ + ns < max_ns) budget_ns_ = max_ns;
-  }
-
-  static int64_t Now() {
-    timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return int64_t(now.tv_sec) * 1000000000 + now.tv_nsec;
   }
 
  private:

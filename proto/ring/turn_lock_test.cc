@@ -2,13 +2,14 @@
 #include "proto/ring/turn_lock.h"
 
 #include <gtest/gtest.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include "proto/base/clock.h"
 
 namespace cuda_remote::ring {
 namespace {
@@ -71,9 +72,7 @@ TEST(TurnLockTest, WaitingLongCostsNothing) {
   int64_t used_ns = 0;
   std::thread waiter([&] {
     { std::lock_guard<TurnLock> guard(lock); }
-    timespec used;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
-    used_ns = int64_t(used.tv_sec) * 1000000000 + used.tv_nsec;
+    used_ns = ThreadTimeNs();
   });
   usleep(300000);
   lock.unlock();

@@ -7,10 +7,11 @@
 #ifndef CUDA_REMOTE_PROTO_THREADS_MUTEX_H_
 #define CUDA_REMOTE_PROTO_THREADS_MUTEX_H_
 
-#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <shared_mutex>
+
+#include "proto/base/clock.h"
 
 #ifdef __clang__
 #define CR_ANNOTATION(x) __attribute__((x))
@@ -63,7 +64,7 @@ class Condition {
     lock.release();
   }
   // False if it is too late.
-  bool WaitUntil(Mutex* mutex, std::chrono::steady_clock::time_point end) CR_REQUIRES(*mutex) {
+  bool WaitUntil(Mutex* mutex, Moment end) CR_REQUIRES(*mutex) {
     std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
     const bool in_time = changed_.wait_until(lock, end) == std::cv_status::no_timeout;
     lock.release();

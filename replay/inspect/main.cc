@@ -12,6 +12,7 @@
 #include "ckptfmt/image_reader.h"
 #include "ckptfmt/image_store.h"
 #include "ckptfmt/needs.h"
+#include "proto/base/clock.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/frame/version.h"
 #include "replay/inspect/print.h"
@@ -32,7 +33,7 @@ class ProgressLine {
   }
 
   void Update(uint64_t done, uint64_t total) {
-    const Clock::time_point now = Clock::now();
+    const Moment now = Now();
     if (quiet_ || total == 0) return;
     if (now - shown_ < (terminal_ ? std::chrono::milliseconds(100) : std::chrono::seconds(5)) && done < total) return;
     if (!terminal_ && now - start_ < std::chrono::seconds(5)) return;  // short work needs no lines
@@ -55,12 +56,11 @@ class ProgressLine {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
   const std::string what_;
   const bool quiet_;
   const bool terminal_;
-  const Clock::time_point start_ = Clock::now();
-  Clock::time_point shown_;
+  const Moment start_ = Now();
+  Moment shown_;
   bool open_ = false;
 };
 
@@ -111,8 +111,7 @@ int RunOnStore(const Options& options, const ckptfmt::StoreListing& store) {
     }
     if (!status.ok()) code = Fail(status);
   }
-  using std::chrono::duration_cast, std::chrono::milliseconds, std::chrono::system_clock;
-  const int64_t now = duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
+  const int64_t now = UnixMs();
   if (options.json) {
     fputs(PrintStoreJson(store, now).c_str(), stdout);
   } else if (options.verify && code == kFine) {

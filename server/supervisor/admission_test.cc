@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "proto/base/clock.h"
 #include "server/supervisor/address_list.h"
 #include "server/supervisor/log_limit.h"
 
@@ -59,7 +60,7 @@ TEST(AddressList, HostsAreCountedByNetworkWhereTheOwnerChoosesTheRest) {
 
 TEST(LogLimit, WritesFewLinesAndCountsTheRest) {
   LogLimit limit(3, std::chrono::seconds(5));
-  const LogLimit::Clock::time_point start = LogLimit::Clock::now();
+  const Moment start = Now();
   std::string more;
   int lines = 0;
   for (int i = 0; i < 100000; ++i) lines += limit.Allow(&more, start + std::chrono::microseconds(i));

@@ -22,6 +22,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "proto/base/clock.h"
 #include "proto/folder/private_folder.h"
 
 namespace cuda_remote::server {
@@ -185,7 +186,7 @@ MadeCertificate Describe(const std::string& path, X509* certificate, bool made) 
   char text[32] = "?";
   if (ASN1_TIME_to_tm(X509_get0_notAfter(certificate), &end) == 1) {
     strftime(text, sizeof(text), "%Y-%m-%d", &end);
-    facts.days_left = int((timegm(&end) - time(nullptr)) / kDaySeconds);
+    facts.days_left = int((timegm(&end) - UnixMs() / 1000) / kDaySeconds);
   }
   facts.expires = text;
   return facts;

@@ -10,17 +10,18 @@
 #include <cstdint>
 #include <string>
 
+#include "proto/base/clock.h"
+
 namespace cuda_remote::server {
 
 class LogLimit {
  public:
-  using Clock = std::chrono::steady_clock;
   // `burst` lines at once, then one for each `period`.
-  explicit LogLimit(unsigned burst = 5, Clock::duration period = std::chrono::seconds(5))
+  explicit LogLimit(unsigned burst = 5, Moment::duration period = std::chrono::seconds(5))
       : burst_(burst), left_(burst), period_(period) {}
 
   // Whether a line may be written now. *more: what to put behind it, about lines that were left out; often empty.
-  bool Allow(std::string* more, Clock::time_point now = Clock::now()) {
+  bool Allow(std::string* more, Moment now = Now()) {
     more->clear();
     if (now - filled_ >= period_) {
       const auto periods = (now - filled_) / period_;
@@ -40,8 +41,8 @@ class LogLimit {
  private:
   const unsigned burst_;
   unsigned left_;
-  const Clock::duration period_;
-  Clock::time_point filled_{};
+  const Moment::duration period_;
+  Moment filled_{};
   uint64_t left_out_ = 0;
 };
 

@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "proto/base/clock.h"
 #include "proto/channel/handshake.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/control/buffer_memory.h"
@@ -613,7 +614,7 @@ int Main(int argc, char** argv) {
   metrics.reset();
   listener.Stop();
   tunnel_service.Shutdown();
-  grpc_server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2));
+  grpc_server->Shutdown(WallNow() + std::chrono::seconds(2));
   grpc_server->Wait();
   poller.Stop();
   unlink(control_path.c_str());

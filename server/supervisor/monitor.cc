@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include "proto/base/clock.h"
 #include "proto/channel/handshake.h"
 #include "proto/logging/log.h"
 #include "proto/nvml/query.h"
@@ -81,7 +82,7 @@ void Monitor::Submit(int socket, const Ask& ask, bool stopping) {
   if (SendPacket(link_, PacketType::kAsk, body, socket) != ChannelStatus::kOk)
     return Refuse(socket, "the server's cr-nvml does not keep up");
   close(socket);
-  open_.push_back(Clock::now());
+  open_.push_back(Now());
 }
 
 void Monitor::ReadLink() {
@@ -101,7 +102,7 @@ void Monitor::ReadLink() {
 }
 
 void Monitor::KillOverdue() {
-  if (open_.empty() || pid_ <= 0 || Clock::now() - open_.front() < kHangs) return;
+  if (open_.empty() || pid_ <= 0 || Now() - open_.front() < kHangs) return;
   logging::Error("cr-nvml (pid {}) hangs; it is killed", pid_);
   kill(-pid_, SIGKILL);
   kill(pid_, SIGKILL);

@@ -8,10 +8,10 @@
 
 #include <sys/types.h>
 
-#include <chrono>
 #include <deque>
 #include <string>
 
+#include "proto/base/clock.h"
 #include "server/nvml/ask.gen.h"
 #include "server/supervisor/options.h"
 #include "server/supervisor/restrict.h"
@@ -38,7 +38,6 @@ class Monitor {
   bool Gone(pid_t pid, const std::string& how);
 
  private:
-  using Clock = std::chrono::steady_clock;
   bool Start(std::string* error);
   void CloseLink();
 
@@ -47,7 +46,7 @@ class Monitor {
   pid_t pid_ = 0;
   int link_ = -1;
   bool stopping_ = false;
-  std::deque<Clock::time_point> open_;  // when each unanswered question was handed over
+  std::deque<Moment> open_;  // when each unanswered question was handed over
 };
 
 }  // namespace cuda_remote::server

@@ -5,6 +5,7 @@
 
 #include <chrono>
 
+#include "proto/base/clock.h"
 #include "proto/threads/mutex.h"
 
 namespace cuda_remote::server {
@@ -43,7 +44,7 @@ ServerPoller::Substitute::Substitute(ServerPoller* poller) : poller_(poller) {
   if (++poller_->substitutes_ != 1 || poller_->stopped_) return;
   // Wakes the poller, which frees it.
   auto* const alarm = new grpc::Alarm;
-  alarm->Set(poller_->queue_.get(), std::chrono::system_clock::now(), alarm);
+  alarm->Set(poller_->queue_.get(), WallNow(), alarm);
 }
 
 ServerPoller::Substitute::~Substitute() {
@@ -57,10 +58,10 @@ void ServerPoller::Loop() {
     {
       MutexLock lock(&mutex_);
       if (substitutes_ > 0 && !stopped_) {
-        const auto end = std::chrono::steady_clock::now() + kLook;
+        const auto end = Now() + kLook;
         while (substitutes_ > 0 && !stopped_ && changed_.WaitUntil(&mutex_, end)) {
         }
-        if (substitutes_ > 0) deadline = std::chrono::system_clock::now();
+        if (substitutes_ > 0) deadline = WallNow();
       }
     }
     void* tag;

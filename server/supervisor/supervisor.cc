@@ -21,6 +21,7 @@
 #include <cstddef>
 #include <utility>
 
+#include "proto/base/clock.h"
 #include "proto/channel/handshake.h"
 #include "proto/codec/text.h"
 #include "proto/control/control.pb.h"
@@ -59,7 +60,7 @@ constexpr size_t kMostReason = 1000;
 // Of a list of sessions in one packet; the rest is asked for again.
 constexpr size_t kMostControlBytes = 32u << 10;
 
-double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+double Seconds(Moment::duration d) { return std::chrono::duration<double>(d).count(); }
 
 std::string DescribeStatus(int status) {
   if (WIFEXITED(status)) return "exited with code " + std::to_string(WEXITSTATUS(status));
@@ -99,7 +100,7 @@ std::string SessionSocketPath(const std::string& directory) { return directory +
 std::string ControlSocketPath(const std::string& directory) { return directory + "/control.sock"; }
 
 Supervisor::Supervisor(Options options)
-    : options_(std::move(options)), started_(Clock::now()), policy_(options_.policy), monitor_(options_, &own_limits_) {
+    : options_(std::move(options)), started_(Now()), policy_(options_.policy), monitor_(options_, &own_limits_) {
   own_limits_.drop_capabilities = options_.restrict_workers;
   if (options_.restrict_workers) own_limits_.calls = ForbiddenCalls(/*network=*/false);
   guest_limits_ = own_limits_;
@@ -214,12 +215,12 @@ void Supervisor::Run(const std::function<void()>& reload) {
       for (auto& work : posted) work();
       KillOverdue();
       monitor_.KillOverdue();
-      if (Clock::now() >= trim_at_) {
+      if (Now() >= trim_at_) {
         // The heap keeps what it once had, for the next message (buffer_memory.h), in as many arenas as there were
         // threads: without this the process would grow with the sessions that it has had.
         malloc_trim(0);
         // What sessions had that ended just now is perhaps not free yet: it goes the next time.
-        trim_at_ = Clock::now() < last_end_ + kTrimDelay ? last_end_ + kTrimDelay : Clock::time_point::max();
+        trim_at_ = Now() < last_end_ + kTrimDelay ? last_end_ + kTrimDelay : Moment::max();
       }
       DropGoneClients();
       AssignWaiting();
@@ -227,15 +228,15 @@ void Supervisor::Run(const std::function<void()>& reload) {
       if (stopping_ && workers_.empty() && !monitor_.running()) break;
       waiting.push_back({wake_fd_, POLLIN, 0});
       waiting.push_back({signal_fd_, POLLIN, 0});
-      waiting.push_back({stopping_ || Clock::now() < accept_again_ ? -1 : listen_fd_, POLLIN, 0});
+      waiting.push_back({stopping_ || Now() < accept_again_ ? -1 : listen_fd_, POLLIN, 0});
       waiting.push_back({monitor_.link(), POLLIN, 0});
       for (const NewClient& client : new_clients_) waiting.push_back({client.socket, POLLIN, 0});
       for (const Worker& worker : workers_) waiting.push_back({worker.link, POLLIN, 0});
-      const bool clock = trim_at_ != Clock::time_point::max() || !new_clients_.empty() || !waiting_.empty() ||
-                         Clock::now() < accept_again_ || stopping_ || monitor_.busy() ||
+      const bool clock = trim_at_ != Moment::max() || !new_clients_.empty() || !waiting_.empty() ||
+                         Now() < accept_again_ || stopping_ || monitor_.busy() ||
                          (start_failures_ > 0 && start_failures_ < 3) ||
                          std::any_of(workers_.begin(), workers_.end(), [](const Worker& worker) {
-                           return worker.state == Worker::kStarting || worker.kill_at != Clock::time_point::max();
+                           return worker.state == Worker::kStarting || worker.kill_at != Moment::max();
                          });
       if (clock) timeout = 250;
     }
@@ -256,7 +257,7 @@ void Supervisor::Run(const std::function<void()>& reload) {
         continue;
       }
       logging::Info("{}: shutting down", signal.ssi_signo == SIGTERM ? "SIGTERM" : "SIGINT");
-      if (stopping_) stop_deadline_ = Clock::now();
+      if (stopping_) stop_deadline_ = Now();
       BeginShutdown();
     }
     if (waiting[3].revents && waiting[3].fd == monitor_.link()) monitor_.ReadLink();
@@ -267,7 +268,7 @@ void Supervisor::Run(const std::function<void()>& reload) {
       if (readable) {
         ReadHello(*client);
         client = new_clients_.erase(client);
-      } else if (Clock::now() - client->since > kHelloTimeout) {
+      } else if (Now() - client->since > kHelloTimeout) {
         logging::Debug("a client (pid {}) connected and sent nothing", client->pid);
         close(client->socket);
         client = new_clients_.erase(client);
@@ -318,7 +319,7 @@ void Supervisor::AcceptClients() {
       if (errno == EAGAIN) return;
       // The client stays where it is; to look again at once would only take the processor.
       if (accept_log_.Allow(&more)) logging::Error("cannot accept a local client: {}{}", strerror(errno), more);
-      accept_again_ = Clock::now() + kAcceptPause;
+      accept_again_ = Now() + kAcceptPause;
       return;
     }
     uint32_t uid = 0, pid = 0;
@@ -329,7 +330,7 @@ void Supervisor::AcceptClients() {
       continue;
     }
     // Whoever has spoken already is no silent client, however many come at once.
-    const NewClient client{socket, Clock::now(), pid, uid};
+    const NewClient client{socket, Now(), pid, uid};
     pollfd looking{socket, POLLIN, 0};
     if (poll(&looking, 1, 0) == 1) {
       ReadHello(client);
@@ -488,7 +489,7 @@ uint64_t Supervisor::Admit(int socket, const Hello& hello, const std::string& tr
   session.info.transport = transport;
   session.info.peer = peer;
   session.info.owner = owner;
-  session.started = session.stats_at = Clock::now();
+  session.started = session.stats_at = Now();
   session.socket = socket;
   Place(&session);
   waiting_.push_back(id);
@@ -564,12 +565,12 @@ void Supervisor::Place(Session* session) {
   session->placed = true;
   if (policy_.session_gpus == 0 && policy_.user_gpus == 0) return;
   ForgetPlaces();
-  if (info.hello.gpu < 0) places_[{info.owner, info.hello.pid}] = {info.gpus, Clock::now()};
+  if (info.hello.gpu < 0) places_[{info.owner, info.hello.pid}] = {info.gpus, Now()};
 }
 
 void Supervisor::ForgetPlaces() {
   for (auto place = places_.begin(); place != places_.end();) {
-    const bool old = Clock::now() - place->second.since > kPlaceTime;
+    const bool old = Now() - place->second.since > kPlaceTime;
     place = old ? places_.erase(place) : std::next(place);
   }
 }
@@ -690,7 +691,7 @@ void Supervisor::AssignWaiting() {
     if (SendPacket(worker->link, PacketType::kAssign, body, session.socket) != ChannelStatus::kOk) {
       // That worker is dying; another one will come.
       worker->state = Worker::kEnding;
-      worker->kill_at = Clock::now();
+      worker->kill_at = Now();
       waiting_.push_front(id);
       continue;
     }
@@ -700,7 +701,7 @@ void Supervisor::AssignWaiting() {
     session.info.worker_pid = worker->pid;
     session.info.gpu = worker->kind.gpus.empty() ? worker->ready.gpu : worker->kind.gpus[0];
     session.info.driver = worker->ready.driver;
-    const double waited = Seconds(Clock::now() - session.started);
+    const double waited = Seconds(Now() - session.started);
     ++totals_.waits;
     totals_.wait_seconds += waited;
     for (size_t i = 0; i < Totals::kWaitBounds.size(); ++i) totals_.waits_below[i] += waited <= Totals::kWaitBounds[i];
@@ -724,7 +725,7 @@ void Supervisor::KeepWarm() {
   }
   // After failures there is a pause, unless somebody waits for the answer; and warm ones are not worth endless
   // attempts.
-  const bool warm = start_failures_ == 0 || (start_failures_ < 3 && Clock::now() >= start_again_);
+  const bool warm = start_failures_ == 0 || (start_failures_ < 3 && Now() >= start_again_);
   for (const WorkerKind& kind : WarmKinds()) {
     if (warm) missing[kind] = std::max(missing[kind], options_.workers);
   }
@@ -738,7 +739,7 @@ void Supervisor::KeepWarm() {
     } else if (worker.state == Worker::kReady) {
       // The session that it was started for has gone.
       worker.state = Worker::kEnding;
-      worker.kill_at = Clock::now();
+      worker.kill_at = Now();
     }
   }
   const int most_starting = std::max(kMostStarting, options_.workers * int(WarmKinds().size()));
@@ -768,7 +769,7 @@ void Supervisor::StartWorker(const WorkerKind& kind) {
   worker.pid = pid;
   worker.kind = kind;
   worker.link = sockets[0];
-  worker.since = Clock::now();
+  worker.since = Now();
   worker.kill_at = worker.since + kWorkerStartTimeout;
   workers_.push_back(std::move(worker));
   logging::Debug("worker {} starts", pid);
@@ -780,7 +781,7 @@ void Supervisor::StartFailed(const WorkerKind& kind, const std::string& why) {
   worker_error_ = why;
   ++totals_.start_failures;
   ++start_failures_;
-  start_again_ = Clock::now() + kFailurePause;
+  start_again_ = Now() + kFailurePause;
   if (const auto next = WaitingFor(kind); next != waiting_.end()) {
     const uint64_t id = *next;
     waiting_.erase(next);
@@ -798,7 +799,7 @@ void Supervisor::ReadLink(Worker* worker) {
       // The process is ending, or it is not a worker; either way it is of no more use.
       close(worker->link);
       worker->link = -1;
-      worker->kill_at = std::min(worker->kill_at, Clock::now() + std::chrono::milliseconds(500));
+      worker->kill_at = std::min(worker->kill_at, Now() + std::chrono::milliseconds(500));
       return;
     }
     switch (packet.type) {
@@ -808,19 +809,19 @@ void Supervisor::ReadLink(Worker* worker) {
         worker->ready = ready;
         if (!ready.error.empty()) {
           worker->end_reason = ready.error;  // it exits; WorkerGone tells whoever waits
-          worker->kill_at = Clock::now() + kStopTimeout;
+          worker->kill_at = Now() + kStopTimeout;
           break;
         }
         last_start_error_.clear();
         worker->state = Worker::kReady;
-        worker->kill_at = Clock::time_point::max();
+        worker->kill_at = Moment::max();
         if (worker->kind.gpus == ServedGpus()) {
           start_failures_ = 0;
           worker_error_.clear();
         }
         last_ready_ = ready;
         if (worker->kind.gpus.empty()) gpu_count_ = int(std::min(ready.devices, nvml::kMaxGpus));
-        logging::Debug("worker {} is ready after {:.2f} s: {}", worker->pid, Seconds(Clock::now() - worker->since),
+        logging::Debug("worker {} is ready after {:.2f} s: {}", worker->pid, Seconds(Now() - worker->since),
                        ready.driver);
         break;
       }
@@ -829,12 +830,12 @@ void Supervisor::ReadLink(Worker* worker) {
         const auto session = sessions_.find(worker->session);
         if (!DecodeWorkerStats(packet.body, &stats) || session == sessions_.end()) break;
         SessionInfo& info = session->second.info;
-        const double passed = Seconds(Clock::now() - session->second.stats_at);
+        const double passed = Seconds(Now() - session->second.stats_at);
         if (passed > 0.01) {
           info.calls_per_second = double(stats.calls - info.stats.calls) / passed;
           info.bytes_per_second =
               double(stats.bytes_in + stats.bytes_out - info.stats.bytes_in - info.stats.bytes_out) / passed;
-          session->second.stats_at = Clock::now();
+          session->second.stats_at = Now();
         }
         info.stats = stats;
         break;
@@ -842,7 +843,7 @@ void Supervisor::ReadLink(Worker* worker) {
       case PacketType::kEnded:
         DecodeEnd(packet.body, &worker->end_reason);
         worker->state = Worker::kEnding;
-        worker->kill_at = std::min(worker->kill_at, Clock::now() + kStopTimeout);
+        worker->kill_at = std::min(worker->kill_at, Now() + kStopTimeout);
         EndOfSession(worker->session, worker->end_reason, false);
         break;
       default:
@@ -890,7 +891,7 @@ void Supervisor::WorkerGone(Worker* worker, int status) {
       // A GPU that somebody asked for and that is not there says nothing of the others.
       if (worker->kind.gpus == ServedGpus()) {
         ++start_failures_;
-        start_again_ = Clock::now() + kFailurePause;
+        start_again_ = Now() + kFailurePause;
         worker_error_ = why;
         if (start_failures_ == 3)
           logging::Error("{}; no more warm workers are started until a client asks for one", why);
@@ -921,7 +922,7 @@ void Supervisor::EndOfSession(uint64_t id, const std::string& reason, bool crash
   if (session.socket >= 0) Refuse(session.socket, reason);
   const std::string line =
       fmt::format("session {} of {} ended after {:.1f} s: {} ({} calls, pid {})", id, session.info.owner,
-                  Seconds(Clock::now() - session.started), reason, session.info.stats.calls, session.info.hello.pid);
+                  Seconds(Now() - session.started), reason, session.info.stats.calls, session.info.hello.pid);
   if (crashed) {
     logging::Error("{}", line);
   } else {
@@ -934,10 +935,10 @@ void Supervisor::EndOfSession(uint64_t id, const std::string& reason, bool crash
   totals_.bytes_out += stats.bytes_out;
   const std::string owner = session.info.owner;
   sessions_.erase(found);
-  last_end_ = Clock::now();
+  last_end_ = Now();
   // A time that is set stays: sessions that come and go all the time must not put it off.
   const bool trim = ++ends_ % kEndsBeforeTrim == 0 || sessions_.empty();
-  if (trim && trim_at_ == Clock::time_point::max()) trim_at_ = Clock::now() + kTrimDelay;
+  if (trim && trim_at_ == Moment::max()) trim_at_ = Now() + kTrimDelay;
   const bool last = std::none_of(sessions_.begin(), sessions_.end(),
                                  [&](const auto& entry) { return entry.second.info.owner == owner; });
   if (last) groups_.erase(owner);
@@ -948,11 +949,11 @@ void Supervisor::StopWorker(Worker* worker, const std::string& reason) {
   EncodeEnd(reason, &body);
   if (worker->link >= 0) SendPacket(worker->link, PacketType::kStop, body, -1);
   if (worker->end_reason.empty()) worker->end_reason = reason;
-  worker->kill_at = std::min(worker->kill_at, Clock::now() + kStopTimeout);
+  worker->kill_at = std::min(worker->kill_at, Now() + kStopTimeout);
 }
 
 void Supervisor::KillOverdue() {
-  const auto now = Clock::now();
+  const auto now = Now();
   const bool all = stopping_ && now >= stop_deadline_;
   for (Worker& worker : workers_) {
     if (now < worker.kill_at && !all) continue;
@@ -968,7 +969,7 @@ void Supervisor::KillOverdue() {
 void Supervisor::BeginShutdown() {
   if (stopping_) return;
   stopping_ = true;
-  stop_deadline_ = Clock::now() + kStopTimeout;
+  stop_deadline_ = Now() + kStopTimeout;
   unlink(SessionSocketPath(options_.directory).c_str());
   for (Worker& worker : workers_) {
     if (worker.state == Worker::kServing) {
@@ -1032,9 +1033,8 @@ bool Supervisor::NoteSavedLocked(uint64_t id, uint64_t unix_ms, uint64_t bytes, 
   const auto found = sessions_.find(id);
   if (found == sessions_.end() || !caller.MayTouch(found->second.info.owner)) return false;
   // A tool that has restarted or moved the job reports an image from before the session.
-  using std::chrono::duration_cast, std::chrono::milliseconds, std::chrono::system_clock;
-  const int64_t now = duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
-  const int64_t began = now - duration_cast<milliseconds>(Clock::now() - found->second.started).count();
+  const int64_t now = UnixMs();
+  const int64_t began = now - duration_cast<milliseconds>(Now() - found->second.started).count();
   if (int64_t(unix_ms) >= began) {
     ++totals_.checkpoints;
     totals_.checkpoint_bytes += bytes;
@@ -1074,9 +1074,9 @@ std::vector<SessionInfo> Supervisor::SessionsOf(const Caller& caller) {
   for (const auto& [id, session] : sessions_) {
     if (!caller.MayTouch(session.info.owner)) continue;
     list.push_back(session.info);
-    list.back().seconds = Seconds(Clock::now() - session.started);
+    list.back().seconds = Seconds(Now() - session.started);
     // A session that has not reported for a while does nothing.
-    if (Clock::now() - session.stats_at > std::chrono::seconds(5)) {
+    if (Now() - session.stats_at > std::chrono::seconds(5)) {
       list.back().calls_per_second = list.back().bytes_per_second = 0;
     }
   }
@@ -1095,7 +1095,7 @@ ServerFacts Supervisor::FactsFor(const Caller& caller) {
   for (const Worker& worker : workers_) facts.warm_workers += worker.state == Worker::kReady;
   facts.sessions = int(sessions_.size());
   facts.sessions_ever = next_session_ - 1;
-  facts.seconds = Seconds(Clock::now() - started_);
+  facts.seconds = Seconds(Now() - started_);
   facts.driver = last_ready_.driver;
   facts.software = last_ready_.software;
   facts.worker_error = worker_error_;

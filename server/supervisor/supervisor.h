@@ -16,7 +16,6 @@
 #include <sys/types.h>
 
 #include <array>
-#include <chrono>
 #include <deque>
 #include <functional>
 #include <list>
@@ -26,6 +25,7 @@
 #include <string>
 #include <vector>
 
+#include "proto/base/clock.h"
 #include "proto/channel/channel_types.h"
 #include "proto/nvml/query.h"
 #include "proto/threads/mutex.h"
@@ -38,8 +38,6 @@
 #include "server/worker_link/worker_link.h"
 
 namespace cuda_remote::server {
-
-using Clock = std::chrono::steady_clock;
 
 // A session as cr-ps shows it.
 struct SessionInfo {
@@ -169,8 +167,8 @@ class Supervisor {
     int link = -1;
     WorkerKind kind;
     State state = kStarting;
-    Clock::time_point since;
-    Clock::time_point kill_at = Clock::time_point::max();
+    Moment since;
+    Moment kill_at = Moment::max();
     WorkerReady ready;
     uint64_t session = 0;
     std::string budget_owner;  // not empty: it has a slot in that identity's memory budget
@@ -183,8 +181,8 @@ class Supervisor {
   };
   struct Session {
     SessionInfo info;
-    Clock::time_point started;
-    Clock::time_point stats_at;
+    Moment started;
+    Moment stats_at;
     int socket = -1;  // until a worker has it
     bool waiting = true;
     bool placed = false;  // info.gpus is what it will be
@@ -192,11 +190,11 @@ class Supervisor {
   // The GPUs that a process was given last, so that its next session and its questions find the same ones.
   struct Placed {
     std::vector<int> gpus;
-    Clock::time_point since;
+    Moment since;
   };
   struct NewClient {
     int socket;
-    Clock::time_point since;
+    Moment since;
     uint32_t pid;
     uint32_t uid;
   };
@@ -263,7 +261,7 @@ class Supervisor {
   const Options options_;
   std::function<void(const IpAddress&, uint16_t)> proven_;
   std::string name_;
-  Clock::time_point started_;
+  Moment started_;
   int lock_fd_ = -1;
   int listen_fd_ = -1;
   int wake_fd_ = -1;
@@ -273,7 +271,7 @@ class Supervisor {
   Policy policy_ CR_GUARDED_BY(mutex_);
   std::list<NewClient> new_clients_ CR_GUARDED_BY(mutex_);
   size_t most_new_clients_ CR_GUARDED_BY(mutex_) = 0;
-  Clock::time_point accept_again_ CR_GUARDED_BY(mutex_){};  // no descriptors until then
+  Moment accept_again_ CR_GUARDED_BY(mutex_){};  // no descriptors until then
   LogLimit accept_log_ CR_GUARDED_BY(mutex_), refused_log_ CR_GUARDED_BY(mutex_), hello_log_ CR_GUARDED_BY(mutex_),
       start_log_ CR_GUARDED_BY(mutex_);
   std::map<std::string, std::string> groups_ CR_GUARDED_BY(mutex_);  // by owner
@@ -291,15 +289,15 @@ class Supervisor {
   uint64_t next_session_ CR_GUARDED_BY(mutex_) = 1;
   Totals totals_ CR_GUARDED_BY(mutex_);  // but for calls and bytes of sessions that are there
   int ends_ CR_GUARDED_BY(mutex_) = 0;   // of sessions
-  Clock::time_point trim_at_ CR_GUARDED_BY(mutex_) = Clock::time_point::max();  // when memory goes back to the system
-  Clock::time_point last_end_ CR_GUARDED_BY(mutex_);                            // when a session last ended
+  Moment trim_at_ CR_GUARDED_BY(mutex_) = Moment::max();  // when memory goes back to the system
+  Moment last_end_ CR_GUARDED_BY(mutex_);                            // when a session last ended
   int start_failures_ CR_GUARDED_BY(mutex_) = 0;
-  Clock::time_point start_again_ CR_GUARDED_BY(mutex_);
+  Moment start_again_ CR_GUARDED_BY(mutex_);
   std::string worker_error_ CR_GUARDED_BY(mutex_);
   std::string last_start_error_ CR_GUARDED_BY(mutex_);  // logged already
   WorkerReady last_ready_ CR_GUARDED_BY(mutex_);
   bool stopping_ CR_GUARDED_BY(mutex_) = false;
-  Clock::time_point stop_deadline_ CR_GUARDED_BY(mutex_);
+  Moment stop_deadline_ CR_GUARDED_BY(mutex_);
 };
 
 // A socket path within the server's folder.

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "proto/base/clock.h"
 #include "proto/channel/handshake.h"
 #include "proto/logging/log.h"
 #include "proto/threads/mutex.h"
@@ -69,7 +70,7 @@ struct TunnelService::Tunnel {
   grpc::ServerContext* context = nullptr;  // of the stream that serves it now
   uint64_t generation = 0;                 // counts streams
   uint32_t lanes = 0;
-  Clock::time_point expires = Clock::time_point::max();
+  Moment expires = Moment::max();
   bool worker_gone = false;
   ~Tunnel() {
     if (socket >= 0) close(socket);
@@ -98,7 +99,7 @@ void TunnelService::Shutdown() {
   for (const Opening& opening : openings_) opening.context->TryCancel();
   for (auto& [token, tunnel] : tunnels_) {
     tunnel->end->End("the server is shutting down");
-    if (!tunnel->context) tunnel->expires = Clock::now();
+    if (!tunnel->context) tunnel->expires = Now();
   }
   changed_.NotifyAll();
   // Watchers end with their workers, which the supervisor stops.
@@ -111,17 +112,17 @@ void TunnelService::Shutdown() {
 void TunnelService::JanitorLoop() {
   MutexLock lock(&mutex_);
   while (!stopping_ || !tunnels_.empty()) {
-    Clock::time_point next = Clock::now() + std::chrono::seconds(60);
+    Moment next = Now() + std::chrono::seconds(60);
     std::vector<std::shared_ptr<Tunnel>> expired;
     for (Opening& opening : openings_) {
-      if (opening.deadline <= Clock::now()) {
+      if (opening.deadline <= Now()) {
         opening.context->TryCancel();
-        opening.deadline = Clock::time_point::max();
+        opening.deadline = Moment::max();
       }
       next = std::min(next, opening.deadline);
     }
     for (const auto& [token, tunnel] : tunnels_) {
-      if (tunnel->expires <= Clock::now()) {
+      if (tunnel->expires <= Now()) {
         expired.push_back(tunnel);
       } else if (tunnel->expires < next) {
         next = tunnel->expires;
@@ -135,7 +136,7 @@ void TunnelService::JanitorLoop() {
         supervisor_->EndSessionItself(tunnel->session, "the connection to the client did not come back");
         lock.Lock();
         // Its watcher forgets it when the worker has gone, who would otherwise only see that the client is not there.
-        tunnel->expires = Clock::time_point::max();
+        tunnel->expires = Moment::max();
       } else {
         tunnels_.erase(tunnel->token);
       }
@@ -263,7 +264,7 @@ grpc::Status TunnelService::ReadOpen(const std::string& owner, bool checked, grp
       }
       return grpc::Status(grpc::StatusCode::UNAVAILABLE, "too many tunnels are being opened at this moment");
     }
-    self = openings_.insert(openings_.end(), {context, owner, Clock::now() + kOpenTimeout});
+    self = openings_.insert(openings_.end(), {context, owner, Now() + kOpenTimeout});
     changed_.NotifyAll();
   }
   grpc::ByteBuffer buffer;
@@ -335,7 +336,7 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
       return fail(grpc::StatusCode::ABORTED, "another connection took this session over");
     }
     tunnel->context = context;
-    tunnel->expires = Clock::time_point::max();
+    tunnel->expires = Moment::max();
     peer_positions = {open.reply_position(), open.event_position()};
     logging::Info("session {}: its connection is back", tunnel->session);
   }
@@ -365,7 +366,7 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
         logging::Warn("session {}: its connection broke; waiting {} s for a new one", tunnel->session,
                       opened.grace_seconds());
       }
-      tunnel->expires = Clock::now() + std::chrono::seconds(supervisor_->options().grace_seconds);
+      tunnel->expires = Now() + std::chrono::seconds(supervisor_->options().grace_seconds);
       changed_.NotifyAll();
       return grpc::Status::CANCELLED;
     }

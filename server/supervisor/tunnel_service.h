@@ -23,6 +23,7 @@
 #include <string>
 #include <thread>
 
+#include "proto/base/clock.h"
 #include "proto/control/control.pb.h"
 #include "proto/control/tunnel_end.h"
 #include "proto/threads/mutex.h"
@@ -49,7 +50,7 @@ class TunnelService final : public grpc::Service {
   struct Opening {
     grpc::ServerContext* context;
     std::string owner;
-    Clock::time_point deadline;
+    Moment deadline;
   };
   grpc::Status Serve(grpc::ServerContext* context, Stream* stream);
   // A further connection of a stream that is being served (TunnelEnd::RunLane).

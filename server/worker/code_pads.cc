@@ -9,6 +9,8 @@
 #include <string>
 #include <utility>
 
+#include "proto/base/clock.h"
+
 namespace cuda_remote::server {
 namespace {
 
@@ -85,7 +87,7 @@ class Search {
   }
 
  private:
-  bool TriedEnough() const { return reloads_ >= kMostReloads || std::chrono::steady_clock::now() - start_ > kLongest; }
+  bool TriedEnough() const { return reloads_ >= kMostReloads || Now() - start_ > kLongest; }
 
   CodeWords Reload(const std::function<void()>& between) {
     ++reloads_;
@@ -154,7 +156,7 @@ class Search {
   const CodeWords& wanted_;
   const std::function<CodeWords(const std::function<void()>&)>& reload_module_;
   int reloads_ = 0;
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  const Moment start_ = Now();
 };
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "proto/api/call_traits.gen.h"
+#include "proto/base/clock.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/logging/log.h"
 #include "server/dispatch/malformed.h"
@@ -40,7 +41,7 @@ bool Executor::Execute(const FrameHeader& header, const std::string& message, st
   if (!payload.empty())
     bytes_in_.store(bytes_in_.load(std::memory_order_relaxed) + payload.size(), std::memory_order_relaxed);
   if (!TraitsOf(header.call).Has(kMovesSharedMemory)) executing_.store(number, std::memory_order_release);
-  const uint64_t timed_from = session_->timeline().on() ? Timeline::NowNs() : 0;
+  const uint64_t timed_from = session_->timeline().on() ? NowNs() : 0;
   ReplyBuilder reply;
   CUresult result = CUDA_ERROR_NOT_SUPPORTED;
   const Handler handler = FindHandler(header.call);

@@ -12,6 +12,7 @@
 #include <random>
 #include <vector>
 
+#include "proto/base/clock.h"
 #include "proto/codec/wire.h"
 #include "server/worker/device_arena.h"
 #include "server/worker/testing/client.h"
@@ -181,10 +182,10 @@ TEST_P(HostileTest, RandomRequests) {
   uint64_t first = 1;
   int seconds = 15;
   if (const char* const text = getenv("HOSTILE_SEED")) first = strtoull(text, nullptr, 10), seconds = 0;
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+  const auto end = Now() + std::chrono::seconds(seconds);
   for (uint64_t seed = first; seed < first + 400; ++seed) {
     Run(seed, 400);
-    if (HasFatalFailure() || IsSkipped() || std::chrono::steady_clock::now() > end) break;
+    if (HasFatalFailure() || IsSkipped() || Now() > end) break;
   }
 }
 

@@ -11,6 +11,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "proto/base/clock.h"
 #include "proto/base/hash.h"
 #include "proto/frame/handle.h"
 #include "proto/logging/log.h"
@@ -497,12 +498,12 @@ CUresult Ipc::Open(std::string_view key, IpcKind kind, bool other, std::chrono::
   std::string name, secret;
   const CUresult found = FindOwner(key, kind, other, &name, &secret);
   if (found != CUDA_SUCCESS) return found;
-  const auto end = std::chrono::steady_clock::now() + patience;
+  const auto end = Now() + patience;
   while (true) {
     int connection = -1;
     CUresult result = Ask(name, secret, kind, &connection);
     if (result == CUDA_SUCCESS) result = Hear(connection, facts, fd, use);
-    if (result != CUDA_ERROR_INVALID_HANDLE || std::chrono::steady_clock::now() >= end) return result;
+    if (result != CUDA_ERROR_INVALID_HANDLE || Now() >= end) return result;
     std::this_thread::sleep_for(kAgain);
   }
 }

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <thread>
 
+#include "proto/base/clock.h"
 #include "proto/logging/log.h"
 #include "proto/machine/machine_memory.h"
 #include "proto/threads/mutex.h"
@@ -105,7 +106,7 @@ CUresult SnapshotMemory::Allocate(int device, uint64_t bytes, uint64_t* address)
   piece.bytes = bytes;
   piece.device = device;
   piece.context = context;
-  used_ = std::chrono::steady_clock::now();
+  used_ = Now();
   if (!watched_) std::thread([this] { Watch(); }).detach();
   watched_ = true;
   return CUDA_SUCCESS;
@@ -156,7 +157,7 @@ CUresult SnapshotMemory::Fill(uint64_t address, uint64_t bytes, const std::funct
   const auto piece = FindLocked(address, bytes);
   if (piece == pieces_.end()) return CUDA_ERROR_INVALID_VALUE;
   if (piece->second.host != nullptr || piece->second.lost) return CUDA_ERROR_OUT_OF_MEMORY;
-  used_ = std::chrono::steady_clock::now();
+  used_ = Now();
   const CUresult result = copy();
   if (result == CUDA_SUCCESS) piece->second.unread += bytes;
   return result;
@@ -169,7 +170,7 @@ CUresult SnapshotMemory::Read(uint64_t address, uint64_t bytes, void* to, const 
   const auto piece = FindLocked(address, bytes);
   if (piece == pieces_.end()) return CUDA_ERROR_INVALID_VALUE;
   if (piece->second.lost) return CUDA_ERROR_OUT_OF_MEMORY;
-  used_ = std::chrono::steady_clock::now();
+  used_ = Now();
   if (piece->second.host == nullptr) return copy();
   memcpy(to, piece->second.host + (address - piece->first), bytes);
   *copied = true;
@@ -228,7 +229,7 @@ void SnapshotMemory::Watch() {
   while (true) {
     std::this_thread::sleep_for(kWatchEvery);
     MutexLock lock(&mutex_);
-    if (pieces_.empty() || std::chrono::steady_clock::now() - used_ < patience_) continue;
+    if (pieces_.empty() || Now() - used_ < patience_) continue;
     logging::Warn("freed GPU memory of a checkpoint that nothing has read for a minute");
     while (!pieces_.empty()) FreeLocked(pieces_.begin());
   }

@@ -18,6 +18,7 @@
 #include <functional>
 #include <map>
 
+#include "proto/base/clock.h"
 #include "proto/driverabi/snapshot_addresses.h"
 #include "proto/threads/mutex.h"
 #include "server/driver/driver_table.h"
@@ -85,7 +86,7 @@ class SnapshotMemory {
   uint64_t reserved_ CR_GUARDED_BY(mutex_) = 0;  // bytes of addresses
   uint64_t next_ CR_GUARDED_BY(mutex_) = 0;      // the first address after the last piece
   std::chrono::milliseconds patience_ CR_GUARDED_BY(mutex_) = std::chrono::seconds(60);
-  std::chrono::steady_clock::time_point used_ CR_GUARDED_BY(mutex_);
+  Moment used_ CR_GUARDED_BY(mutex_);
   bool watched_ CR_GUARDED_BY(mutex_) = false;
 };
 

@@ -2,7 +2,6 @@
 #include "server/worker/timeline.h"
 
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,11 +10,7 @@
 
 namespace cuda_remote::server {
 
-uint64_t Timeline::NowNs() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return uint64_t(now.tv_sec) * 1000000000u + uint64_t(now.tv_nsec);
-}
+namespace cuda_remote::server {
 
 void Timeline::Begin(uint64_t capacity) {
   MutexLock lock(&mutex_);

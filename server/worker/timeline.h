@@ -34,16 +34,13 @@ class Timeline {
   void Begin(uint64_t capacity);
   void End() { on_.store(false); }
 
-  // The request `sequence` was worked on in this thread from `start_ns` (CLOCK_MONOTONIC) until now.
+  // The request `sequence` was worked on in this thread from `start_ns` (NowNs) until now.
   void Add(uint64_t sequence, uint32_t call, uint32_t result, uint64_t start_ns);
 
   // At most `count` events from number `first` on.
   std::vector<Event> Read(uint64_t first, size_t count) const;
   uint64_t recorded() const;
   uint64_t dropped() const;
-
-  // CLOCK_MONOTONIC in nanoseconds.
-  static uint64_t NowNs();
 
  private:
   std::atomic<bool> on_{false};

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "proto/api/call_traits.gen.h"
+#include "proto/base/clock.h"
 #include "proto/codec/codec.h"
 #include "proto/logging/log.h"
 #include "proto/threads/mutex.h"
@@ -370,7 +371,7 @@ std::function<void()> WorkerSession::Deferrable(ContextRef context, ReplyBuilder
   reply->deferred = true;
   const FrameHeader header = header_;
   return [this, header, context, wait = std::move(wait)] {
-    const uint64_t timed_from = timeline_.on() ? Timeline::NowNs() : 0;
+    const uint64_t timed_from = timeline_.on() ? NowNs() : 0;
     Answer answer;
     CUresult result = MakeCurrent(table_, context);
     if (result == CUDA_SUCCESS) {
@@ -393,8 +394,8 @@ bool WorkerSession::SpinUntil(const std::function<bool()>& ready) {
     return true;
   }
   if (spin_limit_.count() == 0) return false;
-  const auto end = std::chrono::steady_clock::now() + spin_limit_;
-  while (!parts_.channel->HasNext() && std::chrono::steady_clock::now() < end) {
+  const auto end = Now() + spin_limit_;
+  while (!parts_.channel->HasNext() && Now() < end) {
     if (!ready()) continue;
     flush_ = true;
     return true;

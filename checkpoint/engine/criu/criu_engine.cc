@@ -30,6 +30,7 @@
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/stand_ins.h"
 #include "ckptfmt/needs.h"
+#include "proto/base/clock.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -221,7 +222,7 @@ class CriuProcesses final : public SavedProcesses {
   // Nobody else, such as a second copy of the job, may be writing to its files. A process that is ending, such as one
   // of a cr-restart that was killed a moment ago, gets a while.
   bool CheckWriters(const ckptfmt::Needs& needs, const RestoreOptions& options, std::string* error) {
-    const auto give_up = std::chrono::steady_clock::now() + kBusyFile;
+    const auto give_up = Now() + kBusyFile;
     std::string said;
     for (const ckptfmt::NeededFile& file : needs.files) {
       if (!file.written) continue;
@@ -231,7 +232,7 @@ class CriuProcesses final : public SavedProcesses {
                                         [&](const Stdio& one) { return one.fd() != 0 && one.target() == file.path; });
         *error =
             what + ": end that one first" + (stream ? ", or give this one another file with --output or --error" : "");
-        if (std::chrono::steady_clock::now() >= give_up) return false;
+        if (Now() >= give_up) return false;
         if (options.cancelled && options.cancelled()) return false;
         if (what != said && options.say) options.say(what + "; waiting for its end");
         said = what;
@@ -250,7 +251,7 @@ class CriuProcesses final : public SavedProcesses {
     std::set<TcpEnd> ends;
     if (job_.has_network()) return true;  // where nobody else has a port
     if (!ReadImageFile(image_ + "/files.img", &bytes) || !SavedPorts(bytes, &ends)) return true;
-    const auto give_up = std::chrono::steady_clock::now() + kBusyPort;
+    const auto give_up = Now() + kBusyPort;
     std::string said;
     bool cancelled = false;
     const auto waiting = [&](const HeldPort& held) {
@@ -263,7 +264,7 @@ class CriuProcesses final : public SavedProcesses {
       said = why;
       cancelled = options.cancelled && options.cancelled();
       if (cancelled) *error = "interrupted while waiting for " + port;
-      return !cancelled && (held.ended || std::chrono::steady_clock::now() < give_up);
+      return !cancelled && (held.ended || Now() < give_up);
     };
     FreePorts(ends, waiting);
     return !cancelled;

@@ -20,12 +20,12 @@
 #include <thread>
 
 #include "checkpoint/engine/criu/connections.h"
+#include "proto/base/clock.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::steady_clock;
 
 // In all; of it, how long the processes run and stand still at a time; and how often to look.
 constexpr milliseconds kLimit(10000), kRunning(100), kStandstill(500), kLook(1);
@@ -125,9 +125,9 @@ std::vector<std::string> PassingOf(const Job& job) {
 
 // Whether that comes about within the time.
 bool Becomes(const std::function<bool()>& condition, milliseconds limit) {
-  const auto end = steady_clock::now() + limit;
+  const auto end = Now() + limit;
   while (!condition()) {
-    if (steady_clock::now() >= end) return false;
+    if (Now() >= end) return false;
     std::this_thread::sleep_for(kLook);
   }
   return true;
@@ -209,7 +209,7 @@ bool BringToStandstill(const Job& job, const std::function<bool(int)>& signal, s
   for (const int pid : ProcessesOf(job)) {
     if (StatesOf(pid).find('T') != std::string::npos) stopped_before->insert(InnerPid(pid));
   }
-  const auto end = steady_clock::now() + kLimit;
+  const auto end = Now() + kLimit;
   std::vector<std::string> passing;
   const auto none_passes = [&] {
     passing = PassingOf(job);
@@ -226,7 +226,7 @@ bool BringToStandstill(const Job& job, const std::function<bool(int)>& signal, s
       passing = MadeInConnect(pids);
       if (passing.empty()) return true;
     }
-    if (steady_clock::now() >= end) break;
+    if (Now() >= end) break;
     signal(SIGCONT);
   }
   *error = (passing.empty()

@@ -50,6 +50,7 @@
 #include "checkpoint/engine/criu/criu_engine.h"
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
+#include "proto/base/clock.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -197,7 +198,7 @@ int NewFile(const std::string& path) { return open(path.c_str(), O_RDWR | O_CREA
 
 // Files whose names are gone, one of them larger than CRIU takes without being asked; a memfd; memory without any name.
 void UnlinkedMemory() {
-  const std::string path = "/dev/shm/tree-test-" + std::to_string(time(nullptr)) + "-" + std::to_string(getpid());
+  const std::string path = "/dev/shm/tree-test-" + std::to_string(UnixMs()) + "-" + std::to_string(getpid());
   SharedMemory large(NewFile(path), 64 * kMegabyte);
   MUST(unlink(path.c_str()) == 0);
   const std::string in_folder = g_folder + "/unlinked";

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "proto/base/clock.h"
 #include "proto/driverabi/export_tables.h"
 #include "proto/threads/mutex.h"
 #include "server/softgpu/core/cleanup.h"
@@ -108,7 +109,7 @@ void Context::Deactivate() {
     // Failed kernels must not keep the caller waiting; others are let finish, if they do in time.
     if (error_ != CUDA_SUCCESS) cancel_ = true;
   }
-  uint64_t patience = Now() + kPatienceNs;
+  uint64_t patience = uint64_t(NowNs()) + kPatienceNs;
   for (const TaskPtr& task : Pending()) {
     if (task->WaitUntil(patience)) continue;
     cancel_ = true;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/softgpu/core/event.h"
 
+#include "proto/base/clock.h"
 #include "proto/threads/mutex.h"
 
 namespace cuda_remote::softgpu {
 
 void Event::RecordNow() {
   auto now = std::make_shared<EventRecord>();
-  now->nanoseconds = Now();
+  now->nanoseconds = uint64_t(NowNs());
   if (shared) shared->Complete(shared->Submit());
   MutexLock lock(&mutex);
   record = std::move(now);
@@ -23,7 +24,7 @@ void RecordEvent(const EventPtr& event, const StreamPtr& stream, std::vector<Tas
   record->task = stream->Submit(
       [record, shared, number] {
         if (shared) shared->Complete(number);
-        record->nanoseconds.store(Now(), std::memory_order_relaxed);
+        record->nanoseconds.store(uint64_t(NowNs()), std::memory_order_relaxed);
         return CUDA_SUCCESS;
       },
       std::move(wait_for), true);

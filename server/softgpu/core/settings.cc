@@ -13,6 +13,7 @@
 #include <set>
 #include <vector>
 
+#include "proto/base/clock.h"
 #include "proto/threads/mutex.h"
 
 namespace cuda_remote::softgpu {
@@ -97,7 +98,7 @@ State& GetState() {
     if (const char* v = std::getenv("SOFTGPU_PLACES")) {
       if (std::strcmp(v, "process") == 0) {
         // Another number in each process, whose lower bits count for little.
-        s->settings.places_seed = (uint64_t(getpid()) * 0x9e3779b97f4a7c15 ^ uint64_t(time(nullptr))) | 1 << 21;
+        s->settings.places_seed = (uint64_t(getpid()) * 0x9e3779b97f4a7c15 ^ uint64_t(UnixMs())) | 1 << 21;
       }
       s->settings.places_behind_streams = std::strcmp(v, "streams") == 0;
       s->settings.places_by_loads = std::strcmp(v, "loads") == 0;

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/softgpu/core/stream.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <chrono>
 #include <thread>
 
+#include "proto/base/clock.h"
 #include "proto/threads/mutex.h"
 #include "server/softgpu/core/settings.h"
 
@@ -18,12 +17,6 @@ thread_local bool t_per_thread = false;
 thread_local bool t_on_stream = false;
 
 }  // namespace
-
-uint64_t Now() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return uint64_t(now.tv_sec) * 1000000000 + now.tv_nsec;
-}
 
 bool OnStreamThread() { return t_on_stream; }
 
@@ -45,7 +38,7 @@ bool Task::WaitUntil(uint64_t deadline) {
   if (!done()) Want();
   MutexLock lock(&mutex_);
   while (!done_.load(std::memory_order_relaxed)) {
-    uint64_t now = Now();
+    uint64_t now = uint64_t(NowNs());
     if (now >= deadline) return false;
     changed_.WaitFor(&mutex_, std::chrono::nanoseconds(deadline - now));
   }

@@ -39,7 +39,7 @@ class Task {
 
   bool done() const { return done_.load(std::memory_order_acquire); }
   void Wait();
-  // The same until Now() is `deadline`; false if it is not done then.
+  // The same until NowNs() is `deadline`; false if it is not done then.
   bool WaitUntil(uint64_t deadline);
 
   // Waits for `dependencies`, runs (unless the context failed; `always`: even then) and wakes who waits.
@@ -138,9 +138,6 @@ CUresult ResolveStream(CUstream value, ContextPtr* context, StreamPtr* stream);
 
 // The context of a stream that somebody made; null for default streams and for what is no stream.
 ContextPtr OwnContext(CUstream value);
-
-// Nanoseconds of a monotonic clock.
-uint64_t Now();
 
 // Blocking host functions: set while a stream's thread runs tasks.
 bool OnStreamThread();

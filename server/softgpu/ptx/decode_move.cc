@@ -2,6 +2,7 @@
 // mov with its packing forms, special registers, address conversions.
 #include <chrono>
 
+#include "proto/base/clock.h"
 #include "server/softgpu/ptx/decoder.h"
 
 namespace cuda_remote::softgpu::ptx {
@@ -171,11 +172,7 @@ enum Special : uint16_t {
   kExplicitCluster,
 };
 
-uint64_t Nanoseconds() {
-  return uint64_t(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
-          .count());
-}
+uint64_t Nanoseconds() { return uint64_t(std::chrono::nanoseconds(WallNow().time_since_epoch()).count()); }
 
 uint32_t Axis(const Dim3& dim, int64_t axis) { return axis == 0 ? dim.x : axis == 1 ? dim.y : dim.z; }
 

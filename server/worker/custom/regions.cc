@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "proto/base/clock.h"
 #include "proto/chunkhash/chunk_hash.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/driverabi/address_search.h"
@@ -364,11 +365,11 @@ constexpr auto kIdleLook = std::chrono::microseconds(200);
 // Whether all work is done, now or soon. A job that is never idle by itself becomes so here, since its next requests
 // wait. Work that needs one of those ends later.
 bool BecomesIdle(WorkerSession& worker) {
-  for (const auto end = std::chrono::steady_clock::now() + kIdleWait;; std::this_thread::sleep_for(kIdleLook)) {
+  for (const auto end = Now() + kIdleWait;; std::this_thread::sleep_for(kIdleLook)) {
     wire::OpDrain_Reply work;
     FindWork(worker, &work);
     if (work.busy_streams.empty() && worker.host_functions().waiting() == 0) return true;
-    if (std::chrono::steady_clock::now() > end) return false;
+    if (Now() > end) return false;
   }
 }
 

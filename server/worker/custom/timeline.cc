@@ -6,6 +6,7 @@
 
 #include <set>
 
+#include "proto/base/clock.h"
 #include "proto/codec/operations.gen.h"
 #include "server/worker/custom/handlers.gen.h"
 #include "server/worker/worker_session.h"
@@ -53,7 +54,7 @@ CUresult OpTimeline(Session& session, const Request&, const wire::OpTimeline_Req
     default:
       return CUDA_ERROR_INVALID_VALUE;
   }
-  out->now = Timeline::NowNs();
+  out->now = NowNs();
   out->recorded = timeline.recorded();
   out->dropped = timeline.dropped();
   out->worker_pid = uint32_t(getpid());

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <thread>
 
+#include "proto/base/clock.h"
 #include "proto/channel/handshake.h"
 
 namespace cuda_remote::server {
@@ -84,8 +85,8 @@ std::unique_ptr<ClientChannel> WorkerProcess::Connect(ChannelFds* raw, const std
 }
 
 int WorkerProcess::WaitForEnd(int timeout_ms) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
-  while (std::chrono::steady_clock::now() < end) {
+  const auto end = Now() + std::chrono::milliseconds(timeout_ms);
+  while (Now() < end) {
     int status;
     if (waitpid(pid_, &status, WNOHANG) == pid_) {
       pid_ = -1;
