@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ckptfmt/file.h"
+#include "proto/base/text.h"
 
 namespace cuda_remote::ckptfmt {
 namespace {
@@ -70,11 +71,7 @@ std::string BuildIdOf(const std::string& path) {
   return {};
 }
 
-std::string PrintBuildId(const std::string& build_id) {
-  std::string text;
-  for (const char byte : build_id) absl::StrAppend(&text, absl::Hex(uint8_t(byte), absl::kZeroPad2));
-  return text;
-}
+std::string PrintBuildId(const std::string& build_id) { return HexBytes(build_id); }
 
 std::vector<std::string> MissingHere(const Needs& needs,
                                      const std::function<std::string(const std::string& path)>& here) {

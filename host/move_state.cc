@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "proto/base/clock.h"
+#include "proto/base/text.h"
 
 namespace cuda_remote::host {
 namespace {
@@ -17,15 +18,7 @@ constexpr time_t kKeptSeconds = 24 * 3600;
 
 }  // namespace
 
-std::string MoveName(const std::string& id) {
-  std::string digits;
-  for (const char byte : id) {
-    char text[3];
-    snprintf(text, sizeof(text), "%02x", unsigned(static_cast<unsigned char>(byte)));
-    digits += text;
-  }
-  return digits;
-}
+std::string MoveName(const std::string& id) { return HexBytes(id); }
 
 bool BeginMoveState(const std::string& folder, const std::string& id, const char* state) {
   return symlink(state, (folder + "/" + MoveName(id)).c_str()) == 0;

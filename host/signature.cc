@@ -16,6 +16,7 @@
 #include "ckptfmt/file.h"
 #include "ckptfmt/manifest.h"
 #include "proto/base/clock.h"
+#include "proto/base/text.h"
 
 namespace cuda_remote::host {
 namespace {
@@ -59,16 +60,6 @@ std::string HostName() {
   char name[256] = "?";
   gethostname(name, sizeof(name) - 1);
   return name;
-}
-
-std::string Hex(const std::string& bytes) {
-  std::string text;
-  for (const char byte : bytes) {
-    char digits[3];
-    snprintf(digits, sizeof(digits), "%02x", unsigned(static_cast<unsigned char>(byte)));
-    text += digits;
-  }
-  return text;
 }
 
 }  // namespace
@@ -197,8 +188,8 @@ bool ReadSignature(std::string_view bytes, const Key& key, const std::string& im
     return false;
   }
   if (file.key() != key.Id()) {
-    *error = image + " was signed with another key (" + Hex(file.key()) + ") than this host's cr-hostd has (" +
-             Hex(key.Id()) + "); hosts that are to restore each other's images need the same key file";
+    *error = image + " was signed with another key (" + HexBytes(file.key()) + ") than this host's cr-hostd has (" +
+             HexBytes(key.Id()) + "); hosts that are to restore each other's images need the same key file";
     return false;
   }
   if (!key.HasMade(file.code(), file.statement()) || !statement->ParseFromString(file.statement())) {

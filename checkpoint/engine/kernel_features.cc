@@ -11,21 +11,23 @@
 #include <fstream>
 #include <functional>
 
+#include "proto/base/mappings.h"
+#include "proto/driverabi/job_addresses.h"
+
 namespace cuda_remote::checkpoint {
 namespace {
 
 constexpr char kTimeNamespace[] = "/proc/self/ns/time", kUserfaultDevice[] = "/dev/userfaultfd";
-// Where managed memory lies whose home is the GPU (client/session/host_arena.h, server/worker/managed_memory.h). While
-// the process runs, the kernel asks it about accesses there, also of system calls.
-constexpr unsigned long long kManagedBase = 0x220000000000, kManagedBytes = 1ull << 41;
-
+// Managed memory whose home is the GPU: while the process runs, the kernel asks it about accesses there, also of system
+// calls.
 bool HasManagedMemory(int pid) {
-  std::ifstream maps("/proc/" + std::to_string(pid) + "/maps");
-  for (std::string line; std::getline(maps, line);) {
-    const unsigned long long begin = strtoull(line.c_str(), nullptr, 16);
-    if (begin >= kManagedBase && begin - kManagedBase < kManagedBytes) return true;
-  }
-  return false;
+  using driverabi::kManagedBase, driverabi::kManagedBytes;
+  bool has = false;
+  ForEachMapping("/proc/" + std::to_string(pid), [&](const Mapping& mapping) {
+    has = mapping.begin >= kManagedBase && mapping.begin - kManagedBase < kManagedBytes;
+    return !has;
+  });
+  return has;
 }
 
 bool MayUseUserfaultfd() {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "proto/codec/operations.gen.h"
-#include "proto/driverabi/snapshot_addresses.h"
+#include "proto/driverabi/job_addresses.h"
 #include "proto/frame/handle.h"
 #include "proto/threads/mutex.h"
 

@@ -17,6 +17,7 @@
 #include "checkpoint/gpu/direct_copy.h"
 #include "checkpoint/gpu/side_requests.h"
 #include "proto/base/clock.h"
+#include "proto/base/text.h"
 #include "proto/channel/handshake.h"
 #include "proto/chunkhash/chunk_hash.h"
 #include "proto/codec/operations.gen.h"
@@ -38,12 +39,6 @@ constexpr int kTellMs = 3000;
 constexpr uint64_t kWorthAttaching = 16 << 20;
 // Chunks of up to this wait in memory of their own size, and not in a slot.
 constexpr uint64_t kSmallChunk = 64 << 10;
-
-std::string Hex(uint64_t value) {
-  char text[24];
-  snprintf(text, sizeof(text), "0x%llx", static_cast<unsigned long long>(value));
-  return text;
-}
 
 // One request that is answered. The message of `reply` is what answers point into.
 template <typename Request>

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "proto/base/clock.h"
+#include "proto/base/text.h"
 #include "proto/codec/codec.h"
 #include "proto/frame/handle.h"
 #include "proto/threads/mutex.h"
@@ -39,12 +40,11 @@ constexpr size_t kOpening = 4096, kWorthSharing = 256 << 10;
 constexpr unsigned kMostCopying = 6, kMostFilling = 14;
 
 std::string NameOf(const Region& region) {
-  char text[24];
   const bool array = region.kind == RegionKind::kArray;
-  snprintf(text, sizeof(text), "0x%llx", static_cast<unsigned long long>(array ? region.object : region.address));
-  if (array) return std::string("the CUDA array ") + text;
-  if (region.kind == RegionKind::kHeap) return std::string("the kernels' heap at ") + text;
-  if (region.kind == RegionKind::kAllocation) return std::string("GPU memory at ") + text;
+  const std::string text = Hex(array ? region.object : region.address);
+  if (array) return "the CUDA array " + text;
+  if (region.kind == RegionKind::kHeap) return "the kernels' heap at " + text;
+  if (region.kind == RegionKind::kAllocation) return "GPU memory at " + text;
   return "the GPU variable " + region.symbol;
 }
 

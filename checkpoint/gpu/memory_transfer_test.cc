@@ -3,6 +3,7 @@
 
 #include "checkpoint/gpu/memory_transfer.h"
 
+#include <cuda.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -28,6 +29,7 @@
 #include "proto/channel/server_channel.h"
 #include "proto/chunkhash/chunk_hash.h"
 #include "proto/codec/codec.h"
+#include "proto/driverabi/job_addresses.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -37,7 +39,7 @@ using ckptfmt::Region;
 using ckptfmt::RegionKind;
 using testing::HasSubstr;
 
-constexpr uint32_t kInvalidValue = 1;
+constexpr uint32_t kInvalidValue = CUDA_ERROR_INVALID_VALUE;
 
 // A GPU server's answers to what transfers ask, with memory of its own, and with faults on demand.
 class Server {
@@ -231,7 +233,7 @@ class Server {
     wire::OpHostMap_Request in;
     if (!in.Decode(message) || buffers_ || refuse_map) return kInvalidValue;
     // A worker refuses what lies elsewhere, or where it has managed memory.
-    if (in.address < 0x200000000000 || in.bytes > 0x220000000000 - in.address) return kInvalidValue;
+    if (in.address < driverabi::kHostBase || in.bytes > driverabi::kManagedBase - in.address) return kInvalidValue;
     const int fd = server_->TakeFd(in.tag, 5000);
     if (fd < 0) return kInvalidValue;
     void* const memory = mmap(nullptr, in.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -447,7 +449,7 @@ TEST(SaveMemory, ReadsWhatEarlierImagesDoNotHave) {
     regions[0].address = 0x100000000000;
     regions[0].bytes = memory.size();
     regions[0].context = 0x7000000000010;
-    regions[1].address = 0x200000000000;
+    regions[1].address = driverabi::kHostBase;
     regions[1].bytes = small.size();
     server.Have(regions[0], memory);
     server.Have(regions[1], small);

@@ -6,18 +6,15 @@
 #include <cstring>
 #include <utility>
 
+#include "proto/base/text.h"
+
 namespace cuda_remote::checkpoint {
 namespace {
 
 std::string PlaceOf(const ckptfmt::Region& region, uint64_t offset) {
-  char text[80];
-  if (!region.symbol.empty()) {
-    snprintf(text, sizeof(text), " at its byte %llu", static_cast<unsigned long long>(offset));
-    return "the variable " + region.symbol + text;
-  }
+  if (!region.symbol.empty()) return "the variable " + region.symbol + " at its byte " + std::to_string(offset);
   if (region.kind == ckptfmt::RegionKind::kArray) return "a CUDA array";
-  snprintf(text, sizeof(text), "GPU memory at 0x%llx", static_cast<unsigned long long>(region.address + offset));
-  return text;
+  return "GPU memory at " + Hex(region.address + offset);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/gpu/peeker.h"
 
+#include <cuda.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -23,7 +25,7 @@ constexpr unsigned kMostThreads = 6;
 // Chunks on the way without shared memory, in pieces that a message has room for.
 constexpr size_t kChannelFlights = 4;
 // How long a job may capture, and how often the server is asked meanwhile.
-constexpr uint32_t kCapturing = 900;  // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+constexpr uint32_t kCapturing = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 constexpr std::chrono::seconds kLongestCapture(60);
 constexpr std::chrono::milliseconds kBetweenQuestions(5);
 

@@ -7,20 +7,11 @@
 #include <utility>
 
 #include "checkpoint/gpu/gpu_state.h"
+#include "proto/base/text.h"
 #include "replay/replayer/replayer.h"
 #include "replay/replayer/sharing_groups.h"
 
 namespace cuda_remote::checkpoint {
-namespace {
-
-std::string MiB(uint64_t bytes) {
-  char text[32];
-  snprintf(text, sizeof(text), "%.1f MiB", double(bytes) / (1 << 20));
-  return text;
-}
-
-}  // namespace
-
 bool CheckSharing(const std::vector<Placed>& placed, const std::vector<const replay::Log*>& logs, std::string* error) {
   const std::vector<size_t> groups = replay::SharingGroups(logs);
   for (size_t i = 0; i < placed.size(); ++i) {
@@ -53,14 +44,14 @@ bool CheckRoom(const std::vector<Placed>& placed, const std::vector<std::vector<
       Need& need = needs[{placed[i].host, gpu}];
       need.gpu = {place.server, {gpu}};
       need.bytes += own;
-      need.names += (need.names.empty() ? "" : ", ") + placed[i].name + " (" + MiB(own) + ")";
+      need.names += (need.names.empty() ? "" : ", ") + placed[i].name + " (" + ByteText(double(own)) + ")";
     }
   }
   for (const auto& [where, need] : needs) {
     uint64_t free = 0;
     if (!AskFreeMemory(where.first->server(), where.second, &free) || need.bytes <= free) continue;
-    *error = ToText(need.gpu) + " has " + MiB(free) + " of free memory, too little for " + MiB(need.bytes) + " of " +
-             need.names;
+    *error = ToText(need.gpu) + " has " + ByteText(double(free)) + " of free memory, too little for " +
+             ByteText(double(need.bytes)) + " of " + need.names;
     return false;
   }
   return true;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/gpu/precopy.h"
 
+#include <cuda.h>
+
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -31,7 +33,7 @@ constexpr int kMostRounds = 5;
 constexpr int kMostLooks = 8;
 constexpr int kMostIdleLooks = 20;  // each may hold the job's next calls up for 50 ms
 constexpr auto kPause = std::chrono::milliseconds(10);
-constexpr uint32_t kNotReady = 600;  // CUDA_ERROR_NOT_READY
+constexpr uint32_t kNotReady = CUDA_ERROR_NOT_READY;
 
 // False: cancelled.
 bool Sleep(std::chrono::milliseconds time, const std::function<bool()>& cancelled) {

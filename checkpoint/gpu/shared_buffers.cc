@@ -12,15 +12,15 @@
 #include "checkpoint/gpu/parallel.h"
 #include "proto/base/clock.h"
 #include "proto/codec/operations.gen.h"
+#include "proto/driverabi/job_addresses.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
 
 constexpr size_t kAllBytes = SharedBuffers::kCount * SharedBuffers::kBytes;
 constexpr size_t kMapped = kAllBytes + SharedBuffers::kBytes;
-// The end of the addresses for the job's host memory, which begins 2 TiB below. What comes after is for managed memory
-// (kManagedBase, server/worker/managed_memory.h): workers reserve all of it on the GPU when a job has any.
-constexpr uint64_t kAddress = 0x220000000000 - kAllBytes;
+// The end of the addresses for the job's host memory.
+constexpr uint64_t kAddress = driverabi::kManagedBase - kAllBytes;
 
 // Buffers that one thread makes present, and how many threads: more do not make the kernel's shared memory faster.
 constexpr size_t kShare = 4;

@@ -11,6 +11,7 @@
 
 #include "checkpoint/job/job.h"
 #include "proto/agent/types.h"
+#include "proto/base/mappings.h"
 #include "proto/channel/handshake.h"
 #include "proto/codec/text.h"
 #include "proto/folder/private_folder.h"
@@ -33,11 +34,12 @@ std::string ReadAll(const std::string& path) {
 }
 
 bool HasRings(const std::string& process) {
-  std::ifstream maps(process + "/maps");
-  for (std::string line; std::getline(maps, line);) {
-    if (line.find(kRings) != std::string::npos) return true;
-  }
-  return false;
+  bool has = false;
+  ForEachMapping(process, [&](const Mapping& mapping) {
+    has = mapping.name.compare(0, sizeof(kRings) - 1, kRings) == 0;
+    return !has;
+  });
+  return has;
 }
 
 // Whether somebody listens on the socket of that process's agent.

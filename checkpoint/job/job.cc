@@ -26,6 +26,7 @@
 #include <utility>
 
 #include "checkpoint/job/hostd_places.h"
+#include "proto/base/text.h"
 #include "proto/folder/connection_lock.h"
 #include "proto/folder/private_folder.h"
 #include "proto/folder/this_job.h"
@@ -350,12 +351,7 @@ bool WriteGpuServer(const std::string& directory, const std::string& address, in
 
 bool WriteJobServer(const std::string& directory, const std::string& address, int gpu, const std::string& scope,
                     std::string* error) {
-  std::string digits;
-  for (const char byte : scope) {
-    char text[3];
-    snprintf(text, sizeof(text), "%02x", unsigned(static_cast<unsigned char>(byte)));
-    digits += text;
-  }
+  const std::string digits = HexBytes(scope);
   // The second file is for older client libraries only. The first one alone decides.
   return WriteServer(directory, address, gpu, digits + "\n", error) &&
          Replace(directory + "/sharing-scope", digits + "\n", error, kForProcesses);

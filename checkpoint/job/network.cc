@@ -39,6 +39,7 @@
 #include "checkpoint/job/account.h"
 #include "proto/base/clock.h"
 #include "proto/base/hash.h"
+#include "proto/base/text.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -466,8 +467,7 @@ int MakeInterface(const Place& place, int fd) {
   }
   unsigned char outer_bytes[4];
   if (getrandom(outer_bytes, sizeof(outer_bytes), 0) != ssize_t(sizeof(outer_bytes))) return errno;
-  char outer[IFNAMSIZ];
-  snprintf(outer, sizeof(outer), "cr%02x%02x%02x%02x", outer_bytes[0], outer_bytes[1], outer_bytes[2], outer_bytes[3]);
+  const std::string outer = "cr" + HexBytes({reinterpret_cast<const char*>(outer_bytes), sizeof(outer_bytes)});
   // The kernel takes the number of the first one only, so that is the one inside.
   Message pair(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL);
   pair.Add(inside)
@@ -481,7 +481,7 @@ int MakeInterface(const Place& place, int fd) {
   // A bridge takes the lowest hardware address of its parts, and is not to change its own.
   const HardwareBytes high = {0xfe, 'C', outer_bytes[0], outer_bytes[1], outer_bytes[2], outer_bytes[3]};
   pair.Add(ifinfomsg{})
-      .Put(IFLA_IFNAME, std::string(outer))
+      .Put(IFLA_IFNAME, outer)
       .Put(IFLA_MTU, place.interface.mtu)
       .Put(IFLA_ADDRESS, high.data(), high.size());
   pair.End(peer);
@@ -493,7 +493,7 @@ int MakeInterface(const Place& place, int fd) {
   ifinfomsg up = {};
   up.ifi_flags = up.ifi_change = IFF_UP;
   Message plug(RTM_NEWLINK, 0);
-  plug.Add(up).Put(IFLA_IFNAME, std::string(outer)).Put(IFLA_MASTER, uint32_t(place.interface.index));
+  plug.Add(up).Put(IFLA_IFNAME, outer).Put(IFLA_MASTER, uint32_t(place.interface.index));
   return kernel.Do(std::move(plug));
 }
 
@@ -610,10 +610,7 @@ class Neighbours {
                                   message.ndp.body.nd_na_type == ND_NEIGHBOR_ADVERT &&
                                   Made(AF_INET6, &message.ndp.body.nd_na_target) == address_;
       if (!says) continue;
-      char text[3 * ETH_ALEN + 1];
-      const unsigned char* const who = from.sll_addr;
-      snprintf(text, sizeof(text), "%02x:%02x:%02x:%02x:%02x:%02x", who[0], who[1], who[2], who[3], who[4], who[5]);
-      return text;
+      return HexBytes({reinterpret_cast<const char*>(from.sll_addr), ETH_ALEN}, ":");
     }
   }
 

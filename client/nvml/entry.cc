@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "client/nvml/library.h"
+#include "proto/driverabi/visible_devices.h"
 
 using namespace cuda_remote::nvml;    // NOLINT: this file is these names' user
 using namespace cuda_remote::client;  // NOLINT
@@ -267,11 +268,8 @@ EXPORT int nvmlDeviceGetHandleByUUIDV(const Uuid* uuid, NvmlDevice* device) {
   if (uuid->type == kUuidAscii) {
     memcpy(text, uuid->text, sizeof(uuid->text));
   } else if (uuid->type == kUuidBinary) {
-    char* at = text + snprintf(text, sizeof(text), "GPU-");
-    for (int i = 0; i < 16; ++i) {
-      const bool dash = i == 4 || i == 6 || i == 8 || i == 10;
-      at += snprintf(at, size_t(text + sizeof(text) - at), "%s%02x", dash ? "-" : "", uuid->bytes[i]);
-    }
+    const std::string name = cuda_remote::driverabi::UuidName({reinterpret_cast<const char*>(uuid->bytes), 16});
+    snprintf(text, sizeof(text), "%s", name.c_str());
   } else {
     return kInvalidArgument;
   }

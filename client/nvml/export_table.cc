@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "client/nvml/library.h"
+#include "proto/base/text.h"
 
 using namespace cuda_remote::nvml;    // NOLINT: this file is these names' user
 using namespace cuda_remote::client;  // NOLINT
@@ -154,8 +155,5 @@ extern "C" __attribute__((visibility("default"))) int nvmlInternalGetExportTable
     return kSuccess;
   }
   *table = nullptr;
-  char name[80];
-  char* at = name + snprintf(name, sizeof(name), "export table ");
-  for (int i = 0; i < 16; ++i) at += snprintf(at, size_t(name + sizeof(name) - at), "%02x", id[i]);
-  return Unsupported(name);
+  return Unsupported(("export table " + cuda_remote::HexBytes({reinterpret_cast<const char*>(id), 16})).c_str());
 }

@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "client/session/session.h"
+#include "proto/base/mappings.h"
+#include "proto/base/text.h"
 #include "proto/codec/decode_as.h"
 #include "proto/codec/library.gen.h"
 #include "proto/codec/module.gen.h"
@@ -38,24 +40,19 @@ struct OwnMapping {
 // have to fetch it from the GPU.
 std::vector<OwnMapping> OwnMappings() {
   std::vector<OwnMapping> mappings;
-  std::ifstream maps("/proc/self/maps");
-  for (std::string line; std::getline(maps, line);) {
-    unsigned long long begin, end, offset, inode;
-    char permissions[5] = "", device[16] = "", name[32] = "";
-    const int fields = sscanf(line.c_str(), "%llx-%llx %4s %llx %15s %llu %31s", &begin, &end, permissions, &offset,
-                              device, &inode, name);
-    if (fields < 6 || permissions[0] != 'r') continue;
-    const std::string_view begins(name);
+  ForEachMapping("/proc/self", [&](const Mapping& mapping) {
+    if (!mapping.readable) return true;
+    const std::string_view name(mapping.name);
     // The kernel's own, and what goes to the GPU server and comes from it.
-    if (begins.substr(0, 2) == "[v" || begins.substr(0, 23) == "/memfd:cuda-remote-ring") continue;
+    if (name.substr(0, 2) == "[v" || name.substr(0, 23) == "/memfd:cuda-remote-ring") return true;
     // A file that nobody writes to.
-    if (inode != 0 && permissions[1] != 'w') continue;
-    if (HostArena::Contains(begin)) continue;
-    const bool shared = permissions[3] == 's';
+    if (mapping.inode != 0 && !mapping.writable) return true;
+    if (HostArena::Contains(mapping.begin)) return true;
     const bool in_memory =
-        begins.substr(0, 7) == "/memfd:" || begins.substr(0, 5) == "/dev/" || begins.substr(0, 5) == "/SYSV";
-    mappings.push_back({begin, end, shared, shared && in_memory});
-  }
+        name.substr(0, 7) == "/memfd:" || name.substr(0, 5) == "/dev/" || name.substr(0, 5) == "/SYSV";
+    mappings.push_back({mapping.begin, mapping.end, mapping.shared, mapping.shared && in_memory});
+    return true;
+  });
   return mappings;
 }
 
@@ -100,13 +97,10 @@ class UsedPages {
 class ReadableMemory {
  public:
   ReadableMemory() {
-    std::ifstream maps("/proc/self/maps");
-    for (std::string line; std::getline(maps, line);) {
-      unsigned long long begin, end;
-      char permissions[5] = "";
-      if (sscanf(line.c_str(), "%llx-%llx %4s", &begin, &end, permissions) != 3 || permissions[0] != 'r') continue;
-      ranges_.emplace_back(end, begin);
-    }
+    ForEachMapping("/proc/self", [&](const Mapping& mapping) {
+      if (mapping.readable) ranges_.emplace_back(mapping.end, mapping.begin);
+      return true;
+    });
   }
   bool Has(uint64_t place) const {
     const auto range = std::upper_bound(ranges_.begin(), ranges_.end(), std::make_pair(place, ~uint64_t{0}));
@@ -332,9 +326,7 @@ bool Checkpoint::FindOldCode(std::string* error) {
         "addresses";
     return false;
   }
-  char at[24];
-  snprintf(at, sizeof(at), "0x%llx", static_cast<unsigned long long>(found));
-  *error = std::string("the program's own memory at ") + at +
+  *error = "the program's own memory at " + Hex(found) +
            " holds the address of a GPU function that lies elsewhere on this server than before";
   return false;
 }

@@ -15,19 +15,20 @@
 #include <cstdint>
 #include <map>
 
+#include "client/session/guarded.h"
+#include "proto/driverabi/job_addresses.h"
 #include "proto/threads/mutex.h"
 
 namespace cuda_remote::client {
 
 class HostArena {
  public:
-  // Where the arena begins. The kernel hands out addresses from the top of the address space down, and device
-  // memory begins at 0x1000_0000_0000, so nothing else comes here unasked.
-  static constexpr uint64_t kBase = 0x200000000000;
+  // Where the arena begins.
+  static constexpr uint64_t kBase = driverabi::kHostBase;
   // The upper half is for managed memory whose home is the GPU, with a file of its own (managed_home.h).
-  static constexpr uint64_t kManagedBase = 0x220000000000;
+  static constexpr uint64_t kManagedBase = driverabi::kManagedBase;
   // Most memory of either kind that one process can have.
-  static constexpr uint64_t kMaxBytes = uint64_t(1) << 41;
+  static constexpr uint64_t kMaxBytes = driverabi::kHostBytes;
   static constexpr uint64_t kPage = 4096;
 
   // `base`: kBase or kManagedBase.

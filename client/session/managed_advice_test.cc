@@ -6,10 +6,12 @@
 #include <utility>
 #include <vector>
 
+#include "proto/driverabi/job_addresses.h"
+
 namespace cuda_remote::client {
 namespace {
 
-constexpr uint64_t kStart = 0x200000000000, kPage = 4096;
+constexpr uint64_t kStart = driverabi::kHostBase, kPage = 4096;
 
 std::vector<bool> ReadMostly(const ManagedAdvice& all, uint64_t address, uint64_t bytes) {
   std::vector<bool> out;

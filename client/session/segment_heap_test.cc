@@ -6,10 +6,12 @@
 #include <map>
 #include <random>
 
+#include "proto/driverabi/job_addresses.h"
+
 namespace cuda_remote::client {
 namespace {
 
-constexpr uint64_t kBase = 0x220000000000, kSegment = SegmentHeap::kSegment;
+constexpr uint64_t kBase = driverabi::kManagedBase, kSegment = SegmentHeap::kSegment;
 
 TEST(SegmentHeapTest, SmallAllocationsShareTheSegmentsOfTheirDevice) {
   SegmentHeap heap;

@@ -17,6 +17,9 @@
 
 #include <map>
 
+#include "client/session/guarded.h"
+#include "proto/base/mappings.h"
+#include "proto/base/unique_fd.h"
 #include "proto/threads/mutex.h"
 
 namespace cuda_remote::client {
@@ -24,37 +27,19 @@ namespace {
 
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 
-// One line of /proc/self/maps (proc(5)).
-struct MapsLine {
-  uint64_t start = 0, end = 0, offset = 0, inode = 0;
-  unsigned major = 0, minor = 0;
-  char rights[5] = "";
-  char name[512] = "";
-
-  bool Parse(const char* line) {
-    return sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s %" SCNx64 " %x:%x %" SCNu64 " %511[^\n]", &start, &end, rights,
-                  &offset, &major, &minor, &inode, name) >= 7;
-  }
-  bool ReadWrite() const { return rights[0] == 'r' && rights[1] == 'w'; }
-};
-
-bool IsFile(int fd, const MapsLine& line) {
+bool IsFile(int fd, const Mapping& mapping) {
   struct stat facts;
-  return fstat(fd, &facts) == 0 && S_ISREG(facts.st_mode) && facts.st_ino == line.inode &&
-         major(facts.st_dev) == line.major && minor(facts.st_dev) == line.minor;
+  return fstat(fd, &facts) == 0 && S_ISREG(facts.st_mode) && facts.st_ino == mapping.inode &&
+         major(facts.st_dev) == mapping.major && minor(facts.st_dev) == mapping.minor;
 }
 
-// A descriptor of the file that the line names. The kernel's own link to it needs CAP_CHECKPOINT_RESTORE
+// A descriptor of the file that is mapped; -1: none. The kernel's own link to it needs CAP_CHECKPOINT_RESTORE
 // (proc_pid_map_files(5)); without that, the path has to lead there still.
-int OpenMapped(const MapsLine& line) {
-  char path[96];
-  snprintf(path, sizeof path, "/proc/self/map_files/%" PRIx64 "-%" PRIx64, line.start, line.end);
-  for (const char* const candidate : {static_cast<const char*>(path), line.name}) {
+int OpenMapped(const Mapping& mapping) {
+  for (const std::string& candidate : {MapFile("/proc/self", mapping), mapping.name}) {
     if (candidate[0] != '/') continue;
-    const int fd = open(candidate, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-    if (fd < 0) continue;
-    if (IsFile(fd, line)) return fd;
-    close(fd);
+    UniqueFd fd(open(candidate.c_str(), O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+    if (fd.ok() && IsFile(fd.get(), mapping)) return fd.Release();
   }
   return -1;
 }
@@ -156,31 +141,27 @@ void WatchForks() {
 
 PageBacking FindBacking(uint64_t start, uint64_t bytes, int except) {
   PageBacking found;
-  FILE* const maps = fopen("/proc/self/maps", "re");
-  if (!maps) return found;
   const uint64_t end = start + bytes;
   uint64_t at = start;  // what is before is known to be of one kind
-  MapsLine first;
-  char text[1024];
-  while (at < end && fgets(text, sizeof text, maps)) {
-    MapsLine line;
-    if (!line.Parse(text) || line.end <= at) continue;
-    if (line.start > at || !line.ReadWrite()) break;
-    const bool file = line.rights[3] == 's' && line.inode != 0;
-    const bool anonymous = line.rights[3] == 'p' && line.inode == 0 && strcmp(line.name, "[stack]") != 0;
+  Mapping first;
+  ForEachMapping("/proc/self", [&](const Mapping& one) {
+    if (one.end <= at) return true;
+    if (one.begin > at || !one.readable || !one.writable) return false;
+    const bool file = one.shared && one.inode != 0;
+    const bool anonymous = !one.shared && one.inode == 0 && one.name != "[stack]";
     if (at == start) {
-      first = line;
+      first = one;
       found.kind = file ? PageBacking::kFile : anonymous ? PageBacking::kPrivate : PageBacking::kOther;
-      found.offset = line.offset + (start - line.start);
+      found.offset = one.offset + (start - one.begin);
     }
-    if (found.kind == PageBacking::kOther || (found.kind == PageBacking::kPrivate && !anonymous)) break;
+    if (found.kind == PageBacking::kOther || (found.kind == PageBacking::kPrivate && !anonymous)) return false;
     if (found.kind == PageBacking::kFile) {
-      const bool same = file && line.inode == first.inode && line.major == first.major && line.minor == first.minor;
-      if (!same || line.offset + (at - line.start) != found.offset + (at - start)) break;
+      const bool same = file && one.inode == first.inode && one.major == first.major && one.minor == first.minor;
+      if (!same || one.offset + (at - one.begin) != found.offset + (at - start)) return false;
     }
-    at = line.end;
-  }
-  fclose(maps);
+    at = one.end;
+    return at < end;
+  });
   if (at < end) found.kind = PageBacking::kOther;
   if (found.kind != PageBacking::kFile) return found;
   if ((except >= 0 && IsFile(except, first)) || (found.fd = OpenMapped(first)) < 0) found.kind = PageBacking::kOther;

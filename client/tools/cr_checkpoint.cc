@@ -24,11 +24,11 @@
 #include "client/tools/background.h"
 #include "client/tools/engine_help.h"
 #include "client/tools/foreground.h"
-#include "client/tools/progress.h"
 #include "client/tools/steps.h"
 #include "client/tools/through_hostd.h"
 #include "client/tools/tool_report.h"
 #include "proto/base/clock.h"
+#include "proto/base/text.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/codec/json.h"
 #include "proto/frame/version.h"
@@ -88,7 +88,7 @@ std::string NameFor(const Options& options) {
 
 void TellTransfer(const TransferTimes& times, const Steps& steps) {
   const auto count = [](uint64_t chunks, uint64_t bytes) {
-    return std::to_string(chunks) + " chunks, " + Bytes(double(bytes));
+    return std::to_string(chunks) + " chunks, " + ByteText(double(bytes));
   };
   steps.Part(times.slots, "for room in host memory (this and what follows: of " + std::to_string(times.threads) +
                               " threads together; " + std::to_string(times.page_faults) + " page faults)");
@@ -112,11 +112,11 @@ class SaveReport final : public ToolReport {
     const SaveTimes& saving = outcome_.saving;
     if (saving.hashing > 0) {
       steps().Part(saving.hashing, "of it, hashing on the GPU: earlier images have " +
-                                       Bytes(double(saving.unread_bytes)) + ", and " +
-                                       Bytes(double(outcome_.precopy.kept_bytes)) + " of " +
-                                       Bytes(double(outcome_.precopy.copied_bytes)) + " copied before are right");
+                                       ByteText(double(saving.unread_bytes)) + ", and " +
+                                       ByteText(double(outcome_.precopy.kept_bytes)) + " of " +
+                                       ByteText(double(outcome_.precopy.copied_bytes)) + " copied before are right");
     }
-    steps().Part(saving.taking, "of it, copying " + Bytes(double(outcome_.behind_bytes)) + " inside the GPU");
+    steps().Part(saving.taking, "of it, copying " + ByteText(double(outcome_.behind_bytes)) + " inside the GPU");
     steps().Part(saving.attaching, "of it, letting the GPU server map the buffers");
     TellTransfer(saving.reading, steps());
     steps().Part(saving.detaching, "of it, taking the buffers back");
@@ -197,13 +197,14 @@ void Tell(const Options& options, const SaveJobOutcome& outcome) {
     puts(json.text().c_str());
   } else if (!options.quiet) {
     const std::string time = options.every > 0 ? TimeText(WallNow()) + ": " : std::string();
-    const std::string shared =
-        sizes.linked_bytes > 0 ? ", of which earlier images have " + Bytes(double(sizes.linked_bytes)) : std::string();
+    const std::string shared = sizes.linked_bytes > 0
+                                   ? ", of which earlier images have " + ByteText(double(sizes.linked_bytes))
+                                   : std::string();
     fprintf(stderr,
             "%s: %s%s in %.1f s (the job stood still for %.1f s): GPU memory %s, processes %s, on the disk %s%s\n",
             kTool, time.c_str(), outcome.image.c_str(), outcome.seconds, outcome.paused,
-            Bytes(double(sizes.region_bytes)).c_str(), Bytes(double(sizes.client_bytes)).c_str(),
-            Bytes(double(sizes.total_bytes)).c_str(), shared.c_str());
+            ByteText(double(sizes.region_bytes)).c_str(), ByteText(double(sizes.client_bytes)).c_str(),
+            ByteText(double(sizes.total_bytes)).c_str(), shared.c_str());
   }
   fflush(stdout);
 }

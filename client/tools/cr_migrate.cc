@@ -16,9 +16,9 @@
 #include "checkpoint/transaction/move_job.h"
 #include "client/tools/background.h"
 #include "client/tools/foreground.h"
-#include "client/tools/progress.h"
 #include "client/tools/through_hostd.h"
 #include "client/tools/tool_report.h"
+#include "proto/base/text.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/codec/json.h"
 #include "proto/frame/version.h"
@@ -83,10 +83,10 @@ void Tell(const Options& options, const MoveJobOutcome& outcome) {
     puts(json.text().c_str());
     fflush(stdout);
   } else if (!options.quiet) {
-    std::string how = Bytes(double(outcome.gpu_bytes));
-    if (copied.handed_over != 0) how += ", " + Bytes(double(copied.handed_over)) + " of it handed over";
-    if (copied.there != 0) how += ", " + Bytes(double(copied.there)) + " of it copied before";
-    if (copied.direct != 0) how += ", " + Bytes(double(copied.direct)) + " of it copied without the host";
+    std::string how = ByteText(double(outcome.gpu_bytes));
+    if (copied.handed_over != 0) how += ", " + ByteText(double(copied.handed_over)) + " of it handed over";
+    if (copied.there != 0) how += ", " + ByteText(double(copied.there)) + " of it copied before";
+    if (copied.direct != 0) how += ", " + ByteText(double(copied.direct)) + " of it copied without the host";
     fprintf(stderr, "%s: moved to %s in %.1f s (CUDA calls waited for %.1f s): GPU memory %s\n", kTool,
             outcome.servers.c_str(), outcome.seconds, outcome.paused, how.c_str());
   }

@@ -22,6 +22,7 @@
 #include "client/tools/local_jobs.h"
 #include "client/tools/table_text.h"
 #include "host/client.h"
+#include "proto/base/text.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/codec/json.h"
 #include "proto/codec/text.h"
@@ -177,7 +178,7 @@ std::string OfLimit(const std::string& used, uint64_t limit, const std::string& 
 void PrintLimits(const control::ServerInfo& server) {
   const control::Limits& limits = server.limits();
   std::string one;
-  if (limits.session_memory() != 0) one = Bytes(double(limits.session_memory())) + " of GPU memory";
+  if (limits.session_memory() != 0) one = ByteText(double(limits.session_memory())) + " of GPU memory";
   if (limits.session_gpus() != 0)
     one += (one.empty() ? "" : " and ") + std::to_string(limits.session_gpus()) + " GPU" +
            (limits.session_gpus() == 1 ? "" : "s");
@@ -187,8 +188,8 @@ void PrintLimits(const control::ServerInfo& server) {
     const bool limited = usage.limited();
     const std::string sessions = OfLimit(std::to_string(usage.sessions()), limited ? limits.user_sessions() : 0,
                                          std::to_string(limits.user_sessions()));
-    const std::string memory = OfLimit(Bytes(double(usage.device_bytes())), limited ? limits.user_memory() : 0,
-                                       Bytes(double(limits.user_memory())));
+    const std::string memory = OfLimit(ByteText(double(usage.device_bytes())), limited ? limits.user_memory() : 0,
+                                       ByteText(double(limits.user_memory())));
     const std::string gpus = OfLimit(std::to_string(usage.gpus_size()), limited ? limits.user_gpus() : 0,
                                      std::to_string(limits.user_gpus()));
     printf("%s: sessions %s, GPU memory %s, GPUs %s%s\n", usage.identity().c_str(), sessions.c_str(), memory.c_str(),
@@ -299,7 +300,7 @@ void PrintTable(const control::ServerInfo& server, const control::ListSessionsRe
     printf("%7" PRIu64 " %8u %8s %5s %5s %10s %10.0f %11s %11s %8.0f  %s%s%s (%s)\n", s.id(),
            here.job ? unsigned(here.pid) : s.pid(), s.worker_pid() ? std::to_string(s.worker_pid()).c_str() : "waits",
            (s.gpus().empty() ? std::to_string(s.gpu()) : Listed(s.gpus())).c_str(), s.transport().c_str(),
-           Bytes(double(s.device_bytes())).c_str(), s.calls_per_second(), Bytes(s.bytes_per_second()).c_str(),
+           ByteText(double(s.device_bytes())).c_str(), s.calls_per_second(), ByteText(s.bytes_per_second()).c_str(),
            Ago(s.saved_unix_ms()).c_str(), s.seconds(), s.program().c_str(), job.c_str(),
            s.peer().empty() ? "" : (" from " + s.peer()).c_str(), s.owner().c_str());
   }

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "client/tools/table_text.h"
+#include "proto/base/text.h"
 #include "proto/codec/json.h"
 #include "proto/codec/text.h"
 
@@ -56,7 +57,7 @@ void PrintHosts(const host::HostReports& reports) {
         continue;
       }
       printf("%-24s %-9s %5d %11s  %s\n", name.c_str(), state, host.jobs_size(),
-             Bytes(double(host.free_bytes())).c_str(), server.c_str());
+             ByteText(double(host.free_bytes())).c_str(), server.c_str());
     }
   }
   for (const host::HostReport& host : reports.hosts()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes and times in the tables that people read.
+// Times in the tables that people read.
 #ifndef CUDA_REMOTE_CLIENT_TOOLS_TABLE_TEXT_H_
 #define CUDA_REMOTE_CLIENT_TOOLS_TABLE_TEXT_H_
 
@@ -7,9 +7,6 @@
 #include <string>
 
 namespace cuda_remote::client::tools {
-
-// "1.5 GiB".
-std::string Bytes(double bytes);
 
 // How long ago, in two figures or so: "12 min ago"; "-" for 0.
 std::string Ago(uint64_t unix_ms);

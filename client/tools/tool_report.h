@@ -10,8 +10,8 @@
 
 #include "checkpoint/transaction/job_report.h"
 #include "client/tools/foreground.h"
-#include "client/tools/progress.h"
 #include "client/tools/steps.h"
+#include "proto/cli/progress.h"
 
 namespace cuda_remote::client::tools {
 
@@ -23,7 +23,7 @@ class ToolReport : public checkpoint::JobReport {
 
   const char* Tool() const override { return tool_; }
   void Say(const std::string& text) override { tools::Say(tool_, text); }
-  std::unique_ptr<LongStep> Begin(const std::string& what) override { return std::make_unique<Progress>(what, quiet_); }
+  std::unique_ptr<LongStep> Begin(const std::string& what) override { return std::make_unique<Bar>(what, quiet_); }
   void Done(const char* step) override { steps_.Done(step); }
   bool Cancelled() override { return cancelled_(); }
 
@@ -31,6 +31,15 @@ class ToolReport : public checkpoint::JobReport {
   const Steps& steps() const { return steps_; }
 
  private:
+  class Bar final : public LongStep {
+   public:
+    Bar(const std::string& what, bool quiet) : progress_(what, quiet) {}
+    void Update(uint64_t done, uint64_t total) override { progress_.Update(done, total); }
+
+   private:
+    cli::Progress progress_;
+  };
+
   const char* const tool_;
   const bool quiet_;
   const std::function<bool()> cancelled_;

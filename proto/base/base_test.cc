@@ -99,9 +99,19 @@ TEST(Text, HexBytes) {
 TEST(Text, Bytes) {
   EXPECT_EQ(ByteText(0), "0 B");
   EXPECT_EQ(ByteText(300), "300 B");
-  EXPECT_EQ(ByteText(1536), "1.5 KiB");
+  EXPECT_EQ(ByteText(999), "999 B");
+  EXPECT_EQ(ByteText(1000), "1.0 KiB");
+  EXPECT_EQ(ByteText(1.25 * (1 << 30)), "1.2 GiB");
   EXPECT_EQ(ByteText(17 << 20), "17 MiB");
   EXPECT_EQ(ByteText(double(uint64_t{3} << 50)), "3.0 PiB");
+}
+
+TEST(Text, Ages) {
+  EXPECT_EQ(AgeText(-5), "0 s");
+  EXPECT_EQ(AgeText(119999), "119 s");
+  EXPECT_EQ(AgeText(120000), "2 min");
+  EXPECT_EQ(AgeText(int64_t{3} * 3600 * 1000), "3 h");
+  EXPECT_EQ(AgeText(int64_t{49} * 3600 * 1000), "2 days");
 }
 
 TEST(Mappings, Lines) {
@@ -115,6 +125,7 @@ TEST(Mappings, Lines) {
   EXPECT_EQ(mapping.minor, 10u);
   EXPECT_EQ(mapping.inode, 4711u);
   EXPECT_EQ(mapping.name, "/tmp/a file (deleted)");
+  EXPECT_EQ(MapFile("/proc/7", mapping), "/proc/7/map_files/7f0000001000-7f0000003000");
   ASSERT_TRUE(ParseMapping("00400000-00401000 --xp 00000000 00:00 0 ", &mapping));
   EXPECT_FALSE(mapping.readable || mapping.writable || mapping.shared);
   EXPECT_EQ(mapping.name, "");

@@ -23,6 +23,12 @@ bool ParseMapping(const std::string& line, Mapping* mapping) {
   return true;
 }
 
+std::string MapFile(const std::string& process, const Mapping& mapping) {
+  char range[40];
+  snprintf(range, sizeof(range), "%" PRIx64 "-%" PRIx64, mapping.begin, mapping.end);
+  return process + "/map_files/" + range;
+}
+
 bool ForEachMapping(const std::string& process, const std::function<bool(const Mapping&)>& each) {
   std::ifstream maps(process + "/maps");
   if (!maps) return false;

@@ -27,6 +27,9 @@ struct Mapping {
 // Mappings that change meanwhile may come or not.
 bool ForEachMapping(const std::string& process, const std::function<bool(const Mapping&)>& each);
 
+// The kernel's own link to the mapped file (proc_pid_map_files(5)).
+std::string MapFile(const std::string& process, const Mapping& mapping);
+
 // Reads one line of the file. False if it is none.
 bool ParseMapping(const std::string& line, Mapping* mapping);
 

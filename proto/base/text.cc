@@ -3,6 +3,8 @@
 
 #include <stdio.h>
 
+#include <algorithm>
+
 namespace cuda_remote {
 namespace {
 
@@ -60,6 +62,15 @@ std::string ByteText(double bytes) {
   char text[32];
   snprintf(text, sizeof(text), bytes < 10 && unit > 0 ? "%.1f %s" : "%.0f %s", bytes, kUnits[unit]);
   return text;
+}
+
+std::string AgeText(int64_t milliseconds) {
+  constexpr int64_t kMinute = 60, kHour = 3600, kDay = 86400;
+  const int64_t seconds = std::max<int64_t>(milliseconds, 0) / 1000;
+  if (seconds < 2 * kMinute) return std::to_string(seconds) + " s";
+  if (seconds < 2 * kHour) return std::to_string(seconds / kMinute) + " min";
+  if (seconds < 2 * kDay) return std::to_string(seconds / kHour) + " h";
+  return std::to_string(seconds / kDay) + " days";
 }
 
 }  // namespace cuda_remote

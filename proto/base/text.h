@@ -23,6 +23,9 @@ bool BytesOfHex(std::string_view digits, std::string* bytes);
 // An amount of memory for people: "300 B", "1.2 GiB", "17 MiB".
 std::string ByteText(double bytes);
 
+// A length of time for people, in its largest unit: "90 s", "12 min", "30 h", "3 days". Negative: "0 s".
+std::string AgeText(int64_t milliseconds);
+
 }  // namespace cuda_remote
 
 #endif  // CUDA_REMOTE_PROTO_BASE_TEXT_H_

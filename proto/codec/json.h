@@ -12,6 +12,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "proto/base/text.h"
 #include "proto/codec/text.h"
 
 namespace cuda_remote {
@@ -64,11 +65,7 @@ class JsonWriter {
       text_ += std::to_string(value);
     }
   }
-  void Hex(uint64_t value) {
-    char digits[16];
-    const auto end = std::to_chars(digits, digits + sizeof(digits), value, 16);
-    Value("0x" + std::string(digits, end.ptr));
-  }
+  void Hex(uint64_t value) { Value(cuda_remote::Hex(value)); }
   // JSON has no infinities: null.
   void Real(double value, int decimals) {
     Separate();

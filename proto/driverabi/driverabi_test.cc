@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "proto/base/text.h"
 #include "proto/driverabi/error_names.h"
 #include "proto/driverabi/export_tables.h"
 #include "proto/driverabi/md2.h"
@@ -18,23 +19,17 @@
 namespace cuda_remote::driverabi {
 namespace {
 
-std::string Hex(const Md2Digest& digest) {
-  std::string text;
-  char byte[3];
-  for (uint8_t value : digest) {
-    snprintf(byte, sizeof(byte), "%02x", value);
-    text += byte;
-  }
-  return text;
+std::string Digits(const Md2Digest& digest) {
+  return HexBytes({reinterpret_cast<const char*>(digest.data()), digest.size()});
 }
 
 // RFC 1319, appendix A.5.
 TEST(Md2, TestSuiteOfTheRfc) {
-  EXPECT_EQ(Hex(Md2("")), "8350e5a3e24c153df2275c9f80692773");
-  EXPECT_EQ(Hex(Md2("a")), "32ec01ec4a6dac72c0ab96fb34c0b5d1");
-  EXPECT_EQ(Hex(Md2("abc")), "da853b0d3f88d99b30283a69e6ded6bb");
-  EXPECT_EQ(Hex(Md2("message digest")), "ab4f496bfb2a530b219ff33031fe06b0");
-  EXPECT_EQ(Hex(Md2("12345678901234567890123456789012345678901234567890123456789012345678901234567890")),
+  EXPECT_EQ(Digits(Md2("")), "8350e5a3e24c153df2275c9f80692773");
+  EXPECT_EQ(Digits(Md2("a")), "32ec01ec4a6dac72c0ab96fb34c0b5d1");
+  EXPECT_EQ(Digits(Md2("abc")), "da853b0d3f88d99b30283a69e6ded6bb");
+  EXPECT_EQ(Digits(Md2("message digest")), "ab4f496bfb2a530b219ff33031fe06b0");
+  EXPECT_EQ(Digits(Md2("12345678901234567890123456789012345678901234567890123456789012345678901234567890")),
             "d5976f79d83d3a0dc9806c3c66f3efd8");
 }
 

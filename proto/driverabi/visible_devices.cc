@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "proto/base/text.h"
+
 namespace cuda_remote::driverabi {
 namespace {
 
@@ -42,12 +44,11 @@ int FindOrdinal(std::string_view entry, size_t devices) {
 }  // namespace
 
 std::string UuidName(std::string_view uuid) {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string name = "GPU-";
-  for (size_t i = 0; i < uuid.size(); ++i) {
-    if (i == 4 || i == 6 || i == 8 || i == 10) name += '-';
-    name += kDigits[(unsigned char)(uuid[i]) >> 4];
-    name += kDigits[(unsigned char)(uuid[i]) & 15];
+  std::string name = "GPU";
+  size_t at = 0;
+  for (const size_t bytes : {4, 2, 2, 2, 6}) {
+    name += "-" + HexBytes(uuid.substr(std::min(at, uuid.size()), bytes));
+    at += bytes;
   }
   return name;
 }

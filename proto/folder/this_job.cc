@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "proto/base/text.h"
 #include "proto/folder/private_folder.h"
 
 namespace cuda_remote {
@@ -103,13 +104,7 @@ bool ReadSharingScope(const std::string& directory, std::string* scope) {
     fd = open((directory + "/sharing-scope").c_str(), O_RDONLY | O_CLOEXEC);
     if (fd < 0 || !ReadText(fd, &text) || text.size() < kDigits) return false;
   }
-  scope->clear();
-  for (size_t i = 0; i < kDigits; i += 2) {
-    const std::string digits = text.substr(i, 2);
-    if (!isxdigit(digits[0]) || !isxdigit(digits[1])) return false;
-    scope->push_back(char(strtol(digits.c_str(), nullptr, 16)));
-  }
-  return true;
+  return BytesOfHex(text.substr(0, kDigits), scope);
 }
 
 }  // namespace cuda_remote

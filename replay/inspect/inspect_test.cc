@@ -84,9 +84,9 @@ TEST(Inspect, PrintsWhatIsInTheImage) {
   const Result result = Inspect(folder / "image");
   EXPECT_EQ(result.code, 0) << result.out;
   for (const char* text :
-       {"job-1", "/usr/bin/program", "2023-11-14 22:13:20 UTC", "compute 9.0", "141.0 GiB",
+       {"job-1", "/usr/bin/program", "2023-11-14 22:13:20 UTC", "compute 9.0", "141 GiB",
         "GPU-01020004-7575-7575-7575-757575757575", "driver 13.0", "0x100000000000", "table", "cuStreamCreate",
-        "3  cuStreamCreate", "PTX compute_80", "2 variables, 104 bytes", "5 records", "engine    criu"}) {
+        "3  cuStreamCreate", "PTX compute_80", "2 variables, 104 B", "5 records", "engine    criu"}) {
     EXPECT_THAT(result.out, HasSubstr(text));
   }
   EXPECT_THAT(Inspect("--all " + folder / "image").out, HasSubstr("memory/index"));
@@ -98,7 +98,7 @@ TEST(Inspect, WhatARestartNeeds) {
   const Result result = Inspect(folder / "image");
   for (const char* text : {"Linux 6.1.0-amd64, criu 4.2.1", "needs     /lib/libc.so.6, build id 8f001a\n",
                            "has       /opt/libcuda-remote.so, as client/kept/libcuda-remote.so\n",
-                           "needs     /data/log, 17 bytes (written by the job)\n"}) {
+                           "needs     /data/log, 17 B (written by the job)\n"}) {
     EXPECT_THAT(result.out, HasSubstr(text));
   }
   const Result here = Inspect("--files-here " + (folder / "image"));

@@ -13,6 +13,8 @@
 #include "ckptfmt/image_store.h"
 #include "ckptfmt/needs.h"
 #include "proto/base/clock.h"
+#include "proto/base/text.h"
+#include "proto/cli/progress.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/frame/version.h"
 #include "replay/inspect/print.h"
@@ -22,47 +24,6 @@ namespace cuda_remote::replay::inspect {
 namespace {
 
 enum ExitCode { kFine = 0, kFailed = 1, kUsage = 2, kNo = 3 };
-
-// A bar with rate and time left on a terminal, a line every few seconds elsewhere.
-class ProgressLine {
- public:
-  ProgressLine(std::string what, bool quiet)
-      : what_(std::move(what)), quiet_(quiet), terminal_(isatty(STDERR_FILENO) != 0) {}
-  ~ProgressLine() {
-    if (open_) fputc('\n', stderr);
-  }
-
-  void Update(uint64_t done, uint64_t total) {
-    const Moment now = Now();
-    if (quiet_ || total == 0) return;
-    if (now - shown_ < (terminal_ ? std::chrono::milliseconds(100) : std::chrono::seconds(5)) && done < total) return;
-    if (!terminal_ && now - start_ < std::chrono::seconds(5)) return;  // short work needs no lines
-    shown_ = now;
-    const double seconds = std::chrono::duration<double>(now - start_).count();
-    const double rate = seconds > 0 ? double(done) / seconds : 0;
-    const double part = double(done) / double(total);
-    const std::string facts = PrintBytes(done) + " of " + PrintBytes(total) + ", " + PrintBytes(uint64_t(rate)) +
-                              "/s, " + (rate > 0 ? std::to_string(uint64_t(double(total - done) / rate)) : "?") +
-                              " s left";
-    if (!terminal_) {
-      fprintf(stderr, "%s: %d %% (%s)\n", what_.c_str(), int(part * 100), facts.c_str());
-      return;
-    }
-    constexpr int kWidth = 30;
-    const int full = int(part * kWidth);
-    fprintf(stderr, "\r\033[K%s [%s%s] %3d %% %s", what_.c_str(), std::string(size_t(full), '#').c_str(),
-            std::string(size_t(kWidth - full), ' ').c_str(), int(part * 100), facts.c_str());
-    open_ = true;
-  }
-
- private:
-  const std::string what_;
-  const bool quiet_;
-  const bool terminal_;
-  const Moment start_ = Now();
-  Moment shown_;
-  bool open_ = false;
-};
 
 struct Options {
   std::string dir;
@@ -92,7 +53,7 @@ int Export(const Options& options) {
   if (!image.ok()) return Fail(image.status());
   absl::Status status;
   {
-    ProgressLine line("exporting", options.quiet || options.json);
+    cli::Progress line("exporting", options.quiet || options.json);
     status =
         ckptfmt::ExportImage(**image, options.other, [&](uint64_t done, uint64_t total) { line.Update(done, total); });
   }
@@ -105,7 +66,7 @@ int RunOnStore(const Options& options, const ckptfmt::StoreListing& store) {
     absl::Status status = image.status;
     if (options.verify && status.ok()) {
       const auto opened = ckptfmt::ImageReader::Open(image.path);
-      ProgressLine line("verifying " + image.path, options.quiet || options.json);
+      cli::Progress line("verifying " + image.path, options.quiet || options.json);
       status = opened.status();
       if (opened.ok()) status = (*opened)->Verify([&](uint64_t done, uint64_t total) { line.Update(done, total); });
     }
@@ -137,7 +98,7 @@ int Run(const Options& options) {
   absl::StatusOr<Summary> summary = Load(options.dir);
   if (!summary.ok()) return Fail(summary.status());
   if (options.verify) {
-    ProgressLine line("verifying", options.quiet || options.json);
+    cli::Progress line("verifying", options.quiet || options.json);
     const absl::Status status = Verify(*summary, [&](uint64_t done, uint64_t total) { line.Update(done, total); });
     if (!status.ok()) return Fail(status);
   }
@@ -158,7 +119,7 @@ int Run(const Options& options) {
     if (missing.empty()) printf("all files that the image needs are here\n");
   } else if (options.verify && !arch && options.other.empty()) {
     printf("%s: complete and undamaged, %s in %zu files\n", summary->reader->dir().c_str(),
-           PrintBytes(summary->reader->sizes().total_bytes).c_str(), summary->reader->files().size() + 1);
+           ByteText(summary->reader->sizes().total_bytes).c_str(), summary->reader->files().size() + 1);
   } else if (arch || !options.other.empty()) {
     fputs(fits.c_str(), stdout);
     for (const std::string& difference : differences) printf("%s\n", difference.c_str());

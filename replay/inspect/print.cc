@@ -10,16 +10,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "ckptfmt/needs.h"
+#include "proto/base/text.h"
 #include "proto/codec/json.h"
 #include "proto/codec/text.h"
+#include "proto/driverabi/visible_devices.h"
 
 namespace cuda_remote::replay::inspect {
 namespace {
 
 // Lists longer than this are cut, unless all is asked for.
 constexpr size_t kShort = 20;
-
-std::string Hex(uint64_t number) { return absl::StrCat("0x", absl::Hex(number)); }
 
 std::string Time(int64_t unix_ms) {
   const time_t seconds = time_t(unix_ms / 1000);
@@ -29,26 +29,7 @@ std::string Time(int64_t unix_ms) {
   return text;
 }
 
-std::string Age(int64_t ms) {
-  const int64_t seconds = std::max<int64_t>(ms, 0) / 1000;
-  if (seconds < 120) return absl::StrCat(seconds, " s");
-  if (seconds < 120 * 60) return absl::StrCat(seconds / 60, " min");
-  if (seconds < 48 * 3600) return absl::StrCat(seconds / 3600, " h");
-  return absl::StrCat(seconds / 86400, " days");
-}
-
-// As tools print it: GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx.
-std::string Uuid(const std::string& bytes) {
-  if (bytes.size() != 16) return "unknown";
-  std::string text = "GPU-";
-  char digits[4];
-  for (size_t i = 0; i < 16; ++i) {
-    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-    snprintf(digits, sizeof(digits), "%02x", uint8_t(bytes[i]));
-    text += digits;
-  }
-  return text;
-}
+std::string Uuid(const std::string& bytes) { return bytes.size() == 16 ? driverabi::UuidName(bytes) : "unknown"; }
 
 std::string Version(int32_t version) { return absl::StrCat(version / 1000, ".", version % 1000 / 10); }
 
@@ -88,7 +69,7 @@ std::string Needs(const ckptfmt::ImageInfo& info, bool all) {
     } else if (all || shown++ < kShort) {
       out += Row("needs",
                  absl::StrCat(Printable(file.path), ", ",
-                              file.build_id.empty() ? PrintBytes(file.bytes)
+                              file.build_id.empty() ? ByteText(file.bytes)
                                                     : absl::StrCat("build id ", ckptfmt::PrintBuildId(file.build_id)),
                               file.written ? " (written by the job)" : ""));
     }
@@ -104,20 +85,6 @@ std::string Entries(const Module& module) {
 }
 
 }  // namespace
-
-std::string PrintBytes(uint64_t bytes) {
-  static constexpr const char* kUnits[] = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB"};
-  double value = double(bytes);
-  size_t unit = 0;
-  while (value >= 1024 && unit + 1 < sizeof(kUnits) / sizeof(kUnits[0])) {
-    value /= 1024;
-    ++unit;
-  }
-  if (unit == 0) return absl::StrCat(bytes, " bytes");
-  char text[64];
-  snprintf(text, sizeof(text), "%.1f %s", value, kUnits[unit]);
-  return text;
-}
 
 std::string PrintText(const Summary& summary, bool all) {
   const ckptfmt::ImageReader& reader = *summary.reader;
@@ -139,27 +106,27 @@ std::string PrintText(const Summary& summary, bool all) {
     for (size_t i = 0; i < process.devices.size(); ++i) {
       const ckptfmt::DeviceFacts& device = process.devices[i];
       out += Row(absl::StrCat("GPU ", i), absl::StrCat(Printable(device.name), ", compute ", device.compute_major, ".",
-                                                       device.compute_minor, ", ", PrintBytes(device.total_memory),
-                                                       ", ", Uuid(device.uuid), ", ", Printable(device.pci_bus_id)));
+                                                       device.compute_minor, ", ", ByteText(device.total_memory), ", ",
+                                                       Uuid(device.uuid), ", ", Printable(device.pci_bus_id)));
     }
   }
   out += Row("engine", info.engine == "none" ? "none (GPU side only)" : Printable(info.engine));
   for (const auto& [key, value] : info.client_info)
     out += Row("", absl::StrCat(Printable(key), " = ", Printable(value)));
-  out += Row("size", absl::StrCat(PrintBytes(sizes.total_bytes), " in ", reader.files().size() + 1, " files: memory ",
-                                  PrintBytes(sizes.stored_bytes), ", client ", PrintBytes(sizes.client_bytes), ", log ",
-                                  PrintBytes(sizes.log_bytes)));
+  out += Row("size", absl::StrCat(ByteText(sizes.total_bytes), " in ", reader.files().size() + 1, " files: memory ",
+                                  ByteText(sizes.stored_bytes), ", client ", ByteText(sizes.client_bytes), ", log ",
+                                  ByteText(sizes.log_bytes)));
   if (sizes.linked_bytes > 0) {
-    out += Row("", absl::StrCat(PrintBytes(sizes.linked_bytes), " of memory in files that other images have, too"));
+    out += Row("", absl::StrCat(ByteText(sizes.linked_bytes), " of memory in files that other images have, too"));
   }
   out += Needs(info, all);
   const auto& regions = reader.regions();
-  out += Row("memory", absl::StrCat(PrintBytes(sizes.region_bytes), " in ", regions.size(),
-                                    " regions; not stored: ", PrintBytes(sizes.zero_bytes), " of zeros, ",
-                                    PrintBytes(sizes.shared_bytes), " equal to other chunks"));
+  out += Row("memory", absl::StrCat(ByteText(sizes.region_bytes), " in ", regions.size(),
+                                    " regions; not stored: ", ByteText(sizes.zero_bytes), " of zeros, ",
+                                    ByteText(sizes.shared_bytes), " equal to other chunks"));
   for (size_t i = 0; i < regions.size() && (all || i < kShort); ++i) {
     const ckptfmt::Region& region = regions[i];
-    out += absl::StrCat("    ", Hex(region.address), "  ", PrintBytes(region.bytes), "  ", KindName(region.kind));
+    out += absl::StrCat("    ", Hex(region.address), "  ", ByteText(region.bytes), "  ", KindName(region.kind));
     if (!region.symbol.empty()) absl::StrAppend(&out, " ", Printable(region.symbol), " of ", Hex(region.object));
     absl::StrAppend(&out, ", GPU ", region.device, "\n");
   }
@@ -177,8 +144,8 @@ std::string PrintText(const Summary& summary, bool all) {
   out += Row("modules", absl::StrCat(summary.modules.size()));
   for (size_t i = 0; i < summary.modules.size() && (all || i < kShort); ++i) {
     const Module& module = summary.modules[i];
-    absl::StrAppend(&out, "    ", Hex(module.object.id), "  ", PrintBytes(module.bytes), "  ", Entries(module), "; ",
-                    module.variables, " variables, ", PrintBytes(module.data_bytes));
+    absl::StrAppend(&out, "    ", Hex(module.object.id), "  ", ByteText(module.bytes), "  ", Entries(module), "; ",
+                    module.variables, " variables, ", ByteText(module.data_bytes));
     if (!module.problem.empty()) absl::StrAppend(&out, "; ", Printable(module.problem));
     out += "\n";
   }
@@ -198,14 +165,14 @@ std::string PrintText(const Summary& summary, bool all) {
 std::string PrintStore(const ckptfmt::StoreListing& store, int64_t now_ms) {
   std::string out =
       absl::StrCat("store ", store.path, ": ", store.images.size(), store.images.size() == 1 ? " image, " : " images, ",
-                   PrintBytes(store.total_bytes), "\n");
+                   ByteText(store.total_bytes), "\n");
   std::vector<std::vector<std::string>> rows = {{"image", "created", "age", "size", "own", "job", "folder"}};
   for (const ckptfmt::StoredImage& image : store.images) {
     std::vector<std::string> row = {image.path.substr(image.path.rfind('/') + 1)};
     if (image.status.ok()) {
-      row.insert(row.end(), {Time(image.info.created_unix_ms), Age(now_ms - image.info.created_unix_ms),
-                             PrintBytes(image.sizes.total_bytes), PrintBytes(image.own_bytes),
-                             Printable(image.info.job), Printable(image.info.job_folder)});
+      row.insert(row.end(), {Time(image.info.created_unix_ms), AgeText(now_ms - image.info.created_unix_ms),
+                             ByteText(image.sizes.total_bytes), ByteText(image.own_bytes), Printable(image.info.job),
+                             Printable(image.info.job_folder)});
     } else {
       row.push_back(std::string(image.status.message()));
     }

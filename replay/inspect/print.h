@@ -11,9 +11,6 @@
 
 namespace cuda_remote::replay::inspect {
 
-// "1.5 GiB (1610612736 bytes)" without the part in brackets below a KiB.
-std::string PrintBytes(uint64_t bytes);
-
 // Several lines. `all`: every region and file, else the first ones.
 std::string PrintText(const Summary& summary, bool all);
 

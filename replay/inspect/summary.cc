@@ -43,12 +43,12 @@ RegionName NameOfRegion(const ckptfmt::Region& region) {
 }
 
 std::string Print(const ckptfmt::Region& region) {
-  if (region.kind == ckptfmt::RegionKind::kAllocation) return absl::StrCat("memory at 0x", absl::Hex(region.address));
+  if (region.kind == ckptfmt::RegionKind::kAllocation) return absl::StrCat("memory at ", Hex(region.address));
   if (region.kind == ckptfmt::RegionKind::kHeap) {
-    return absl::StrCat("the kernels' heap at 0x", absl::Hex(region.address));
+    return absl::StrCat("the kernels' heap at ", Hex(region.address));
   }
-  if (region.kind == ckptfmt::RegionKind::kArray) return absl::StrCat("array 0x", absl::Hex(region.object));
-  return absl::StrCat("variable ", region.symbol, " of 0x", absl::Hex(region.object));
+  if (region.kind == ckptfmt::RegionKind::kArray) return absl::StrCat("array ", Hex(region.object));
+  return absl::StrCat("variable ", region.symbol, " of ", Hex(region.object));
 }
 
 void CompareRegions(const Summary& a, const Summary& b, std::vector<std::string>* differences) {

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "proto/base/text.h"
 #include "replay/modimg/format.h"
 
 namespace cuda_remote::replay {
@@ -135,12 +136,8 @@ bool LocateImage(const void* image, const void** start, size_t* size, std::strin
     *size = length + 1;
     return true;
   }
-  char first[40] = "nothing";
-  if (four_bytes) {
-    snprintf(first, sizeof(first), "bytes %02x %02x %02x %02x", uint8_t(text[0]), uint8_t(text[1]), uint8_t(text[2]),
-             uint8_t(text[3]));
-  }
-  *error = std::string("neither fat binary, cubin nor PTX: it starts with ") + first;
+  const std::string first = four_bytes ? "bytes " + HexBytes({text, 4}, " ") : "nothing";
+  *error = "neither fat binary, cubin nor PTX: it starts with " + first;
   return false;
 }
 

@@ -10,6 +10,7 @@
 
 #include "proto/api/call_names.gen.h"
 #include "proto/api/call_traits.gen.h"
+#include "proto/base/text.h"
 #include "proto/codec/decode_as.h"
 #include "proto/codec/graph.gen.h"
 #include "proto/codec/operations.gen.h"
@@ -22,25 +23,14 @@ namespace {
 // Requests under way carry their images; this much of them at once is enough to keep the server busy.
 constexpr uint64_t kMaxPayloadUnderWay = 64u << 20;
 
-std::string Hex(uint64_t number) {
-  char text[24];
-  snprintf(text, sizeof(text), "0x%llx", static_cast<unsigned long long>(number));
-  return text;
-}
-
 std::string Describe(const Record& record) {
   return std::string(CallIdName(record.header.call)) + " (object " + Hex(record.object.id) + ", record " +
          std::to_string(record.order) + ")";
 }
 
-std::string HexBytes(std::string_view bytes) {
+std::string FirstBytes(std::string_view bytes) {
   constexpr size_t kMost = 24;
-  std::string text;
-  char digits[4];
-  for (const char c : bytes.substr(0, kMost)) {
-    snprintf(digits, sizeof(digits), "%02x", uint8_t(c));
-    text += digits;
-  }
+  std::string text = HexBytes(bytes.substr(0, kMost));
   if (bytes.size() > kMost) text += "... (" + std::to_string(bytes.size()) + " bytes)";
   return text.empty() ? "nothing" : text;
 }
@@ -76,8 +66,8 @@ bool Check(const Record& record, const ReplayTarget::Answer& answer, std::string
     return false;
   }
   if (!record.modifies && !traits.Has(kReplyMayDiffer) && answer.message != record.reply) {
-    *error = "the replay diverged at " + Describe(record) + ": it answered " + HexBytes(answer.message) + ", but " +
-             HexBytes(record.reply) + " before";
+    *error = "the replay diverged at " + Describe(record) + ": it answered " + FirstBytes(answer.message) + ", but " +
+             FirstBytes(record.reply) + " before";
     return false;
   }
   return true;

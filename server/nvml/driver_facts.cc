@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <fstream>
 
+#include "proto/base/text.h"
+#include "proto/driverabi/visible_devices.h"
 #include "server/nvml/source.h"
 
 namespace cuda_remote::server {
@@ -62,18 +64,6 @@ uint32_t Architecture(int major, int minor) {
   return nvml::kUnknownArchitecture;
 }
 
-std::string UuidText(const std::string& uuid) {
-  if (uuid.size() != 16) return {};
-  std::string text = "GPU-";
-  for (size_t i = 0; i < 16; ++i) {
-    char hex[4];
-    snprintf(hex, sizeof(hex), "%02x", uint8_t(uuid[i]));
-    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-    text += hex;
-  }
-  return text;
-}
-
 class FromDriver final : public NvmlSource {
  public:
   explicit FromDriver(const LoadedDriver& driver) : driver_(driver) {
@@ -91,7 +81,7 @@ class FromDriver final : public NvmlSource {
       for (int i = 0; i < copies; ++i) Put(answer, facts.attributes[attribute]);
     };
     if (name == "nvmlDeviceGetName") return PutText(answer, facts.name);
-    if (name == "nvmlDeviceGetUUID") return PutText(answer, UuidText(facts.uuid));
+    if (name == "nvmlDeviceGetUUID") return PutText(answer, driverabi::UuidName(facts.uuid));
     if (name == "nvmlDeviceGetMinorNumber") return Put(answer, uint32_t(device));
     if (name == "nvmlDeviceGetMemoryInfo") return PutMemory(facts, device, sessions, answer);
     if (name == "nvmlDeviceGetMemoryInfo_v2") return PutMemoryV2(facts, device, sessions, question, answer);

@@ -11,6 +11,7 @@
 
 #include <sstream>
 
+#include "proto/base/text.h"
 #include "proto/codec/text.h"
 #include "proto/folder/private_folder.h"
 
@@ -20,16 +21,6 @@ namespace {
 constexpr size_t kTokenBytes = 32;
 constexpr size_t kMostBytes = 4 << 20;
 constexpr char kPrefix[] = "cr-";  // so that tools that look for secrets in files can tell one
-
-std::string HexText(const unsigned char* bytes, size_t count) {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (size_t i = 0; i < count; ++i) {
-    text += kDigits[bytes[i] >> 4];
-    text += kDigits[bytes[i] & 15];
-  }
-  return text;
-}
 
 bool IsHash(const std::string& text) {
   return text.size() == 2 * SHA256_DIGEST_LENGTH && text.find_first_not_of("0123456789abcdef") == std::string::npos;
@@ -45,7 +36,7 @@ bool IsName(const std::string& text) {
 std::string TokenHash(std::string_view token) {
   unsigned char hash[SHA256_DIGEST_LENGTH];
   SHA256(reinterpret_cast<const unsigned char*>(token.data()), token.size(), hash);
-  return HexText(hash, sizeof(hash));
+  return HexBytes({reinterpret_cast<const char*>(hash), sizeof(hash)});
 }
 
 bool ReadTokens(const std::string& path, TokenNames* names, std::string* error) {
@@ -95,7 +86,8 @@ std::string MakeToken(const std::string& path, const std::string& name, std::str
   unsigned char bytes[kTokenBytes];
   const int fd = open(path.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
   std::string token;
-  if (fd >= 0 && RAND_bytes(bytes, sizeof(bytes)) == 1) token = kPrefix + HexText(bytes, sizeof(bytes));
+  if (fd >= 0 && RAND_bytes(bytes, sizeof(bytes)) == 1)
+    token = kPrefix + HexBytes({reinterpret_cast<const char*>(bytes), sizeof(bytes)});
   // On a line of its own, also behind one that an editor has left without an end.
   const std::string line = (names.empty() ? "" : "\n") + name + " " + TokenHash(token) + "\n";
   const bool written = !token.empty() && write(fd, line.data(), line.size()) == ssize_t(line.size()) && fsync(fd) == 0;

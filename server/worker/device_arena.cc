@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "proto/base/text.h"
 #include "proto/driverabi/error_names.h"
 #include "proto/threads/mutex.h"
 
@@ -38,10 +39,8 @@ std::unique_ptr<DeviceArena> DeviceArena::Create(const DriverTable& driver, int 
   CUresult result = CUDA_SUCCESS;
   const uint64_t bytes = ReserveAddressesAt(driver, kArenaBase, kArenaBytes, &result);
   if (bytes != 0) return std::unique_ptr<DeviceArena>(new DeviceArena(driver, devices, bytes, memory_limit));
-  char base[24];
-  snprintf(base, sizeof base, "0x%llx", static_cast<unsigned long long>(kArenaBase));
-  *error = std::string("the driver does not give device addresses at ") + base + ": " +
-           driverabi::DescribeError(result) + "; device memory would not keep its addresses over a restart";
+  *error = "the driver does not give device addresses at " + Hex(kArenaBase) + ": " + driverabi::DescribeError(result) +
+           "; device memory would not keep its addresses over a restart";
   return nullptr;
 }
 

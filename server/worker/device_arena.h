@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "proto/driverabi/job_addresses.h"
 #include "proto/threads/mutex.h"
 #include "server/driver/driver_table.h"
 #include "server/worker/address_space.h"
@@ -27,18 +28,10 @@
 
 namespace cuda_remote::server {
 
-// Device addresses of all allocations; host memory begins above (client/session/host_arena.h).
-#if defined(__SANITIZE_ADDRESS__)
-// The usual place is the sanitizer's own.
-inline constexpr uint64_t kArenaBase = 0x500000000000;
-#else
-inline constexpr uint64_t kArenaBase = 0x100000000000;
-#endif
-inline constexpr uint64_t kArenaBytes = uint64_t{1} << 44;
-// Where the application's own reservations go: parts of one reservation, because the driver does not follow a hint for
-// small ones (580 on an H200: not for 16 MiB, but for 64 MiB).
-inline constexpr uint64_t kReservationBase = 0x300000000000;
-inline constexpr uint64_t kReservationBytes = uint64_t{1} << 45;
+using driverabi::kArenaBase, driverabi::kArenaBytes;
+// The application's own reservations are parts of one reservation, because the driver does not follow a hint for small
+// ones (580 on an H200: not for 16 MiB, but for 64 MiB).
+using driverabi::kReservationBase, driverabi::kReservationBytes;
 
 // Reserves device addresses from `base` on: `most` bytes (a power of two), or a smaller power where the machine has not
 // so many to give; what matters is that they begin where they always do. Returns how many; 0 and *result: why there are

@@ -147,7 +147,8 @@ class HostileTest : public testing::TestWithParam<const char*> {
     TestClient client(std::move(channel));
     chaos.handles.push_back(client.OpenContext());
     const uint32_t context = chaos.context = client.context_slot;
-    chaos.addresses = {client.Allocate(100), client.Allocate(3 << 20), kArenaBase, kReservationBase, 0x200000000000};
+    chaos.addresses = {client.Allocate(100), client.Allocate(3 << 20), kArenaBase, kReservationBase,
+                       driverabi::kHostBase};
     chaos.handles.push_back(client.Stream());
     const uint64_t module = client.LoadModule(kImage);
     chaos.handles.push_back(module);

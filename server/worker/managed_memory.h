@@ -23,6 +23,7 @@
 #include <string_view>
 #include <vector>
 
+#include "proto/driverabi/job_addresses.h"
 #include "proto/threads/mutex.h"
 #include "server/driver/driver_table.h"
 #include "server/worker/bulk_copies.h"
@@ -30,9 +31,7 @@
 
 namespace cuda_remote::server {
 
-// Where it may lie: the upper half of the client's host arena (client/session/host_arena.h).
-inline constexpr uint64_t kManagedBase = 0x220000000000;
-inline constexpr uint64_t kManagedBytes = uint64_t{1} << 41;
+using driverabi::kManagedBase, driverabi::kManagedBytes;
 
 class ManagedMemory {
  public:

@@ -7,7 +7,7 @@
 
 #include "proto/chunkhash/chunk_hash.h"
 #include "proto/chunkhash/steps.h"
-#include "proto/driverabi/snapshot_addresses.h"
+#include "proto/driverabi/job_addresses.h"
 #include "proto/threads/mutex.h"
 #include "server/worker/hash_kernel.gen.h"
 #include "server/worker/side_reads.h"

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "proto/chunkhash/chunk_hash.h"
-#include "proto/driverabi/snapshot_addresses.h"
+#include "proto/driverabi/job_addresses.h"
 #include "server/driver/driver_table.h"
 #include "server/worker/testing/client.h"
 #include "server/worker/testing/worker_process.h"

@@ -19,7 +19,7 @@
 #include <map>
 
 #include "proto/base/clock.h"
-#include "proto/driverabi/snapshot_addresses.h"
+#include "proto/driverabi/job_addresses.h"
 #include "proto/threads/mutex.h"
 #include "server/driver/driver_table.h"
 

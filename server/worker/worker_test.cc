@@ -434,7 +434,7 @@ TEST_F(WorkerTest, AFullStreamBehindAHostFunctionDoesNotDeadlock) {
 
 TEST_F(WorkerTest, PinnedMemoryIsShared) {
   client().OpenContext();
-  constexpr uint64_t kAddress = 0x200000000000, kBytes = 1 << 20;
+  constexpr uint64_t kAddress = driverabi::kHostBase, kBytes = 1 << 20;
   const int fd = memfd_create("pinned", MFD_CLOEXEC);
   ASSERT_EQ(ftruncate(fd, kBytes), 0);
   char* const memory = static_cast<char*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
@@ -481,7 +481,7 @@ TEST_F(WorkerTest, PinnedMemoryIsShared) {
 // The host function that the full stream waits for asks for memory that it shares with the GPU, and changes it.
 TEST_F(WorkerTest, AHostFunctionGetsItsMemoryFromAStuckServer) {
   client().OpenContext();
-  constexpr uint64_t kAddress = 0x200000000000;
+  constexpr uint64_t kAddress = driverabi::kHostBase;
   wire::OpHostMap_Request map;
   map.address = kAddress;
   map.bytes = 4096;
@@ -529,7 +529,7 @@ TEST_F(WorkerTest, AHostFunctionGetsItsMemoryFromAStuckServer) {
 // changes.
 TEST_F(WorkerTest, MemoryOfItsOwnIsMirrored) {
   client().OpenContext();
-  constexpr uint64_t kAddress = 0x200000000000, kStart = kAddress + 100, kBytes = 5000;
+  constexpr uint64_t kAddress = driverabi::kHostBase, kStart = kAddress + 100, kBytes = 5000;
   wire::OpHostMap_Request map;
   map.address = kAddress;
   map.bytes = 8192;

@@ -49,6 +49,7 @@ MAY_INCLUDE_INSIDE = {
 # Folders whose code is linked into libcuda-remote.so, and what may not appear in it.
 IN_LIBRARY = (
     "proto/agent",
+    "proto/base",
     "proto/frame",
     "proto/machine",
     "proto/ring",

@@ -22,6 +22,7 @@
 
 #include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/engine/criu/hold.h"
+#include "proto/base/mappings.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -135,23 +136,14 @@ std::set<std::string> LinksIn(std::string_view image) {
 
 // The mapped files of a process: the path, the inode, whether it is shared and may be written, and a link of /proc's to
 // it.
-void ForEachMapping(
+void ForEachMappedFile(
     const std::string& process,
     const std::function<void(const std::string& path, uint64_t inode, bool shared, const std::string& link)>& body) {
-  std::ifstream maps(process + "/maps");
-  for (std::string line; std::getline(maps, line);) {
-    std::istringstream fields(line);
-    std::string range, rights, offset, device, path;
-    uint64_t inode = 0;
-    fields >> range >> rights >> offset >> device >> inode >> std::ws;
-    std::getline(fields, path);
-    if (inode == 0 || path.empty() || path[0] != '/') continue;
-    // Without the leading zeros.
-    unsigned long long begin = 0, end = 0;
-    char name[64] = "";
-    if (sscanf(range.c_str(), "%llx-%llx", &begin, &end) == 2) snprintf(name, sizeof(name), "%llx-%llx", begin, end);
-    body(path, inode, rights == "rw-s", process + "/map_files/" + name);
-  }
+  ForEachMapping(process, [&](const Mapping& mapping) {
+    if (mapping.inode == 0 || mapping.name.empty() || mapping.name[0] != '/') return true;
+    body(mapping.name, mapping.inode, mapping.shared && mapping.writable, MapFile(process, mapping));
+    return true;
+  });
 }
 
 // Likewise its open files.
@@ -183,7 +175,7 @@ int UserOf(const std::string& path, const struct stat& facts) {
     const auto look = [&](const std::string& used, uint64_t number, const std::string& link) {
       if (used == path && number == facts.st_ino && !IsElsewhere(link, facts)) user = atoi(name.c_str());
     };
-    ForEachMapping("/proc/" + name, [&](const std::string& used, uint64_t number, bool, const std::string& link) {
+    ForEachMappedFile("/proc/" + name, [&](const std::string& used, uint64_t number, bool, const std::string& link) {
       look(used, number, link);
     });
     ForEachDescriptor("/proc/" + name, look);
@@ -296,7 +288,7 @@ void FindSharedFiles(const std::vector<int>& pids, const std::string& own_folder
       if (path != opened) former[path].insert(opened.substr(0, opened.size() - strlen(kDeleted)));
       if (!session.empty()) sessions.push_back(session);
     };
-    ForEachMapping(process, [&](const std::string& path, uint64_t inode, bool shared, const std::string&) {
+    ForEachMappedFile(process, [&](const std::string& path, uint64_t inode, bool shared, const std::string&) {
       add(path, inode, shared);
     });
     ForEachDescriptor(process, [&](const std::string& path, uint64_t inode, const std::string&) {
@@ -318,7 +310,7 @@ void FindSharedFiles(const std::vector<int>& pids, const std::string& own_folder
         const auto at = found.find(path);
         if (at != found.end() && at->second.st_ino == inode && !IsElsewhere(link, at->second)) found.erase(at);
       };
-      ForEachMapping("/proc/" + name, [&](const std::string& path, uint64_t inode, bool, const std::string& link) {
+      ForEachMappedFile("/proc/" + name, [&](const std::string& path, uint64_t inode, bool, const std::string& link) {
         leave_out(path, inode, link);
       });
       ForEachDescriptor("/proc/" + name, leave_out);

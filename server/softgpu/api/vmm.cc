@@ -13,6 +13,7 @@
 #include <map>
 #include <string>
 
+#include "proto/base/text.h"
 #include "proto/threads/mutex.h"
 #include "server/softgpu/api/api.h"
 #include "server/softgpu/core/memory_map.h"
@@ -75,13 +76,8 @@ bool Aligned(uint64_t value) { return value % kGranularity == 0; }
 // The name of a memory file that other processes may get says which GPU its memory is of.
 constexpr char kSharedName[] = "softgpu-shared-";
 std::string SharedName(int device) {
-  std::string name = kSharedName;
-  char digits[3];
-  for (const char byte : GetDevice(device)->uuid().bytes) {
-    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned char>(byte));
-    name += digits;
-  }
-  return name;
+  const CUuuid uuid = GetDevice(device)->uuid();
+  return kSharedName + HexBytes({uuid.bytes, sizeof(uuid.bytes)});
 }
 
 // The GPU that a memory file of SharedName is for; kHidden: one that this process does not see, kNone: no such file.

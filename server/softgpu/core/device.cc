@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "proto/base/hash.h"
+#include "proto/base/text.h"
 #include "proto/driverabi/driver_settings.h"
 #include "proto/driverabi/visible_devices.h"
 #include "server/softgpu/core/machine_memory.h"
@@ -28,8 +29,8 @@ CUuuid MakeUuid(int ordinal) {
   for (char c : text.rfind("GPU-", 0) == 0 ? text.substr(4) : text) {
     if (c != '-') digits += c;
   }
-  if (digits.size() == 32 && digits.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos) {
-    for (int i = 0; i < 16; ++i) uuid.bytes[i] = static_cast<char>(std::stoi(digits.substr(2 * i, 2), nullptr, 16));
+  if (std::string bytes; digits.size() == 2 * sizeof(uuid.bytes) && BytesOfHex(digits, &bytes)) {
+    std::memcpy(uuid.bytes, bytes.data(), sizeof(uuid.bytes));
     uuid.bytes[15] = static_cast<char>(uuid.bytes[15] + ordinal);
     return uuid;
   }

@@ -11,6 +11,7 @@
 #include <new>
 #include <thread>
 
+#include "proto/base/text.h"
 #include "proto/threads/mutex.h"
 #include "server/softgpu/ptx/machine.h"
 
@@ -412,11 +413,9 @@ uint8_t* GlobalRange(Thread* t, const Op* op, uint64_t address, uint64_t bytes, 
 }
 
 uint8_t* BadAddress(Thread* t, const Op* op, uint64_t address, uint64_t bytes, const char* space, bool misaligned) {
-  char text[64];
-  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(address));
   Raise(t, op, misaligned ? Fault::kMisaligned : Fault::kIllegalAddress,
         std::string(misaligned ? "misaligned " : "illegal ") + space + " access of " + std::to_string(bytes) +
-            " bytes at " + text);
+            " bytes at " + Hex(address));
   return nullptr;
 }
 

@@ -11,7 +11,9 @@
 #include <map>
 
 #include "proto/codec/operations.gen.h"
+#include "proto/driverabi/job_addresses.h"
 #include "proto/threads/mutex.h"
+#include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/handlers.gen.h"
 #include "server/worker/custom/work.h"
@@ -25,9 +27,8 @@
 namespace cuda_remote::server {
 namespace {
 
-// The host arena's addresses (client/session/host_arena.h): nothing of this process lies there.
-constexpr uint64_t kHostBase = 0x200000000000;
-constexpr uint64_t kHostBytes = uint64_t{1} << 42;
+// The addresses of the client's host arena: nothing of this process lies there.
+constexpr uint64_t kClientBase = driverabi::kHostBase, kClientBytes = driverabi::kHostBytes + driverabi::kManagedBytes;
 constexpr uint64_t kHostPage = 4096;
 // The descriptor was sent before the request, on another way.
 constexpr int kDescriptorTimeoutMs = 5000;
@@ -68,8 +69,8 @@ CUresult OpHostMap(Session& session, const Request&, const wire::OpHostMap_Reque
   const int fd = in.tag == 0 ? -1 : worker.channel().TakeFd(in.tag, kDescriptorTimeoutMs);
   if (fd < 0 && in.tag != 0) return CUDA_ERROR_INVALID_VALUE;
   const bool aligned = in.address % kHostPage == 0 && in.bytes % kHostPage == 0 && in.offset % kHostPage == 0;
-  const bool inside = in.address >= kHostBase && in.bytes != 0 && in.bytes <= kHostBytes &&
-                      in.address - kHostBase <= kHostBytes - in.bytes;
+  const bool inside = in.address >= kClientBase && in.bytes != 0 && in.bytes <= kClientBytes &&
+                      in.address - kClientBase <= kClientBytes - in.bytes;
   if (!aligned || !inside) {
     if (fd >= 0) close(fd);
     return kMalformedRequest;

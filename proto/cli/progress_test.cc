@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a person sees, on a terminal and in a file.
-#include "client/tools/progress.h"
+#include "proto/cli/progress.h"
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -10,7 +10,7 @@
 
 #include <string>
 
-namespace cuda_remote::client::tools {
+namespace cuda_remote::cli {
 namespace {
 
 // Standard error is the given descriptor for the time of a test; takes it over.
@@ -40,14 +40,6 @@ std::string Shown(int fd) {
     text.append(part, size_t(bytes));
   }
   return text;
-}
-
-TEST(ProgressTest, SizesAreForPeople) {
-  EXPECT_EQ(Bytes(0), "0 B");
-  EXPECT_EQ(Bytes(300), "300 B");
-  EXPECT_EQ(Bytes(17 << 20), "17 MiB");
-  EXPECT_EQ(Bytes(1.25 * (1 << 30)), "1.2 GiB");
-  EXPECT_EQ(Bytes(1000), "1.0 KiB");
 }
 
 TEST(ProgressTest, ATerminalHasABarWithRateAndTimeLeft) {
@@ -106,4 +98,4 @@ TEST(ProgressTest, AFileGetsNothingOfAShortStepAndQuietNothingAtAll) {
 }
 
 }  // namespace
-}  // namespace cuda_remote::client::tools
+}  // namespace cuda_remote::cli

@@ -1,30 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/tools/progress.h"
+#include "proto/cli/progress.h"
 
 #include <stdio.h>
 #include <unistd.h>
 
-#include "proto/base/clock.h"
+#include "proto/base/text.h"
 
-namespace cuda_remote::client::tools {
+namespace cuda_remote::cli {
 namespace {
 
 constexpr double kBarEvery = 0.1, kLineEvery = 10;  // seconds
 constexpr int kBarWidth = 30;
 
 }  // namespace
-
-std::string Bytes(double bytes) {
-  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  int unit = 0;
-  while (bytes >= 1000 && unit < 4) {
-    bytes /= 1024;
-    ++unit;
-  }
-  char text[32];
-  snprintf(text, sizeof(text), bytes < 10 && unit > 0 ? "%.1f %s" : "%.0f %s", bytes, kUnits[unit]);
-  return text;
-}
 
 Progress::Progress(std::string what, bool quiet)
     : what_(std::move(what)), quiet_(quiet), terminal_(isatty(2) != 0), shown_(start_) {}
@@ -43,7 +31,7 @@ void Progress::Update(uint64_t done, uint64_t total) {
   const double rate = seconds > 0 ? double(done) / seconds : 0;
   const double share = total > 0 ? double(done) / double(total) : 1;
   const double left = rate > 0 ? double(total - done) / rate : 0;
-  const std::string facts = Bytes(double(done)) + " of " + Bytes(double(total)) + ", " + Bytes(rate) + "/s";
+  const std::string facts = ByteText(double(done)) + " of " + ByteText(double(total)) + ", " + ByteText(rate) + "/s";
   if (!terminal_) {
     fprintf(stderr, "%s: %s, %.0f s left\n", what_.c_str(), facts.c_str(), left);
     return;
@@ -54,4 +42,4 @@ void Progress::Update(uint64_t done, uint64_t total) {
   line_open_ = true;
 }
 
-}  // namespace cuda_remote::client::tools
+}  // namespace cuda_remote::cli
