@@ -41,19 +41,14 @@ absl::Status SystemError(const std::string& doing, const std::string& path, int 
   }
 }
 
-void Fd::Close() {
-  if (fd_ >= 0) close(fd_);
-  fd_ = -1;
-}
-
 absl::StatusOr<OpenedFolder> OpenedFolder::Open(const std::string& path) {
-  Fd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  UniqueFd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (fd.get() < 0) return SystemError("open the folder", path, errno);
   return OpenedFolder(std::move(fd), path);
 }
 
 absl::StatusOr<OpenedFolder> OpenedFolder::OpenBelow(const std::string& path) const {
-  Fd fd(openat(fd_.get(), path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  UniqueFd fd(openat(fd_.get(), path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (fd.get() < 0) return SystemError("open the folder", FullPath(path), errno);
   return OpenedFolder(std::move(fd), FullPath(path));
 }
@@ -95,7 +90,7 @@ absl::StatusOr<OutputFile> OutputFile::Create(const OpenedFolder& folder, const 
   file.hashed_ = hashed;
   file.path_ = path;
   file.full_path_ = folder.FullPath(path);
-  file.fd_ = Fd(openat(folder.fd(), path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  file.fd_ = UniqueFd(openat(folder.fd(), path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (file.fd_.get() < 0) return SystemError("create", file.full_path_, errno);
   return file;
 }
@@ -138,10 +133,10 @@ absl::StatusOr<FileRecord> OutputFile::Finish() {
   return record;
 }
 
-absl::StatusOr<Fd> OpenForReading(const OpenedFolder& folder, const std::string& path) {
+absl::StatusOr<UniqueFd> OpenForReading(const OpenedFolder& folder, const std::string& path) {
   const std::string full_path = folder.FullPath(path);
   // O_NONBLOCK: opening a pipe must not wait for its writer.
-  Fd fd(openat(folder.fd(), path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  UniqueFd fd(openat(folder.fd(), path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (fd.get() < 0) return SystemError("open", full_path, errno);
   struct stat facts;
   if (fstat(fd.get(), &facts) != 0) return SystemError("look at", full_path, errno);
@@ -164,7 +159,7 @@ absl::Status ReadAt(int fd, const std::string& full_path, uint64_t offset, char*
 
 absl::StatusOr<std::string> ReadWhole(const OpenedFolder& folder, const std::string& path, uint64_t limit) {
   const std::string full_path = folder.FullPath(path);
-  absl::StatusOr<Fd> fd = OpenForReading(folder, path);
+  absl::StatusOr<UniqueFd> fd = OpenForReading(folder, path);
   if (!fd.ok()) return fd.status();
   struct stat facts;
   if (fstat(fd->get(), &facts) != 0) return SystemError("look at", full_path, errno);
@@ -179,7 +174,7 @@ absl::StatusOr<std::string> ReadWhole(const OpenedFolder& folder, const std::str
 absl::StatusOr<FileRecord> HashFile(const OpenedFolder& folder, const std::string& path, bool sync,
                                     const std::function<void(uint64_t)>& seen) {
   const std::string full_path = folder.FullPath(path);
-  absl::StatusOr<Fd> fd = OpenForReading(folder, path);
+  absl::StatusOr<UniqueFd> fd = OpenForReading(folder, path);
   if (!fd.ok()) return fd.status();
   struct stat facts;
   if (fstat(fd->get(), &facts) != 0) return SystemError("look at", full_path, errno);
@@ -202,7 +197,7 @@ absl::StatusOr<FileRecord> HashFile(const OpenedFolder& folder, const std::strin
 }
 
 absl::Status SyncFolder(const std::string& path) {
-  Fd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  UniqueFd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (fd.get() < 0) return SystemError("open", path, errno);
   return SyncFolder(OpenedFolder(std::move(fd), path));
 }

@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/base/hash.h"
+#include "proto/base/unique_fd.h"
 
 namespace cuda_remote::ckptfmt {
 
@@ -26,30 +27,12 @@ inline constexpr size_t kBlockBytes = 2u << 20;
 // The last failed system call as a status: "cannot write PATH: No space left on device (...)".
 absl::Status SystemError(const std::string& doing, const std::string& path, int error);
 
-// A descriptor that closes itself.
-class Fd {
- public:
-  explicit Fd(int fd = -1) : fd_(fd) {}
-  ~Fd() { Close(); }
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&& other) noexcept {
-    Close();
-    fd_ = std::exchange(other.fd_, -1);
-    return *this;
-  }
-  int get() const { return fd_; }
-  void Close();
-
- private:
-  int fd_;
-};
-
 // A folder that is open. What is in it is reached through the descriptor, so that nobody can put another folder in its
 // place meanwhile; its path is for messages.
 class OpenedFolder {
  public:
   OpenedFolder() = default;
-  OpenedFolder(Fd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
+  OpenedFolder(UniqueFd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
   // The last part of `path` is not followed if it is a symbolic link.
   static absl::StatusOr<OpenedFolder> Open(const std::string& path);
   // A folder below this one.
@@ -64,7 +47,7 @@ class OpenedFolder {
   bool IsInPlace() const;
 
  private:
-  Fd fd_;
+  UniqueFd fd_;
   std::string path_;
 };
 
@@ -109,7 +92,7 @@ class OutputFile {
   absl::StatusOr<FileRecord> Finish();
 
  private:
-  Fd fd_;
+  UniqueFd fd_;
   std::string full_path_;
   std::string path_;
   FileHasher hasher_;
@@ -121,7 +104,7 @@ class OutputFile {
 };
 
 // An existing plain file in the folder; symbolic links are not followed.
-absl::StatusOr<Fd> OpenForReading(const OpenedFolder& folder, const std::string& path);
+absl::StatusOr<UniqueFd> OpenForReading(const OpenedFolder& folder, const std::string& path);
 // Reads exactly `bytes.size()` bytes; kDataLoss if the file ends before.
 absl::Status ReadAt(int fd, const std::string& full_path, uint64_t offset, char* out, size_t bytes);
 absl::StatusOr<std::string> ReadWhole(const OpenedFolder& folder, const std::string& path, uint64_t limit);

@@ -86,7 +86,7 @@ absl::Status CheckBelow(const OpenedFolder& folder, bool owner) {
   struct stat facts;
   for (const std::string& name : *names) {
     // By descriptor: what is looked at is what was opened.
-    const Fd fd(openat(folder.fd(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+    const UniqueFd fd(openat(folder.fd(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
     if (fd.get() < 0 || fstat(fd.get(), &facts) != 0) return SystemError("look at", folder.FullPath(name), errno);
     if (!S_ISREG(facts.st_mode) && !S_ISDIR(facts.st_mode)) {
       return absl::FailedPreconditionError(absl::StrCat(
@@ -227,7 +227,7 @@ absl::StatusOr<OpenedFolder> MakePartial(const std::string& dir) {
     if (lstat(partial.c_str(), &facts) == 0 && facts.st_uid != geteuid()) {
       return NotOwn(partial, facts.st_uid, "remove it, or choose another name for the image");
     }
-    Fd fd(open(partial.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+    UniqueFd fd(open(partial.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
     if (fd.get() < 0) {
       if (errno == ENOENT) continue;
       return SystemError("open", partial, errno);
@@ -270,7 +270,7 @@ absl::Status Publish(const OpenedFolder& folder, const std::string& dir) {
   }
   // The old image will lie in DIR.partial for a moment; the lock keeps the next writer from starting in it meanwhile.
   if (absl::Status status = CheckMayReplace(dir); !status.ok()) return status;
-  Fd old_fd(open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+  UniqueFd old_fd(open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
   const OpenedFolder replaced(std::move(old_fd), partial);
   const bool locked = replaced.fd() >= 0 && flock(replaced.fd(), LOCK_EX | LOCK_NB) == 0;
   errno = EINVAL;

@@ -15,7 +15,8 @@
 #include "ckptfmt/testing.h"
 #include "tests/fuzz/seeds.h"
 
-using namespace cuda_remote::ckptfmt;  // NOLINT: a test program
+using namespace cuda_remote;           // NOLINT: a test program
+using namespace cuda_remote::ckptfmt;  // NOLINT
 
 namespace {
 

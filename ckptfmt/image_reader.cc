@@ -43,7 +43,7 @@ struct ImageReader::State {
   std::vector<FileFacts> facts;
   Index index;
   std::vector<Region> regions;
-  std::vector<Fd> data;
+  std::vector<UniqueFd> data;
 
   std::string FullPath(const std::string& path) const { return absl::StrCat(dir, "/", path); }
 
@@ -69,7 +69,7 @@ struct ImageReader::State {
   // `seen` gets how many bytes were compared.
   absl::Status VerifyFile(const FileRecord& file, const std::function<void(uint64_t)>& seen) const {
     const std::string path = FullPath(file.path);
-    absl::StatusOr<Fd> fd = OpenForReading(folder, file.path);
+    absl::StatusOr<UniqueFd> fd = OpenForReading(folder, file.path);
     if (!fd.ok()) return fd.status();
     std::string block(size_t(std::min<uint64_t>(kBlockBytes, file.bytes)), '\0');
     Hasher whole;
@@ -125,7 +125,7 @@ struct ImageReader::State {
       struct stat there;
       linked.push_back(fstatat(folder.fd(), path.c_str(), &there, AT_SYMLINK_NOFOLLOW) == 0 && there.st_nlink > 1);
       if (parts == Parts::kFacts) continue;
-      absl::StatusOr<Fd> fd = OpenForReading(folder, path);
+      absl::StatusOr<UniqueFd> fd = OpenForReading(folder, path);
       if (!fd.ok()) return fd.status();
       data.push_back(*std::move(fd));
     }

@@ -34,7 +34,7 @@ bool FactsOf(const ImageReader& image, const std::string& path, struct stat* fac
 
 // A data file as all images of the store together see it.
 struct SharedFile {
-  Fd fd;
+  UniqueFd fd;
   std::string path;
   uint64_t names = 0;                                 // in these images
   std::vector<std::pair<uint64_t, uint64_t>> in_use;  // from, to
@@ -125,7 +125,7 @@ struct ImageStore::State {
         if (FactsOf(*image, path, &facts)) file = &files[{facts.st_dev, facts.st_ino}];
         if (file && file->names++ == 0) {
           file->path = image->folder().FullPath(path);
-          file->fd = Fd(openat(image->folder().fd(), path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+          file->fd = UniqueFd(openat(image->folder().fd(), path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
         }
         of_image.push_back(file);
       }

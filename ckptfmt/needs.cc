@@ -50,7 +50,7 @@ std::string FindBuildId(const std::vector<char>& notes) {
 }  // namespace
 
 std::string BuildIdOf(const std::string& path) {
-  const Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat facts;
   if (fd.get() < 0 || fstat(fd.get(), &facts) != 0 || !S_ISREG(facts.st_mode)) return {};
   std::vector<Elf64_Ehdr> header;

@@ -117,7 +117,7 @@ std::unique_ptr<Hostd> Hostd::Connect(std::string* error) {
   return nullptr;
 }
 
-Hostd::~Hostd() { close(socket_); }
+Hostd::~Hostd() = default;
 
 bool Hostd::AskForHosts(const std::string& hosts, HostReports* reports, std::string* error) {
   Request request;
@@ -126,8 +126,8 @@ bool Hostd::AskForHosts(const std::string& hosts, HostReports* reports, std::str
   if (!hosts.empty()) AddOption("hosts", hosts, &request);
   const int folder = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC), null = open("/dev/null", O_RDWR | O_CLOEXEC);
   Reply reply;
-  const bool answered =
-      folder >= 0 && null >= 0 && Send(socket_, request, {null, null, null, folder}) && Receive(socket_, &reply);
+  const bool answered = folder >= 0 && null >= 0 && Send(socket_.get(), request, {null, null, null, folder}) &&
+                        Receive(socket_.get(), &reply);
   for (const int fd : {folder, null}) {
     if (fd >= 0) close(fd);
   }
@@ -167,7 +167,7 @@ int Hostd::Run(const char* name, Request request, int failed, std::string* elsew
   sigprocmask(SIG_BLOCK, &set, &before);
   const int signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
   // Whoever is refused before all is read finds the answer below.
-  const bool sent = folder >= 0 && Send(socket_, request, {streams[0], streams[1], streams[2], folder});
+  const bool sent = folder >= 0 && Send(socket_.get(), request, {streams[0], streams[1], streams[2], folder});
   if (!sent && errno != EPIPE && errno != ECONNRESET) {
     fprintf(stderr, "%s: cannot ask cr-hostd: %s\n", name, strerror(errno));
     return failed;
@@ -177,18 +177,18 @@ int Hostd::Run(const char* name, Request request, int failed, std::string* elsew
     if (copiers[i] > 0) close(streams[i]);
   }
   while (true) {
-    pollfd waiting[] = {{socket_, POLLIN, 0}, {signals, POLLIN, 0}};
+    pollfd waiting[] = {{socket_.get(), POLLIN, 0}, {signals, POLLIN, 0}};
     if (poll(waiting, 2, -1) < 0) continue;
     signalfd_siginfo info;
     while (read(signals, &info, sizeof(info)) == ssize_t(sizeof(info))) {
       Control control;
       control.set_signal(int(info.ssi_signo));
       control.set_terminal(info.ssi_code == SI_KERNEL);
-      Send(socket_, control);
+      Send(socket_.get(), control);
     }
     if (waiting[0].revents == 0) continue;
     Reply reply;
-    if (!Receive(socket_, &reply)) {
+    if (!Receive(socket_.get(), &reply)) {
       fprintf(stderr, "%s: the process of cr-hostd that did the work has died\n", name);
       if (copiers[0] > 0) kill(copiers[0], SIGKILL);
       return failed;

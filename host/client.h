@@ -10,6 +10,7 @@
 #include <string>
 
 #include "host/request.pb.h"
+#include "proto/base/unique_fd.h"
 
 namespace cuda_remote::host {
 
@@ -38,7 +39,7 @@ class Hostd {
 
  private:
   explicit Hostd(int socket) : socket_(socket) {}
-  const int socket_;
+  const UniqueFd socket_;
 };
 
 }  // namespace cuda_remote::host

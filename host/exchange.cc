@@ -19,6 +19,7 @@
 #include "ckptfmt/folder.h"
 #include "ckptfmt/image_store.h"
 #include "ckptfmt/manifest.h"
+#include "proto/base/unique_fd.h"
 
 namespace cuda_remote::host {
 namespace {
@@ -137,7 +138,7 @@ void GiveAsUser(int own, const std::string& path, size_t keep, int socket) {
   bool given = false, copied = false;
   if (recv(socket, &word, 1, 0) == 1) {
     const int fd = openat(own, kImage, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-    status = fd >= 0 ? CopyImage(ckptfmt::OpenedFolder(ckptfmt::Fd(fd), kImage), *partial)
+    status = fd >= 0 ? CopyImage(ckptfmt::OpenedFolder(UniqueFd(fd), kImage), *partial)
                      : ckptfmt::SystemError("open", kImage, errno);
     copied = status.ok();
     if (!copied) ckptfmt::RemoveFolder(*partial).IgnoreError();
@@ -193,7 +194,7 @@ std::unique_ptr<ImageGiver> ImageGiver::Begin(const checkpoint::Account& account
 }
 
 ImageGiver::~ImageGiver() {
-  close(socket_);
+  socket_.Close();
   while (waitpid(child_, nullptr, 0) < 0 && errno == EINTR) {
   }
 }
@@ -202,12 +203,12 @@ ImageGiver::~ImageGiver() {
 bool ImageGiver::Await(const char* word, std::string* said, std::string* error) {
   char text[8192];
   ssize_t got;
-  if (word && send(socket_, word, 1, MSG_NOSIGNAL) != 1) {
+  if (word && send(socket_.get(), word, 1, MSG_NOSIGNAL) != 1) {
     *error = "the process that writes the image has died";
     return false;
   }
   do {
-    got = recv(socket_, text, sizeof(text), 0);
+    got = recv(socket_.get(), text, sizeof(text), 0);
   } while (got < 0 && errno == EINTR);
   if (got > 0 && text[0] == '+') {
     said->assign(text + 1, size_t(got - 1));
@@ -241,16 +242,16 @@ bool GiveFiles(const checkpoint::Account& account, int folder, std::string* erro
 
 namespace {
 
-ckptfmt::Fd OpenAsUser(const checkpoint::Account& account, int folder, const std::string& name, int flags) {
+UniqueFd OpenAsUser(const checkpoint::Account& account, int folder, const std::string& name, int flags) {
   const checkpoint::ActAs user(&account);
-  return ckptfmt::Fd(openat(folder, name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | flags));
+  return UniqueFd(openat(folder, name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | flags));
 }
 
 // A plain file of the user's image.
-ckptfmt::Fd OpenFileAsUser(const checkpoint::Account& account, int image, const std::string& name, struct stat* facts) {
-  ckptfmt::Fd file = OpenAsUser(account, image, name, O_NOFOLLOW);
+UniqueFd OpenFileAsUser(const checkpoint::Account& account, int image, const std::string& name, struct stat* facts) {
+  UniqueFd file = OpenAsUser(account, image, name, O_NOFOLLOW);
   const bool plain = file.get() >= 0 && fstat(file.get(), facts) == 0 && S_ISREG(facts->st_mode);
-  return plain ? std::move(file) : ckptfmt::Fd();
+  return plain ? std::move(file) : UniqueFd();
 }
 
 }  // namespace
@@ -258,7 +259,7 @@ ckptfmt::Fd OpenFileAsUser(const checkpoint::Account& account, int image, const 
 bool ReadStatement(int image, const std::string& dir, const checkpoint::Account& account, const Key& key,
                    Statement* statement, std::string* error) {
   struct stat facts;
-  const ckptfmt::Fd file = OpenFileAsUser(account, image, ckptfmt::kSignatureName, &facts);
+  const UniqueFd file = OpenFileAsUser(account, image, ckptfmt::kSignatureName, &facts);
   if (file.get() < 0) {
     *error = dir + " is not signed: cr-hostd restores only what it has saved itself";
     return false;
@@ -280,7 +281,7 @@ bool TakeImage(const checkpoint::Account& account, const Key& key, const std::st
     const std::string newest = ckptfmt::NewestImageIn(dir);
     if (!newest.empty()) *path = dir = newest;
   }
-  const ckptfmt::Fd from = OpenAsUser(account, AT_FDCWD, dir, O_DIRECTORY);
+  const UniqueFd from = OpenAsUser(account, AT_FDCWD, dir, O_DIRECTORY);
   if (from.get() < 0) {
     *error = errno == ENOENT ? "there is no checkpoint image " + *path : "cannot open " + dir + ": " + strerror(errno);
     return false;
@@ -307,7 +308,7 @@ bool TakeImage(const checkpoint::Account& account, const Key& key, const std::st
   for (int i = 0; status.ok() && i < statement.files_size(); ++i) {
     const SignedFile& one = statement.files(i);
     struct stat facts;
-    const ckptfmt::Fd file = OpenFileAsUser(account, from.get(), one.path(), &facts);
+    const UniqueFd file = OpenFileAsUser(account, from.get(), one.path(), &facts);
     Digest digest;
     const bool fits = file.get() >= 0 && uint64_t(facts.st_size) == one.bytes();
     if (fits) {

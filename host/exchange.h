@@ -15,6 +15,7 @@
 #include "checkpoint/job/account.h"
 #include "ckptfmt/file.h"
 #include "host/signature.h"
+#include "proto/base/unique_fd.h"
 
 namespace cuda_remote::host {
 
@@ -42,7 +43,7 @@ class ImageGiver {
   ImageGiver(pid_t child, int socket) : child_(child), socket_(socket) {}
   bool Await(const char* word, std::string* said, std::string* error);
   const pid_t child_;
-  const int socket_;
+  UniqueFd socket_;
   std::string dir_;
 };
 

@@ -46,6 +46,7 @@
 #include "host/request.pb.h"
 #include "host/sets.h"
 #include "host/wire.h"
+#include "proto/base/unique_fd.h"
 #include "proto/codec/text.h"
 #include "proto/control/credentials.h"
 
@@ -62,20 +63,6 @@ constexpr size_t kMostToldBytes = 2000;
 constexpr size_t kCopyBytes = 1u << 20;
 constexpr char kLog[] = "log";
 constexpr int kListenAttempts = 20, kListenPauseUs = 100000;
-
-class Closing {
- public:
-  explicit Closing(int fd) : fd_(fd) {}
-  ~Closing() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Closing(const Closing&) = delete;
-  Closing& operator=(const Closing&) = delete;
-  int get() const { return fd_; }
-
- private:
-  const int fd_;
-};
 
 // The user whom the source vouches for must be the same one here.
 bool FindUser(const MovedUser& user, Account* account, std::string* error) {
@@ -120,7 +107,7 @@ bool AskHostd(const Settings& settings, int socket, const Request& request, int 
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   memcpy(address.sun_path, settings.socket.c_str(), std::min(settings.socket.size(), sizeof(address.sun_path) - 1));
-  const Closing null(open("/dev/null", O_RDWR | O_CLOEXEC)), root(open("/", O_PATH | O_DIRECTORY | O_CLOEXEC));
+  const UniqueFd null(open("/dev/null", O_RDWR | O_CLOEXEC)), root(open("/", O_PATH | O_DIRECTORY | O_CLOEXEC));
   if (socket >= 0 && null.get() >= 0 && root.get() >= 0 && log >= 0 &&
       connect(socket, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 &&
       Send(socket, request, {null.get(), output >= 0 ? output : null.get(), log, folder >= 0 ? folder : root.get()})) {
@@ -154,8 +141,8 @@ bool FindGpus(const MoveBegin& begin, const Account& account, const Settings& se
   Request request;
   request.set_tool(kGpusTool);
   SetArrived(begin, account, &request);
-  const Closing socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const Closing output(memfd_create("gpus", MFD_CLOEXEC)), log(memfd_create("log", MFD_CLOEXEC));
+  const UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const UniqueFd output(memfd_create("gpus", MFD_CLOEXEC)), log(memfd_create("log", MFD_CLOEXEC));
   if (!AskHostd(settings, socket.get(), request, output.get(), log.get(), -1, error)) return false;
   *error = "the process of cr-hostd that asks for the GPUs has died";
   for (Reply reply; Receive(socket.get(), &reply);) {
@@ -258,7 +245,7 @@ class Arrival {
   MoveBegin begin_;
   Account account_;
   std::string folder_;
-  std::unique_ptr<Closing> lock_;
+  UniqueFd lock_;
   size_t images_ = 0;
   std::string image_;                      // the last one's folder, below folder_
   std::map<std::string, uint32_t> files_;  // of that image: the number of the file with this hash
@@ -270,8 +257,8 @@ bool Arrival::MakeFolder(std::string* error) {
   std::string name = settings_.spool + "/" + std::to_string(account_.user) + "-XXXXXX";
   if (mkdtemp(&name[0])) {
     folder_ = name;
-    lock_ = std::make_unique<Closing>(open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (chmod(name.c_str(), 0711) == 0 && lock_->get() >= 0 && flock(lock_->get(), LOCK_EX | LOCK_NB) == 0) return true;
+    lock_.Reset(open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (chmod(name.c_str(), 0711) == 0 && lock_.get() >= 0 && flock(lock_.get(), LOCK_EX | LOCK_NB) == 0) return true;
   }
   *error = "cannot make a folder in " + settings_.spool + ": " + strerror(errno);
   return false;
@@ -290,7 +277,7 @@ absl::Status Arrival::TakeFile(const ckptfmt::OpenedFolder& folder, const Signed
   };
   uint64_t left = file.bytes();
   std::string part;
-  std::unique_ptr<Closing> opened;
+  UniqueFd opened;
   uint32_t number = 0;  // of the opened file
   for (MoveUp up; status.ok() && left > 0;) {
     if (!stream_->Read(&up) || up.kind_case() != MoveUp::kData || up.data().pieces().empty()) return incomplete;
@@ -310,13 +297,13 @@ absl::Status Arrival::TakeFile(const ckptfmt::OpenedFolder& folder, const Signed
       if (piece.file() > paths_.size()) return incomplete;
       const std::string& path = paths_[piece.file() - 1];
       if (number != piece.file()) {
-        opened = std::make_unique<Closing>(openat(lock_->get(), path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+        opened.Reset(openat(lock_.get(), path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
         number = piece.file();
-        if (opened->get() < 0) return ckptfmt::SystemError("read", path, errno);
+        if (opened.get() < 0) return ckptfmt::SystemError("read", path, errno);
       }
       for (uint64_t done = 0; status.ok() && done < piece.bytes(); done += part.size()) {
         part.resize(size_t(std::min<uint64_t>(piece.bytes() - done, kCopyBytes)));
-        status = ckptfmt::ReadAt(opened->get(), path, piece.offset() + done, &part[0], part.size());
+        status = ckptfmt::ReadAt(opened.get(), path, piece.offset() + done, &part[0], part.size());
         if (status.ok()) append(part);
       }
     }
@@ -339,7 +326,7 @@ bool Arrival::TakeImage(const std::string& signature, std::string* error) {
     *error = "there are too many images";
     return false;
   }
-  if (mkdirat(lock_->get(), name.c_str(), 0700) != 0) {
+  if (mkdirat(lock_.get(), name.c_str(), 0700) != 0) {
     *error = "cannot make a folder in " + folder_ + ": " + strerror(errno);
     return false;
   }
@@ -364,7 +351,7 @@ bool Arrival::TakeImage(const std::string& signature, std::string* error) {
     }
     const uint32_t number = again != files.end() ? again->second : before->second;
     const std::string& there = again != files.end() ? paths[number - 1] : paths_[number - 1];
-    if (linkat(lock_->get(), there.c_str(), lock_->get(), path.c_str(), 0) != 0)
+    if (linkat(lock_.get(), there.c_str(), lock_.get(), path.c_str(), 0) != 0)
       status = ckptfmt::SystemError("link", one.path(), errno);
     files.emplace(one.hash(), number);
     paths[number - 1] = path;
@@ -390,7 +377,7 @@ bool Arrival::Restore(const MoveRestore& restore, std::string* error) {
     *error = "there is no image";
     return false;
   }
-  if (renameat(lock_->get(), image_.c_str(), lock_->get(), "image") != 0) {
+  if (renameat(lock_.get(), image_.c_str(), lock_.get(), "image") != 0) {
     *error = std::string("cannot rename the image: ") + strerror(errno);
     return false;
   }
@@ -407,9 +394,9 @@ bool Arrival::Restore(const MoveRestore& restore, std::string* error) {
   };
   if (!restore.output().empty()) add("output", restore.output());
   if (!restore.error().empty()) add("error", restore.error());
-  const Closing socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const Closing log(openat(lock_->get(), kLog, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!AskHostd(settings_, socket.get(), request, -1, log.get(), lock_->get(), error)) return false;
+  const UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const UniqueFd log(openat(lock_.get(), kLog, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!AskHostd(settings_, socket.get(), request, -1, log.get(), lock_.get(), error)) return false;
   MoveDown down;
   bool going = false;
   for (Reply reply; Receive(socket.get(), &reply);) {
@@ -598,8 +585,8 @@ class Saving {
   const Settings& settings_;
   const Key& key_;
   SaveBegin begin_;
-  const Closing socket_{socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
-  const Closing log_{memfd_create("cr-checkpoint", MFD_CLOEXEC)};
+  const UniqueFd socket_{socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  const UniqueFd log_{memfd_create("cr-checkpoint", MFD_CLOEXEC)};
 };
 
 class Service final : public Hosts::Service {

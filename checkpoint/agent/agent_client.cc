@@ -43,14 +43,10 @@ std::unique_ptr<AgentClient> AgentClient::Connect(const std::string& directory, 
   return std::unique_ptr<AgentClient>(new AgentClient(socket, name));
 }
 
-AgentClient::~AgentClient() {
-  if (socket_ >= 0) close(socket_);
-}
-
 bool AgentClient::Call(const Message& request, int timeout_ms, Message* reply, std::string* error) {
-  const bool sent = socket_ >= 0 && SendMessage(socket_, request);
+  const bool sent = socket_.ok() && SendMessage(socket_.get(), request);
   // A refused tool finds the reason in its socket, though it can send no more.
-  const ReceiveStatus status = socket_ >= 0 ? ReceiveMessage(socket_, timeout_ms, reply) : ReceiveStatus::kClosed;
+  const ReceiveStatus status = socket_.ok() ? ReceiveMessage(socket_.get(), timeout_ms, reply) : ReceiveStatus::kClosed;
   switch (status) {
     case ReceiveStatus::kOk:
       if (reply->type == Type::kOk && sent) return true;
@@ -174,9 +170,8 @@ bool AgentClient::Release(std::string* error) {
   request.type = Type::kRelease;
   if (!Call(request, kAnswerMs, &reply, error)) return false;
   // The end of the connection says that the job has closed its end, which a snapshot needs.
-  const bool closed = ReceiveMessage(socket_, kAnswerMs, &reply) == ReceiveStatus::kClosed;
-  close(socket_);
-  socket_ = -1;
+  const bool closed = ReceiveMessage(socket_.get(), kAnswerMs, &reply) == ReceiveStatus::kClosed;
+  socket_.Close();
   if (!closed) *error = "the job did not close its connection";
   return closed;
 }

@@ -9,6 +9,7 @@
 
 #include "checkpoint/agent/lock.h"
 #include "proto/agent/types.h"
+#include "proto/base/unique_fd.h"
 
 namespace cuda_remote::agent {
 
@@ -23,7 +24,6 @@ class AgentClient final : public Lockable {
                                               std::string* error);
 
   // Closes the connection. A job that is locked and was not released goes on then.
-  ~AgentClient() override;
   AgentClient(const AgentClient&) = delete;
   AgentClient& operator=(const AgentClient&) = delete;
 
@@ -65,7 +65,7 @@ class AgentClient final : public Lockable {
   bool Call(const Message& request, int timeout_ms, Message* reply, std::string* error);
   bool AskYesNo(const Message& request, int timeout_ms, bool* yes, std::string* error);
 
-  int socket_;
+  UniqueFd socket_;
   const std::string name_;
 };
 

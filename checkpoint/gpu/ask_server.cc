@@ -28,7 +28,6 @@ bool AskServer(const std::string& address, nvml::Question question, nvml::Answer
   Packet packet;
   const bool answered = SendPacket(socket, PacketType::kQuery, body, -1) == ChannelStatus::kOk &&
                         ReceivePacket(socket, &packet, kAnswerMs) == ChannelStatus::kOk;
-  if (answered && packet.fd >= 0) close(packet.fd);
   close(socket);
   return answered && packet.type == PacketType::kAnswer && DecodeAnswer(packet.body, answer) &&
          answer->result == nvml::kSuccess;

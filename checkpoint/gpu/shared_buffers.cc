@@ -66,8 +66,8 @@ bool Unmap(ClientChannel* channel) {
 
 std::unique_ptr<SharedBuffers> SharedBuffers::Make() {
   std::unique_ptr<SharedBuffers> buffers(new SharedBuffers);
-  buffers->fd_ = memfd_create("cuda-remote-transfer", MFD_CLOEXEC);
-  if (buffers->fd_ < 0 || ftruncate(buffers->fd_, kAllBytes) != 0) return nullptr;
+  buffers->fd_.Reset(memfd_create("cuda-remote-transfer", MFD_CLOEXEC));
+  if (!buffers->fd_.ok() || ftruncate(buffers->fd_.get(), kAllBytes) != 0) return nullptr;
   // Huge pages need an address that is aligned as they are.
   buffers->mapping_ = mmap(nullptr, kMapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (buffers->mapping_ == MAP_FAILED) {
@@ -76,7 +76,7 @@ std::unique_ptr<SharedBuffers> SharedBuffers::Make() {
   }
   const uintptr_t start = reinterpret_cast<uintptr_t>(buffers->mapping_);
   char* const memory = reinterpret_cast<char*>((start + kBytes - 1) & ~uintptr_t(kBytes - 1));
-  if (mmap(memory, kAllBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, buffers->fd_, 0) == MAP_FAILED) {
+  if (mmap(memory, kAllBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, buffers->fd_.get(), 0) == MAP_FAILED) {
     return nullptr;
   }
   buffers->memory_ = memory;
@@ -94,7 +94,6 @@ std::unique_ptr<SharedBuffers> SharedBuffers::Make() {
 SharedBuffers::~SharedBuffers() {
   Detach();
   if (mapping_) munmap(mapping_, kMapped);
-  if (fd_ >= 0) close(fd_);
 }
 
 uint64_t SharedBuffers::address(size_t index) const { return kAddress + index * kBytes; }
@@ -106,7 +105,7 @@ bool SharedBuffers::Attach(ClientChannel* channel) {
   Unmap(channel);
   wire::OpHostMap_Request request;
   request.tag = NewTag();
-  if (channel->SendFd(request.tag, fd_) != ChannelStatus::kOk) return false;
+  if (channel->SendFd(request.tag, fd_.get()) != ChannelStatus::kOk) return false;
   request.address = kAddress;
   request.bytes = kAllBytes;
   if (!Ask(channel, kOpHostMap, request)) return false;
@@ -117,7 +116,7 @@ bool SharedBuffers::Attach(ClientChannel* channel) {
 void SharedBuffers::MapRequest(agent::SideRequest* request) const {
   request->operation = kOpHostMap;
   request->tag = NewTag();
-  request->fd = fd_;
+  request->fd = fd_.get();
   wire::OpHostMap_Request map;
   map.tag = request->tag;
   map.address = kAddress;

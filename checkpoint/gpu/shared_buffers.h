@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "proto/agent/types.h"
+#include "proto/base/unique_fd.h"
 #include "proto/channel/client_channel.h"
 
 namespace cuda_remote::checkpoint {
@@ -46,7 +47,7 @@ class SharedBuffers {
  private:
   SharedBuffers() = default;
 
-  int fd_ = -1;
+  UniqueFd fd_;
   void* mapping_ = nullptr;
   char* memory_ = nullptr;  // in it
   std::vector<ClientChannel*> attached_;

@@ -79,27 +79,23 @@ DeviceWatch::DeviceWatch(const char* tool, const Job& job) : tool_(tool), job_(j
     const std::string path = std::string(kFolder) + "/" + entry->d_name;
     struct stat facts;
     if (stat(path.c_str(), &facts) != 0 || !S_ISCHR(facts.st_mode)) continue;
-    if (events_ < 0) events_ = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
-    if (events_ >= 0) inotify_add_watch(events_, path.c_str(), IN_OPEN);
+    if (!events_.ok()) events_.Reset(inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
+    if (events_.ok()) inotify_add_watch(events_.get(), path.c_str(), IN_OPEN);
   }
   if (list) closedir(list);
-}
-
-DeviceWatch::~DeviceWatch() {
-  if (events_ >= 0) close(events_);
 }
 
 int DeviceWatch::Ask(std::vector<pollfd>* waiting) const {
   // A server on this machine opens the devices all the time: events wait until the next look.
   if (look_at_ms_ > 0) return int(std::max<int64_t>(0, look_at_ms_ - NowMs()));
-  if (events_ >= 0) waiting->push_back({events_, POLLIN, 0});
+  if (events_.ok()) waiting->push_back({events_.get(), POLLIN, 0});
   return -1;
 }
 
 void DeviceWatch::Look() {
   char buffer[4096];
   if (look_at_ms_ == 0) {
-    while (events_ >= 0 && read(events_, buffer, sizeof(buffer)) > 0) look_at_ms_ = NowMs() + kLookMs;
+    while (events_.ok() && read(events_.get(), buffer, sizeof(buffer)) > 0) look_at_ms_ = NowMs() + kLookMs;
     return;
   }
   if (NowMs() < look_at_ms_) return;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "checkpoint/job/job.h"
+#include "proto/base/unique_fd.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -34,7 +35,6 @@ class DeviceWatch {
  public:
   // `tool`: for the messages. Does nothing where there is no such device.
   DeviceWatch(const char* tool, const Job& job);
-  ~DeviceWatch();
   DeviceWatch(const DeviceWatch&) = delete;
   DeviceWatch& operator=(const DeviceWatch&) = delete;
 
@@ -45,7 +45,7 @@ class DeviceWatch {
  private:
   const char* const tool_;
   const Job job_;
-  int events_ = -1;
+  UniqueFd events_;
   // Not 0: when to look, since a file that was just opened is not among a process's descriptors yet.
   int64_t look_at_ms_ = 0;
   std::set<int> told_;

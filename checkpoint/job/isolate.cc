@@ -365,8 +365,8 @@ bool StopOrContinue(const Plan& plan, pid_t main, int signal) {
     if (plan.terminal >= 0 && plan.terminal_group > 0) tcsetpgrp(plan.terminal, plan.terminal_group);  // if it is there
     ptys.ShowOutside();
   }
-  std::vector<int> kept = ptys.places();
-  kept.insert(kept.end(), {report, plan.terminal});
+  std::vector<int> kept = {report, plan.terminal};
+  for (const UniqueFd& place : ptys.places()) kept.push_back(place.get());
   LetGoOfStreams(kept);
   Send(report, Report::kStarted, main);
   Beside beside;

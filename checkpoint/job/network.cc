@@ -63,28 +63,9 @@ constexpr milliseconds kReady(2000);
 constexpr int kNotices = 3;
 constexpr milliseconds kFlush(3000);
 
-class Descriptor {
- public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-  int Take() {
-    const int fd = fd_;
-    fd_ = -1;
-    return fd;
-  }
-
- private:
-  int fd_;
-};
-
 // Does `work` with this thread in the network namespace `fd`. False if it cannot be entered.
 bool InNamespace(int fd, const std::function<void()>& work) {
-  const Descriptor own(open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC));
+  const UniqueFd own(open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC));
   if (own.get() < 0 || setns(fd, CLONE_NEWNET) != 0) return false;
   work();
   // A tool that went on in a job's network would do everything else there, too.
@@ -192,7 +173,7 @@ class Kernel {
     }
   }
 
-  const Descriptor socket_;
+  const UniqueFd socket_;
   uint32_t sequence_ = 0;
 };
 
@@ -542,7 +523,7 @@ bool IsReady(Kernel* kernel) {
     if (one.index != kIndex) continue;
     ifreq request = {};
     memcpy(request.ifr_name, kName, sizeof(kName));
-    const Descriptor any(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    const UniqueFd any(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     return ioctl(any.get(), SIOCGIFFLAGS, &request) == 0 && (request.ifr_flags & IFF_RUNNING) != 0;
   }
   return false;
@@ -665,7 +646,7 @@ class Neighbours {
 
   const Address address_;
   const uint16_t protocol_;
-  const Descriptor socket_;
+  const UniqueFd socket_;
   bool bound_ = false;
 };
 
@@ -673,7 +654,7 @@ HardwareBytes OwnHardwareAddress() {
   HardwareBytes own = {};
   ifreq request = {};
   memcpy(request.ifr_name, kName, sizeof(kName));
-  const Descriptor any(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const UniqueFd any(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (ioctl(any.get(), SIOCGIFHWADDR, &request) == 0) memcpy(own.data(), request.ifr_hwaddr.sa_data, own.size());
   return own;
 }
@@ -709,7 +690,7 @@ bool IsFree(const Address& address, Kernel* kernel, std::string* error) {
 // A setting of eth0. A container may not let it be written, nor need it.
 void SetForIpv6(const std::string& name, const std::string& value) {
   const std::string path = std::string("/proc/sys/net/ipv6/conf/") + kName + "/" + name;
-  const Descriptor file(open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  const UniqueFd file(open(path.c_str(), O_WRONLY | O_CLOEXEC));
   const ssize_t ignored = file.get() >= 0 ? write(file.get(), value.data(), value.size()) : 0;
   static_cast<void>(ignored);
 }
@@ -795,7 +776,7 @@ bool Connect(const std::string& text, Kernel* kernel, std::string* error) {
 
 // Does `work` in the network namespace of that process.
 bool InNetworkOf(pid_t process, const std::function<bool(Kernel*)>& work, std::string* error) {
-  const Descriptor theirs(open(("/proc/" + std::to_string(process) + "/ns/net").c_str(), O_RDONLY | O_CLOEXEC));
+  const UniqueFd theirs(open(("/proc/" + std::to_string(process) + "/ns/net").c_str(), O_RDONLY | O_CLOEXEC));
   bool ok = false;
   const auto inside = [&] {
     Kernel kernel;
@@ -901,12 +882,12 @@ std::array<unsigned char, 6> HardwareAddress(const std::string& text) {
 std::unique_ptr<NetworkNamespace> NetworkNamespace::Make(const JobNetwork& network, bool ask, std::string* error) {
   Place place;
   if (!FindPlace(network, &place, error)) return nullptr;
-  const Descriptor own(open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC));
+  const UniqueFd own(open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC));
   if (own.get() < 0 || unshare(CLONE_NEWNET) != 0) {
     Failed("a network namespace", errno, error);
     return nullptr;
   }
-  Descriptor fresh(open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC));
+  UniqueFd fresh(open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC));
   if (setns(own.get(), CLONE_NEWNET) != 0) abort();
   if (fresh.get() < 0) {
     Failed("a network namespace", errno, error);
@@ -926,14 +907,12 @@ std::unique_ptr<NetworkNamespace> NetworkNamespace::Make(const JobNetwork& netwo
   });
   if (!entered) Failed("entering its network namespace", errno, error);
   if (!entered || !ok) return nullptr;
-  return std::unique_ptr<NetworkNamespace>(new NetworkNamespace(fresh.Take(), network.address()));
+  return std::unique_ptr<NetworkNamespace>(new NetworkNamespace(fresh.Release(), network.address()));
 }
-
-NetworkNamespace::~NetworkNamespace() { close(fd_); }
 
 bool NetworkNamespace::Connect(std::string* error) {
   bool ok = false;
-  const bool entered = InNamespace(fd_, [&] {
+  const bool entered = InNamespace(fd_.get(), [&] {
     Kernel kernel;
     ok = checkpoint::Connect(address_, &kernel, error);
   });
@@ -941,14 +920,14 @@ bool NetworkNamespace::Connect(std::string* error) {
 }
 
 void NetworkNamespace::Silence() {
-  InNamespace(fd_, [] {
+  InNamespace(fd_.get(), [] {
     Kernel kernel;
     checkpoint::Silence(&kernel);
   });
 }
 
 void NetworkNamespace::Leave(bool flush) {
-  InNamespace(fd_, [flush] {
+  InNamespace(fd_.get(), [flush] {
     const auto limit = Now() + kFlush;
     while (flush && HasUnsent() && Now() < limit) std::this_thread::sleep_for(kLook);
     Kernel kernel;

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "checkpoint/job/job.pb.h"
+#include "proto/base/unique_fd.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -52,12 +53,11 @@ class NetworkNamespace {
   // Makes a namespace whose eth0 is silent. It ends with this object, and with the last process in it. `ask`: fails if
   // another machine answers for the address. `network` as CheckNetwork leaves it.
   static std::unique_ptr<NetworkNamespace> Make(const JobNetwork& network, bool ask, std::string* error);
-  ~NetworkNamespace();
   NetworkNamespace(const NetworkNamespace&) = delete;
   NetworkNamespace& operator=(const NetworkNamespace&) = delete;
 
   // Closed on an execution.
-  int fd() const { return fd_; }
+  int fd() const { return fd_.get(); }
   // Ends the silence, and tells the neighbours where the address is.
   bool Connect(std::string* error);
   // Before what runs there is ended although its connections are to go on elsewhere.
@@ -69,7 +69,7 @@ class NetworkNamespace {
 
  private:
   NetworkNamespace(int fd, std::string address) : fd_(fd), address_(std::move(address)) {}
-  const int fd_;
+  const UniqueFd fd_;
   const std::string address_;
 };
 

@@ -33,21 +33,16 @@ std::string Taken(const std::string& path) {
 
 }  // namespace
 
-Outputs::~Outputs() {
-  Hide();
-  for (const int fd : files_) {
-    if (fd >= 0) close(fd);
-  }
-  for (const int fd : locks_) close(fd);
-}
+Outputs::~Outputs() { Hide(); }
 
 bool Outputs::Lock(const std::vector<std::string>& paths, std::string* error) {
   for (const std::string& path : paths) {
     const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) continue;  // it is said where the file is needed
     // Standard output and error may be one file.
-    const bool ours = std::any_of(locks_.begin(), locks_.end(), [&](int locked) { return IsSame(fd, locked); });
-    locks_.push_back(fd);
+    const bool ours =
+        std::any_of(locks_.begin(), locks_.end(), [&](const UniqueFd& locked) { return IsSame(fd, locked.get()); });
+    locks_.emplace_back(fd);
     if (ours) continue;
     if (IsPlain(fd) && flock(fd, LOCK_EX | LOCK_NB) != 0) {
       *error = Taken(path);
@@ -59,8 +54,8 @@ bool Outputs::Lock(const std::vector<std::string>& paths, std::string* error) {
 
 bool Outputs::OpenOne(const std::string& path, bool append, int index, std::string* error) {
   paths_[index] = Absolute(path);
-  files_[index] = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (append ? O_APPEND : 0), 0666);
-  if (files_[index] < 0) {
+  files_[index].Reset(open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (append ? O_APPEND : 0), 0666));
+  if (!files_[index].ok()) {
     *error = "cannot write " + path + ": " + strerror(errno);
     return false;
   }
@@ -70,16 +65,15 @@ bool Outputs::OpenOne(const std::string& path, bool append, int index, std::stri
 bool Outputs::Open(const OutputOptions& options, std::string* error) {
   if (!options.output.empty() && !OpenOne(options.output, options.append, 0, error)) return false;
   if (!options.error.empty() && !OpenOne(options.error, options.append, 1, error)) return false;
-  if (files_[0] >= 0 && files_[1] >= 0 && IsSame(files_[0], files_[1])) {
+  if (files_[0].ok() && files_[1].ok() && IsSame(files_[0].get(), files_[1].get())) {
     // One position for both, as with 2>&1.
-    close(files_[1]);
-    files_[1] = fcntl(files_[0], F_DUPFD_CLOEXEC, 3);
+    files_[1].Reset(fcntl(files_[0].get(), F_DUPFD_CLOEXEC, 3));
   }
   if (!Lock(all(), error)) return false;
   for (int i = 0; i < 2; ++i) {
     struct stat facts;
-    if (files_[i] < 0 || fstat(files_[i], &facts) != 0 || !S_ISREG(facts.st_mode)) continue;
-    if (!options.append && ftruncate(files_[i], 0) != 0) {
+    if (!files_[i].ok() || fstat(files_[i].get(), &facts) != 0 || !S_ISREG(facts.st_mode)) continue;
+    if (!options.append && ftruncate(files_[i].get(), 0) != 0) {
       *error = "cannot empty " + paths_[i] + ": " + strerror(errno);
       return false;
     }
@@ -91,19 +85,18 @@ bool Outputs::Open(const OutputOptions& options, std::string* error) {
 void Outputs::Show() {
   fflush(nullptr);
   for (int i = 0; i < 2; ++i) {
-    if (files_[i] < 0 || before_[i] >= 0) continue;
-    before_[i] = fcntl(i + 1, F_DUPFD_CLOEXEC, 3);
-    dup2(files_[i], i + 1);
+    if (!files_[i].ok() || before_[i].ok()) continue;
+    before_[i].Reset(fcntl(i + 1, F_DUPFD_CLOEXEC, 3));
+    dup2(files_[i].get(), i + 1);
   }
 }
 
 void Outputs::Hide() {
   fflush(nullptr);
   for (int i = 0; i < 2; ++i) {
-    if (before_[i] < 0) continue;
-    dup2(before_[i], i + 1);
-    close(before_[i]);
-    before_[i] = -1;
+    if (!before_[i].ok()) continue;
+    dup2(before_[i].get(), i + 1);
+    before_[i].Close();
   }
 }
 

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "proto/base/unique_fd.h"
+
 namespace cuda_remote::checkpoint {
 
 // Files, as a person names them; empty: none.
@@ -45,10 +47,10 @@ class Outputs {
   bool OpenOne(const std::string& path, bool append, int index, std::string* error);
 
   std::string paths_[2];
-  int files_[2] = {-1, -1};
+  UniqueFd files_[2];
   uint64_t sizes_[2] = {0, 0};
-  int before_[2] = {-1, -1};
-  std::vector<int> locks_;
+  UniqueFd before_[2];
+  std::vector<UniqueFd> locks_;
 };
 
 }  // namespace cuda_remote::checkpoint

@@ -76,16 +76,11 @@ std::vector<std::string> PtyNames(const std::vector<int>& descriptors) {
   return names;
 }
 
-OwnPtys::~OwnPtys() {
-  for (const Outside& one : outside_) close(one.mount);
-  for (int place : places_) close(place);
-}
-
 bool OwnPtys::Mount(const std::vector<std::string>& outside, std::string* error) {
   if (!IsOnDevpts(kFolder)) return true;  // this machine has none
   for (const std::string& name : outside) {
     const int mount = open_tree(AT_FDCWD, name.c_str(), OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
-    if (mount >= 0) outside_.push_back({NumberOf(name), mount});
+    if (mount >= 0) outside_.push_back({NumberOf(name), UniqueFd(mount)});
   }
   // /dev/ptmx belongs to what is mounted on "pts" beside it, unless it is mounted there itself.
   if (mount("devpts", kFolder, "devpts", MS_NOSUID | MS_NOEXEC, Options().c_str()) == 0) {
@@ -100,14 +95,10 @@ bool OwnPtys::Mount(const std::vector<std::string>& outside, std::string* error)
 
 void OwnPtys::ShowOutside() {
   for (const Outside& one : outside_) {
-    const int place = Reserve(one.number);
+    UniqueFd place(Reserve(one.number));
     const std::string path = std::string(kFolder) + "/" + std::to_string(one.number);
-    if (place >= 0 && move_mount(one.mount, "", AT_FDCWD, path.c_str(), MOVE_MOUNT_F_EMPTY_PATH) == 0) {
-      places_.push_back(place);
-    } else if (place >= 0) {
-      close(place);
-    }
-    close(one.mount);
+    if (place.ok() && move_mount(one.mount.get(), "", AT_FDCWD, path.c_str(), MOVE_MOUNT_F_EMPTY_PATH) == 0)
+      places_.push_back(std::move(place));
   }
   outside_.clear();
 }

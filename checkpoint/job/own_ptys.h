@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "proto/base/unique_fd.h"
+
 namespace cuda_remote::checkpoint {
 
 // The names of those of these descriptors that are pseudo-terminals, as seen here.
@@ -18,7 +20,6 @@ std::vector<std::string> PtyNames(const std::vector<int>& descriptors);
 class OwnPtys {
  public:
   OwnPtys() = default;
-  ~OwnPtys();
   OwnPtys(const OwnPtys&) = delete;
   OwnPtys& operator=(const OwnPtys&) = delete;
 
@@ -28,15 +29,15 @@ class OwnPtys {
   // by now.
   void ShowOutside();
   // What must stay open as long as the job has them.
-  const std::vector<int>& places() const { return places_; }
+  const std::vector<UniqueFd>& places() const { return places_; }
 
  private:
   struct Outside {
     int number = 0;
-    int mount = -1;
+    UniqueFd mount;
   };
   std::vector<Outside> outside_;
-  std::vector<int> places_;
+  std::vector<UniqueFd> places_;
 };
 
 }  // namespace cuda_remote::checkpoint

@@ -55,19 +55,19 @@ std::unique_ptr<JobTerminal> JobTerminal::Open(std::string* error) {
   // In a pipeline other programs use the terminal, whose keys and modes are theirs, too.
   if (!isatty(0) || !isatty(1)) return nullptr;
   // Fails without a terminal that controls this program.
-  terminal->own_ = open("/dev/tty", O_RDWR | O_NOCTTY | O_CLOEXEC);
-  if (terminal->own_ < 0) return nullptr;
+  terminal->own_.Reset(open("/dev/tty", O_RDWR | O_NOCTTY | O_CLOEXEC));
+  if (!terminal->own_.ok()) return nullptr;
   char name[64];
-  terminal->master_ = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
-  const int master = terminal->master_;
+  terminal->master_.Reset(posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK));
+  const int master = terminal->master_.get();
   if (master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0 && ptsname_r(master, name, sizeof(name)) == 0) {
-    terminal->job_end_ = open(name, O_RDWR | O_NOCTTY);
+    terminal->job_end_.Reset(open(name, O_RDWR | O_NOCTTY));
   }
-  if (terminal->job_end_ < 0 || tcgetattr(terminal->own_, &terminal->before_) != 0) {
+  if (!terminal->job_end_.ok() || tcgetattr(terminal->own_.get(), &terminal->before_) != 0) {
     *error = std::string("cannot make a terminal for the job: ") + strerror(errno);
     return nullptr;
   }
-  tcsetattr(terminal->job_end_, TCSANOW, &terminal->before_);
+  tcsetattr(terminal->job_end_.get(), TCSANOW, &terminal->before_);
   terminal->Resize();
   // What a job in the background writes is shown.
   signal(SIGTTOU, SIG_IGN);
@@ -78,25 +78,20 @@ JobTerminal::~JobTerminal() {
   Release();
   signal(SIGTTOU, SIG_DFL);
   CloseJobEnd();
-  if (master_ >= 0) close(master_);
-  if (own_ >= 0) close(own_);
 }
 
-void JobTerminal::CloseJobEnd() {
-  if (job_end_ >= 0) close(job_end_);
-  job_end_ = -1;
-}
+void JobTerminal::CloseJobEnd() { job_end_.Close(); }
 
-bool JobTerminal::InForeground() const { return tcgetpgrp(own_) == getpgrp(); }
+bool JobTerminal::InForeground() const { return tcgetpgrp(own_.get()) == getpgrp(); }
 
 void JobTerminal::Resize() {
   winsize size;
-  if (ioctl(own_, TIOCGWINSZ, &size) == 0) ioctl(master_, TIOCSWINSZ, &size);
+  if (ioctl(own_.get(), TIOCGWINSZ, &size) == 0) ioctl(master_.get(), TIOCSWINSZ, &size);
 }
 
 void JobTerminal::Release() {
   // In the background the terminal is somebody else's, who has set it.
-  if (raw_ && InForeground()) tcsetattr(own_, TCSADRAIN, &before_);
+  if (raw_ && InForeground()) tcsetattr(own_.get(), TCSADRAIN, &before_);
   raw_ = false;
 }
 
@@ -105,27 +100,27 @@ int JobTerminal::Ask(std::vector<pollfd>* waiting) {
   constexpr int kLookMs = 200;
   const bool foreground = InForeground();
   if (foreground && !raw_) {
-    tcgetattr(own_, &before_);
+    tcgetattr(own_.get(), &before_);
     termios raw = before_;
     cfmakeraw(&raw);
-    tcsetattr(own_, TCSADRAIN, &raw);
+    tcsetattr(own_.get(), TCSADRAIN, &raw);
     Resize();
     raw_ = true;
   }
   if (!foreground) raw_ = false;
   const bool reads = foreground && !at_end_ && to_job_.empty();
-  waiting->push_back({reads ? own_ : -1, POLLIN, 0});
-  waiting->push_back({master_, short(POLLIN | (to_job_.empty() ? 0 : POLLOUT)), 0});
+  waiting->push_back({reads ? own_.get() : -1, POLLIN, 0});
+  waiting->push_back({master_.get(), short(POLLIN | (to_job_.empty() ? 0 : POLLOUT)), 0});
   return foreground ? -1 : kLookMs;
 }
 
 void JobTerminal::Ready(const std::vector<pollfd>& waiting) {
   for (const pollfd& one : waiting) {
-    if (one.fd == own_ && one.revents != 0) CopyIn();
-    if (one.fd == master_ && (one.revents & POLLIN)) CopyOut();
+    if (one.fd == own_.get() && one.revents != 0) CopyIn();
+    if (one.fd == master_.get() && (one.revents & POLLIN)) CopyOut();
   }
   while (!to_job_.empty()) {
-    const ssize_t wrote = write(master_, to_job_.data(), to_job_.size());
+    const ssize_t wrote = write(master_.get(), to_job_.data(), to_job_.size());
     if (wrote <= 0) break;
     to_job_.erase(0, size_t(wrote));
   }
@@ -135,7 +130,7 @@ void JobTerminal::CopyIn() {
   // A shell may have taken the terminal since Ask.
   if (!InForeground()) return;
   char keys[1024];
-  const ssize_t got = read(own_, keys, sizeof(keys));
+  const ssize_t got = read(own_.get(), keys, sizeof(keys));
   if (got > 0) {
     to_job_.append(keys, size_t(got));
   } else if (got == 0 || errno != EINTR) {
@@ -145,7 +140,7 @@ void JobTerminal::CopyIn() {
 
 void JobTerminal::CopyOut() {
   char in[4096];
-  const ssize_t got = read(master_, in, sizeof(in));
+  const ssize_t got = read(master_.get(), in, sizeof(in));
   std::string out = held_ ? "\r" : "";
   if (got > 0) out.append(in, size_t(got));
   // The job's terminal has written a line's end as CR LF; where this one is not raw, it does so itself.
@@ -153,7 +148,7 @@ void JobTerminal::CopyOut() {
   if (held_) out.pop_back();
   for (size_t at; !raw_ && (at = out.find("\r\n")) != std::string::npos;) out.erase(at, 1);
   for (size_t done = 0; done < out.size();) {
-    const ssize_t wrote = write(own_, out.data() + done, out.size() - done);
+    const ssize_t wrote = write(own_.get(), out.data() + done, out.size() - done);
     if (wrote < 0 && errno == EINTR) continue;
     if (wrote <= 0) return;
     done += size_t(wrote);
@@ -161,7 +156,7 @@ void JobTerminal::CopyOut() {
 }
 
 void JobTerminal::Drain() {
-  pollfd waiting{master_, POLLIN, 0};
+  pollfd waiting{master_.get(), POLLIN, 0};
   while (poll(&waiting, 1, 0) > 0 && (waiting.revents & POLLIN)) CopyOut();
 }
 

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "proto/base/unique_fd.h"
+
 namespace cuda_remote::checkpoint {
 
 // The first of the standard streams that is a terminal; -1 if none is.
@@ -37,7 +39,7 @@ class JobTerminal {
   JobTerminal& operator=(const JobTerminal&) = delete;
 
   // The job's end, until CloseJobEnd; survives an execution.
-  int job_end() const { return job_end_; }
+  int job_end() const { return job_end_.get(); }
   void CloseJobEnd();
   // The standard streams that were the terminal.
   const std::vector<int>& streams() const { return streams_; }
@@ -58,7 +60,9 @@ class JobTerminal {
   void CopyOut();
   void CopyIn();
 
-  int own_ = -1, master_ = -1, job_end_ = -1;
+  UniqueFd own_;
+  UniqueFd master_;
+  UniqueFd job_end_;
   std::vector<int> streams_;
   termios before_ = {};
   bool raw_ = false, at_end_ = false;

@@ -22,6 +22,7 @@
 #include "checkpoint/transaction/live_job.h"
 #include "ckptfmt/image_store.h"
 #include "proto/base/clock.h"
+#include "proto/base/unique_fd.h"
 #include "proto/codec/text.h"
 #include "proto/frame/frame.h"
 #include "proto/frame/version.h"
@@ -117,18 +118,9 @@ struct Behind {
   UseChunk use;
   CudaProcess process;
   // The session, should the process end before it has been read.
-  ChannelFds fds;
+  UniqueFd socket, ring;
   uint64_t next_sequence = 0;
   Welcome welcome;
-
-  Behind() = default;
-  Behind(const Behind&) = delete;
-  Behind& operator=(const Behind&) = delete;
-  ~Behind() {
-    for (const int fd : {fds.socket, fds.ring}) {
-      if (fd >= 0) close(fd);
-    }
-  }
 };
 
 bool ReadBehind(Behind* behind, const std::string& directory, SharedBuffers* shared, ChunkPool* pool,
@@ -141,8 +133,8 @@ bool ReadBehind(Behind* behind, const std::string& directory, SharedBuffers* sha
     return false;
   }
   // It has ended. Its session has not: the tool still holds it.
-  const auto channel = ClientChannel::Adopt(behind->fds, behind->next_sequence, behind->welcome, error);
-  behind->fds = ChannelFds();
+  const auto channel = ClientChannel::Adopt({behind->socket.Release(), behind->ring.Release()}, behind->next_sequence,
+                                            behind->welcome, error);
   if (!channel) return false;
   ChannelRequests requests(channel.get());
   return behind->snapshot.Read(&requests, shared, pool, behind->use, go_on, error);
@@ -428,7 +420,9 @@ bool Saving::ReadMemoryOf(size_t index, const Continue& go_on, std::string* erro
     return false;
   }
   if (behind && behind->snapshot.bytes() != 0) {
-    behind->fds = process.channel()->DupFds();
+    const ChannelFds fds = process.channel()->DupFds();
+    behind->socket.Reset(fds.socket);
+    behind->ring.Reset(fds.ring);
     behind->next_sequence = process.next_sequence() + kBehindGap;
     behind->welcome = process.channel()->welcome();
     outcome_->behind_bytes += behind->snapshot.bytes();

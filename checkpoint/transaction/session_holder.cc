@@ -31,8 +31,6 @@ std::unique_ptr<SessionHolder> SessionHolder::Open(const Job& job, const std::st
 
 SessionHolder::~SessionHolder() {
   unlink((directory_ + "/" + kHolderName).c_str());
-  close(listener_);
-  if (tool_socket_ >= 0) close(tool_socket_);
   if (giver_ > 0) {
     // The job has ended.
     kill(giver_, SIGKILL);
@@ -42,25 +40,25 @@ SessionHolder::~SessionHolder() {
 
 void SessionHolder::Ask(std::vector<pollfd>* waiting) const {
   // While there is a connection, the next one waits for its end.
-  if (giver_ == 0) waiting->push_back({tool_socket_ >= 0 ? tool_socket_ : listener_, POLLIN, 0});
+  if (giver_ == 0) waiting->push_back({tool_socket_.ok() ? tool_socket_.get() : listener_.get(), POLLIN, 0});
 }
 
 void SessionHolder::Ready(const std::vector<pollfd>& waiting) {
   for (const pollfd& one : waiting) {
     if (one.revents == 0) continue;
-    if (one.fd == listener_) {
+    if (one.fd == listener_.get()) {
       Accept();
-    } else if (one.fd == tool_socket_) {
+    } else if (one.fd == tool_socket_.get()) {
       Read();
     }
   }
 }
 
 void SessionHolder::Accept() {
-  const int socket = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+  const int socket = accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC);
   uint32_t user = 0, pid = 0;
   if (socket >= 0 && PeerUser(socket, &user, &pid) && (user == 0 || user == geteuid())) {
-    tool_socket_ = socket;
+    tool_socket_.Reset(socket);
   } else if (socket >= 0) {
     close(socket);
   }
@@ -68,12 +66,12 @@ void SessionHolder::Accept() {
 
 void SessionHolder::Read() {
   agent::Message message;
-  if (agent::ReceiveMessage(tool_socket_, 0, &message) == agent::ReceiveStatus::kOk) {
-    sessions_.Serve(tool_socket_, &message, [this] { return claim_.Take(directory_); });
+  if (agent::ReceiveMessage(tool_socket_.get(), 0, &message) == agent::ReceiveStatus::kOk) {
+    sessions_.Serve(tool_socket_.get(), &message, [this] { return claim_.Take(directory_); });
     if (!sessions_.armed()) claim_.Release();
     return;
   }
-  close(std::exchange(tool_socket_, -1));
+  tool_socket_.Close();
   if (!sessions_.armed()) return Finish();
   givers_ = 0;
   StartGiver();

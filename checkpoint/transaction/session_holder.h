@@ -23,6 +23,7 @@
 #include "checkpoint/engine/snapshot_engine.h"
 #include "checkpoint/job/job_claim.h"
 #include "checkpoint/transaction/kept_sessions.h"
+#include "proto/base/unique_fd.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -50,10 +51,10 @@ class SessionHolder {
   const std::string directory_;
   const char* const tool_;
   SnapshotEngine* const engine_;
-  const int listener_;
+  const UniqueFd listener_;
   KeeperClaim claim_{KeeperClaim::Whose::kHolder};
   KeptSessions sessions_;
-  int tool_socket_ = -1;  // one at a time: tools exclude each other
+  UniqueFd tool_socket_;  // one at a time: tools exclude each other
   pid_t giver_ = 0;
   int givers_ = 0;
 };

@@ -102,38 +102,38 @@ std::unique_ptr<SessionKeeper> SessionKeeper::Start(const Job& job, const std::s
 }
 
 SessionKeeper::~SessionKeeper() {
-  if (holder_ >= 0) close(holder_);
+  holder_.Close();
   // Whoever else has inherited it.
-  shutdown(socket_, SHUT_RDWR);
-  close(socket_);
+  shutdown(socket_.get(), SHUT_RDWR);
+  socket_.Close();
   while (waitpid(process_, nullptr, 0) < 0 && errno == EINTR) {
   }
 }
 
 bool SessionKeeper::Keep(const std::string& facts, SnapshotEngine::After after, std::string* error) {
   keeps_ = true;
-  holder_ = ConnectToHolder(directory_);
+  holder_.Reset(ConnectToHolder(directory_));
   // The keeper lets go of this connection when it is done. A holder that is stopped, as by a terminal, is done without.
-  if (holder_ >= 0 && !KeptSessions::Send(holder_, *live_, facts, after, -1, kHolderMs)) {
-    close(std::exchange(holder_, -1));
+  if (holder_.ok() && !KeptSessions::Send(holder_.get(), *live_, facts, after, -1, kHolderMs)) {
+    holder_.Close();
   }
-  if (KeptSessions::Send(socket_, *live_, facts, after, holder_, kAnswerMs)) return true;
+  if (KeptSessions::Send(socket_.get(), *live_, facts, after, holder_.get(), kAnswerMs)) return true;
   *error = "the process that keeps the job's GPU sessions does not answer; try again";
   return false;
 }
 
 void SessionKeeper::ToEnd() {
-  if (holder_ >= 0) KeptSessions::SendToEnd(holder_);
-  KeptSessions::SendToEnd(socket_);
+  if (holder_.ok()) KeptSessions::SendToEnd(holder_.get());
+  KeptSessions::SendToEnd(socket_.get());
 }
 
 void SessionKeeper::Drop() {
   if (!std::exchange(keeps_, false)) return;
-  if (holder_ >= 0) {
-    KeptSessions::SendDrop(holder_);
-    close(std::exchange(holder_, -1));
+  if (holder_.ok()) {
+    KeptSessions::SendDrop(holder_.get());
+    holder_.Close();
   }
-  KeptSessions::SendDrop(socket_);
+  KeptSessions::SendDrop(socket_.get());
 }
 
 }  // namespace cuda_remote::checkpoint

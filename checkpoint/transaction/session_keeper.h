@@ -24,6 +24,7 @@
 #include "checkpoint/engine/snapshot_engine.h"
 #include "checkpoint/transaction/job_transaction.h"
 #include "checkpoint/transaction/live_job.h"
+#include "proto/base/unique_fd.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -50,10 +51,10 @@ class SessionKeeper final : public SessionGuard {
       : directory_(std::move(directory)), socket_(socket), process_(process) {}
 
   const std::string directory_;
-  const int socket_;
+  UniqueFd socket_;
   const pid_t process_;
   const LiveJob* live_ = nullptr;
-  int holder_ = -1;  // a connection to the job's SessionHolder, while that keeps the sessions, too
+  UniqueFd holder_;  // a connection to the job's SessionHolder, while that keeps the sessions, too
   bool keeps_ = false;
 };
 

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "proto/agent/message.h"
+#include "proto/base/unique_fd.h"
 #include "proto/channel/handshake.h"
 #include "proto/folder/private_folder.h"
 #include "proto/frame/frame.h"
@@ -50,26 +51,24 @@ class AgentThread final : public Agent {
   ~AgentThread() override {
     if (started_) {
       const uint64_t one = 1;
-      while (write(wake_, &one, sizeof(one)) < 0 && errno == EINTR) {
+      while (write(wake_.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
       }
       pthread_join(thread_, nullptr);
       unlink(path_.c_str());
     }
     for (std::atomic<int>& fd : g_inherited) fd.store(-1);
-    if (wake_ >= 0) close(wake_);
-    if (listen_ >= 0) close(listen_);
   }
 
   bool Open(std::string* error) {
     static const int registered = pthread_atfork(nullptr, nullptr, CloseInChild);
     (void)registered;
-    wake_ = eventfd(0, EFD_CLOEXEC);
-    if (wake_ < 0) {
+    wake_.Reset(eventfd(0, EFD_CLOEXEC));
+    if (!wake_.ok()) {
       *error = std::string("eventfd: ") + strerror(errno);
       return false;
     }
     if (!Listen(error)) return false;
-    g_inherited[0].store(wake_);
+    g_inherited[0].store(wake_.get());
     // The application's signals are none of the agent's business.
     sigset_t all, before;
     sigfillset(&all);
@@ -94,11 +93,11 @@ class AgentThread final : public Agent {
   }
 
   bool Listen(std::string* error) {
-    listen_ = ListenUnix(path_, error);
-    if (listen_ < 0) return false;
+    listen_.Reset(ListenUnix(path_, error));
+    if (!listen_.ok()) return false;
     struct stat made;
     if (stat(path_.c_str(), &made) == 0) inode_ = made.st_ino;
-    g_inherited[1].store(listen_);
+    g_inherited[1].store(listen_.get());
     return true;
   }
 
@@ -111,17 +110,13 @@ class AgentThread final : public Agent {
     }
     // If this fails, the old socket may still be reached by whoever has it under another path.
     std::string ignored;
-    const int old = listen_;
-    if (Listen(&ignored)) {
-      close(old);
-    } else {
-      listen_ = old;
-    }
+    UniqueFd old = std::move(listen_);
+    if (!Listen(&ignored)) listen_ = std::move(old);
   }
 
   void Run() {
     while (true) {
-      pollfd waiting[3] = {{wake_, POLLIN, 0}, {listen_, POLLIN, 0}, {tool_, POLLIN, 0}};
+      pollfd waiting[3] = {{wake_.get(), POLLIN, 0}, {listen_.get(), POLLIN, 0}, {tool_.get(), POLLIN, 0}};
       const int ready = poll(waiting, 3, kPathCheckMs);
       if (ready < 0 && errno != EINTR) return;
       if (ready == 0) CheckPath();
@@ -134,7 +129,7 @@ class AgentThread final : public Agent {
   }
 
   void Accept() {
-    const int socket = accept4(listen_, nullptr, nullptr, SOCK_CLOEXEC);
+    const int socket = accept4(listen_.get(), nullptr, nullptr, SOCK_CLOEXEC);
     if (socket < 0) return;
     uint32_t user = 0, pid = 0;
     if (!PeerUser(socket, &user, &pid) || (user != geteuid() && user != 0)) {
@@ -142,30 +137,30 @@ class AgentThread final : public Agent {
       return;
     }
     // The tool that came first may be about to leave: its end must be seen before the next one is refused.
-    if (tool_ >= 0) {
-      pollfd first{tool_, POLLIN, 0};
+    if (tool_.ok()) {
+      pollfd first{tool_.get(), POLLIN, 0};
       if (poll(&first, 1, 0) > 0) ServeTool();
     }
-    if (tool_ >= 0) {
+    if (tool_.ok()) {
       Refuse(socket, "another tool is working on this job; try again when it is done");
       close(socket);
       return;
     }
-    tool_ = socket;
+    tool_.Reset(socket);
     g_inherited[2].store(socket);
   }
 
   // One message of the connected tool, or its end.
   void ServeTool() {
     Message request;
-    switch (ReceiveMessage(tool_, 0, &request)) {
+    switch (ReceiveMessage(tool_.get(), 0, &request)) {
       case ReceiveStatus::kTimeout:
         return;
       case ReceiveStatus::kClosed:
         DropTool();
         return;
       case ReceiveStatus::kOtherVersion:
-        Refuse(tool_, "the job's client library is of another version than this tool");
+        Refuse(tool_.get(), "the job's client library is of another version than this tool");
         DropTool();
         return;
       case ReceiveStatus::kMalformed:
@@ -180,10 +175,10 @@ class AgentThread final : public Agent {
     const bool ok = Handle(&request, &reply, &error);
     for (int fd : request.fds) close(fd);
     if (!ok) {
-      Refuse(tool_, error);
+      Refuse(tool_.get(), error);
       return;
     }
-    const bool sent = SendMessage(tool_, reply);
+    const bool sent = SendMessage(tool_.get(), reply);
     for (int fd : reply.fds) close(fd);
     // After the answer: a job that goes on may end, and this thread with it, before the tool is told.
     if (request.type == Type::kUnlock) host_->Unlock();
@@ -399,7 +394,7 @@ class AgentThread final : public Agent {
 
   // While a request is being served: nothing more can come from a tool that waits for the answer, but its end.
   bool ToolIsGone() const {
-    pollfd waiting[2] = {{wake_, POLLIN, 0}, {tool_, POLLIN, 0}};
+    pollfd waiting[2] = {{wake_.get(), POLLIN, 0}, {tool_.get(), POLLIN, 0}};
     return poll(waiting, 2, 0) > 0;
   }
 
@@ -428,21 +423,20 @@ class AgentThread final : public Agent {
       host_->Unlock();
       state_ = State::kRunning;
     }
-    if (tool_ < 0) return;
+    if (!tool_.ok()) return;
     g_inherited[2].store(-1);
-    close(tool_);
-    tool_ = -1;
+    tool_.Close();
   }
 
   const std::string path_;
   AgentHost* const host_;
   pthread_t thread_{};
   bool started_ = false;
-  int wake_ = -1;
+  UniqueFd wake_;
   // The thread's own.
-  int listen_ = -1;
+  UniqueFd listen_;
   ino_t inode_ = 0;
-  int tool_ = -1;
+  UniqueFd tool_;
   State state_ = State::kRunning;
   // A tool's requests beside the job's calls: since when EndAsking is needed, where the answers' payloads go, and those
   // of requests that were given up, which somebody may still write to.

@@ -50,7 +50,6 @@ bool Exchange(const std::string& path, const std::string& body, nvml::Answer* an
   ChannelStatus status = SendPacket(socket, PacketType::kQuery, body, -1);
   if (status == ChannelStatus::kOk) status = ReceivePacket(socket, &packet, kAnswerTimeoutMs);
   close(socket);
-  if (packet.fd >= 0) close(packet.fd);
   if (status != ChannelStatus::kOk) {
     *error = std::string("the server gave no answer (") + ChannelStatusName(status) + ")";
     return false;

@@ -20,6 +20,7 @@
 #include <random>
 #include <thread>
 
+#include "proto/base/unique_fd.h"
 #include "proto/channel/handshake.h"
 #include "proto/nvml/query.h"
 
@@ -47,23 +48,22 @@ class FakeServer {
   using Reply = std::function<uint32_t(const Question&, std::string* body)>;
   FakeServer(const std::string& path, Reply reply) : reply_(std::move(reply)) {
     std::string error;
-    listen_ = ListenUnix(path, &error);
-    EXPECT_GE(listen_, 0) << error;
-    fcntl(listen_, F_SETFL, 0);
+    listen_.Reset(ListenUnix(path, &error));
+    EXPECT_GE(listen_.get(), 0) << error;
+    fcntl(listen_.get(), F_SETFL, 0);
     thread_ = std::thread([this] { Serve(); });
   }
   ~FakeServer() {
     stop_.store(true);
-    shutdown(listen_, SHUT_RDWR);
+    shutdown(listen_.get(), SHUT_RDWR);
     thread_.join();
-    close(listen_);
   }
   int questions() const { return questions_.load(); }
 
  private:
   void Serve() {
     while (!stop_.load()) {
-      const int socket = accept4(listen_, nullptr, nullptr, SOCK_CLOEXEC);
+      const int socket = accept4(listen_.get(), nullptr, nullptr, SOCK_CLOEXEC);
       if (socket < 0) continue;
       Packet packet;
       Question question;
@@ -78,7 +78,7 @@ class FakeServer {
     }
   }
   Reply reply_;
-  int listen_ = -1;
+  UniqueFd listen_;
   std::atomic<bool> stop_{false};
   std::atomic<int> questions_{0};
   std::thread thread_;

@@ -51,11 +51,6 @@ RelaySession::RelaySession(int client_socket, std::string address,
       checked_(checked),
       wake_fd_(eventfd(0, EFD_CLOEXEC)) {}
 
-RelaySession::~RelaySession() {
-  close(socket_);
-  if (wake_fd_ >= 0) close(wake_fd_);
-}
-
 void RelaySession::Stop(const std::string& reason) {
   MutexLock lock(&mutex_);
   if (stop_reason_.empty()) stop_reason_ = reason;
@@ -64,7 +59,7 @@ void RelaySession::Stop(const std::string& reason) {
   // Without an end, the context is a question's.
   if (!end_ && context_) context_->TryCancel();
   const uint64_t one = 1;
-  if (write(wake_fd_, &one, sizeof(one)) < 0) return;
+  if (write(wake_fd_.get(), &one, sizeof(one)) < 0) return;
 }
 
 void RelaySession::Refuse(const std::string& why) {
@@ -73,14 +68,14 @@ void RelaySession::Refuse(const std::string& why) {
   welcome.error = why;
   std::string body;
   EncodeWelcome(welcome, &body);
-  SendPacket(socket_, PacketType::kWelcome, body, -1);
+  SendPacket(socket_.get(), PacketType::kWelcome, body, -1);
 }
 
 void RelaySession::Tell(const std::string& reason) {
   std::string body;
   EncodeEnd(reason, &body);
-  SendPacket(socket_, PacketType::kEnd, body, -1);
-  shutdown(socket_, SHUT_RDWR);
+  SendPacket(socket_.get(), PacketType::kEnd, body, -1);
+  shutdown(socket_.get(), SHUT_RDWR);
 }
 
 std::shared_ptr<grpc::Channel> RelaySession::NewChannel() const {
@@ -197,7 +192,7 @@ void RelaySession::Ask(const std::string& question) {
     body.clear();
     EncodeAnswer(answer, &body);
   }
-  SendPacket(socket_, PacketType::kAnswer, body, -1);
+  SendPacket(socket_.get(), PacketType::kAnswer, body, -1);
 }
 
 void RelaySession::Control(const std::string& bytes) {
@@ -208,18 +203,17 @@ void RelaySession::Control(const std::string& bytes) {
     return control::CallOverGrpc(stub, context, call, checked_, &answer);
   });
   if (!status.ok()) answer.set_error("no answer from the server " + address_ + ": " + control::StatusText(status));
-  SendPacket(socket_, PacketType::kControlAnswer, answer.SerializeAsString(), -1);
+  SendPacket(socket_.get(), PacketType::kControlAnswer, answer.SerializeAsString(), -1);
 }
 
 void RelaySession::WatchClient() {
   while (true) {
-    pollfd waiting[2] = {{socket_, POLLIN, 0}, {wake_fd_, POLLIN, 0}};
+    pollfd waiting[2] = {{socket_.get(), POLLIN, 0}, {wake_fd_.get(), POLLIN, 0}};
     if (poll(waiting, 2, -1) < 0) continue;
     if (waiting[1].revents) return;
     Packet packet;
-    const ChannelStatus status = ReceivePacket(socket_, &packet, 0);
+    const ChannelStatus status = ReceivePacket(socket_.get(), &packet, 0);
     if (status == ChannelStatus::kTimeout) continue;
-    if (packet.fd >= 0) close(packet.fd);
     // Descriptors cannot be sent on; a client that tries has not read the Welcome.
     const std::string reason =
         status == ChannelStatus::kClosed ? "the client is gone" : "unexpected packet from the client";
@@ -234,9 +228,9 @@ void RelaySession::WatchClient() {
 void RelaySession::Run() {
   Packet packet;
   Hello hello;
-  if (ReceivePacket(socket_, &packet, kHelloTimeoutMs) != ChannelStatus::kOk)
+  if (ReceivePacket(socket_.get(), &packet, kHelloTimeoutMs) != ChannelStatus::kOk)
     return;  // just a look whether we are here
-  if (packet.fd >= 0) close(packet.fd);
+  packet.fd.Close();
   if (packet.type == PacketType::kQuery) return Ask(packet.body);
   if (packet.type == PacketType::kControlCall) return Control(packet.body);
   if (packet.type != PacketType::kHello || !DecodeHello(packet.body, &hello)) return Refuse("not a Hello");
@@ -274,7 +268,7 @@ void RelaySession::Run() {
     end_ = std::make_unique<TunnelEnd>(TunnelEnd::Side::kRelay, memory, checked_);
     if (stopped_.load()) end_->End(stop_reason_);
   }
-  if (SendPacket(socket_, PacketType::kWelcome, body, memory->fd()) != ChannelStatus::kOk)
+  if (SendPacket(socket_.get(), PacketType::kWelcome, body, memory->fd()) != ChannelStatus::kOk)
     end_->End("the client is gone");
   logging::Info("session {}: pid {} {} on {}", welcome.session, hello.pid, hello.program, address_);
   std::thread watcher([this] { WatchClient(); });
@@ -333,7 +327,7 @@ void RelaySession::Run() {
   logging::Info("session {} ended: {}", welcome.session, reason);
   Tell(reason);
   const uint64_t one = 1;
-  if (write(wake_fd_, &one, sizeof(one)) < 0) logging::Debug("wake");
+  if (write(wake_fd_.get(), &one, sizeof(one)) < 0) logging::Debug("wake");
   watcher.join();
 }
 

@@ -15,6 +15,7 @@
 #include <memory>
 #include <string>
 
+#include "proto/base/unique_fd.h"
 #include "proto/channel/channel_types.h"
 #include "proto/control/tunnel_end.h"
 #include "proto/threads/mutex.h"
@@ -29,7 +30,6 @@ class RelaySession {
   // all messages carry checksums.
   RelaySession(int client_socket, std::string address, std::shared_ptr<grpc::ChannelCredentials> credentials,
                bool checked);
-  ~RelaySession();
 
   void Run();
   void Stop(const std::string& reason);
@@ -50,7 +50,7 @@ class RelaySession {
   void WatchClient();
   void Tell(const std::string& reason);
 
-  const int socket_;
+  const UniqueFd socket_;
   const std::string address_;
   const std::shared_ptr<grpc::ChannelCredentials> credentials_;
   const bool checked_;
@@ -66,7 +66,7 @@ class RelaySession {
   std::string stop_reason_ CR_GUARDED_BY(mutex_);
   grpc::ClientContext* context_ CR_GUARDED_BY(mutex_) = nullptr;  // of the stream in use
   std::atomic<bool> stopped_{false};
-  int wake_fd_ = -1;
+  UniqueFd wake_fd_;
 };
 
 }  // namespace cuda_remote::client

@@ -18,6 +18,7 @@
 #include "client/session/session.h"
 #include "proto/base/mappings.h"
 #include "proto/base/text.h"
+#include "proto/base/unique_fd.h"
 #include "proto/codec/decode_as.h"
 #include "proto/codec/library.gen.h"
 #include "proto/codec/module.gen.h"
@@ -63,9 +64,6 @@ class UsedPages {
     struct sysinfo memory;
     swapping_ = sysinfo(&memory) != 0 || memory.freeswap != memory.totalswap;
   }
-  ~UsedPages() {
-    if (fd_ >= 0) close(fd_);
-  }
 
   bool Read(const OwnMapping& mapping, uint64_t begin, uint64_t end, std::vector<char>* used) const {
     const size_t count = size_t((end - begin) / page_);
@@ -73,7 +71,8 @@ class UsedPages {
     used->assign(count, mapping.swapped && swapping_);
     std::vector<uint64_t> entries(count);
     const size_t bytes = count * sizeof(uint64_t);
-    if (fd_ < 0 || pread(fd_, entries.data(), bytes, off_t(begin / page_ * sizeof(uint64_t))) != ssize_t(bytes)) {
+    if (!fd_.ok() ||
+        pread(fd_.get(), entries.data(), bytes, off_t(begin / page_ * sizeof(uint64_t))) != ssize_t(bytes)) {
       return false;
     }
     constexpr uint64_t kPresentOrSwapped = uint64_t{3} << 62;
@@ -88,7 +87,7 @@ class UsedPages {
   uint64_t page() const { return page_; }
 
  private:
-  const int fd_;
+  const UniqueFd fd_;
   const uint64_t page_;
   bool swapping_ = true;
 };

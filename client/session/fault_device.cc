@@ -27,12 +27,9 @@ int AskForFaultDevice(const std::string& server) {
   close(socket);
   // A server of before answers in another way.
   struct stat facts;
-  if (packet.fd >= 0 && (status != ChannelStatus::kOk || packet.type != PacketType::kFaultDevice ||
-                         fstat(packet.fd, &facts) != 0 || !S_ISCHR(facts.st_mode))) {
-    close(packet.fd);
-    packet.fd = -1;
-  }
-  return packet.fd;
+  const bool is_device = status == ChannelStatus::kOk && packet.type == PacketType::kFaultDevice &&
+                         fstat(packet.fd.get(), &facts) == 0 && S_ISCHR(facts.st_mode);
+  return is_device ? packet.fd.Release() : -1;
 }
 
 }  // namespace cuda_remote::client

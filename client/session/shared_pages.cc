@@ -47,30 +47,27 @@ int OpenMapped(const Mapping& mapping) {
 // While it lives, writes to the pages wait. They go on when it goes, to whatever is mapped there by then.
 class WriteStop {
  public:
-  ~WriteStop() {
-    if (fd_ >= 0) close(fd_);
-  }
   // `shared`: the pages are a file's.
   bool Stop(uint64_t start, uint64_t bytes, bool shared) {
-    fd_ = int(syscall(SYS_userfaultfd, O_CLOEXEC));
-    if (fd_ < 0) return false;
+    fd_.Reset(int(syscall(SYS_userfaultfd, O_CLOEXEC)));
+    if (!fd_.ok()) return false;
     uffdio_api api = {};
     api.api = UFFD_API;
     api.features = UFFD_FEATURE_PAGEFAULT_FLAG_WP;
     if (shared) api.features |= UFFD_FEATURE_WP_HUGETLBFS_SHMEM;
-    if (ioctl(fd_, UFFDIO_API, &api) != 0) return false;
+    if (ioctl(fd_.get(), UFFDIO_API, &api) != 0) return false;
     uffdio_register registration = {};
     registration.range = {start, bytes};
     registration.mode = UFFDIO_REGISTER_MODE_WP;
-    if (ioctl(fd_, UFFDIO_REGISTER, &registration) != 0) return false;
+    if (ioctl(fd_.get(), UFFDIO_REGISTER, &registration) != 0) return false;
     uffdio_writeprotect protection = {};
     protection.range = {start, bytes};
     protection.mode = UFFDIO_WRITEPROTECT_MODE_WP;
-    return ioctl(fd_, UFFDIO_WRITEPROTECT, &protection) == 0;
+    return ioctl(fd_.get(), UFFDIO_WRITEPROTECT, &protection) == 0;
   }
 
  private:
-  int fd_ = -1;
+  UniqueFd fd_;
 };
 
 // Replaces the mapping by private memory with the same contents.

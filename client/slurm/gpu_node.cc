@@ -140,7 +140,7 @@ std::unique_ptr<GpuNode> GpuNode::Start(const std::string& keys, std::string* er
   node->process_ = StartChild({"srun", "--quiet", "--het-group=1", "--nodes=1", "--ntasks=1", "--mpi=none",
                                "--export=ALL", "--job-name=gpus", program, "--serve-gpus", keys},
                               0, input[0], output[1]);
-  node->input_ = input[1];
+  node->input_.Reset(input[1]);
   close(input[0]);
   close(output[1]);
   if (node->process_ != 0) node->address_ = ReadLine(output[0]);
@@ -152,7 +152,7 @@ std::unique_ptr<GpuNode> GpuNode::Start(const std::string& keys, std::string* er
 }
 
 GpuNode::~GpuNode() {
-  if (input_ >= 0) close(input_);
+  input_.Close();
   if (process_ != 0) EndChild(process_, 2 * kEndSeconds);
   std::error_code ignored;
   std::filesystem::remove_all(keys_, ignored);

@@ -16,6 +16,8 @@
 #include <memory>
 #include <string>
 
+#include "proto/base/unique_fd.h"
+
 namespace cuda_remote::client::slurm {
 
 class GpuNode {
@@ -41,7 +43,7 @@ class GpuNode {
   const std::string keys_;
   std::string address_;
   pid_t process_ = 0;
-  int input_ = -1;
+  UniqueFd input_;
 };
 
 // On the GPU node, as the step's only task: serves until the end of standard input. The exit code.

@@ -119,13 +119,13 @@ std::unique_ptr<PartSteps> PartSteps::Start(const std::string& job, const std::v
       return nullptr;
     }
     close(input[0]);
-    steps->steps_.push_back({child, input[1], part.node.name});
+    steps->steps_.push_back({child, UniqueFd(input[1]), part.node.name});
   }
   return steps;
 }
 
 PartSteps::~PartSteps() {
-  for (const StepChild& step : steps_) close(step.input);
+  for (StepChild& step : steps_) step.input.Close();
   for (const StepChild& step : steps_) EndChild(step.pid, kEndSeconds);
 }
 
@@ -133,7 +133,6 @@ std::string PartSteps::Ended(pid_t child) {
   const auto step = std::find_if(steps_.begin(), steps_.end(), [&](const StepChild& one) { return one.pid == child; });
   if (step == steps_.end()) return "";
   const std::string node = step->node;
-  close(step->input);
   steps_.erase(step);
   return node;
 }

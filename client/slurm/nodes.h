@@ -19,6 +19,7 @@
 
 #include "client/mpi/parts.h"
 #include "client/slurm/part_plan.h"
+#include "proto/base/unique_fd.h"
 
 namespace cuda_remote::client::slurm {
 
@@ -46,7 +47,7 @@ class PartSteps {
  private:
   struct StepChild {
     pid_t pid;
-    int input;  // the part ends when this is closed
+    UniqueFd input;  // the part ends when this is closed
     std::string node;
   };
   PartSteps() = default;

@@ -19,6 +19,7 @@
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/own_job.h"
 #include "client/tools/foreground.h"
+#include "proto/base/unique_fd.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/frame/version.h"
 
@@ -72,15 +73,14 @@ bool Show(int fd, std::string* error) {
 class NewFile {
  public:
   ~NewFile() {
-    if (fd_ >= 0) close(fd_);
     if (!temporary_.empty()) unlink(temporary_.c_str());
   }
   bool Open(const std::string& path, std::string* error) {
     path_ = path;
     const std::string name = path + "." + std::to_string(getpid()) + ".new";
-    fd_ = path.empty() ? memfd_create("cr-trace", MFD_CLOEXEC)
-                       : open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd_ < 0) {
+    fd_.Reset(path.empty() ? memfd_create("cr-trace", MFD_CLOEXEC)
+                           : open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    if (!fd_.ok()) {
       *error = "cannot write " + path + ": " + strerror(errno);
       return false;
     }
@@ -96,11 +96,11 @@ class NewFile {
     temporary_.clear();
     return true;
   }
-  int fd() const { return fd_; }
+  int fd() const { return fd_.get(); }
 
  private:
   std::string path_, temporary_;
-  int fd_ = -1;
+  UniqueFd fd_;
 };
 
 // The process to record: the one that was named, or the first.

@@ -20,6 +20,7 @@
 #endif
 
 #include "proto/base/clock.h"
+#include "proto/base/unique_fd.h"
 #include "proto/channel/handshake.h"
 #include "proto/ring/futex.h"
 #include "proto/ring/ring.h"
@@ -100,7 +101,6 @@ class ClientChannel::Impl {
 
   ~Impl() {
     UnregisterForFork(this);
-    if (socket_ >= 0) close(socket_);
     for (Pending*& bucket : buckets_) FreeList(bucket);
     FreeList(free_);
   }
@@ -247,7 +247,7 @@ class ClientChannel::Impl {
     if (state() != ChannelStatus::kOk) return state();
     std::string body;
     EncodeTag(tag, &body);
-    const ChannelStatus status = SendPacket(socket_, PacketType::kFd, body, fd);
+    const ChannelStatus status = SendPacket(socket_.get(), PacketType::kFd, body, fd);
     if (status == ChannelStatus::kClosed) CheckPeer();
     return status;
   }
@@ -280,7 +280,7 @@ class ClientChannel::Impl {
 
   ChannelFds DupFds() const {
     ChannelFds fds;
-    fds.socket = fcntl(socket_, F_DUPFD_CLOEXEC, 0);
+    fds.socket = fcntl(socket_.get(), F_DUPFD_CLOEXEC, 0);
     fds.ring = fcntl(memory_->fd(), F_DUPFD_CLOEXEC, 0);
     if (fds.socket >= 0 && fds.ring >= 0) return fds;
     if (fds.socket >= 0) close(fds.socket);
@@ -621,7 +621,7 @@ class ClientChannel::Impl {
     }
     // What was read from a broken session is not to be trusted, and the server has to know.
     if (state_.compare_exchange_strong(expected, status) && status == ChannelStatus::kProtocolError) {
-      shutdown(socket_, SHUT_RDWR);
+      shutdown(socket_.get(), SHUT_RDWR);
     }
     return state();
   }
@@ -631,9 +631,8 @@ class ClientChannel::Impl {
     if (peer_gone_.load(std::memory_order_acquire)) return true;
     MutexLock lock(&reason_mutex_);
     Packet packet;
-    const ChannelStatus status = ReceivePacket(socket_, &packet, 0);
+    const ChannelStatus status = ReceivePacket(socket_.get(), &packet, 0);
     if (status == ChannelStatus::kTimeout) return false;
-    if (packet.fd >= 0) close(packet.fd);
     if (status == ChannelStatus::kOk && packet.type == PacketType::kEnd) DecodeEnd(packet.body, &reason_);
     if (reason_.empty()) {
       reason_ = status == ChannelStatus::kClosed ? "the server's process for this session ended"
@@ -657,8 +656,7 @@ class ClientChannel::Impl {
         for (auto& entry : fork_entries_) {
           Impl* const impl = entry.exchange(nullptr);
           if (!impl) continue;
-          if (impl->socket_ >= 0) close(impl->socket_);
-          impl->socket_ = -1;
+          impl->socket_.Close();
           impl->memory_->CloseInForkedChild();
         }
       });
@@ -677,7 +675,7 @@ class ClientChannel::Impl {
   }
 
   // What every call reads and hardly anybody writes.
-  int socket_;
+  UniqueFd socket_;
   const std::unique_ptr<ring::RingMemory> memory_;
   const size_t longest_piece_;  // of a payload, for one frame
   std::atomic<ChannelStatus> state_{ChannelStatus::kOk};

@@ -127,7 +127,7 @@ ChannelStatus SendPacket(int socket, PacketType type, std::string_view body, int
 
 ChannelStatus ReceivePacket(int socket, Packet* packet, int timeout_ms) {
   packet->body.clear();
-  packet->fd = -1;
+  packet->fd.Close();
   const int64_t deadline = timeout_ms < 0 ? 0 : NowMs() + timeout_ms;
   while (true) {
     pollfd waiting{socket, POLLIN, 0};
@@ -168,7 +168,7 @@ ChannelStatus ReceivePacket(int socket, Packet* packet, int timeout_ms) {
     }
     return errno == ECONNRESET || errno == ENOTCONN ? ChannelStatus::kClosed : ChannelStatus::kSystemError;
   }
-  int fd = -1;
+  UniqueFd fd;
   int descriptors = 0;
   for (cmsghdr* part = CMSG_FIRSTHDR(&message); part; part = CMSG_NXTHDR(&message, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
@@ -177,7 +177,7 @@ ChannelStatus ReceivePacket(int socket, Packet* packet, int timeout_ms) {
       int one;
       memcpy(&one, CMSG_DATA(part) + i * sizeof(int), sizeof(int));
       if (descriptors++ == 0) {
-        fd = one;
+        fd.Reset(one);
       } else {
         close(one);
       }
@@ -187,11 +187,10 @@ ChannelStatus ReceivePacket(int socket, Packet* packet, int timeout_ms) {
   std::string_view body;
   if (descriptors > 1 || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) ||
       !ParsePacket({buffer.data(), size_t(received)}, &packet->type, &body)) {
-    if (fd >= 0) close(fd);
     return ChannelStatus::kProtocolError;
   }
   packet->body.assign(body);
-  packet->fd = fd;
+  packet->fd = std::move(fd);
   return ChannelStatus::kOk;
 }
 
@@ -299,7 +298,6 @@ bool ClientHandshake(int socket, const Hello& hello, int timeout_ms, Welcome* we
     return false;
   }
   const auto refuse = [&](std::string why) {
-    if (packet.fd >= 0) close(packet.fd);
     *error = std::move(why);
     return false;
   };
@@ -322,8 +320,8 @@ bool ClientHandshake(int socket, const Hello& hello, int timeout_ms, Welcome* we
                   ", and the server only knows " + std::to_string(welcome->address_layout) +
                   "; use a server of the release that the job began with, or of a newer one");
   }
-  if (packet.fd < 0) return refuse("the server's Welcome came without shared memory");
-  *ring_fd = packet.fd;
+  if (!packet.fd.ok()) return refuse("the server's Welcome came without shared memory");
+  *ring_fd = packet.fd.Release();
   return true;
 }
 

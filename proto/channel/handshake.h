@@ -35,6 +35,7 @@
 #include <string>
 #include <string_view>
 
+#include "proto/base/unique_fd.h"
 #include "proto/channel/channel_types.h"
 
 namespace cuda_remote {
@@ -45,7 +46,7 @@ inline constexpr size_t kMaxPacketBytes = 64u << 10;
 struct Packet {
   PacketType type = PacketType::kEnd;
   std::string body;
-  int fd = -1;  // the receiver owns it
+  UniqueFd fd;  // that came with it, or none
 };
 
 // For the one field of these messages.

@@ -11,6 +11,7 @@
 #include <random>
 #include <thread>
 
+#include "proto/base/unique_fd.h"
 #include "proto/channel/address_layout.h"
 
 namespace cuda_remote {
@@ -18,11 +19,13 @@ namespace {
 
 struct Sockets {
   int fd[2];
-  Sockets() { EXPECT_TRUE(SocketPair(fd)); }
-  ~Sockets() {
-    close(fd[0]);
-    close(fd[1]);
+  Sockets() {
+    EXPECT_TRUE(SocketPair(fd));
+    for (int i = 0; i < 2; ++i) owners[i].Reset(fd[i]);
   }
+
+ private:
+  UniqueFd owners[2];
 };
 
 // A server that refuses at once closes the socket before it has read the Hello.
@@ -187,12 +190,11 @@ TEST(Handshake, PacketsWithAndWithoutDescriptors) {
   Packet packet;
   ASSERT_EQ(ReceivePacket(s.fd[1], &packet, 1000), ChannelStatus::kOk);
   EXPECT_EQ(packet.body, "body");
-  EXPECT_EQ(packet.fd, -1);
+  EXPECT_FALSE(packet.fd.ok());
   ASSERT_EQ(SendPacket(s.fd[0], PacketType::kFd, "", s.fd[0]), ChannelStatus::kOk);
   ASSERT_EQ(ReceivePacket(s.fd[1], &packet, 1000), ChannelStatus::kOk);
-  ASSERT_GE(packet.fd, 0);
-  EXPECT_TRUE(fcntl(packet.fd, F_GETFD) & FD_CLOEXEC);
-  close(packet.fd);
+  ASSERT_TRUE(packet.fd.ok());
+  EXPECT_TRUE(fcntl(packet.fd.get(), F_GETFD) & FD_CLOEXEC);
   EXPECT_EQ(ReceivePacket(s.fd[1], &packet, 10), ChannelStatus::kTimeout);
 }
 

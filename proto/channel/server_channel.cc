@@ -18,6 +18,7 @@
 #include <thread>
 #include <utility>
 
+#include "proto/base/unique_fd.h"
 #include "proto/channel/handshake.h"
 #include "proto/ring/ring.h"
 #include "proto/threads/mutex.h"
@@ -58,9 +59,6 @@ class ServerChannel::Impl {
   ~Impl() {
     Stop();
     if (thread_.joinable()) thread_.join();
-    if (stop_fd_ >= 0) close(stop_fd_);
-    close(socket_);
-    for (auto& [tag, fd] : fds_) close(fd);
   }
 
   void Start() {
@@ -72,7 +70,7 @@ class ServerChannel::Impl {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
-  int socket() const { return socket_; }
+  int socket() const { return socket_.get(); }
 
   bool Next(FrameHeader* header, std::string* message, PayloadView* payload) {
     FreeCurrent();
@@ -157,7 +155,7 @@ class ServerChannel::Impl {
     }
     const auto found = fds_.find(tag);
     if (found == fds_.end()) return -1;
-    const int fd = found->second;
+    const int fd = found->second.Release();
     fds_.erase(found);
     return fd;
   }
@@ -170,7 +168,7 @@ class ServerChannel::Impl {
   void End(const std::string& reason) {
     std::string body;
     EncodeEnd(reason, &body);
-    SendPacket(socket_, PacketType::kEnd, body, -1);
+    SendPacket(socket_.get(), PacketType::kEnd, body, -1);
     stopped_.store(true, std::memory_order_release);
     Finish(reason);
   }
@@ -319,7 +317,7 @@ class ServerChannel::Impl {
   void Fail(const std::string& reason) {
     std::string body;
     EncodeEnd("protocol error: " + reason, &body);
-    SendPacket(socket_, PacketType::kEnd, body, -1);
+    SendPacket(socket_.get(), PacketType::kEnd, body, -1);
     Finish("protocol error: " + reason);
   }
 
@@ -338,28 +336,27 @@ class ServerChannel::Impl {
     reply_.Interrupt();
     event_.Interrupt();
     const uint64_t one = 1;
-    if (write(stop_fd_, &one, sizeof(one)) < 0) return;  // full: it is awake anyway
+    if (write(stop_fd_.get(), &one, sizeof(one)) < 0) return;  // full: it is awake anyway
   }
 
   void SocketLoop() {
     while (!over()) {
-      pollfd waiting[2] = {{socket_, POLLIN, 0}, {stop_fd_, POLLIN, 0}};
+      pollfd waiting[2] = {{socket_.get(), POLLIN, 0}, {stop_fd_.get(), POLLIN, 0}};
       if (poll(waiting, 2, -1) < 0) continue;
       if (waiting[1].revents || !waiting[0].revents) continue;
       Packet packet;
-      const ChannelStatus status = ReceivePacket(socket_, &packet, 0);
+      const ChannelStatus status = ReceivePacket(socket_.get(), &packet, 0);
       if (status == ChannelStatus::kTimeout) continue;
       uint64_t tag;
-      if (status == ChannelStatus::kOk && packet.type == PacketType::kFd && packet.fd >= 0 &&
+      if (status == ChannelStatus::kOk && packet.type == PacketType::kFd && packet.fd.ok() &&
           DecodeTag(packet.body, &tag)) {
         MutexLock lock(&fd_mutex_);
-        if (fds_.size() < kMaxWaitingFds && fds_.emplace(tag, packet.fd).second) {
+        if (fds_.size() < kMaxWaitingFds && fds_.emplace(tag, std::move(packet.fd)).second) {
           lock.Unlock();
           fd_arrived_.NotifyAll();
           continue;
         }
       }
-      if (packet.fd >= 0) close(packet.fd);
       if (status == ChannelStatus::kClosed) {
         Finish("the client is gone");
       } else {
@@ -369,7 +366,7 @@ class ServerChannel::Impl {
     if (peer_gone_ && !stopped_.load(std::memory_order_acquire)) peer_gone_(end_reason());
   }
 
-  const int socket_;
+  const UniqueFd socket_;
   const std::unique_ptr<ring::RingMemory> memory_;
   ring::RingReader request_;  // executor; FreeUntil under hold_mutex_
   Mutex reply_mutex_;
@@ -377,7 +374,7 @@ class ServerChannel::Impl {
   Mutex event_mutex_;
   ring::RingWriter event_;  // event_mutex_
   const std::function<void(const std::string&)> peer_gone_;
-  const int stop_fd_;
+  const UniqueFd stop_fd_;
   std::thread thread_;
 
   // Executor only.
@@ -394,7 +391,7 @@ class ServerChannel::Impl {
 
   Mutex fd_mutex_;
   Condition fd_arrived_;
-  std::map<uint64_t, int> fds_ CR_GUARDED_BY(fd_mutex_);
+  std::map<uint64_t, UniqueFd> fds_ CR_GUARDED_BY(fd_mutex_);
 
   std::atomic<bool> over_{false};
   std::atomic<bool> stopped_{false};

@@ -10,6 +10,8 @@
 
 #include <string>
 
+#include "proto/base/unique_fd.h"
+
 namespace cuda_remote::cli {
 namespace {
 
@@ -20,13 +22,10 @@ class ErrorsTo {
     dup2(fd, 2);
     close(fd);
   }
-  ~ErrorsTo() {
-    dup2(before_, 2);
-    close(before_);
-  }
+  ~ErrorsTo() { dup2(before_.get(), 2); }
 
  private:
-  const int before_;
+  const UniqueFd before_;
 };
 
 // What can be read there now.

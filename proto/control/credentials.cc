@@ -174,17 +174,11 @@ void FillFromEnvironment(TlsFiles* files) {
   fill(&files->token, "CUDA_REMOTE_TOKEN_FILE");
 }
 
-ServerTls::~ServerTls() {
-  for (const int fd : fds_) {
-    if (fd >= 0) close(fd);
-  }
-}
-
 std::unique_ptr<ServerTls> ServerTls::Create(const TlsFiles& files, std::string* error) {
   std::unique_ptr<ServerTls> tls(new ServerTls);
   for (int i = 0; i < 3; ++i) {
-    tls->fds_[i] = memfd_create("cuda-remote-tls", MFD_CLOEXEC);
-    if (tls->fds_[i] < 0) {
+    tls->fds_[i].Reset(memfd_create("cuda-remote-tls", MFD_CLOEXEC));
+    if (!tls->fds_[i].ok()) {
       *error = std::string("no memory for certificates: ") + strerror(errno);
       return nullptr;
     }
@@ -194,7 +188,7 @@ std::unique_ptr<ServerTls> ServerTls::Create(const TlsFiles& files, std::string*
 
 std::shared_ptr<grpc::ServerCredentials> ServerTls::Credentials(bool tokens) const {
   std::string paths[3];
-  for (int i = 0; i < 3; ++i) paths[i] = "/proc/self/fd/" + std::to_string(fds_[i]);
+  for (int i = 0; i < 3; ++i) paths[i] = "/proc/self/fd/" + std::to_string(fds_[i].get());
   grpc::experimental::TlsServerCredentialsOptions options(
       std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(paths[1], paths[0], paths[2],
                                                                            kRefreshSeconds));
@@ -210,8 +204,8 @@ bool ServerTls::Reload(const TlsFiles& files, std::string* error) {
   if (!ReadTls(files, &contents, error)) return false;
   const std::string* const texts[3] = {&contents.cert, &contents.key, &contents.ca};
   for (int i = 0; i < 3; ++i) {
-    if (pwrite(fds_[i], texts[i]->data(), texts[i]->size(), 0) == ssize_t(texts[i]->size()) &&
-        ftruncate(fds_[i], off_t(texts[i]->size())) == 0) {
+    if (pwrite(fds_[i].get(), texts[i]->data(), texts[i]->size(), 0) == ssize_t(texts[i]->size()) &&
+        ftruncate(fds_[i].get(), off_t(texts[i]->size())) == 0) {
       continue;
     }
     *error = std::string("no memory for certificates: ") + strerror(errno);

@@ -11,6 +11,8 @@
 #include <memory>
 #include <string>
 
+#include "proto/base/unique_fd.h"
+
 namespace cuda_remote::control {
 
 struct TlsFiles {
@@ -37,7 +39,6 @@ class ServerTls {
  public:
   // Null and one sentence in *error as ReadTls has it, or if there are no descriptors.
   static std::unique_ptr<ServerTls> Create(const TlsFiles& files, std::string* error);
-  ~ServerTls();
   ServerTls(const ServerTls&) = delete;
   ServerTls& operator=(const ServerTls&) = delete;
 
@@ -52,7 +53,7 @@ class ServerTls {
   ServerTls() = default;
   // gRPC watches files. These are in memory and ours alone, so it never sees one that is half written, or a key
   // without its certificate. Certificate, key, authority.
-  int fds_[3] = {-1, -1, -1};
+  UniqueFd fds_[3];
 };
 
 // Without any files: no encryption. With a token, the authority's file is enough. Null and one sentence in *error as

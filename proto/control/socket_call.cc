@@ -22,7 +22,6 @@ bool CallOnSocket(const std::string& path, const ControlCall& call, int limit_ms
   SendPacket(socket, PacketType::kControlCall, call.SerializeAsString(), -1);
   Packet packet;
   const ChannelStatus status = ReceivePacket(socket, &packet, limit_ms);
-  if (packet.fd >= 0) close(packet.fd);
   close(socket);
   Welcome refusal;
   if (status != ChannelStatus::kOk) {

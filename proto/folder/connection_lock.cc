@@ -18,12 +18,11 @@ ConnectionLock::ConnectionLock(const std::string& folder) {
   if (folder.empty()) return;
   const std::string path = folder + "/" + kConnectionLockName;
   while (true) {
-    fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (fd_ < 0) return;  // no such folder any more: nobody takes snapshots either
-    if (flock(fd_, LOCK_SH | LOCK_NB) == 0) return;
+    fd_.Reset(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    if (!fd_.ok()) return;  // no such folder any more: nobody takes snapshots either
+    if (flock(fd_.get(), LOCK_SH | LOCK_NB) == 0) return;
     const bool busy = errno == EWOULDBLOCK || errno == EINTR;
-    close(fd_);
-    fd_ = -1;
+    fd_.Close();
     if (!busy) return;
     const timespec pause = {0, kPauseNs};
     nanosleep(&pause, nullptr);
@@ -31,10 +30,10 @@ ConnectionLock::ConnectionLock(const std::string& folder) {
 }
 
 ConnectionLock::~ConnectionLock() {
-  if (fd_ < 0) return;
+  if (!fd_.ok()) return;
   // By name: a child that was forked meanwhile has a copy of the descriptor.
-  flock(fd_, LOCK_UN);
-  close(fd_);
+  flock(fd_.get(), LOCK_UN);
+  fd_.Close();
 }
 
 }  // namespace cuda_remote

@@ -9,6 +9,8 @@
 
 #include <string>
 
+#include "proto/base/unique_fd.h"
+
 namespace cuda_remote {
 
 // The file's name in the job's folder.
@@ -25,7 +27,7 @@ class ConnectionLock {
   ConnectionLock& operator=(const ConnectionLock&) = delete;
 
  private:
-  int fd_ = -1;
+  UniqueFd fd_;
 };
 
 }  // namespace cuda_remote

@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "proto/base/unique_fd.h"
+
 namespace cuda_remote::logging {
 namespace {
 
@@ -16,23 +18,21 @@ namespace {
 class Log {
  public:
   explicit Log(const std::string& level, const std::string& pattern = "%n %l: %v") {
-    EXPECT_EQ(pipe(ends_), 0);
-    SetUp("test", pattern, level, ends_[1]);
+    int ends[2];
+    EXPECT_EQ(pipe(ends), 0);
+    for (int i = 0; i < 2; ++i) ends_[i].Reset(ends[i]);
+    SetUp("test", pattern, level, ends[1]);
   }
-  ~Log() {
-    SetUp("test", "%v", "off", 2);
-    close(ends_[0]);
-    close(ends_[1]);
-  }
+  ~Log() { SetUp("test", "%v", "off", 2); }
   // What was written. At least one byte has been.
   std::string Read() {
     char text[65536];
-    const ssize_t n = read(ends_[0], text, sizeof(text));
+    const ssize_t n = read(ends_[0].get(), text, sizeof(text));
     return n < 0 ? "" : std::string(text, size_t(n));
   }
 
  private:
-  int ends_[2];
+  UniqueFd ends_[2];
 };
 
 TEST(Log, Lines) {

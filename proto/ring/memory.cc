@@ -40,12 +40,13 @@ std::unique_ptr<RingMemory> RingMemory::Create(const uint64_t capacity[kRingCoun
     memory->capacity_[i] = capacity[i];
     total += capacity[i];
   }
-  memory->fd_ = memfd_create("cuda-remote-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (memory->fd_ < 0) {
+  memory->fd_.Reset(memfd_create("cuda-remote-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!memory->fd_.ok()) {
     *error = Errno("cannot make shared memory (memfd_create)");
     return nullptr;
   }
-  if (ftruncate(memory->fd_, off_t(total)) != 0 || fcntl(memory->fd_, F_ADD_SEALS, kNeededSeals | F_SEAL_SEAL) != 0) {
+  if (ftruncate(memory->fd_.get(), off_t(total)) != 0 ||
+      fcntl(memory->fd_.get(), F_ADD_SEALS, kNeededSeals | F_SEAL_SEAL) != 0) {
     *error = Errno("cannot size shared memory");
     return nullptr;
   }
@@ -65,7 +66,7 @@ std::unique_ptr<RingMemory> RingMemory::Map(int fd, std::string* error) {
     *error = "out of memory";
     return nullptr;
   }
-  memory->fd_ = fd;
+  memory->fd_.Reset(fd);
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & kNeededSeals) != kNeededSeals) {
     *error = "the server's shared memory is not sealed against shrinking";
@@ -116,7 +117,7 @@ bool RingMemory::MapAll(std::string* error) {
   char* at = base_;
   off_t offset = 0;
   auto map = [&](size_t bytes) {
-    const bool ok = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_, offset) != MAP_FAILED;
+    const bool ok = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_.get(), offset) != MAP_FAILED;
     at += bytes;
     return ok;
   };
@@ -138,14 +139,12 @@ bool RingMemory::MapAll(std::string* error) {
 }
 
 void RingMemory::CloseInForkedChild() {
-  if (fd_ >= 0) close(fd_);
-  fd_ = -1;
+  fd_.Close();
   base_ = nullptr;
 }
 
 RingMemory::~RingMemory() {
   if (base_) munmap(base_, mapped_bytes_);
-  if (fd_ >= 0) close(fd_);
 }
 
 }  // namespace cuda_remote::ring

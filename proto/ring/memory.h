@@ -12,6 +12,7 @@
 #include <memory>
 #include <string>
 
+#include "proto/base/unique_fd.h"
 #include "proto/ring/ring_abi.h"
 
 namespace cuda_remote::ring {
@@ -28,7 +29,7 @@ class RingMemory {
   RingMemory(const RingMemory&) = delete;
   RingMemory& operator=(const RingMemory&) = delete;
 
-  int fd() const { return fd_; }
+  int fd() const { return fd_.get(); }
   // In fork's child, where nothing is mapped: closes the copy of the descriptor. Async-signal-safe.
   void CloseInForkedChild();
   RingControl* control(RingIndex index) const { return &header_->rings[index]; }
@@ -40,7 +41,7 @@ class RingMemory {
   RingMemory() = default;
   bool MapAll(std::string* error);
 
-  int fd_ = -1;
+  UniqueFd fd_;
   char* base_ = nullptr;
   size_t mapped_bytes_ = 0;
   MemoryHeader* header_ = nullptr;

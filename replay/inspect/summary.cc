@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/api/call_names.gen.h"
+#include "proto/base/text.h"
 #include "replay/replayer/replayer.h"
 
 namespace cuda_remote::replay::inspect {
@@ -90,8 +91,8 @@ void CompareRegions(const Summary& a, const Summary& b, std::vector<std::string>
 
 // A record without what depends on the run: its order number.
 std::string Essence(const Record& record) {
-  std::string text = absl::StrCat(CallIdName(record.header.call), record.modifies ? " (setting) of 0x" : " of 0x",
-                                  absl::Hex(record.object.id));
+  std::string text =
+      absl::StrCat(CallIdName(record.header.call), record.modifies ? " (setting) of " : " of ", Hex(record.object.id));
   text += '\0';
   text += absl::StrCat(record.header.context_or_result, "/", record.key, "/", record.image ? ToHex(*record.image) : "",
                        "/");

@@ -61,13 +61,12 @@ int Serve(const Options& options) {
         answer.error = error;
       }
     }
-    if (packet.fd >= 0) {
+    if (packet.fd.ok()) {
       std::string body;
       EncodeAnswer(answer, &body);
       // A client that does not read its answer is no reason to wait.
-      fcntl(packet.fd, F_SETFL, O_NONBLOCK);
-      SendPacket(packet.fd, PacketType::kAnswer, body, -1);
-      close(packet.fd);
+      fcntl(packet.fd.get(), F_SETFL, O_NONBLOCK);
+      SendPacket(packet.fd.get(), PacketType::kAnswer, body, -1);
     }
     if (SendPacket(options.link_fd, PacketType::kAsked, "", -1) != ChannelStatus::kOk) return 0;
   }

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "proto/base/text.h"
 #include "server/softgpu/testing/fixture.h"
 
 namespace cuda_remote::softgpu {
@@ -13,22 +14,14 @@ namespace {
 
 template <class T>
 std::string Hex(const T& value) {
-  std::string text;
-  char digits[3];
-  for (size_t i = 0; i < sizeof value; ++i) {
-    std::snprintf(digits, sizeof digits, "%02x", reinterpret_cast<const unsigned char*>(&value)[i]);
-    text += digits;
-  }
-  return text;
+  return HexBytes({reinterpret_cast<const char*>(&value), sizeof value});
 }
 
 template <class T>
 T FromHex(const std::string& text) {
-  T value;
-  for (size_t i = 0; i < sizeof value; ++i) {
-    reinterpret_cast<unsigned char*>(&value)[i] =
-        static_cast<unsigned char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
-  }
+  T value{};
+  std::string bytes;
+  if (BytesOfHex(text, &bytes) && bytes.size() == sizeof value) std::memcpy(&value, bytes.data(), sizeof value);
   return value;
 }
 

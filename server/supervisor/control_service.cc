@@ -67,7 +67,6 @@ grpc::Status ControlService::Query(grpc::ServerContext* context, const control::
        waited += kLookMs) {
     status = ReceivePacket(sockets[1], &packet, kLookMs);
   }
-  if (packet.fd >= 0) close(packet.fd);
   close(sockets[1]);
   if (status != ChannelStatus::kOk || packet.type != PacketType::kAnswer)
     return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server's cr-nvml gave no answer");

@@ -148,7 +148,6 @@ class Collector {
     const bool answered = ReceivePacket(sockets[1], &packet, kGpuAnswerMs) == ChannelStatus::kOk &&
                           packet.type == PacketType::kAnswer && DecodeAnswer(packet.body, &answer) &&
                           answer.result == nvml::kSuccess && answer.output.size() == bytes;
-    if (packet.fd >= 0) close(packet.fd);
     close(sockets[1]);
     if (answered) memcpy(out, answer.output.data(), bytes);
     return answered;

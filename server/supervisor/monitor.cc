@@ -90,7 +90,6 @@ void Monitor::ReadLink() {
     Packet packet;
     const ChannelStatus status = ReceivePacket(link_, &packet, 0);
     if (status == ChannelStatus::kTimeout) return;
-    if (packet.fd >= 0) close(packet.fd);
     if (status == ChannelStatus::kOk && packet.type == PacketType::kAsked) {
       if (!open_.empty()) open_.pop_front();
       continue;

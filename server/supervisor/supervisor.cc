@@ -110,12 +110,6 @@ Supervisor::Supervisor(Options options)
   name_ = host;
 }
 
-Supervisor::~Supervisor() {
-  for (int fd : {listen_fd_, wake_fd_, signal_fd_, lock_fd_}) {
-    if (fd >= 0) close(fd);
-  }
-}
-
 bool Supervisor::MakeDirectory(std::string* error) {
   const std::string& directory = options_.directory;
   // Who can write to the folder, or to one above it, can put a socket of his own in our place.
@@ -125,8 +119,8 @@ bool Supervisor::MakeDirectory(std::string* error) {
     *error = "cannot let others into " + directory + ": " + strerror(errno);
     return false;
   }
-  lock_fd_ = open((directory + "/server.lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
-  if (lock_fd_ < 0 || flock(lock_fd_, LOCK_EX | LOCK_NB) != 0) {
+  lock_fd_.Reset(open((directory + "/server.lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
+  if (!lock_fd_.ok() || flock(lock_fd_.get(), LOCK_EX | LOCK_NB) != 0) {
     *error = errno == EWOULDBLOCK ? "another cr-server is running in " + directory
                                   : "cannot lock " + directory + "/server.lock: " + strerror(errno);
     return false;
@@ -136,8 +130,8 @@ bool Supervisor::MakeDirectory(std::string* error) {
 
 bool Supervisor::Start(std::string* error) {
   if (!MakeDirectory(error)) return false;
-  listen_fd_ = ListenUnix(SessionSocketPath(options_.directory), error);
-  if (listen_fd_ < 0) return false;
+  listen_fd_.Reset(ListenUnix(SessionSocketPath(options_.directory), error));
+  if (!listen_fd_.ok()) return false;
   // Who they are is asked of the kernel at each connection.
   if (options_.serves_others && chmod(SessionSocketPath(options_.directory).c_str(), 0666) != 0) {
     *error = "cannot let others use " + SessionSocketPath(options_.directory) + ": " + strerror(errno);
@@ -150,11 +144,11 @@ bool Supervisor::Start(std::string* error) {
     MutexLock lock(&mutex_);
     most_new_clients_ = std::min<size_t>(kMostNewClients, std::max<size_t>(affordable, 8));
   }
-  wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  wake_fd_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   const sigset_t signals = LoopSignals();
   signal(SIGPIPE, SIG_IGN);
-  signal_fd_ = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
-  if (wake_fd_ < 0 || signal_fd_ < 0) {
+  signal_fd_.Reset(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!wake_fd_.ok() || !signal_fd_.ok()) {
     *error = std::string("cannot set up the event loop: ") + strerror(errno);
     return false;
   }
@@ -201,7 +195,7 @@ Caller Supervisor::LocalCaller(uint32_t uid) const {
 
 void Supervisor::Wake() {
   const uint64_t one = 1;
-  if (write(wake_fd_, &one, sizeof(one)) < 0) return;  // full: it is awake anyway
+  if (write(wake_fd_.get(), &one, sizeof(one)) < 0) return;  // full: it is awake anyway
 }
 
 void Supervisor::Run(const std::function<void()>& reload) {
@@ -226,9 +220,9 @@ void Supervisor::Run(const std::function<void()>& reload) {
       AssignWaiting();
       KeepWarm();
       if (stopping_ && workers_.empty() && !monitor_.running()) break;
-      waiting.push_back({wake_fd_, POLLIN, 0});
-      waiting.push_back({signal_fd_, POLLIN, 0});
-      waiting.push_back({stopping_ || Now() < accept_again_ ? -1 : listen_fd_, POLLIN, 0});
+      waiting.push_back({wake_fd_.get(), POLLIN, 0});
+      waiting.push_back({signal_fd_.get(), POLLIN, 0});
+      waiting.push_back({stopping_ || Now() < accept_again_ ? -1 : listen_fd_.get(), POLLIN, 0});
       waiting.push_back({monitor_.link(), POLLIN, 0});
       for (const NewClient& client : new_clients_) waiting.push_back({client.socket, POLLIN, 0});
       for (const Worker& worker : workers_) waiting.push_back({worker.link, POLLIN, 0});
@@ -246,9 +240,9 @@ void Supervisor::Run(const std::function<void()>& reload) {
     }
     MutexLock lock(&mutex_);
     uint64_t count;
-    if (waiting[0].revents && read(wake_fd_, &count, sizeof(count)) < 0) continue;
+    if (waiting[0].revents && read(wake_fd_.get(), &count, sizeof(count)) < 0) continue;
     signalfd_siginfo signal;
-    while (waiting[1].revents && read(signal_fd_, &signal, sizeof(signal)) == sizeof(signal)) {
+    while (waiting[1].revents && read(signal_fd_.get(), &signal, sizeof(signal)) == sizeof(signal)) {
       if (signal.ssi_signo == SIGCHLD) continue;  // Reap looks for itself
       if (signal.ssi_signo == SIGHUP) {
         lock.Unlock();
@@ -313,7 +307,7 @@ bool Supervisor::Admits(int socket, uint32_t uid) const {
 void Supervisor::AcceptClients() {
   std::string more;
   while (true) {
-    const int socket = accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC);
+    const int socket = accept4(listen_fd_.get(), nullptr, nullptr, SOCK_CLOEXEC);
     if (socket < 0) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno == EAGAIN) return;
@@ -352,7 +346,6 @@ void Supervisor::AcceptClients() {
 void Supervisor::ReadHello(const NewClient& client) {
   Packet packet;
   const ChannelStatus status = ReceivePacket(client.socket, &packet, 0);
-  if (packet.fd >= 0) close(packet.fd);
   if (status == ChannelStatus::kOk && packet.type == PacketType::kQuery) {
     AskMonitor(client.socket, packet.body, /*remote=*/false, LocalCaller(client.uid));
     return;
@@ -794,7 +787,6 @@ void Supervisor::ReadLink(Worker* worker) {
     Packet packet;
     const ChannelStatus status = ReceivePacket(worker->link, &packet, 0);
     if (status == ChannelStatus::kTimeout) return;
-    if (packet.fd >= 0) close(packet.fd);
     if (status != ChannelStatus::kOk) {
       // The process is ending, or it is not a worker; either way it is of no more use.
       close(worker->link);
@@ -1034,7 +1026,8 @@ bool Supervisor::NoteSavedLocked(uint64_t id, uint64_t unix_ms, uint64_t bytes, 
   if (found == sessions_.end() || !caller.MayTouch(found->second.info.owner)) return false;
   // A tool that has restarted or moved the job reports an image from before the session.
   const int64_t now = UnixMs();
-  const int64_t began = now - duration_cast<milliseconds>(Now() - found->second.started).count();
+  const int64_t began =
+      now - std::chrono::duration_cast<std::chrono::milliseconds>(Now() - found->second.started).count();
   if (int64_t(unix_ms) >= began) {
     ++totals_.checkpoints;
     totals_.checkpoint_bytes += bytes;

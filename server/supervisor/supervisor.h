@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "proto/base/clock.h"
+#include "proto/base/unique_fd.h"
 #include "proto/channel/channel_types.h"
 #include "proto/nvml/query.h"
 #include "proto/threads/mutex.h"
@@ -125,7 +126,6 @@ struct WorkerKind {
 class Supervisor {
  public:
   explicit Supervisor(Options options);
-  ~Supervisor();
 
   // Blocks the signals that the event loop reads. First thing in main: every thread, gRPC's too, must inherit it.
   static void BlockSignals();
@@ -262,10 +262,10 @@ class Supervisor {
   std::function<void(const IpAddress&, uint16_t)> proven_;
   std::string name_;
   Moment started_;
-  int lock_fd_ = -1;
-  int listen_fd_ = -1;
-  int wake_fd_ = -1;
-  int signal_fd_ = -1;
+  UniqueFd lock_fd_;
+  UniqueFd listen_fd_;
+  UniqueFd wake_fd_;
+  UniqueFd signal_fd_;
 
   Mutex mutex_;
   Policy policy_ CR_GUARDED_BY(mutex_);

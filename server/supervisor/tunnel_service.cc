@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "proto/base/clock.h"
+#include "proto/base/unique_fd.h"
 #include "proto/channel/handshake.h"
 #include "proto/logging/log.h"
 #include "proto/threads/mutex.h"
@@ -64,7 +65,7 @@ struct TunnelService::Tunnel {
   uint64_t session = 0;
   std::string owner;
   std::string token;
-  int socket = -1;  // to the worker
+  UniqueFd socket;  // to the worker
   std::unique_ptr<TunnelEnd> end;
   // Under the service's mutex.
   grpc::ServerContext* context = nullptr;  // of the stream that serves it now
@@ -72,9 +73,6 @@ struct TunnelService::Tunnel {
   uint32_t lanes = 0;
   Moment expires = Moment::max();
   bool worker_gone = false;
-  ~Tunnel() {
-    if (socket >= 0) close(socket);
-  }
 };
 
 TunnelService::TunnelService(Supervisor* supervisor, ServerPoller* poller) : supervisor_(supervisor), poller_(poller) {
@@ -167,25 +165,26 @@ std::shared_ptr<TunnelService::Tunnel> TunnelService::Open(const std::string& he
     *error = "the server has no descriptors left";
     return nullptr;
   }
+  UniqueFd worker(sockets[1]);
   supervisor_->SubmitClient(sockets[0], hello, "grpc", context->peer(), owner);
   Packet packet;
   ChannelStatus status = ChannelStatus::kTimeout;
   for (int waited = 0; status == ChannelStatus::kTimeout && waited < kWelcomeTimeoutMs && !context->IsCancelled();
        waited += 100) {
-    status = ReceivePacket(sockets[1], &packet, 100);
+    status = ReceivePacket(worker.get(), &packet, 100);
   }
   Welcome welcome;
   if (status == ChannelStatus::kOk && packet.type == PacketType::kWelcome && DecodeWelcome(packet.body, &welcome)) {
     if (!welcome.error.empty()) {
       *error = welcome.error;
-    } else if (packet.fd >= 0) {
-      std::shared_ptr<ring::RingMemory> memory = ring::RingMemory::Map(std::exchange(packet.fd, -1), error);
+    } else if (packet.fd.ok()) {
+      std::shared_ptr<ring::RingMemory> memory = ring::RingMemory::Map(packet.fd.Release(), error);
       if (memory) {
         auto tunnel = std::make_shared<Tunnel>();
         tunnel->session = welcome.session;
         tunnel->owner = owner;
         tunnel->token = RandomToken();
-        tunnel->socket = sockets[1];
+        tunnel->socket = std::move(worker);
         tunnel->end = std::make_unique<TunnelEnd>(TunnelEnd::Side::kServer, std::move(memory), checked);
         welcome.shared_memory = false;
         EncodeWelcome(welcome, welcome_bytes);
@@ -195,8 +194,6 @@ std::shared_ptr<TunnelService::Tunnel> TunnelService::Open(const std::string& he
   } else {
     *error = "the server's worker ended before it took the session";
   }
-  if (packet.fd >= 0) close(packet.fd);
-  close(sockets[1]);
   return nullptr;
 }
 
@@ -204,8 +201,7 @@ void TunnelService::WatchWorker(std::shared_ptr<Tunnel> tunnel) {
   std::string reason;
   while (true) {
     Packet packet;
-    const ChannelStatus status = ReceivePacket(tunnel->socket, &packet, 500);
-    if (packet.fd >= 0) close(packet.fd);
+    const ChannelStatus status = ReceivePacket(tunnel->socket.get(), &packet, 500);
     if (status == ChannelStatus::kTimeout) {
       MutexLock lock(&mutex_);
       if (tunnels_.count(tunnel->token) != 0) continue;

@@ -167,17 +167,9 @@ Ipc::~Ipc() {
   if (thread_.joinable()) {
     stop_ = true;
     const uint64_t one = 1;
-    if (write(wake_, &one, sizeof(one)) < 0) logging::Warn("cannot wake the sharing thread: {}", strerror(errno));
+    if (write(wake_.get(), &one, sizeof(one)) < 0) logging::Warn("cannot wake the sharing thread: {}", strerror(errno));
     thread_.join();
   }
-  for (const auto& [secret, entry] : shared_) {
-    if (entry.fd >= 0) close(entry.fd);
-  }
-  for (const auto& [object, use] : held_) close(use.connection);
-  for (const auto& [key, import] : imports_) close(import.use.connection);
-  for (const auto& [connection, user] : users_) close(connection);
-  for (const auto& [home, fd] : listening_) close(fd);
-  if (wake_ >= 0) close(wake_);
 }
 
 bool Ipc::SetScope(std::string_view scope, const std::vector<std::string_view>& ownerless) {
@@ -214,26 +206,26 @@ std::string Ipc::SocketName(std::string group, std::string scope, std::string_vi
 
 bool Ipc::ListenLocked(const std::string& home, const std::string& scope, bool* taken) {
   if (listening_.count(home) != 0) return true;
-  const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (wake_ < 0) wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!wake_.ok()) wake_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   sockaddr_un address;
   const socklen_t length = Abstract(SocketName(self_.group, scope, home), &address);
-  if (fd < 0 || wake_ < 0 || bind(fd, reinterpret_cast<sockaddr*>(&address), length) != 0 || listen(fd, 64) != 0) {
+  if (!fd.ok() || !wake_.ok() || bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+      listen(fd.get(), 64) != 0) {
     if (taken != nullptr && errno == EADDRINUSE) {
       *taken = true;
     } else {
       logging::Error("cannot share with other sessions: {}", strerror(errno));
     }
-    if (fd >= 0) close(fd);
     return false;
   }
-  listening_[home] = fd;
+  listening_[home] = std::move(fd);
   if (!thread_.joinable()) {
     thread_ = std::thread([this] { Serve(); });
     return true;
   }
   const uint64_t one = 1;
-  return write(wake_, &one, sizeof(one)) == sizeof(one);
+  return write(wake_.get(), &one, sizeof(one)) == sizeof(one);
 }
 
 void Ipc::Serve() {
@@ -250,7 +242,7 @@ void Ipc::Serve() {
     if (poll(polls.data(), polls.size(), -1) < 0 && errno != EINTR) return;
     if (stop_) return;
     uint64_t count;
-    if (polls[0].revents != 0 && read(wake_, &count, sizeof(count)) < 0 && errno != EAGAIN) return;
+    if (polls[0].revents != 0 && read(wake_.get(), &count, sizeof(count)) < 0 && errno != EAGAIN) return;
     {
       MutexLock lock(&mutex_);
       for (size_t i = first_user; i < polls.size(); ++i) {
@@ -258,7 +250,6 @@ void Ipc::Serve() {
         if (it == users_.end()) continue;
         // After its answer a connection has nothing to say any more but its end.
         if (it->second.secret.empty() && AnswerLocked(it->first, &it->second)) continue;
-        close(it->first);
         users_.erase(it);
       }
     }
@@ -270,14 +261,11 @@ void Ipc::Serve() {
 }
 
 void Ipc::Accept(int listening) {
-  const int fd = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-  if (fd < 0) return;
+  UniqueFd fd(accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!fd.ok()) return;
   MutexLock lock(&mutex_);
-  if (users_.size() >= kMaxConnections || !SameUser(fd)) {
-    close(fd);
-    return;
-  }
-  users_[fd] = {};
+  if (users_.size() >= kMaxConnections || !SameUser(fd.get())) return;
+  users_[fd.get()].connection = std::move(fd);
 }
 
 bool Ipc::AnswerLocked(int connection, User* user) {
@@ -296,8 +284,8 @@ bool Ipc::AnswerLocked(int connection, User* user) {
   reply.found = 1;
   reply.facts = it->second.facts;
   reply.peer = self_.peer;
-  reply.has_fd = it->second.fd >= 0;
-  if (!SendReply(connection, reply, it->second.fd)) return false;
+  reply.has_fd = it->second.fd.ok();
+  if (!SendReply(connection, reply, it->second.fd.get())) return false;
   if (it->second.kind == IpcKind::kOffer) {
     ForgetLocked(IpcKind::kOffer, it->second.object);
     return false;
@@ -334,7 +322,7 @@ CUresult Ipc::Share(IpcKind kind, uint64_t object, const IpcFacts& facts, int fd
     return result;
   }
   if (home_.empty() && home != secret) home_ = home;
-  shared_[secret] = {kind, object, facts, fd};
+  shared_[secret] = {kind, object, facts, UniqueFd(fd)};
   secrets_[{int(kind), object}] = secret;
   homes_[secret] = home;
   *key = MakeKey(kind, home, secret);
@@ -351,7 +339,7 @@ CUresult Ipc::Offer(uint64_t object, const IpcFacts& facts, int fd, std::string*
   }
   const std::string secret = RandomBytes();
   has_offers_ = true;
-  shared_[secret] = {IpcKind::kOffer, object, facts, fd};
+  shared_[secret] = {IpcKind::kOffer, object, facts, UniqueFd(fd)};
   secrets_[{int(IpcKind::kOffer), object}] = secret;
   homes_[secret] = offers_home_;
   *key = MakeKey(IpcKind::kOffer, offers_home_, secret);
@@ -386,7 +374,6 @@ void Ipc::CloseUsersLocked(const std::string& secret) {
       continue;
     }
     shutdown(it->first, SHUT_RDWR);  // the other thread may be waiting for it, which keeps it open
-    close(it->first);
     it = users_.erase(it);
   }
 }
@@ -395,7 +382,6 @@ void Ipc::ForgetLocked(IpcKind kind, uint64_t object) {
   const auto it = secrets_.find({int(kind), object});
   if (it == secrets_.end()) return;
   const auto entry = shared_.find(it->second);
-  if (entry->second.fd >= 0) close(entry->second.fd);
   CloseUsersLocked(it->second);
   homes_.erase(it->second);
   shared_.erase(entry);
@@ -408,7 +394,6 @@ void Ipc::Forget(uint64_t object) {
     for (int kind = int(IpcKind::kMemory); kind <= int(IpcKind::kOffer); ++kind) ForgetLocked(IpcKind(kind), object);
   }
   const auto range = held_.equal_range(object);
-  for (auto it = range.first; it != range.second; ++it) close(it->second.connection);
   held_.erase(range.first, range.second);
 }
 
@@ -424,29 +409,25 @@ CUresult Ipc::FindOwner(std::string_view key, IpcKind kind, bool other, std::str
 }
 
 CUresult Ipc::Ask(const std::string& name, const std::string& secret, IpcKind kind, int* connection) const {
-  const int peer = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-  if (peer < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+  UniqueFd peer(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!peer.ok()) return CUDA_ERROR_OPERATING_SYSTEM;
   const timeval limit{kAnswerSeconds, 0};
-  setsockopt(peer, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-  setsockopt(peer, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+  setsockopt(peer.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  setsockopt(peer.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
   sockaddr_un address;
   const socklen_t length = Abstract(name, &address);
   // Nobody there: the sharing session has ended, or it is on another machine.
-  if (connect(peer, reinterpret_cast<sockaddr*>(&address), length) != 0 || !SameUser(peer)) {
-    close(peer);
+  if (connect(peer.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 || !SameUser(peer.get()))
     return CUDA_ERROR_INVALID_HANDLE;
-  }
   IpcQuestion question{};
   memcpy(question.magic, kIpcMagic, sizeof(kIpcMagic));
   memcpy(question.secret, secret.data(), kIpcRandomBytes);
   memcpy(question.group, self_.group.data(), kIpcRandomBytes);
   question.peer = self_.peer;
   question.kind = uint8_t(kind);
-  if (send(peer, &question, sizeof(question), MSG_NOSIGNAL) != ssize_t(sizeof(question))) {
-    close(peer);
+  if (send(peer.get(), &question, sizeof(question), MSG_NOSIGNAL) != ssize_t(sizeof(question)))
     return CUDA_ERROR_OPERATING_SYSTEM;
-  }
-  *connection = peer;
+  *connection = peer.Release();
   return CUDA_SUCCESS;
 }
 
@@ -464,7 +445,7 @@ CUresult Ipc::Hear(int connection, IpcFacts* facts, int* fd, IpcUse* use) {
     return result;
   }
   *facts = reply.facts;
-  use->connection = connection;
+  use->connection = std::make_shared<UniqueFd>(connection);
   use->peer = reply.peer;
   return CUDA_SUCCESS;
 }
@@ -487,7 +468,6 @@ std::vector<IpcOffered> Ipc::TakeOffers(const std::vector<std::string_view>& key
       one.taken = Hear(connections[i], &one.facts, &one.fd, &use) == CUDA_SUCCESS;
       if (!one.taken) continue;
       one.peer = use.peer;
-      close(use.connection);
     }
   }
   return taken;
@@ -520,7 +500,7 @@ bool Ipc::Holds(uint64_t object) {
 
 CUresult Ipc::LetGo(const DriverTable& driver, const IpcImport& import) {
   const CUresult result = driver.cuMemUnmap(import.mapping, import.mapping_bytes);
-  close(import.use.connection);
+  import.use.connection->Close();
   if (result == CUDA_SUCCESS) Return(import.mapping, import.mapping_bytes);
   return result;
 }
@@ -542,7 +522,7 @@ bool Ipc::IsAmong(const IpcPeer& peer, const std::set<uint64_t>& sessions) const
 bool Ipc::HasLostOwner(uint64_t object) {
   MutexLock lock(&mutex_);
   const auto it = held_.find(object);
-  return it != held_.end() && HasEnded(it->second.connection);
+  return it != held_.end() && HasEnded(it->second.connection->get());
 }
 
 void Ipc::Refusals(const std::set<uint64_t>& sessions, bool ownerless, std::vector<std::string>* refusals) {
@@ -550,7 +530,7 @@ void Ipc::Refusals(const std::set<uint64_t>& sessions, bool ownerless, std::vect
   std::map<std::string, size_t> found;
   MutexLock lock(&mutex_);
   const auto look = [&](const IpcUse& use, bool physical) {
-    if (HasEnded(use.connection)) {
+    if (HasEnded(use.connection->get())) {
       if (physical && ownerless) return;
       ++found["what " + NameOf(use.peer) + " shared and no longer has is still in use (cuIpcOpen*, cuMem*Import*)"];
     } else if (!IsAmong(use.peer, sessions)) {

@@ -31,6 +31,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <string_view>
@@ -38,6 +39,7 @@
 #include <utility>
 #include <vector>
 
+#include "proto/base/unique_fd.h"
 #include "proto/threads/mutex.h"
 #include "server/driver/driver_table.h"
 
@@ -74,7 +76,7 @@ struct IpcSelf {
 
 // Something of another session that is in use here.
 struct IpcUse {
-  int connection = -1;  // ends when the other session has the thing no more
+  std::shared_ptr<UniqueFd> connection;  // ends when the other session has the thing no more
   IpcPeer peer;
 };
 
@@ -137,7 +139,7 @@ class Ipc {
 
   // --- Opening
 
-  // Asks the worker that shares. *fd (-1: none) and use->connection are the caller's. CUDA_ERROR_INVALID_HANDLE if the
+  // Asks the worker that shares. *fd (-1: none) is the caller's. CUDA_ERROR_INVALID_HANDLE if the
   // key is no key of this kind, or nobody shares it (any more); CUDA_ERROR_INVALID_CONTEXT if this worker itself does
   // and `other` is set; CUDA_ERROR_OPERATING_SYSTEM if the answer does not come. Waits for `patience` until it is
   // shared.
@@ -171,11 +173,12 @@ class Ipc {
     IpcKind kind;
     uint64_t object;
     IpcFacts facts;
-    int fd;
+    UniqueFd fd;
   };
   struct User {
     std::string secret;  // what it uses; empty: it has not asked yet
     IpcPeer peer;
+    UniqueFd connection;
   };
 
   // Makes the socket of a home, and the thread.

@@ -77,7 +77,6 @@ void TryKey(const std::string& bytes) {
   if (bytes.substr(kHomeAt, 2 * kIpcRandomBytes) != sharer.key.substr(kHomeAt, 2 * kIpcRandomBytes)) __builtin_trap();
   if (fd < 0) __builtin_trap();
   close(fd);
-  close(use.connection);
 }
 
 void TryQuestion(const std::string& bytes) {
@@ -161,7 +160,6 @@ void TryReply(const std::string& bytes, int descriptors) {
     if (!right || (fd >= 0) != (reply.has_fd != 0)) __builtin_trap();
     if (cuda_remote::server::NameOf(use.peer).empty()) __builtin_trap();
     if (fd >= 0) close(fd);
-    close(use.connection);
   } else if (fd >= 0) {
     __builtin_trap();
   }

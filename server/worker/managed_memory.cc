@@ -17,8 +17,6 @@
 
 namespace cuda_remote::server {
 
-ManagedMemory::File::~File() { close(fd); }
-
 const ManagedMemory::Segment* ManagedMemory::FindLocked(uint64_t address, uint64_t bytes, uint64_t* start) const {
   auto it = segments_.upper_bound(address);
   if (it == segments_.begin()) return nullptr;
@@ -96,9 +94,9 @@ std::shared_ptr<ManagedMemory::File> ManagedMemory::OpenFileLocked(int fd) {
   if (fstat(fd, &facts) != 0) return nullptr;
   std::shared_ptr<File> file = file_.lock();
   if (file && file->device == facts.st_dev && file->number == facts.st_ino) return file;
-  const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-  if (own < 0) return nullptr;
-  file = std::shared_ptr<File>(new File{own, facts.st_dev, facts.st_ino});
+  UniqueFd own(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!own.ok()) return nullptr;
+  file = std::shared_ptr<File>(new File{std::move(own), facts.st_dev, facts.st_ino});
   file_ = file;
   return file;
 }
@@ -227,7 +225,7 @@ CUresult ManagedMemory::BeginCopyLocked(Segment* segment, uint64_t start, const 
     }
     if (!piece.registered && run.bytes >= BulkCopies::kWorth) {
       (*bulk)[segment->device].push_back(
-          {segment->file->fd, segment->offset + at, segment->memory + at, start + at, step});
+          {segment->file->fd.get(), segment->offset + at, segment->memory + at, start + at, step});
     } else {
       char* const memory = segment->memory + at;
       const CUresult result = to_device ? driver_.cuMemcpyHtoDAsync_v2(start + at, memory, step, stream)

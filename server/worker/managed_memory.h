@@ -23,6 +23,7 @@
 #include <string_view>
 #include <vector>
 
+#include "proto/base/unique_fd.h"
 #include "proto/driverabi/job_addresses.h"
 #include "proto/threads/mutex.h"
 #include "server/driver/driver_table.h"
@@ -104,9 +105,8 @@ class ManagedMemory {
   };
   // A client's file, for as long as segments lie in it.
   struct File {
-    int fd;
+    UniqueFd fd;
     uint64_t device, number;
-    ~File();
   };
   struct Segment {
     uint64_t bytes = 0;

@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "proto/base/clock.h"
+#include "proto/base/mappings.h"
 #include "proto/codec/wire.h"
 #include "proto/driverabi/export_tables.h"
 #include "proto/mirror/mirror.h"

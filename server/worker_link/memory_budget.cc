@@ -42,10 +42,7 @@ std::unique_ptr<MemoryBudget> MemoryBudget::Open(int fd, uint32_t slot, uint64_t
   return nullptr;
 }
 
-MemoryBudget::~MemoryBudget() {
-  munmap(slots_, kBytes);
-  close(fd_);
-}
+MemoryBudget::~MemoryBudget() { munmap(slots_, kBytes); }
 
 uint64_t MemoryBudget::Sum() const {
   uint64_t sum = 0;

@@ -15,6 +15,8 @@
 #include <memory>
 #include <string>
 
+#include "proto/base/unique_fd.h"
+
 namespace cuda_remote::server {
 
 class MemoryBudget {
@@ -30,7 +32,7 @@ class MemoryBudget {
   MemoryBudget(const MemoryBudget&) = delete;
   MemoryBudget& operator=(const MemoryBudget&) = delete;
 
-  int fd() const { return fd_; }
+  int fd() const { return fd_.get(); }
   uint64_t limit() const { return limit_; }
 
   // For the worker's own slot. False: it does not fit, and nothing was taken. `twice`: bytes that two slots have though
@@ -50,7 +52,7 @@ class MemoryBudget {
       : fd_(fd), slots_(slots), slot_(slot), limit_(limit) {}
   uint64_t Sum() const;
 
-  const int fd_;
+  const UniqueFd fd_;
   std::atomic<uint64_t>* const slots_;
   const uint32_t slot_;
   const uint64_t limit_;

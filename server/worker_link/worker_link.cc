@@ -32,15 +32,13 @@ std::unique_ptr<WorkerLink> WorkerLink::Open(int fd, std::string* error) {
 WorkerLink::~WorkerLink() {
   if (watcher_.joinable()) {
     const uint64_t one = 1;
-    if (write(wake_fd_, &one, sizeof(one)) == sizeof(one)) watcher_.join();
+    if (write(wake_fd_.get(), &one, sizeof(one)) == sizeof(one)) watcher_.join();
   }
-  if (wake_fd_ >= 0) close(wake_fd_);
-  close(fd_);
 }
 
 bool WorkerLink::Send(uint32_t type, const std::string& body) {
   MutexLock lock(&mutex_);
-  return SendPacket(fd_, PacketType(type), body, -1) == ChannelStatus::kOk;
+  return SendPacket(fd_.get(), PacketType(type), body, -1) == ChannelStatus::kOk;
 }
 
 bool WorkerLink::SendReady(const WorkerReady& ready) {
@@ -63,37 +61,34 @@ bool WorkerLink::SendEnded(const std::string& reason) {
 
 bool WorkerLink::WaitAssign(WorkerAssign* assign) {
   Packet packet;
-  ChannelStatus status = ReceivePacket(fd_, &packet, -1);
-  int budget = -1;
-  if (status == ChannelStatus::kOk && packet.type == PacketType::kBudget && packet.fd >= 0) {
-    budget = packet.fd;
-    status = ReceivePacket(fd_, &packet, -1);
+  ChannelStatus status = ReceivePacket(fd_.get(), &packet, -1);
+  UniqueFd budget;
+  if (status == ChannelStatus::kOk && packet.type == PacketType::kBudget && packet.fd.ok()) {
+    budget = std::move(packet.fd);
+    status = ReceivePacket(fd_.get(), &packet, -1);
   }
-  if (status == ChannelStatus::kOk && packet.type == PacketType::kAssign && packet.fd >= 0 &&
-      DecodeWorkerAssignment(packet.body, assign) && (assign->budget_limit != 0) == (budget >= 0)) {
-    assign->client_socket = packet.fd;
-    assign->budget_fd = budget;
+  if (status == ChannelStatus::kOk && packet.type == PacketType::kAssign && packet.fd.ok() &&
+      DecodeWorkerAssignment(packet.body, assign) && (assign->budget_limit != 0) == budget.ok()) {
+    assign->client_socket = packet.fd.Release();
+    assign->budget_fd = budget.Release();
     return true;
   }
-  if (packet.fd >= 0) close(packet.fd);
-  if (budget >= 0) close(budget);
   return false;
 }
 
 void WorkerLink::Watch(std::function<void(const std::string& reason)> stop) {
-  wake_fd_ = eventfd(0, EFD_CLOEXEC);
+  wake_fd_.Reset(eventfd(0, EFD_CLOEXEC));
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   watcher_ = std::thread([this, stop = std::move(stop)] {
     while (true) {
-      pollfd waiting[2] = {{fd_, POLLIN, 0}, {wake_fd_, POLLIN, 0}};
+      pollfd waiting[2] = {{fd_.get(), POLLIN, 0}, {wake_fd_.get(), POLLIN, 0}};
       if (poll(waiting, 2, -1) < 0) continue;
       if (waiting[1].revents) return;
       Packet packet;
-      const ChannelStatus status = ReceivePacket(fd_, &packet, 0);
+      const ChannelStatus status = ReceivePacket(fd_.get(), &packet, 0);
       if (status == ChannelStatus::kTimeout) continue;
-      if (packet.fd >= 0) close(packet.fd);
       std::string reason;
       if (status == ChannelStatus::kOk && packet.type == PacketType::kStop) DecodeEnd(packet.body, &reason);
       stop(reason);

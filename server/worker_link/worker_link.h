@@ -27,6 +27,7 @@
 #include <thread>
 #include <vector>
 
+#include "proto/base/unique_fd.h"
 #include "proto/channel/channel_types.h"
 #include "proto/threads/mutex.h"
 #include "server/worker_link/worker_link.gen.h"
@@ -70,8 +71,8 @@ class WorkerLink {
  private:
   explicit WorkerLink(int fd) : fd_(fd) {}
   bool Send(uint32_t type, const std::string& body);
-  int fd_;
-  int wake_fd_ = -1;
+  UniqueFd fd_;
+  UniqueFd wake_fd_;
   Mutex mutex_;  // of a packet that is being sent
   std::thread watcher_;
 };

@@ -37,6 +37,8 @@
 #include <thread>
 #include <vector>
 
+#include "proto/base/clock.h"
+#include "proto/base/unique_fd.h"
 #include "proto/channel/client_channel.h"
 #include "proto/channel/handshake.h"
 #include "proto/control/control.grpc.pb.h"
@@ -140,21 +142,20 @@ class Process {
 class Proxy {
  public:
   explicit Proxy(int target_port) : target_(target_port) {
-    listen_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    listen_.Reset(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    EXPECT_EQ(bind(listen_, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-    EXPECT_EQ(listen(listen_, 16), 0);
+    EXPECT_EQ(bind(listen_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    EXPECT_EQ(listen(listen_.get(), 16), 0);
     socklen_t length = sizeof(address);
-    getsockname(listen_, reinterpret_cast<sockaddr*>(&address), &length);
+    getsockname(listen_.get(), reinterpret_cast<sockaddr*>(&address), &length);
     port_ = ntohs(address.sin_port);
     thread_ = std::thread([this] { Loop(); });
   }
   ~Proxy() {
     stop_ = true;
     thread_.join();
-    close(listen_);
   }
   int port() const { return port_; }
   uint64_t bytes() const { return bytes_; }
@@ -184,7 +185,7 @@ class Proxy {
       if (cut_.exchange(false)) {
         for (auto link = links.begin(); link != links.end();) link = drop(link);
       }
-      std::vector<pollfd> waiting = {{listen_, POLLIN, 0}};
+      std::vector<pollfd> waiting = {{listen_.get(), POLLIN, 0}};
       for (const Link& link : links) {
         waiting.push_back({link.client, POLLIN, 0});
         waiting.push_back({link.server, POLLIN, 0});
@@ -215,7 +216,7 @@ class Proxy {
         link = alive ? std::next(link) : drop(link);
       }
       if (waiting[0].revents) {
-        const int client = accept4(listen_, nullptr, nullptr, SOCK_CLOEXEC);
+        const int client = accept4(listen_.get(), nullptr, nullptr, SOCK_CLOEXEC);
         if (client >= 0 && refuse_) {
           close(client);
         } else if (client >= 0) {
@@ -236,7 +237,8 @@ class Proxy {
     for (auto link = links.begin(); link != links.end();) link = drop(link);
   }
   const int target_;
-  int listen_, port_ = 0;
+  UniqueFd listen_.get();
+  int port_ = 0;
   std::atomic<bool> stop_{false}, cut_{false}, refuse_{false};
   std::atomic<uint64_t> bytes_{0}, flip_every_{0};
   std::atomic<int> flips_{0};

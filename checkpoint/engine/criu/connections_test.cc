@@ -12,6 +12,7 @@
 
 #include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/engine/criu/testing/files_image.h"
+#include "proto/base/unique_fd.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -47,18 +48,17 @@ struct Pair {
     EXPECT_EQ(listen(listener, 1), 0);
     EXPECT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length), 0);
     port = ntohs(address.sin_port);
-    first = socket(AF_INET, SOCK_STREAM, 0);
+    owners[0].Reset(first = socket(AF_INET, SOCK_STREAM, 0));
     EXPECT_EQ(connect(first, reinterpret_cast<sockaddr*>(&address), length), 0);
-    second = accept(listener, nullptr, nullptr);
+    owners[1].Reset(second = accept(listener, nullptr, nullptr));
     EXPECT_GE(second, 0);
     close(listener);
   }
-  ~Pair() {
-    close(first);
-    close(second);
-  }
   int first, second;
   uint16_t port;
+
+ private:
+  UniqueFd owners[2];
 };
 
 void Add(std::string* image, uint32_t protocol, uint32_t state, uint16_t from, uint16_t to) {

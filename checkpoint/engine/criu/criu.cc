@@ -47,6 +47,7 @@
 #include "checkpoint/job/gpu_devices.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/network.h"
+#include "proto/base/unique_fd.h"
 #include "proto/codec/text.h"
 
 namespace cuda_remote::checkpoint {
@@ -979,7 +980,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
                                   for (int fd : {0, 1, 2}) dup2(null, fd);
                                   syscall(SYS_close_range, 3u, ~0u, 4u /* CLOSE_RANGE_CLOEXEC */);
                                   for (const int needed : {image, work, lock, page_socket}) fcntl(needed, F_SETFD, 0);
-                                  for (const int needed : links.descriptors()) fcntl(needed, F_SETFD, 0);
+                                  for (const UniqueFd& needed : links.locks()) fcntl(needed.get(), F_SETFD, 0);
                                   if (facts.shared_files_size() > 0)
                                     setenv(kSharedFilesVariable, shared_files.c_str(), 1);
                                   if (account && !Become(*account, CriuCapabilities())) return 126;

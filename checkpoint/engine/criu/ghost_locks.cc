@@ -69,7 +69,7 @@ bool GhostLocks::Take(const std::vector<std::string>& ghosts, const std::functio
   for (const size_t number : numbers) {
     const std::string path = folder_ + "/" + std::to_string(number);
     const int lock = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (lock >= 0) locks_.push_back(lock);
+    if (lock >= 0) locks_.emplace_back(lock);
     while (lock >= 0 && flock(lock, LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR)) {
       if (cancelled && cancelled()) {
         *error = "interrupted";
@@ -84,9 +84,6 @@ bool GhostLocks::Take(const std::vector<std::string>& ghosts, const std::functio
   return true;
 }
 
-void GhostLocks::Release() {
-  for (const int lock : locks_) close(lock);
-  locks_.clear();
-}
+void GhostLocks::Release() { locks_.clear(); }
 
 }  // namespace cuda_remote::checkpoint

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "proto/base/unique_fd.h"
+
 namespace cuda_remote::checkpoint {
 
 // The names that the ghosts had, from CRIU's files.img and remap-fpath.img. Any input is safe.
@@ -34,7 +36,7 @@ class GhostLocks {
 
  private:
   const std::string folder_;
-  std::vector<int> locks_;
+  std::vector<UniqueFd> locks_;
 };
 
 }  // namespace cuda_remote::checkpoint

@@ -74,9 +74,6 @@ T Load(const char* from) {
 class PageReceiver::File {
  public:
   File(std::string name, int fd) : name_(std::move(name)), fd_(fd) {}
-  ~File() { close(fd_); }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
 
   // Each returns an empty string, or what happened.
   //
@@ -94,7 +91,7 @@ class PageReceiver::File {
   }
   std::string Write(const char* data, size_t bytes) const {
     while (bytes > 0) {
-      const ssize_t done = write(fd_, data, bytes);
+      const ssize_t done = write(fd_.get(), data, bytes);
       if (done < 0 && errno == EINTR) continue;
       if (done <= 0) return "cannot write " + name_ + ": " + strerror(errno);
       data += done;
@@ -106,12 +103,12 @@ class PageReceiver::File {
  private:
   // A hole, also at the end of the file.
   std::string Skip(size_t bytes) const {
-    const off_t end = lseek(fd_, off_t(bytes), SEEK_CUR);
-    return end >= 0 && ftruncate(fd_, end) == 0 ? "" : "cannot write " + name_ + ": " + strerror(errno);
+    const off_t end = lseek(fd_.get(), off_t(bytes), SEEK_CUR);
+    return end >= 0 && ftruncate(fd_.get(), end) == 0 ? "" : "cannot write " + name_ + ": " + strerror(errno);
   }
 
   const std::string name_;
-  const int fd_;
+  const UniqueFd fd_;
 };
 
 PageReceiver::PageReceiver(uint64_t bytes, uint64_t most_bytes)
@@ -127,7 +124,7 @@ PageReceiver::PageReceiver(uint64_t bytes, uint64_t most_bytes)
 }
 
 PageReceiver::~PageReceiver() {
-  if (socket_ >= 0) shutdown(socket_, SHUT_RDWR);
+  if (socket_.ok()) shutdown(socket_.get(), SHUT_RDWR);
   {
     MutexLock lock(&mutex_);
     if (error_.empty()) error_ = "it was given up";
@@ -135,21 +132,19 @@ PageReceiver::~PageReceiver() {
   changed_.NotifyAll();
   if (receiver_.joinable()) receiver_.join();
   if (writer_.joinable()) writer_.join();
-  if (socket_ >= 0) close(socket_);
-  if (folder_ >= 0) close(folder_);
   if (buffer_) munmap(buffer_, size_);
 }
 
 bool PageReceiver::Begin(int folder, int* criu_end, std::string* error) {
   int ends[2];
-  if (!buffer_ || (folder_ = fcntl(folder, F_DUPFD_CLOEXEC, 3)) < 0 ||
-      socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+  if (buffer_) folder_.Reset(fcntl(folder, F_DUPFD_CLOEXEC, 3));
+  if (!folder_.ok() || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
     *error = std::string("cannot receive the memory of processes: ") + strerror(buffer_ ? errno : ENOMEM);
     return false;
   }
   // So that CRIU need not wait for each copy. With less the same comes to pass, later.
   setsockopt(ends[1], SOL_SOCKET, SO_SNDBUFFORCE, &kSocketBytes, sizeof(kSocketBytes));
-  socket_ = ends[0];
+  socket_.Reset(ends[0]);
   *criu_end = ends[1];
   receiver_ = std::thread([this] { Receive(); });
   writer_ = std::thread([this] { Write(); });
@@ -183,20 +178,20 @@ void PageReceiver::Receive() {
   if (all && error_.empty()) {
     // The processes go on when CRIU has this.
     const int32_t done = 0;
-    complete_ = send(socket_, &done, sizeof(done), MSG_NOSIGNAL) == sizeof(done);
+    complete_ = send(socket_.get(), &done, sizeof(done), MSG_NOSIGNAL) == sizeof(done);
   }
-  if (!complete_) shutdown(socket_, SHUT_RDWR);
+  if (!complete_) shutdown(socket_.get(), SHUT_RDWR);
   changed_.NotifyAll();
 }
 
 bool PageReceiver::ReceiveAll() {
-  SocketCopier copier(socket_);
+  SocketCopier copier(socket_.get());
   for (Message message; ReadMessage(&message);) {
     switch (message.command) {
       case kOpen: {
         const char has_parent = 0;
         if (!CloseImage() || !OpenImage(message.target)) return false;
-        if (send(socket_, &has_parent, 1, MSG_NOSIGNAL) != 1) return false;
+        if (send(socket_.get(), &has_parent, 1, MSG_NOSIGNAL) != 1) return false;
         break;
       }
       case kAdd:
@@ -216,7 +211,7 @@ bool PageReceiver::ReadMessage(Message* message) {
   char bytes[kWideBytes];
   const auto read = [&](size_t from, size_t to) {
     while (from < to) {
-      const ssize_t got = recv(socket_, bytes + from, to - from, 0);
+      const ssize_t got = recv(socket_.get(), bytes + from, to - from, 0);
       if (got < 0 && errno == EINTR) continue;
       if (got <= 0) return false;
       from += size_t(got);
@@ -240,7 +235,7 @@ bool PageReceiver::ReadMessage(Message* message) {
 }
 
 std::shared_ptr<PageReceiver::File> PageReceiver::Create(const std::string& name) {
-  const int file = openat(folder_, name.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC | O_NOFOLLOW, 0600);
+  const int file = openat(folder_.get(), name.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (file >= 0) return std::make_shared<File>(name, file);
   Fail("cannot create " + name + ": " + strerror(errno));
   return nullptr;

@@ -22,6 +22,7 @@
 #include <thread>
 
 #include "checkpoint/engine/criu/socket_copier.h"
+#include "proto/base/unique_fd.h"
 #include "proto/threads/mutex.h"
 
 namespace cuda_remote::checkpoint {
@@ -78,7 +79,8 @@ class PageReceiver {
   // From how much on it is written while more is received. What fits can wait: writing takes time from receiving.
   const uint64_t write_at_;
   char* buffer_ = nullptr;
-  int folder_ = -1, socket_ = -1;
+  UniqueFd folder_;
+  UniqueFd socket_;
   std::thread receiver_, writer_;
 
   // Of the receiver.

@@ -16,6 +16,7 @@
 
 #include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/engine/criu/descriptors.h"
+#include "proto/base/unique_fd.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -32,9 +33,6 @@ constexpr uint32_t kWithPort = 0xffe & ~(1u << 7);
 class SocketDiagnosis {
  public:
   SocketDiagnosis() : socket_(socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG)) {}
-  ~SocketDiagnosis() {
-    if (socket_ >= 0) close(socket_);
-  }
 
   // Adds the sockets of this family that have a port.
   bool WithPort(uint8_t family, std::vector<inet_diag_msg>* found) {
@@ -45,7 +43,7 @@ class SocketDiagnosis {
     if (!Send(SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, request)) return false;
     alignas(nlmsghdr) char buffer[32 << 10];
     while (true) {
-      const ssize_t got = recv(socket_, buffer, sizeof buffer, 0);
+      const ssize_t got = recv(socket_.get(), buffer, sizeof buffer, 0);
       if (got <= 0) return false;
       size_t left = size_t(got);
       for (auto* header = reinterpret_cast<nlmsghdr*>(buffer); NLMSG_OK(header, left);
@@ -65,7 +63,7 @@ class SocketDiagnosis {
     request.idiag_states = kTimeWait;
     request.id = connection.id;
     char answer[1024];
-    if (Send(SOCK_DESTROY, NLM_F_REQUEST | NLM_F_ACK, request)) recv(socket_, answer, sizeof answer, 0);
+    if (Send(SOCK_DESTROY, NLM_F_REQUEST | NLM_F_ACK, request)) recv(socket_.get(), answer, sizeof answer, 0);
   }
 
  private:
@@ -78,10 +76,10 @@ class SocketDiagnosis {
     message.header.nlmsg_type = type;
     message.header.nlmsg_flags = flags;
     message.request = request;
-    return send(socket_, &message, sizeof message, 0) == ssize_t(sizeof message);
+    return send(socket_.get(), &message, sizeof message, 0) == ssize_t(sizeof message);
   }
 
-  const int socket_;
+  const UniqueFd socket_;
 };
 
 using Address = std::array<uint8_t, 16>;

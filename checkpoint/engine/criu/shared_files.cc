@@ -379,7 +379,7 @@ LinkLocks::LinkLocks(const ProcessFacts& facts) {
   for (const auto& [folder, files] : folders) {
     const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) continue;  // CRIU says so
-    locks_.push_back(fd);
+    locks_.emplace_back(fd);
     for (int waited = 0; flock(fd, LOCK_EX | LOCK_NB) != 0 && waited < kLinkWaitMs; waited += kLinkPollMs) {
       usleep(kLinkPollMs * 1000);
     }
@@ -389,10 +389,6 @@ LinkLocks::LinkLocks(const ProcessFacts& facts) {
       if (files.count({link.st_dev, link.st_ino}) != 0) unlink((folder + name).c_str());
     });
   }
-}
-
-LinkLocks::~LinkLocks() {
-  for (const int lock : locks_) close(lock);
 }
 
 bool SettleLinks(const ProcessFacts& facts, const std::string& image_folder, std::string* error) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "checkpoint/engine/criu/process_facts.pb.h"
+#include "proto/base/unique_fd.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -29,15 +30,14 @@ void FindSharedFiles(const std::vector<int>& pids, const std::string& own_folder
 class LinkLocks {
  public:
   explicit LinkLocks(const ProcessFacts& facts);
-  ~LinkLocks();
   LinkLocks(const LinkLocks&) = delete;
   LinkLocks& operator=(const LinkLocks&) = delete;
 
   // For CRIU, which goes on if its caller is killed.
-  const std::vector<int>& descriptors() const { return locks_; }
+  const std::vector<UniqueFd>& locks() const { return locks_; }
 
  private:
-  std::vector<int> locks_;
+  std::vector<UniqueFd> locks_;
 };
 
 // After a dump these links are taken away, and the image's ones get names of their own, which say which of the shared

@@ -39,8 +39,8 @@ SocketCopier::SocketCopier(int socket) : socket_(socket) {
     if (pipe2(ends, O_CLOEXEC) != 0) break;
     fcntl(ends[1], F_SETPIPE_SZ, kPipeBytes);
     lanes_.push_back(std::make_unique<Lane>());
-    lanes_.back()->out = ends[0];
-    lanes_.back()->in = ends[1];
+    lanes_.back()->out.Reset(ends[0]);
+    lanes_.back()->in.Reset(ends[1]);
   }
   for (const auto& lane : lanes_) lane->thread = std::thread([this, one = lane.get()] { Run(one); });
 }
@@ -52,11 +52,8 @@ SocketCopier::~SocketCopier() {
   }
   changed_.NotifyAll();
   // A thread that waits for the rest of a part has no more to wait for.
-  for (const auto& lane : lanes_) close(lane->in);
-  for (const auto& lane : lanes_) {
-    lane->thread.join();
-    close(lane->out);
-  }
+  for (const auto& lane : lanes_) lane->in.Close();
+  for (const auto& lane : lanes_) lane->thread.join();
 }
 
 bool SocketCopier::Copy(char* to, size_t bytes, std::function<void()> done) {
@@ -74,8 +71,9 @@ bool SocketCopier::Copy(char* to, size_t bytes, std::function<void()> done) {
   }
   if (lane != nullptr) {
     changed_.NotifyAll();
-    return All(bytes,
-               [&](size_t, size_t left) { return splice(socket_, nullptr, lane->in, nullptr, left, SPLICE_F_MOVE); });
+    return All(bytes, [&](size_t, size_t left) {
+      return splice(socket_, nullptr, lane->in.get(), nullptr, left, SPLICE_F_MOVE);
+    });
   }
   if (!All(bytes, [&](size_t at, size_t left) { return recv(socket_, to + at, left, MSG_WAITALL); })) return false;
   Complete(part);
@@ -105,7 +103,7 @@ void SocketCopier::Run(Lane* lane) {
       part = lane->parts.front();
       lane->parts.pop_front();
     }
-    if (All(part->bytes, [&](size_t at, size_t left) { return read(lane->out, part->to + at, left); })) {
+    if (All(part->bytes, [&](size_t at, size_t left) { return read(lane->out.get(), part->to + at, left); })) {
       Complete(part);
       continue;
     }

@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "proto/base/unique_fd.h"
 #include "proto/threads/mutex.h"
 
 namespace cuda_remote::checkpoint {
@@ -42,7 +43,7 @@ class SocketCopier {
     bool copied = false;
   };
   struct Lane {
-    int in = -1, out = -1;  // of its pipe
+    UniqueFd in, out;  // of its pipe
     std::deque<Part*> parts;
     std::thread thread;
   };

@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "proto/base/unique_fd.h"
 #include "proto/channel/handshake.h"
 #include "proto/channel/server_channel.h"
 #include "proto/frame/frame.h"
@@ -49,9 +50,9 @@ class FakeServer {
     std::string error = "mkdtemp failed";
     if (mkdtemp(folder)) {
       folder_ = folder;
-      listener_ = ListenUnix(path(), &error);
+      listener_.Reset(ListenUnix(path(), &error));
     }
-    if (listener_ < 0) {
+    if (!listener_.ok()) {
       fprintf(stderr, "fake server: %s\n", error.c_str());
       _exit(1);
     }
@@ -64,7 +65,6 @@ class FakeServer {
       if (channel_) channel_->Stop();
     }
     thread_.join();
-    close(listener_);
     unlink(path().c_str());
     rmdir(folder_.c_str());
   }
@@ -99,9 +99,9 @@ class FakeServer {
   void Serve() {
     int socket = -1;
     while (socket < 0) {
-      pollfd waiting{listener_, POLLIN, 0};
+      pollfd waiting{listener_.get(), POLLIN, 0};
       poll(&waiting, 1, 50);
-      socket = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+      socket = accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC);
       std::lock_guard<std::mutex> lock(mutex_);
       if (over_ && socket < 0) return;
     }
@@ -141,7 +141,7 @@ class FakeServer {
   }
 
   std::string folder_;
-  int listener_ = -1;
+  UniqueFd listener_;
   std::thread thread_;
   std::mutex mutex_;
   bool over_ = false;

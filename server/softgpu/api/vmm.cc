@@ -14,6 +14,7 @@
 #include <string>
 
 #include "proto/base/text.h"
+#include "proto/base/unique_fd.h"
 #include "proto/threads/mutex.h"
 #include "server/softgpu/api/api.h"
 #include "server/softgpu/core/memory_map.h"
@@ -26,9 +27,9 @@ struct Physical {
   int device = 0;
   uint64_t size = 0;
   CUmemAllocationProp prop = {};
-  int fd = -1;
+  cuda_remote::UniqueFd own_file;  // where it has one of its own
+  int fd = -1;                     // that one, or a borrowed one
   uint64_t offset = 0;
-  bool own_file = false;
   bool imported = false;  // and so not exported again
   bool taken = false;     // from the device's budget
   uint64_t id = NextBufferId();
@@ -36,17 +37,13 @@ struct Physical {
   // The number of its own file is the same in all processes that have it.
   uint64_t thing() const {
     struct stat facts;
-    return own_file && fstat(fd, &facts) == 0 ? facts.st_ino : 0;
+    return own_file.ok() && fstat(fd, &facts) == 0 ? facts.st_ino : 0;
   }
   bool Take() { return taken = GetDevice(device)->TakeMemory(size, thing()); }
 
   ~Physical() {
     if (taken) GetDevice(device)->GiveMemory(size, thing());
-    if (own_file) {
-      close(fd);
-    } else if (fd >= 0) {
-      GiveFileRange({fd, offset}, size);
-    }
+    if (!own_file.ok() && fd >= 0) GiveFileRange({fd, offset}, size);
   }
 };
 using PhysicalPtr = std::shared_ptr<Physical>;
@@ -77,7 +74,7 @@ bool Aligned(uint64_t value) { return value % kGranularity == 0; }
 constexpr char kSharedName[] = "softgpu-shared-";
 std::string SharedName(int device) {
   const CUuuid uuid = GetDevice(device)->uuid();
-  return kSharedName + HexBytes({uuid.bytes, sizeof(uuid.bytes)});
+  return kSharedName + cuda_remote::HexBytes({uuid.bytes, sizeof(uuid.bytes)});
 }
 
 // The GPU that a memory file of SharedName is for; kHidden: one that this process does not see, kNone: no such file.
@@ -205,17 +202,17 @@ SOFTGPU_API cuMemCreate(CUmemGenericAllocationHandle* out, size_t size, const CU
   physical->prop = *prop;
   MutexLock lock(&Vm().mutex);
   if (prop->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE) {
-    physical->fd = memfd_create(SharedName(prop->location.id).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    physical->own_file = physical->fd >= 0;
+    physical->own_file.Reset(memfd_create(SharedName(prop->location.id).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    physical->fd = physical->own_file.get();
     // What other processes get must not be cut short by one of them.
-    if (physical->own_file && (ftruncate(physical->fd, static_cast<off_t>(size)) != 0 ||
-                               fcntl(physical->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)) {
+    if (physical->own_file.ok() && (ftruncate(physical->fd, static_cast<off_t>(size)) != 0 ||
+                                    fcntl(physical->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)) {
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
   }
   if (!physical->Take()) return CUDA_ERROR_OUT_OF_MEMORY;
   // Without a descriptor to spare it is memory like other memory, which cannot be exported.
-  if (!physical->own_file) {
+  if (!physical->own_file.ok()) {
     FileRange range;
     if (!TakeFileRange(prop->location.id, size, &range)) return CUDA_ERROR_OUT_OF_MEMORY;
     physical->fd = range.fd;  // borrowed
@@ -362,7 +359,7 @@ SOFTGPU_API cuMemExportToShareableHandle(void* out, CUmemGenericAllocationHandle
   if (out == nullptr || flags != 0 || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
   MutexLock lock(&Vm().mutex);
   auto it = Vm().handles.find(handle);
-  if (it == Vm().handles.end() || !it->second.first->own_file || it->second.first->imported) {
+  if (it == Vm().handles.end() || !it->second.first->own_file.ok() || it->second.first->imported) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   int fd = fcntl(it->second.first->fd, F_DUPFD_CLOEXEC, 0);
@@ -386,8 +383,8 @@ SOFTGPU_API cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* out, vo
   auto physical = std::make_shared<Physical>();
   physical->device = device;
   physical->size = static_cast<uint64_t>(size);
+  physical->own_file.Reset(fd);
   physical->fd = fd;
-  physical->own_file = true;
   physical->imported = true;
   physical->prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   physical->prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;

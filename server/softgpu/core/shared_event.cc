@@ -69,16 +69,13 @@ std::shared_ptr<SharedEvent> SharedEvent::Open(const CUipcEventHandle& handle) {
   return Map(fd);
 }
 
-SharedEvent::~SharedEvent() {
-  munmap(state_, kPageBytes);
-  close(fd_);
-}
+SharedEvent::~SharedEvent() { munmap(state_, kPageBytes); }
 
 CUipcEventHandle SharedEvent::Handle() const {
   CUipcEventHandle handle = {};
   struct stat facts = {};
-  fstat(fd_, &facts);
-  const Name name = {kMark, getpid(), fd_, facts.st_ino};
+  fstat(fd_.get(), &facts);
+  const Name name = {kMark, getpid(), fd_.get(), facts.st_ino};
   std::memcpy(&handle, &name, sizeof name);
   return handle;
 }

@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "proto/base/unique_fd.h"
+
 namespace cuda_remote::softgpu {
 
 class SharedEvent {
@@ -42,7 +44,7 @@ class SharedEvent {
   };
   SharedEvent(int fd, State* state) : fd_(fd), state_(state) {}
   static std::shared_ptr<SharedEvent> Map(int fd);
-  const int fd_;
+  const UniqueFd fd_;
   State* const state_;
 };
 

@@ -202,10 +202,7 @@ CUresult OpenMemory(WorkerSession& worker, IpcKind kind, const Request& request,
     if (result != CUDA_SUCCESS) return NotOpened(request, "memory", result, reply);
     result = MapShared(worker, facts, fd, request.replay() ? in.at : 0, &import, &device);
     if (fd >= 0) close(fd);
-    if (result != CUDA_SUCCESS) {
-      close(import.use.connection);
-      return result;
-    }
+    if (result != CUDA_SUCCESS) return result;
     import.context = worker.CurrentContext();
     DeviceRange range;
     range.kind = DeviceRange::kImported;
@@ -232,7 +229,7 @@ CUresult MapOffer(WorkerSession& worker, std::string_view key, MappedOffer* offe
   IpcUse use;
   CUresult result = worker.ipc().Open(key, IpcKind::kOffer, true, std::chrono::milliseconds(0), &facts, &fd, &use);
   if (result != CUDA_SUCCESS) return result;
-  close(use.connection);
+  use.connection->Close();
   int device = -1;
   CUdeviceptr mapping = 0;
   result = worker.driver().cuCtxGetDevice(&device);
@@ -474,10 +471,7 @@ CUresult Custom_cuIpcOpenEventHandle(Session& session, const Request& request,
   std::memcpy(&handle, facts.handle.data(), sizeof(handle));
   CUevent event = nullptr;
   result = session.driver().cuIpcOpenEventHandle(&event, handle);
-  if (result != CUDA_SUCCESS) {
-    close(use.connection);
-    return result;
-  }
+  if (result != CUDA_SUCCESS) return result;
   session.Bind(Kind::kEvent, in.event, reinterpret_cast<uint64_t>(event), session.CurrentContext());
   worker.ipc().Hold(in.event, use);
   return CUDA_SUCCESS;
@@ -565,10 +559,7 @@ CUresult Custom_cuMemImportFromShareableHandle(Session& session, const Request& 
     out->prop = {reinterpret_cast<const char*>(&prop), sizeof(prop)};
     if (result != CUDA_SUCCESS) session.driver().cuMemRelease(real);
   }
-  if (result != CUDA_SUCCESS) {
-    close(use.connection);
-    return result;
-  }
+  if (result != CUDA_SUCCESS) return result;
   session.Bind(Kind::kPhysicalMemory, in.handle, real, 0);
   worker.physical()[in.handle].bytes = facts.bytes;
   worker.ipc().Hold(in.handle, use);
@@ -624,10 +615,7 @@ CUresult Custom_cuMemPoolImportFromShareableHandle(Session& session, const Reque
   props.location.id = FindDevice(worker, facts);
   CUmemoryPool pool = nullptr;
   result = props.location.id < 0 ? CUDA_ERROR_INVALID_DEVICE : session.driver().cuMemPoolCreate(&pool, &props);
-  if (result != CUDA_SUCCESS) {
-    close(use.connection);
-    return result;
-  }
+  if (result != CUDA_SUCCESS) return result;
   session.Bind(Kind::kMemoryPool, in.pool, reinterpret_cast<uint64_t>(pool), 0);
   worker.ipc().Hold(in.pool, use);
   return CUDA_SUCCESS;

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "proto/base/unique_fd.h"
 #include "proto/codec/operations.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/handlers.gen.h"
@@ -125,14 +126,9 @@ CUresult OpManagedMap(Session& session, const Request&, const wire::OpManagedMap
   const bool inside = in.address >= kManagedBase && in.bytes != 0 && in.bytes <= kManagedBytes &&
                       in.address - kManagedBase <= kManagedBytes - in.bytes;
   if (!aligned || !inside) return kMalformedRequest;
-  const int fd = in.tag == 0 ? -1 : worker.channel().TakeFd(in.tag, kDescriptorTimeoutMs);
+  const UniqueFd file(in.tag == 0 ? -1 : worker.channel().TakeFd(in.tag, kDescriptorTimeoutMs));
+  const int fd = file.get();
   if (in.tag != 0 && fd < 0) return CUDA_ERROR_INVALID_VALUE;
-  struct Closer {
-    int fd;
-    ~Closer() {
-      if (fd >= 0) close(fd);
-    }
-  } closer{fd};
   if (fd >= 0 && !FileHolds(fd, in.offset, in.bytes)) return kMalformedRequest;
   if (in.device < 0 || size_t(in.device) >= worker.loaded().devices.size()) return CUDA_ERROR_INVALID_DEVICE;
   if (OverlapsHostMemory(worker, in.address, in.bytes)) return CUDA_ERROR_INVALID_VALUE;

@@ -37,9 +37,9 @@ WorkerProcess::WorkerProcess(std::vector<std::string> arguments) {
     _exit(127);
   }
   close(sockets[1]);
-  link_ = sockets[0];
+  link_.Reset(sockets[0]);
   Packet packet;
-  if (ReceivePacket(link_, &packet, kReadyTimeoutMs) != ChannelStatus::kOk || packet.type != PacketType::kReady ||
+  if (ReceivePacket(link_.get(), &packet, kReadyTimeoutMs) != ChannelStatus::kOk || packet.type != PacketType::kReady ||
       !DecodeWorkerReady(packet.body, &ready_)) {
     ready_.error = "no Ready from the worker";
   }
@@ -50,7 +50,6 @@ WorkerProcess::~WorkerProcess() {
     kill(pid_, SIGKILL);
     waitpid(pid_, nullptr, 0);
   }
-  if (link_ >= 0) close(link_);
 }
 
 std::unique_ptr<ClientChannel> WorkerProcess::Connect(ChannelFds* raw, const std::string& sharing_group,
@@ -67,7 +66,7 @@ std::unique_ptr<ClientChannel> WorkerProcess::Connect(ChannelFds* raw, const std
   assign.sharing_group = sharing_group;
   std::string body;
   EncodeWorkerAssignment(assign, &body);
-  SendPacket(link_, PacketType::kAssign, body, sockets[1]);
+  SendPacket(link_.get(), PacketType::kAssign, body, sockets[1]);
   close(sockets[1]);
   Packet packet;
   Welcome welcome;
@@ -78,10 +77,10 @@ std::unique_ptr<ClientChannel> WorkerProcess::Connect(ChannelFds* raw, const std
   }
   if (raw != nullptr) {
     raw->socket = dup(sockets[0]);
-    raw->ring = dup(packet.fd);
+    raw->ring = dup(packet.fd.get());
   }
   std::string error;
-  return ClientChannel::Adopt({sockets[0], packet.fd}, 1, welcome, &error);
+  return ClientChannel::Adopt({sockets[0], packet.fd.Release()}, 1, welcome, &error);
 }
 
 int WorkerProcess::WaitForEnd(int timeout_ms) {
@@ -100,7 +99,7 @@ int WorkerProcess::WaitForEnd(int timeout_ms) {
 std::string WorkerProcess::EndReason() {
   Packet packet;
   std::string reason;
-  while (ReceivePacket(link_, &packet, 100) == ChannelStatus::kOk) {
+  while (ReceivePacket(link_.get(), &packet, 100) == ChannelStatus::kOk) {
     if (packet.type == PacketType::kEnded) DecodeEnd(packet.body, &reason);
   }
   return reason;

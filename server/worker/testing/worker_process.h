@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "proto/base/unique_fd.h"
 #include "proto/channel/address_layout.h"
 #include "proto/channel/client_channel.h"
 #include "server/worker_link/worker_link.h"
@@ -39,7 +40,7 @@ class WorkerProcess {
 
  private:
   pid_t pid_ = -1;
-  int link_ = -1;
+  UniqueFd link_;
   WorkerReady ready_;
 };
 
