@@ -17,11 +17,12 @@
 #include "proto/api/call_ids.gen.h"
 #include "proto/codec/codec.h"
 #include "proto/codec/decode_as.h"
+#include "proto/driverabi/job_addresses.h"
 
 namespace cuda_remote::client {
 namespace {
 
-constexpr uint64_t kArena = 0x300000000000;
+constexpr uint64_t kArena = driverabi::kReservationBase;
 
 template <typename Message>
 std::string Encoded(const Message& message) {

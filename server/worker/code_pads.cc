@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "proto/base/clock.h"
+#include "proto/base/text.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -174,10 +175,8 @@ std::string DescribeDistances(const CodeWords& now, const CodeWords& wanted) {
   std::string text = std::to_string(Wrong(now, wanted)) + " of " + std::to_string(now.size()) + " by ";
   for (size_t i = 0; i < distances.size() && i < kMostNamed; ++i) {
     const auto [distance, count] = distances[i];
-    char one[64];
-    snprintf(one, sizeof(one), "%s%s0x%llx (%d)", i == 0 ? "" : ", ", distance < 0 ? "-" : "",
-             static_cast<unsigned long long>(distance < 0 ? -distance : distance), count);
-    text += one;
+    text += std::string(i == 0 ? "" : ", ") + (distance < 0 ? "-" : "") +
+            Hex(uint64_t(distance < 0 ? -distance : distance)) + " (" + std::to_string(count) + ")";
   }
   return distances.size() > kMostNamed ? text + ", ..." : text;
 }

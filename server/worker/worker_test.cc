@@ -288,11 +288,12 @@ TEST_F(WorkerTest, HandlesThatNobodyGaveOut) {
 
 // Where the driver's own mapping lies (fake_driver.cc), as /proc says it.
 uint64_t DriverMapping(pid_t worker) {
-  std::ifstream maps("/proc/" + std::to_string(worker) + "/maps");
-  for (std::string line; std::getline(maps, line);) {
-    if (line.find("memfd:fake-driver") != std::string::npos) return std::stoull(line, nullptr, 16);
-  }
-  return 0;
+  uint64_t address = 0;
+  ForEachMapping("/proc/" + std::to_string(worker), [&](const Mapping& mapping) {
+    if (mapping.name.find("memfd:fake-driver") != std::string::npos) address = mapping.begin;
+    return address == 0;
+  });
+  return address;
 }
 
 // A worker that waits for a session has the newest layout, and starts again for a session with another one.

@@ -512,7 +512,7 @@ TEST_F(Tunnel, CutConnectionsAreResumed) {
   uint64_t count = 0;
   const std::string up(3 << 20, 'u');
   std::string down(5 << 20, 0);
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Now();
   bool ok = true;
   for (int round = 0; ok && (round < 15 || cuts < 5); ++round) {
     for (int i = 0; i < 300; ++i)
@@ -525,7 +525,7 @@ TEST_F(Tunnel, CutConnectionsAreResumed) {
     ok = ok &&
          channel->Call(Header(kBytes), AsBytes(down.size()), "", &down[0], down.size(), &reply) == ChannelStatus::kOk;
     EXPECT_TRUE(IsPattern(down));
-    ok = ok && Number(reply.message) == 0 && std::chrono::steady_clock::now() - start < std::chrono::seconds(100);
+    ok = ok && Number(reply.message) == 0 && Now() - start < std::chrono::seconds(100);
     // Events are resumed as well.
     ok = ok && channel->Send(Header(kEvent), AsBytes(uint64_t(round)), "") == ChannelStatus::kOk;
     FrameHeader header;
@@ -779,7 +779,7 @@ TEST_F(Tunnel, OthersAreServedBesideQuietSessions) {
     const auto stub = control::Control::NewStub(grpc::CreateCustomChannel(
         "127.0.0.1:" + std::to_string(port_), grpc::InsecureChannelCredentials(), control::ClientArguments()));
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    context.set_deadline(WallNow() + std::chrono::seconds(10));
     control::ServerInfo info;
     control::ServerInfoRequest request;
     control::AddChecksum(&request);
@@ -792,9 +792,9 @@ TEST_F(Tunnel, OthersAreServedBesideQuietSessions) {
     auto first = Connect(Relay());
     auto second = Connect(Relay());
     ASSERT_TRUE(first && second);
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = Now();
     for (int i = 0; i < 20; ++i) EXPECT_EQ(ask(), 2u);
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(4));
+    EXPECT_LT(Now() - start, std::chrono::seconds(4));
     second.reset();
     EXPECT_TRUE(Eventually([&] { return ask() == 1; }));
     Reply reply;
@@ -820,7 +820,7 @@ class RawTunnel {
       : checked_(checked),
         channel_(
             grpc::CreateCustomChannel("127.0.0.1:" + std::to_string(port), credentials, control::ClientArguments())) {
-    context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(40));
+    context_.set_deadline(WallNow() + std::chrono::seconds(40));
     const grpc::internal::RpcMethod method(control::kTunnelMethod, grpc::internal::RpcMethod::BIDI_STREAMING);
     stream_.reset(grpc::internal::ClientReaderWriterFactory<grpc::ByteBuffer, grpc::ByteBuffer>::Create(
         channel_.get(), method, &context_));
@@ -1406,7 +1406,7 @@ TEST_F(Tls, SessionsBelongToWhoOpenedThem) {
     const auto stub = control::Control::NewStub(grpc::CreateCustomChannel(
         "127.0.0.1:" + std::to_string(port_), Credentials(who, "ca"), control::ClientArguments()));
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    context.set_deadline(WallNow() + std::chrono::seconds(10));
     control::NoteSavedReply noted;
     const grpc::Status status =
         stub->NoteSaved(&context, Saved(channel->welcome().session, unix_ms, 42).note_saved(), &noted);
@@ -1500,8 +1500,7 @@ TEST_F(Tunnel, MetricsAreAsPrometheusWantsThem) {
   // What cr-checkpoint reports, and what cr-restart does of an older image.
   for (const uint64_t age_ms : {uint64_t{0}, uint64_t{100000}}) {
     std::string error;
-    using std::chrono::duration_cast, std::chrono::milliseconds, std::chrono::system_clock;
-    const auto now = uint64_t(duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count());
+    const auto now = uint64_t(UnixMs());
     control::ControlAnswer answer;
     const control::ControlCall call = Saved(first->welcome().session, now - age_ms, 4096);
     EXPECT_TRUE(control::CallOnSocket(Session(), call, 10000, &answer, &error)) << error;
@@ -1908,7 +1907,7 @@ grpc::Status BadTunnel(int port, const std::vector<grpc::ByteBuffer>& messages) 
   const auto channel = grpc::CreateCustomChannel("127.0.0.1:" + std::to_string(port),
                                                  grpc::InsecureChannelCredentials(), control::ClientArguments());
   grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+  context.set_deadline(WallNow() + std::chrono::seconds(20));
   const grpc::internal::RpcMethod method(control::kTunnelMethod, grpc::internal::RpcMethod::BIDI_STREAMING);
   std::unique_ptr<grpc::ClientReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer>> stream(
       grpc::internal::ClientReaderWriterFactory<grpc::ByteBuffer, grpc::ByteBuffer>::Create(channel.get(), method,

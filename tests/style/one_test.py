@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Finds second ones of what the project has once: clocks, hashes, hexadecimal texts, owners of descriptors, readers of
+/proc/PID/maps, progress bars, and the addresses of a job's memory.
+
+Usage: one_test.py [ROOT]     ROOT: the workspace (default: the one that this file, links followed, is in)
+Exit code 0 if there is one of each, else every violation and exit code 1.
+"""
+
+import os
+import re
+import sys
+
+FOLDERS = ("proto", "ckptfmt", "replay", "checkpoint", "host", "client", "server", "tests", "bench")
+SOURCE = (".h", ".cc", ".cu", ".cpp")
+
+# Programs that are built without this project's libraries, with nvcc or for a run without cuda-remote.
+STAND_ALONE = ("bench/", "tests/apps/", "tests/conformance/", "tests/faults/", "tests/fuzz/standalone.cc", "tests/nvml/")
+
+# What it is | what finds it in a line without comments | who may have it: the one place, and exceptions with their reason |
+# what to do.
+ONE = (
+    (
+        "clock",
+        re.compile(r"\bclock_gettime\s*\(|[Cc]lock\w*::now\s*\(|\bgettimeofday\s*\(|(?<![\w:.>])time\s*\(\s*(nullptr|NULL|0)\s*\)"),
+        (
+            "proto/base/clock.h",
+            "checkpoint/engine/criu/tree_test.cc",  # the kernel's clocks are what it tests
+        ) + STAND_ALONE,
+        "use proto/base/clock.h",
+    ),
+    (
+        "hash",
+        re.compile(
+            r"(?i:0xcbf29ce484222325|14695981039346656037|1099511628211|0x0*100000001b3|2166136261|\b16777619|0x811c9dc5|0x0*1000193\b)|"
+            r"\bXXH(3|32|64|128)_\w+|<xxhash\.h>|\bstd::hash\s*<|\bcrc32\w*\s*\("),
+        (
+            "proto/base/hash.cc",
+            "proto/base/hash_avx2.cc",
+            "proto/base/hash_test.cc",
+            "server/softgpu/ptx/cuda_matrix_test.cc",  # a real GPU's results are kept as this hash
+        ) + STAND_ALONE,
+        "use proto/base/hash.h, which also says which hashes have another purpose",
+    ),
+    (
+        "hexadecimal text",
+        re.compile(r'%02x|0x%l*x|%#l*x|= *"0123456789abcdef|\babsl::Hex\s*\('),
+        ("proto/base/text.cc",) + STAND_ALONE,
+        "use Hex and HexBytes of proto/base/text.h",
+    ),
+    (
+        "reader of /proc/PID/maps",
+        re.compile(r'/maps"|/self/maps'),
+        ("proto/base/mappings.cc",) + STAND_ALONE,
+        "use proto/base/mappings.h",
+    ),
+    (
+        "progress bar",
+        re.compile(r"\\(x1b|033|e)\[K"),
+        ("proto/cli/progress.cc", "proto/cli/progress_test.cc") + STAND_ALONE,
+        "use proto/cli/progress.h",
+    ),
+)
+
+# Whether the ranges of addresses are other ones must be seen in one place.
+ADDRESSES = "proto/driverabi/job_addresses.h"
+ADDRESS = re.compile(r"k(?:Host|Managed|Reservation|Snapshot)Base\s*=\s*(0x[0-9a-f]+)")
+
+OWNER = "proto/base/unique_fd.h"
+DESTRUCTOR = re.compile(r"~(\w+)\s*\(\s*\)[^;{}]*\{")
+CLOSES = re.compile(r"(?<![\w.>])(?:::)?close\s*\(")
+
+TOKEN = re.compile(r'R"(?P<end>[^(\s]*)\(.*?\)(?P=end)"|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|(?P<comment>//[^\n]*|/\*.*?\*/)', re.S)
+
+
+def sources(root):
+    for top in FOLDERS:
+        for folder, names, leaves in os.walk(os.path.join(root, top)):
+            names[:] = sorted(n for n in names if not n.startswith((".", "bazel-")) and n != "third_party")
+            for leaf in sorted(leaves):
+                if leaf.endswith(SOURCE):
+                    yield os.path.relpath(os.path.join(folder, leaf), root)
+
+
+def without_comments(text):
+    """The text with comments blanked, so that places stay the same."""
+    return TOKEN.sub(lambda m: re.sub(r"[^\n]", " ", m.group(0)) if m.group("comment") else m.group(0), text)
+
+
+def line_of(text, at):
+    return text.count("\n", 0, at) + 1
+
+
+def body_from(text, at):
+    """What follows the opening brace before `at`, up to its end."""
+    depth, end = 1, at
+    while depth > 0 and end < len(text):
+        depth += {"{": 1, "}": -1}.get(text[end], 0)
+        end += 1
+    return text[at:end]
+
+
+def owners(path, text):
+    """Classes that close a descriptor in their destructor."""
+    for match in DESTRUCTOR.finditer(text):
+        if CLOSES.search(body_from(text, match.end())):
+            yield f"{path}:{line_of(text, match.start())}: a second owner of a descriptor: {match.group(1)} closes one in its destructor. " \
+                  f"Give it a UniqueFd ({OWNER})"
+
+
+def problems(root):
+    """How many files there are, and what is wrong."""
+    texts = {}
+    for path in sources(root):
+        with open(os.path.join(root, path), encoding="utf-8", errors="replace") as f:
+            texts[path] = without_comments(f.read())
+    if not texts:
+        raise RuntimeError(f"found no sources in {root}")
+    found = []
+    addresses = set(ADDRESS.findall(texts.get(ADDRESSES, "")))
+    if not addresses:
+        raise RuntimeError(f"found no addresses in {ADDRESSES}")
+    address = re.compile(r"\b(" + "|".join(sorted(addresses)) + r")\b", re.I)
+    for path, text in texts.items():
+        for what, pattern, allowed, instead in ONE:
+            if path.startswith(allowed):
+                continue
+            for match in pattern.finditer(text):
+                found.append(f"{path}:{line_of(text, match.start())}: a second {what} ({match.group(0)}): {instead}")
+        if not path.startswith(("tests/", "bench/")) and path != ADDRESSES:
+            for match in address.finditer(text):
+                found.append(f"{path}:{line_of(text, match.start())}: {match.group(0)} has a name in {ADDRESSES}")
+        if path != OWNER:
+            found.extend(owners(path, text))
+    return len(texts), found
+
+
+def main(arguments):
+    root = os.path.abspath(arguments[0]) if arguments else os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+    try:
+        count, found = problems(root)
+    except RuntimeError as error:
+        sys.exit(f"one_test: {error}")
+    for problem in found:
+        print(problem, file=sys.stderr)
+    print(f"{'FAIL' if found else 'ok  '} {count} sources")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
