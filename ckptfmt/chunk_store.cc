@@ -249,7 +249,7 @@ absl::Status ChunkStore::Wait(const std::function<bool(uint64_t, uint64_t)>& go_
   Release();
   MutexLock lock(&mutex_);
   while (failure_.ok() && done_bytes_ < given_bytes_) {
-    const auto end = std::chrono::steady_clock::now() + kTellEvery;
+    const auto end = Now() + kTellEvery;
     while (failure_.ok() && done_bytes_ != given_bytes_ && idle_.WaitUntil(&mutex_, end)) {
     }
     const uint64_t done = done_bytes_, given = given_bytes_;

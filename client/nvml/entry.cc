@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "client/nvml/library.h"
-#include "proto/driverabi/visible_devices.h"
+#include "proto/base/text.h"
 
 using namespace cuda_remote::nvml;    // NOLINT: this file is these names' user
 using namespace cuda_remote::client;  // NOLINT
@@ -268,7 +268,7 @@ EXPORT int nvmlDeviceGetHandleByUUIDV(const Uuid* uuid, NvmlDevice* device) {
   if (uuid->type == kUuidAscii) {
     memcpy(text, uuid->text, sizeof(uuid->text));
   } else if (uuid->type == kUuidBinary) {
-    const std::string name = cuda_remote::driverabi::UuidName({reinterpret_cast<const char*>(uuid->bytes), 16});
+    const std::string name = cuda_remote::UuidName({reinterpret_cast<const char*>(uuid->bytes), 16});
     snprintf(text, sizeof(text), "%s", name.c_str());
   } else {
     return kInvalidArgument;

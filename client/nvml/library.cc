@@ -12,7 +12,6 @@
 #include <set>
 
 #include "client/nvml/job_server.h"
-#include "client/session/guarded.h"
 #include "proto/base/clock.h"
 #include "proto/threads/mutex.h"
 

@@ -15,7 +15,6 @@
 #include <cstdint>
 #include <map>
 
-#include "client/session/guarded.h"
 #include "proto/driverabi/job_addresses.h"
 #include "proto/threads/mutex.h"
 

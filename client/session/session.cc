@@ -16,6 +16,7 @@
 #include "client/session/relay_process.h"
 #include "client/trace/control.h"
 #include "client/trace/trace.h"
+#include "proto/base/text.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/driverabi/visible_devices.h"
 #include "proto/folder/connection_lock.h"
@@ -112,7 +113,7 @@ CUresult Session::Open() {
   std::string names;
   for (const int index : visible) {
     // Parts of a GPU have names of their own.
-    std::string name = driverabi::UuidName(uuids[size_t(index)]);
+    std::string name = UuidName(uuids[size_t(index)]);
     if (devices_[size_t(index)].name.find(" MIG ") != std::string::npos) name.replace(0, 3, "MIG");
     names += (names.empty() ? "" : ",") + name;
   }

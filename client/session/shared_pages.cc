@@ -17,7 +17,6 @@
 
 #include <map>
 
-#include "client/session/guarded.h"
 #include "proto/base/mappings.h"
 #include "proto/base/unique_fd.h"
 #include "proto/threads/mutex.h"

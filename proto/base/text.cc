@@ -52,6 +52,16 @@ bool BytesOfHex(std::string_view digits, std::string* bytes) {
   return true;
 }
 
+std::string UuidName(std::string_view uuid) {
+  std::string name = "GPU";
+  size_t at = 0;
+  for (const size_t bytes : {4, 2, 2, 2, 6}) {
+    name += "-" + HexBytes(uuid.substr(std::min(at, uuid.size()), bytes));
+    at += bytes;
+  }
+  return name;
+}
+
 std::string ByteText(double bytes) {
   static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
   int unit = 0;

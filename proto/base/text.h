@@ -20,6 +20,9 @@ std::string HexBytes(std::string_view bytes, std::string_view between = "");
 // The opposite of HexBytes, digits of either case. False, and *bytes unchanged, if `digits` is anything else.
 bool BytesOfHex(std::string_view digits, std::string* bytes);
 
+// The UUID of a GPU, 16 bytes, as the driver and nvidia-smi print it: "GPU-12345678-9abc-...".
+std::string UuidName(std::string_view uuid);
+
 // An amount of memory for people: "300 B", "1.2 GiB", "17 MiB".
 std::string ByteText(double bytes);
 

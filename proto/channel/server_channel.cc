@@ -18,6 +18,7 @@
 #include <thread>
 #include <utility>
 
+#include "proto/base/clock.h"
 #include "proto/base/unique_fd.h"
 #include "proto/channel/handshake.h"
 #include "proto/ring/ring.h"
@@ -150,7 +151,7 @@ class ServerChannel::Impl {
 
   int TakeFd(uint64_t tag, int timeout_ms) {
     MutexLock lock(&fd_mutex_);
-    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+    const auto end = Now() + std::chrono::milliseconds(timeout_ms);
     while (fds_.count(tag) == 0 && !over() && fd_arrived_.WaitUntil(&fd_mutex_, end)) {
     }
     const auto found = fds_.find(tag);

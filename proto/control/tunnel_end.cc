@@ -159,15 +159,15 @@ void TunnelEnd::AcknowledgeLoop(TunnelStream* stream, Writers* writers) {
   while (!writers->stop.load(std::memory_order_acquire)) {
     {
       MutexLock lock(&acknowledge_mutex_);
-      const auto now = std::chrono::steady_clock::now();
-      auto end = std::chrono::steady_clock::time_point::max();
+      const auto now = Now();
+      auto end = Moment::max();
       if (Backlog()) {
         end = now + std::chrono::milliseconds(kAcknowledgeWaitMs);
       } else if (checked_) {
         end = now + kBeat;
       }
       while (!received_ && !writers->stop.load(std::memory_order_acquire)) {
-        if (end == std::chrono::steady_clock::time_point::max()) {
+        if (end == Moment::max()) {
           acknowledge_wake_.Wait(&acknowledge_mutex_);
         } else if (!acknowledge_wake_.WaitUntil(&acknowledge_mutex_, end)) {
           break;

@@ -64,10 +64,10 @@ void TunnelEnd::LaneLoop(Lane* lane) {
   while (true) {
     // A busy lane's next batch comes soon: waking up would take longer.
     if (!lane->spin.Spin([lane] { return lane->awake.load(std::memory_order_acquire); })) {
-      const int64_t start = ring::SpinBudget::Now();
+      const int64_t start = NowNs();
       MutexLock lock(&lanes_mutex_);
       while (!lane->awake.load(std::memory_order_relaxed)) lane->changed.Wait(&lanes_mutex_);
-      lane->spin.Slept(ring::SpinBudget::Now() - start);
+      lane->spin.Slept(NowNs() - start);
     }
     Batch batch;
     {
@@ -96,10 +96,10 @@ void TunnelEnd::LaneLoop(Lane* lane) {
 bool TunnelEnd::AwaitArrival(Lane* lane) {
   const auto arriving = [this, lane] { return lane->read < announced_[lane->index].load(std::memory_order_acquire); };
   if (!lane->arriving_spin.Spin(arriving)) {
-    const int64_t start = ring::SpinBudget::Now();
+    const int64_t start = NowNs();
     MutexLock lock(&lanes_mutex_);
     while (!lane->over && !arriving()) lane->arriving.Wait(&lanes_mutex_);
-    lane->arriving_spin.Slept(ring::SpinBudget::Now() - start);
+    lane->arriving_spin.Slept(NowNs() - start);
     if (lane->over) return false;
   }
   ++lane->read;
@@ -144,7 +144,7 @@ bool TunnelEnd::RunLane(TunnelStream* stream, uint64_t number, uint32_t index) {
   Lane lane(stream, index);
   {
     MutexLock lock(&lanes_mutex_);
-    const auto end = std::chrono::steady_clock::now() + kRunWait;
+    const auto end = Now() + kRunWait;
     while (run_ != number && !ended() && lanes_changed_.WaitUntil(&lanes_mutex_, end)) {
     }
     if (run_ != number || number == 0 || index >= kMostLanes) return false;

@@ -43,16 +43,6 @@ int FindOrdinal(std::string_view entry, size_t devices) {
 
 }  // namespace
 
-std::string UuidName(std::string_view uuid) {
-  std::string name = "GPU";
-  size_t at = 0;
-  for (const size_t bytes : {4, 2, 2, 2, 6}) {
-    name += "-" + HexBytes(uuid.substr(std::min(at, uuid.size()), bytes));
-    at += bytes;
-  }
-  return name;
-}
-
 std::vector<int> VisibleDevices(std::string_view value, const std::vector<std::string>& uuids, bool* twice) {
   if (twice) *twice = false;
   std::vector<int> devices;

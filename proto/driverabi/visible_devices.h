@@ -12,9 +12,6 @@
 
 namespace cuda_remote::driverabi {
 
-// "GPU-12345678-9abc-...": how the list and nvidia-smi write a UUID of 16 bytes.
-std::string UuidName(std::string_view uuid);
-
 // The devices that a value of the variable names, as indices into `uuids` (16 bytes each), by the driver's rules:
 // ordinals, or UUIDs that may be cut short as long as they mean one device ("GPU-" or "MIG-" first); the list ends
 // before the first entry that is no device. A device that is named twice makes it empty, and *twice true: cuInit then

@@ -71,7 +71,7 @@ class Condition {
     return in_time;
   }
   bool WaitFor(Mutex* mutex, std::chrono::nanoseconds time) CR_REQUIRES(*mutex) {
-    return WaitUntil(mutex, std::chrono::steady_clock::now() + time);
+    return WaitUntil(mutex, Now() + time);
   }
   void NotifyOne() { changed_.notify_one(); }
   void NotifyAll() { changed_.notify_all(); }

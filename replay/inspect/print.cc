@@ -13,7 +13,6 @@
 #include "proto/base/text.h"
 #include "proto/codec/json.h"
 #include "proto/codec/text.h"
-#include "proto/driverabi/visible_devices.h"
 
 namespace cuda_remote::replay::inspect {
 namespace {
@@ -29,7 +28,7 @@ std::string Time(int64_t unix_ms) {
   return text;
 }
 
-std::string Uuid(const std::string& bytes) { return bytes.size() == 16 ? driverabi::UuidName(bytes) : "unknown"; }
+std::string Uuid(const std::string& bytes) { return bytes.size() == 16 ? UuidName(bytes) : "unknown"; }
 
 std::string Version(int32_t version) { return absl::StrCat(version / 1000, ".", version % 1000 / 10); }
 

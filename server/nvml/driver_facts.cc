@@ -9,7 +9,6 @@
 #include <fstream>
 
 #include "proto/base/text.h"
-#include "proto/driverabi/visible_devices.h"
 #include "server/nvml/source.h"
 
 namespace cuda_remote::server {
@@ -81,7 +80,7 @@ class FromDriver final : public NvmlSource {
       for (int i = 0; i < copies; ++i) Put(answer, facts.attributes[attribute]);
     };
     if (name == "nvmlDeviceGetName") return PutText(answer, facts.name);
-    if (name == "nvmlDeviceGetUUID") return PutText(answer, driverabi::UuidName(facts.uuid));
+    if (name == "nvmlDeviceGetUUID") return PutText(answer, UuidName(facts.uuid));
     if (name == "nvmlDeviceGetMinorNumber") return Put(answer, uint32_t(device));
     if (name == "nvmlDeviceGetMemoryInfo") return PutMemory(facts, device, sessions, answer);
     if (name == "nvmlDeviceGetMemoryInfo_v2") return PutMemoryV2(facts, device, sessions, question, answer);

@@ -287,10 +287,10 @@ class Supervisor {
   std::deque<uint64_t> waiting_ CR_GUARDED_BY(mutex_);
   std::vector<std::function<void()>> posted_ CR_GUARDED_BY(mutex_);  // called with the mutex held
   uint64_t next_session_ CR_GUARDED_BY(mutex_) = 1;
-  Totals totals_ CR_GUARDED_BY(mutex_);  // but for calls and bytes of sessions that are there
-  int ends_ CR_GUARDED_BY(mutex_) = 0;   // of sessions
+  Totals totals_ CR_GUARDED_BY(mutex_);                   // but for calls and bytes of sessions that are there
+  int ends_ CR_GUARDED_BY(mutex_) = 0;                    // of sessions
   Moment trim_at_ CR_GUARDED_BY(mutex_) = Moment::max();  // when memory goes back to the system
-  Moment last_end_ CR_GUARDED_BY(mutex_);                            // when a session last ended
+  Moment last_end_ CR_GUARDED_BY(mutex_);                 // when a session last ended
   int start_failures_ CR_GUARDED_BY(mutex_) = 0;
   Moment start_again_ CR_GUARDED_BY(mutex_);
   std::string worker_error_ CR_GUARDED_BY(mutex_);

@@ -101,7 +101,7 @@ void TunnelService::Shutdown() {
   }
   changed_.NotifyAll();
   // Watchers end with their workers, which the supervisor stops.
-  const Clock::time_point end = Clock::now() + std::chrono::seconds(5);
+  const Moment end = Now() + std::chrono::seconds(5);
   while (watchers_ != 0 && changed_.WaitUntil(&mutex_, end)) {
   }
 }
@@ -325,7 +325,7 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
     // A connection that the server still believes in gives way to the new one.
     generation = ++tunnel->generation;
     if (tunnel->context) tunnel->context->TryCancel();
-    const Clock::time_point end = Clock::now() + std::chrono::seconds(20);
+    const Moment end = Now() + std::chrono::seconds(20);
     while (tunnel->context && tunnel->generation == generation && changed_.WaitUntil(&mutex_, end)) {
     }
     if (tunnel->context || tunnel->generation != generation || tunnels_.count(tunnel->token) == 0) {

@@ -208,12 +208,12 @@ class Ipc {
   std::set<std::string> ownerless_ CR_GUARDED_BY(mutex_);                          // secrets; they are their own homes
   std::multimap<uint64_t, IpcUse> held_ CR_GUARDED_BY(mutex_);                     // by object
   std::vector<std::pair<uint64_t, uint64_t>> returned_ CR_GUARDED_BY(mutex_);
-  std::string home_ CR_GUARDED_BY(mutex_);                      // of what is shared next; empty: none yet
-  std::string offers_home_ CR_GUARDED_BY(mutex_);               // of offers, likewise
-  std::atomic<bool> has_offers_{false};                         // there may be some
-  std::map<std::string, int> listening_ CR_GUARDED_BY(mutex_);  // by home
-  std::map<int, User> users_ CR_GUARDED_BY(mutex_);             // by connection
-  int wake_ = -1;
+  std::string home_ CR_GUARDED_BY(mutex_);                           // of what is shared next; empty: none yet
+  std::string offers_home_ CR_GUARDED_BY(mutex_);                    // of offers, likewise
+  std::atomic<bool> has_offers_{false};                              // there may be some
+  std::map<std::string, UniqueFd> listening_ CR_GUARDED_BY(mutex_);  // by home
+  std::map<int, User> users_ CR_GUARDED_BY(mutex_);                  // by connection
+  UniqueFd wake_;
   std::atomic<bool> stop_{false};
   std::thread thread_;
   std::map<std::string, IpcImport> imports_ CR_GUARDED_BY(mutex_);

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "proto/base/text.h"
 #include "proto/channel/address_layout.h"
 #include "proto/channel/handshake.h"
 #include "proto/channel/server_channel.h"
@@ -129,7 +130,7 @@ void Restart(const std::string& visible_devices, const driverabi::DriverSettings
 bool KeepOpen(int fd) { return fcntl(fd, F_SETFD, 0) == 0; }
 
 std::string NameOf(const DeviceFacts& device) {
-  std::string name = driverabi::UuidName(device.uuid);
+  std::string name = UuidName(device.uuid);
   if (device.name.find(" MIG ") != std::string::npos) name.replace(0, 3, "MIG");
   return name;
 }

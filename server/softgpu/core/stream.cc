@@ -123,7 +123,7 @@ void Stream::Want(uint64_t number) {
 
 void Stream::AwaitTurnLocked() {
   const uint64_t first = queue_.front()->number_;
-  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(GetSettings().late_ms);
+  const auto end = Now() + std::chrono::milliseconds(GetSettings().late_ms);
   while (wanted_ < first) {
     if (!changed_.WaitUntil(&mutex_, end) && wanted_ < first) wanted_ = submitted_;
   }

@@ -13,7 +13,6 @@
 #include "proto/codec/operations.gen.h"
 #include "proto/driverabi/job_addresses.h"
 #include "proto/threads/mutex.h"
-#include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/handlers.gen.h"
 #include "server/worker/custom/work.h"
