@@ -312,8 +312,8 @@ TEST_F(CustomTest, HostMemoryInACaptureIsNeededByItsGraph) {
     DeviceRange range;
     range.source = DeviceRange::kManaged;
     range.managed = true;
-    WriterLock lock(&Session::Get()->mutex());
-    Session::Get()->device_ranges().Insert(kManaged, 4096, range);
+    WriterLock lock(&Session::Get()->memory().mutex());
+    Session::Get()->memory().device_ranges().Insert(kManaged, 4096, range);
   }
   CUDA_MEMCPY3D_PEER shaped{};
   shaped.srcMemoryType = CU_MEMORYTYPE_DEVICE;
@@ -342,8 +342,8 @@ TEST_F(CustomTest, HostMemoryInACaptureIsNeededByItsGraph) {
         << std::hex << needed;
   }
   {
-    WriterLock lock(&Session::Get()->mutex());
-    Session::Get()->device_ranges().Erase(kManaged);
+    WriterLock lock(&Session::Get()->memory().mutex());
+    Session::Get()->memory().device_ranges().Erase(kManaged);
   }
   EXPECT_EQ(cuStreamDestroy(stream), CUDA_SUCCESS);
   EXPECT_EQ(cuMemFree(memory), CUDA_SUCCESS);

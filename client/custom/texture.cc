@@ -21,6 +21,10 @@ namespace {
 // Values from the driver are small: indices into its tables.
 constexpr uint64_t kValueBits = 40;
 
+// The driver gives the value of an object that is destroyed to the next one, perhaps before the first thread has the
+// answer: objects are made and destroyed one at a time, up to their place in the tables and the log.
+Mutex g_order;
+
 uint64_t KeyOf(uint64_t context, uint64_t value) { return uint64_t(SlotOf(context)) << kValueBits | value; }
 
 template <typename T>
@@ -97,6 +101,7 @@ CUresult Destroy(const CallInfo& info, Kind kind, uint64_t value, uint64_t Reque
   Request request;
   request.*member = value;
   request.Encode(&call.message());
+  MutexLock lock(&g_order);
   const CUresult result = call.Transact();
   if (result == CUDA_SUCCESS) call.Destroyed({kind, key});
   return result;
@@ -124,6 +129,7 @@ CUresult Custom_cuTexObjectCreate(CUtexObject* pTexObject, const CUDA_RESOURCE_D
   request.has_pResViewDesc = pResViewDesc != nullptr;
   if (pResViewDesc) request.pResViewDesc = BytesOf(*pResViewDesc);
   request.Encode(&call.message());
+  MutexLock lock(&g_order);
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   wire::cuTexObjectCreate_Reply reply;
   if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
@@ -185,6 +191,7 @@ CUresult Custom_cuSurfObjectCreate(CUsurfObject* pSurfObject, const CUDA_RESOURC
   wire::cuSurfObjectCreate_Request request;
   request.pResDesc = BytesOf(*pResDesc);
   request.Encode(&call.message());
+  MutexLock lock(&g_order);
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   wire::cuSurfObjectCreate_Reply reply;
   if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);

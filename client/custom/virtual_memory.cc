@@ -21,6 +21,10 @@
 namespace cuda_remote::client {
 namespace {
 
+// The driver gives a free address to the next reservation, perhaps before the first thread has the answer: they are
+// made and freed one at a time, up to their place in the tables and the log.
+Mutex g_order;
+
 // The physical memory is gone for good when its last mapping goes after the application's release.
 void DropIfUnusedLocked(Session& session, uint64_t handle) CR_REQUIRES(session.objects().mutex()) {
   Object* memory = session.objects().handles().Find(Kind::kPhysicalMemory, handle);
@@ -56,6 +60,7 @@ CUresult Custom_cuMemAddressReserve(CUdeviceptr* ptr, size_t size, size_t alignm
   request.address = addr;
   request.flags = flags;
   request.Encode(&call.message());
+  MutexLock lock(&g_order);
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   wire::cuMemAddressReserve_Reply reply;
   if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
@@ -75,6 +80,7 @@ CUresult Custom_cuMemAddressFree(CUdeviceptr ptr, size_t size) {
   request.ptr = ptr;
   request.size = size;
   request.Encode(&call.message());
+  MutexLock lock(&g_order);
   const CUresult result = call.Transact();
   if (result != CUDA_SUCCESS) return result;
   call.Destroyed({Kind::kReservation, ptr});

@@ -171,10 +171,7 @@ uint64_t Call::NewHandle(Kind kind, uint64_t parent) {
   return handle;
 }
 
-CUresult Call::CheckLength() const {
-  if (session_->channel().Fits(message_->size(), payload_.size())) return CUDA_SUCCESS;
-  return Unsupported(info_.name, "its arguments are longer than a request can be");
-}
+CUresult Call::TooLong() const { return Unsupported(info_.name, "its arguments are longer than a request can be"); }
 
 CUresult Call::Send() {
   const CallTraits& traits = TraitsOf(header_.call);
@@ -183,7 +180,7 @@ CUresult Call::Send() {
     if (waits == Session::Waits::kAll || traits.events != Events::kNoEvents) return Transact();
   }
   if (WithoutContext()) return CUDA_ERROR_INVALID_CONTEXT;
-  if (const CUresult result = CheckLength(); result != CUDA_SUCCESS) return result;
+  if (!session_->channel().Fits(message_->size(), payload_.size())) return TooLong();
   std::shared_lock<std::shared_mutex> sending;
   if (session_->managed_home().pages().active()) {
     CopyManagedPayload();
@@ -204,7 +201,7 @@ CUresult Call::Send() {
 
 CUresult Call::Transact() {
   if (WithoutContext()) return CUDA_ERROR_INVALID_CONTEXT;
-  if (const CUresult result = CheckLength(); result != CUDA_SUCCESS) return result;
+  if (!session_->channel().Fits(message_->size(), payload_.size())) return TooLong();
   const uint64_t sequence = Begin(reply_payload_, reply_payload_capacity_);
   const CUresult result = sequence ? Finish(sequence) : session_->Lose(ChannelStatus::kClosed);
   // What this process keeps for later allocations of its streams is free, and may be what is missing.

@@ -165,7 +165,7 @@ class Call {
   void BorrowFrom(uint64_t handle);
   int FindDevice(uint64_t context);
   // The error of a request that the channel does not take. It is this call's alone: the session goes on.
-  CUresult CheckLength() const;
+  CUresult TooLong() const;
   // Remembers of a new event whether records of it may be sent quietly. Under the lock of RecordedObjects.
   void NoteEventLocked(uint64_t event);
   // Notes the request if it is part of a capture in progress.

@@ -804,7 +804,8 @@ void ClientChannel::InterruptEvents() { impl_->InterruptEvents(); }
 ChannelFds ClientChannel::DupFds() const { return impl_->DupFds(); }
 uint64_t ClientChannel::next_sequence() const { return impl_->next_sequence(); }
 uint64_t ClientChannel::last_marked() const { return impl_->last_marked(); }
-bool ClientChannel::Fits(size_t message_bytes, size_t payload_bytes) const {
+bool ClientChannel::FitsHere(size_t message_bytes, size_t payload_bytes) const {
+  static_assert(ring::FrameBytes(kFitsAlways, 0) <= ring::kMinCapacity / 4);
   return impl_->Fits(message_bytes, payload_bytes);
 }
 bool ClientChannel::alive() const { return impl_->alive(); }

@@ -98,7 +98,10 @@ class ClientChannel {
   // is sent by somebody who has seen the new number comes after the request.
   uint64_t last_marked() const;
   // Whether a request of this length can be sent at all. Send and Begin fail for one that cannot.
-  bool Fits(size_t message_bytes, size_t payload_bytes) const;
+  bool Fits(size_t message_bytes, size_t payload_bytes) const {
+    return (message_bytes <= kFitsAlways && payload_bytes <= kMaxTotalPayloadBytes) ||
+           FitsHere(message_bytes, payload_bytes);
+  }
   // False once the peer is known to be gone or the session has failed.
   bool alive() const;
   // Why the session ended, in the server's words if it said so; empty while it lives.
@@ -117,6 +120,9 @@ class ClientChannel {
   void SetStderrSink(void (*sink)(const char* bytes, size_t count));
 
  private:
+  // A message of this length fits into the smallest ring (ring::kMinCapacity).
+  static constexpr size_t kFitsAlways = 8 << 10;
+  bool FitsHere(size_t message_bytes, size_t payload_bytes) const;
   class Impl;
   explicit ClientChannel(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
