@@ -234,8 +234,8 @@ void Ipc::Serve() {
     size_t first_user = 0;
     {
       MutexLock lock(&mutex_);
-      polls.assign({{wake_, POLLIN, 0}});
-      for (const auto& [home, fd] : listening_) polls.push_back({fd, POLLIN, 0});
+      polls.assign({{wake_.get(), POLLIN, 0}});
+      for (const auto& [home, fd] : listening_) polls.push_back({fd.get(), POLLIN, 0});
       first_user = polls.size();
       for (const auto& [connection, user] : users_) polls.push_back({connection, POLLIN, 0});
     }

@@ -6,9 +6,8 @@
 
 #include <algorithm>
 
+#include "proto/base/clock.h"
 #include "proto/threads/mutex.h"
-
-namespace cuda_remote::server {
 
 namespace cuda_remote::server {
 
@@ -23,7 +22,7 @@ void Timeline::Begin(uint64_t capacity) {
 
 void Timeline::Add(uint64_t sequence, uint32_t call, uint32_t result, uint64_t start_ns) {
   static thread_local const uint32_t thread = uint32_t(syscall(SYS_gettid));
-  const Event event{sequence, start_ns, NowNs() - start_ns, call, result, thread};
+  const Event event{sequence, start_ns, uint64_t(NowNs()) - start_ns, call, result, thread};
   MutexLock lock(&mutex_);
   if (events_.size() < capacity_) {
     events_.push_back(event);
