@@ -96,6 +96,11 @@ TEST(Text, HexBytes) {
   EXPECT_EQ(read, "");
 }
 
+TEST(Text, UuidsAreAsUsual) {
+  const std::string uuid("\xab\x11\x22\x33\x44\x55\x66\x77\x88\x99\xaa\xbb\xcc\xdd\xee\x02", 16);
+  EXPECT_EQ(UuidName(uuid), "GPU-ab112233-4455-6677-8899-aabbccddee02");
+}
+
 TEST(Text, Bytes) {
   EXPECT_EQ(ByteText(0), "0 B");
   EXPECT_EQ(ByteText(300), "300 B");

@@ -14,8 +14,6 @@ const std::vector<std::string> kUuids = {
     std::string("\xab\x11\x22\x33\x44\x55\x66\x77\x88\x99\xaa\xbb\xcc\xdd\xee\x02", 16),
 };
 
-TEST(VisibleDevices, NamesUuidsAsUsual) { EXPECT_EQ(UuidName(kUuids[2]), "GPU-ab112233-4455-6677-8899-aabbccddee02"); }
-
 TEST(VisibleDevices, OrdinalsInTheirOrder) {
   EXPECT_EQ(VisibleDevices("0,1,2", kUuids), (List{0, 1, 2}));
   EXPECT_EQ(VisibleDevices("2,0", kUuids), (List{2, 0}));
