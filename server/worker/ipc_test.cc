@@ -449,8 +449,8 @@ TEST_F(IpcTest, OneInherits) {
   for (int i = 0; i < 500 && first.Regions({4, 5}).regions.empty(); ++i) usleep(10000);
   EXPECT_EQ(first.Regions({4, 5}).regions.size(), 1u);
   EXPECT_EQ(first.Refusals({4, 5}), "");
-  EXPECT_NE(first.Refusals({}).find("process 1003 (program3, session 3) shared and has no more"), std::string::npos);
-  EXPECT_NE(second.Refusals({4, 5}).find("is not mapped as a whole here"), std::string::npos) << "it has not mapped it";
+  EXPECT_NE(first.Refusals({}).find("process 1003 (program3, session 3) shared and no longer has"), std::string::npos);
+  EXPECT_NE(second.Refusals({4, 5}).find("is not fully mapped in this process"), std::string::npos) << "it has not mapped it";
 
   Side new_second(6), new_first(7);
   for (Side* side : {&new_second, &new_first}) {
@@ -491,7 +491,7 @@ TEST_F(IpcTest, ACheckpointCoversAllOrNone) {
   EXPECT_TRUE(user.Regions({1, 2}).regions.empty());
   // Nobody has it but the user.
   ASSERT_EQ(owner.client.Free(memory), CUDA_SUCCESS);
-  EXPECT_NE(user.Refusals({1, 2}).find("what process 1001 (program1, session 1) shared and has no more"),
+  EXPECT_NE(user.Refusals({1, 2}).find("what process 1001 (program1, session 1) shared and no longer has"),
             std::string::npos)
       << user.Refusals({1, 2});
   EXPECT_EQ(owner.Refusals({}), "");
