@@ -907,7 +907,7 @@ def addresses(context):
     refused(lab.a.run(VICTIM, "cr-run", "--address", "10.99.0.70", *run), "no job the address 10.99.0.70 on host1")
     lab.a.stop()
     refused(lab.a.run(VICTIM, "cr-run", "--address", ADDRESS, *run), "only root gives a job an address")
-    refused(lab.a.run(0, "cr-run", "--address", "10.99.0", *run), "is no ADDRESS[/PREFIX][@INTERFACE]")
+    refused(lab.a.run(0, "cr-run", "--address", "10.99.0", *run), "is not ADDRESS[/PREFIX][@INTERFACE]")
     refused(lab.a.run(0, "cr-run", "--plain", "--address", ADDRESS, *run), "--plain")
     refused(lab.a.run(0, "cr-run", "--address", ADDRESS + "@nowhere", *run), "no interface nowhere")
     refused(lab.a.run(0, "cr-run", "--address", "10.97.0.50", *run), "no interface of this machine is in the network")

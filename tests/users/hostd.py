@@ -299,7 +299,7 @@ def images(context):
     refuse(f"os.unlink('client/{core}'); os.mkfifo('client/{core}')", core, "the image was changed")
     refuse(flip.format("signature", 30), "signature")
     refuse("os.unlink('signature')", "is not signed")
-    refuse("open('signature', 'wb').write(b'x' * 100)", "no signature")
+    refuse("open('signature', 'wb').write(b'x' * 100)", "is not a signature of cr-hostd")
     # A whole host with another key; then with the same one.
     other = Host(context, "other")
     refused(other.run(VICTIM, "cr-restart", image), "signed with another key")
