@@ -195,8 +195,7 @@ void ManagedMirror::WorkEnded() {
   if (!written) return;
   LogLine(
       "the host wrote to managed memory while the GPU was at work, which devices without concurrentManagedAccess do "
-      "not "
-      "allow; what both change at the same time is lost or wrong");
+      "not allow; what both change at the same time is lost or wrong");
   said_of_shared_ = true;
   UnwatchSharedLocked();
 }

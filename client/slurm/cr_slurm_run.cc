@@ -55,6 +55,8 @@ constexpr std::chrono::milliseconds kAgain(500);
 // on several nodes to end, whose cr-slurm-run was killed.
 constexpr unsigned kTakeOverSeconds = 3, kPartsEndSeconds = 15;
 
+// After the end of a job with parts: how often it looks whether something of the job is left.
+constexpr int kLookAfterEndMs = 200, kMostLooksAfterEnd = 100, kGoneLooks = 3;
 constexpr char kExamples[] = R"(
 Examples:
   exec cr-slurm-run -- ./train --epochs 90        as the last line of a batch script
@@ -325,6 +327,18 @@ bool MakeOwnFolder(const std::string& folder, std::string* error) {
   return false;
 }
 
+// The job's folder, with its images. `has_parts`: a checkpoint that was cancelled a moment ago may still be ending on
+// the other hosts, and make and remove folders in it.
+void RemoveJobFolder(const std::string& folder, bool has_parts) {
+  std::error_code ignored;
+  std::filesystem::remove_all(folder, ignored);
+  for (int looks = 0, gone = 0; has_parts && looks < kMostLooksAfterEnd && gone < kGoneLooks; ++looks) {
+    usleep(kLookAfterEndMs * 1000);
+    gone = access(folder.c_str(), F_OK) == 0 ? 0 : gone + 1;
+    if (gone == 0) std::filesystem::remove_all(folder, ignored);
+  }
+}
+
 // Whether what the program prints would overwrite what it printed before a restart.
 bool OverwritesOutput() {
   struct stat about;
@@ -518,8 +532,7 @@ int Main(int argc, char** argv) {
   gpu_node.reset();
   if (LastStart(folder) == job.restarts) unlink(running.c_str());
   // Another start of the job may need them by now.
-  std::error_code ignored;
-  if (code == 0 && LastStart(folder) == job.restarts) std::filesystem::remove_all(folder, ignored);
+  if (code == 0 && LastStart(folder) == job.restarts) RemoveJobFolder(folder, !placed.empty());
   return code;
 }
 
