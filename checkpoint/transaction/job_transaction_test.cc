@@ -464,7 +464,7 @@ TEST(JobTransaction, OneThatEndsInAnyStepIsLeftOut) {
   }
 }
 
-TEST(JobTransaction, SaysThatTheProcessesStandStill) {
+TEST(JobTransaction, SaysThatTheProcessesAreStopped) {
   Faults faults;
   FakeSource source(2, &faults);
   FakeEngine engine([](const std::string& step) { return step != "resume"; });
@@ -475,7 +475,7 @@ TEST(JobTransaction, SaysThatTheProcessesStandStill) {
   ASSERT_TRUE(transaction.Begin(Options(), &error)) << error;
   ASSERT_TRUE(transaction.Snapshot("facts", "image", "work", SnapshotEngine::After::kStop, &error)) << error;
   EXPECT_FALSE(transaction.Resume(&error));
-  EXPECT_THAT(error, HasSubstr("stand still"));
+  EXPECT_THAT(error, HasSubstr("which are stopped"));
   for (const auto& process : source.all()) EXPECT_TRUE(process->Runs());
 }
 

@@ -236,15 +236,19 @@ class Case:
         self.app = app
         self.path = path
         self.steps = FRAMEWORKS[app][0] if app in FRAMEWORKS else {**APPS, **ON_GPUS}[app]
-        launcher = [sys.executable] if path.endswith(".py") else list(LAUNCHERS.get(app, ()))
-        # Not beside others': of those that begin and end at the same moment, one finds their folder missing.
-        if "openmpi" in app:
-            launcher[1:1] = ["--mca", "orte_tmpdir_base", lab.folder]
-        self.command = launcher + [path, "--steps", str(self.steps)]
         self.limit = limit
         self.run_seconds = run_seconds
         self._native = None
         self.notes = {}
+
+    @property
+    def command(self):
+        """To be started once."""
+        launcher = [sys.executable] if self.path.endswith(".py") else list(LAUNCHERS.get(self.app, ()))
+        # Not beside others': of those that begin and end at the same moment, one finds their folder missing, or there.
+        if "openmpi" in self.app:
+            launcher[1:1] = ["--mca", "orte_tmpdir_base", tempfile.mkdtemp(prefix="ompi-", dir=self.lab.folder)]
+        return launcher + [self.path, "--steps", str(self.steps)]
 
     @property
     def expected(self):
