@@ -121,7 +121,7 @@ double Measure(const LoadedDriver& driver, const Request& request, uint64_t coun
   const std::unique_ptr<ServerChannel> channel = ServerChannel::Create(sockets[0], Welcome(), nullptr, &error);
   Packet welcome;
   if (!channel || ReceivePacket(sockets[1], &welcome, 1000) != ChannelStatus::kOk) Fail("no channel: " + error);
-  const std::unique_ptr<ring::RingMemory> memory = ring::RingMemory::Map(welcome.fd, &error);
+  const std::unique_ptr<ring::RingMemory> memory = ring::RingMemory::Map(welcome.fd.Release(), &error);
   if (!memory) Fail(error);
   ring::RingWriter writer(memory.get(), ring::kRequestRing);
   WorkerSession::Parts parts;

@@ -13,6 +13,7 @@
 
 #include "client/trace/control.h"
 #include "client/trace/recorder.h"
+#include "proto/base/clock.h"
 
 namespace cuda_remote::client::trace {
 namespace {
@@ -153,8 +154,9 @@ class FakeServer : public Server {
   void EndTimeline(WorkerEvents* events) override {
     events->pid = 99;
     events->names[12] = "cuLaunch\"Kernel";
-    events->events.push_back({NowNs() - 5000, NowNs(), 42, 12, 99, 0});
-    events->events.push_back({NowNs(), NowNs() + 10, 4711, 13, 100, 1});
+    const uint64_t now = uint64_t(NowNs());
+    events->events.push_back({now - 5000, now, 42, 12, 99, 0});
+    events->events.push_back({now, now + 10, 4711, 13, 100, 1});
   }
   uint64_t begun = 0;
 };

@@ -237,7 +237,7 @@ class Proxy {
     for (auto link = links.begin(); link != links.end();) link = drop(link);
   }
   const int target_;
-  UniqueFd listen_.get();
+  UniqueFd listen_;
   int port_ = 0;
   std::atomic<bool> stop_{false}, cut_{false}, refuse_{false};
   std::atomic<uint64_t> bytes_{0}, flip_every_{0};
