@@ -450,7 +450,8 @@ TEST_F(IpcTest, OneInherits) {
   EXPECT_EQ(first.Regions({4, 5}).regions.size(), 1u);
   EXPECT_EQ(first.Refusals({4, 5}), "");
   EXPECT_NE(first.Refusals({}).find("process 1003 (program3, session 3) shared and no longer has"), std::string::npos);
-  EXPECT_NE(second.Refusals({4, 5}).find("is not fully mapped in this process"), std::string::npos) << "it has not mapped it";
+  EXPECT_NE(second.Refusals({4, 5}).find("is not fully mapped in this process"), std::string::npos)
+      << "it has not mapped it";
 
   Side new_second(6), new_first(7);
   for (Side* side : {&new_second, &new_first}) {
