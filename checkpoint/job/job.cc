@@ -40,11 +40,11 @@ constexpr const char* kPlaces[] = {
     "", "../lib/", "../bin/", "../libexec/", "../", "../relay/", "../nvml/", "../preload/", "../../server/supervisor/"};
 
 // Our libraries by the names that programs look for. Some (Numba) look for those without a version first.
-constexpr std::pair<const char*, const char*> kLinks[] = {{kJobLibraries[0], "libcuda.so.1"},
-                                                          {kJobLibraries[0], "libcuda.so"},
-                                                          {kJobLibraries[1], "libnvidia-ml.so.1"},
-                                                          {kJobLibraries[1], "libnvidia-ml.so"},
-                                                          {kJobLibraries[2], kJobLibraries[2]}};
+constexpr std::pair<const char*, const char*> kLinks[] = {{kClientLibrary, "libcuda.so.1"},
+                                                          {kClientLibrary, "libcuda.so"},
+                                                          {kNvmlLibrary, "libnvidia-ml.so.1"},
+                                                          {kNvmlLibrary, "libnvidia-ml.so"},
+                                                          {kPreloadedLibrary, kPreloadedLibrary}};
 
 // Of files that the job's processes read. The folder is closed to other users, but not to the job's.
 constexpr mode_t kForProcesses = 0644;
@@ -731,10 +731,25 @@ std::vector<uint64_t> StatusNumbers(int pid, const std::string& name, int base) 
   return numbers;
 }
 
-bool IsRunning(int pid) {
+std::vector<int> ThreadsOf(int pid) {
+  std::vector<int> found;
+  DIR* const threads = opendir(("/proc/" + std::to_string(pid) + "/task").c_str());
+  while (const dirent* const thread = threads ? readdir(threads) : nullptr) {
+    if (thread->d_name[0] != '.') found.push_back(atoi(thread->d_name));
+  }
+  if (threads) closedir(threads);
+  return found;
+}
+
+char StateOf(int pid) {
   const std::string stat = StatOf(pid);
+  return stat.empty() ? 0 : stat[0];
+}
+
+bool IsRunning(int pid) {
+  const char state = StateOf(pid);
   // A dead process that its parent has not noticed yet is still listed, and has a namespace.
-  return !stat.empty() && stat[0] != 'Z' && stat[0] != 'X';
+  return state != 0 && state != 'Z' && state != 'X';
 }
 
 bool EndsNow(int pid) {

@@ -73,7 +73,8 @@ bool OpenToUser(const std::string& directory, const std::string& seen_as, const 
 bool MakeSocketFolder(const std::string& directory, std::string* error);
 
 // The libraries of ours that the job's processes load: the client library, our NVML, and the preloaded one.
-inline constexpr const char* kJobLibraries[] = {"libcuda-remote.so", "libcuda-remote-nvml.so", kPreloadedLibrary};
+inline constexpr char kClientLibrary[] = "libcuda-remote.so", kNvmlLibrary[] = "libcuda-remote-nvml.so";
+inline constexpr const char* kJobLibraries[] = {kClientLibrary, kNvmlLibrary, kPreloadedLibrary};
 
 // Where the processes of a restarted job find one of these that the image has a copy of.
 std::string KeptLibrary(const std::string& directory, const std::string& library);
@@ -195,7 +196,14 @@ bool HasTerminal(int pid);
 // A line of /proc/PID/status as its numbers; none if there is no such process or line.
 std::vector<uint64_t> StatusNumbers(int pid, const std::string& name, int base);
 
-// Whether process `pid` is there and has not ended, noticed by its parent or not.
+// The threads of a process, as this machine numbers them; none if it has ended.
+std::vector<int> ThreadsOf(int pid);
+
+// The state of a process or thread as in /proc/PID/stat, such as 'T' for one that a signal has stopped; 0 if there is
+// none.
+char StateOf(int pid);
+
+// Whether a process or thread is there and has not ended, noticed by its parent or not.
 bool IsRunning(int pid);
 
 // The same the other way round, for a process that has closed its connection, as one does that ends, a moment before it

@@ -47,7 +47,7 @@ std::string ReadBytes(const std::string& path) {
 
 // The library of ours for a driver library called `name`.
 std::string OursFor(const std::string& name) {
-  return FindCompanion(name.compare(0, sizeof(kNvml) - 1, kNvml) == 0 ? "libcuda-remote-nvml.so" : "libcuda-remote.so");
+  return FindCompanion(name.compare(0, sizeof(kNvml) - 1, kNvml) == 0 ? kNvmlLibrary : kClientLibrary);
 }
 
 std::string RealPath(const std::string& path) {

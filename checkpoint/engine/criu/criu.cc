@@ -32,6 +32,7 @@
 #include <utility>
 
 #include "checkpoint/engine/criu/connections.h"
+#include "checkpoint/engine/criu/continue.h"
 #include "checkpoint/engine/criu/criu_facts.h"
 #include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/engine/criu/hold.h"
@@ -211,6 +212,21 @@ bool SignalAll(const Job& job, int signal) {
              job, [signal] { return kill(-1, signal) == 0 || errno == ESRCH ? 0 : 1; }, &error) == 0;
 }
 
+// Has all processes run on that were stopped, but those that somebody else had stopped, as numbered inside.
+bool RunOn(const Job& job, const std::set<int>& stopped_before) {
+  const ActAs user(AccountOf(job));
+  std::map<int, UniqueFd> held;
+  for (const int pid : ProcessesOf(job)) held[pid] = UniqueFd(int(syscall(SYS_pidfd_open, pid, 0u)));
+  bool ok = true;
+  // What is held and is the job's now, is so for good.
+  for (const int pid : ProcessesOf(job)) {
+    const auto process = held.find(pid);
+    if (process == held.end() || process->second.get() < 0 || stopped_before.count(InnerPid(pid)) != 0) continue;
+    ok = ContinueUnnoticed(pid, process->second.get()) && ok;
+  }
+  return ok;
+}
+
 // While a job with its own address is saved: its processes stand still, no connection is without a process, and then
 // its network is silent. What CRIU has read of a connection must stay as it is, and a machine at the other end must not
 // be told that the connection is gone.
@@ -223,8 +239,10 @@ class Standstill {
   // `still`: before the silence; null: nothing.
   bool Begin(const std::function<bool(std::string*)>& still, std::string* error) {
     begun_ = job_.has_network();
-    const auto signal = [this](int number) { return SignalAll(job_, number); };
-    if (begun_ && !BringToStandstill(job_, signal, &stopped_before_, error)) return false;
+    stopped_before_ = StoppedProcesses(job_);
+    const auto stop = [this] { SignalAll(job_, SIGSTOP); };
+    const auto run_on = [this] { RunOn(job_, stopped_before_); };
+    if (begun_ && !BringToStandstill(job_, stop, run_on, error)) return false;
     if (still && !still(error)) return false;
     if (begun_ && !SilenceNetwork(job_.init_pid(), error)) return false;
     // Nobody can call any more, and CRIU would save the sockets' filters.
@@ -232,7 +250,7 @@ class Standstill {
     return true;
   }
   void End() {
-    if (std::exchange(begun_, false)) ContinueProcesses(job_, /*tcp=*/true);
+    if (std::exchange(begun_, false)) ContinueProcesses(job_, /*tcp=*/true, stopped_before_);
   }
   // Until ContinueProcesses, or the job's end.
   void Keep() { begun_ = false; }
@@ -248,15 +266,8 @@ class Standstill {
 // The highest process or thread number, as seen inside.
 int LastNumber(const Job& job) {
   int highest = job.inner_pid();
-  for (int pid : ProcessesOf(job)) {
-    const std::string tasks = "/proc/" + std::to_string(pid) + "/task";
-    DIR* const threads = opendir(tasks.c_str());
-    if (!threads) continue;
-    while (const dirent* const thread = readdir(threads)) {
-      if (thread->d_name[0] == '.') continue;
-      highest = std::max(highest, InnerPid(atoi(thread->d_name)));
-    }
-    closedir(threads);
+  for (const int pid : ProcessesOf(job)) {
+    for (const int thread : ThreadsOf(pid)) highest = std::max(highest, InnerPid(thread));
   }
   return highest;
 }
@@ -895,7 +906,7 @@ std::string DumpLog(const Job& job, const std::string& image_folder, const std::
 
 bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
                    const std::string& work_folder, bool leave_stopped, const std::function<bool(std::string*)>& still,
-                   PageReceiver* pages, std::string* error) {
+                   PageReceiver* pages, std::set<int>* stopped_before, std::string* error) {
   std::string criu;
   if (!FindCriu(&criu, error)) return false;
   // By descriptor: the job's mount namespace may not see where the image goes.
@@ -957,6 +968,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
     for (const int fd : {lock, image, work}) close(fd);
     return false;
   }
+  *stopped_before = standstill.stopped_before();
   const LinkLocks links(facts);
   int page_socket = -1;
   if (!pages->Begin(image, &page_socket, error)) {
@@ -1010,7 +1022,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
     if (ready && code == 0 && IsUsersFolder(job)) ready = CheckSavedRights(image_folder, *account, &problem);
     if (!ready && code == 0) *error = problem;
   }
-  if (code == 0 && !ready && leave_stopped) ContinueProcesses(job, facts.tcp());
+  if (code == 0 && !ready && leave_stopped) ContinueProcesses(job, facts.tcp(), *stopped_before);
   close(image);
   close(work);
   close(lock);
@@ -1028,7 +1040,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
       if (leave_stopped) standstill.Keep();
       return true;
     }
-    if (leave_stopped) ContinueProcesses(job, facts.tcp());
+    if (leave_stopped) ContinueProcesses(job, facts.tcp(), *stopped_before);
     return false;
   }
   if (code > 0) {
@@ -1066,12 +1078,12 @@ bool OpenToCriu(const Account& account, int folder, std::string* error) {
   return ok && list;
 }
 
-bool ContinueProcesses(const Job& job, bool tcp) {
+bool ContinueProcesses(const Job& job, bool tcp, const std::set<int>& stopped_before) {
   if (tcp) ResumeConnections(ProcessesOf(job), /*others_only=*/false);
   if (job.has_network()) LetCallersIn(job);
   std::string ignored;
   const bool connected = !job.has_network() || ConnectNetwork(job.init_pid(), job.network(), &ignored);
-  return SignalAll(job, SIGCONT) && connected;
+  return RunOn(job, stopped_before) && connected;
 }
 
 bool KillProcesses(const Job& job, const ProcessFacts& facts) {

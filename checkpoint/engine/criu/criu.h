@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -45,18 +46,19 @@ uint64_t SavedBytes(const Job& job);
 
 // Saves the job's processes into `image_folder`. Afterwards they run on, or are stopped (`leave_stopped`). CRIU's log
 // is DumpLog. Of a user's own job, `work_folder` is touched with his rights only. `still`: SnapshotEngine::OnStill; may
-// be null. `pages`: a new one, which then has files to finish.
+// be null. `pages`: a new one, which then has files to finish. *stopped_before: for ContinueProcesses.
 bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
                    const std::string& work_folder, bool leave_stopped, const std::function<bool(std::string*)>& still,
-                   PageReceiver* pages, std::string* error);
+                   PageReceiver* pages, std::set<int>* stopped_before, std::string* error);
 
 std::string DumpLog(const Job& job, const std::string& image_folder, const std::string& work_folder);
 
 // Waits until no CRIU saves the processes of the job whose `work_folder` this is: its caller may have been killed.
 void AwaitDumpProcesses(const std::string& work_folder);
 
-// After a dump that left them stopped: lets them run on, or ends them. `tcp`: ProcessFacts'.
-bool ContinueProcesses(const Job& job, bool tcp);
+// After a dump that left them stopped: lets them run on, or ends them. `tcp`: ProcessFacts'. `stopped_before`:
+// processes that somebody else had stopped, as numbered inside; these stay so.
+bool ContinueProcesses(const Job& job, bool tcp, const std::set<int>& stopped_before = {});
 bool KillProcesses(const Job& job, const ProcessFacts& facts);
 
 // The command that restores. *opened: descriptors that it inherits, for this process's streams and the files that the

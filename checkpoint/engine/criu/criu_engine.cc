@@ -344,7 +344,7 @@ bool CriuEngine::Dump(const Job& job, const std::string& facts, const std::strin
   const std::string kept = logs_ + "." + kKeptDumpLog;
   std::unique_ptr<PageReceiver> pages = std::move(prepared_);
   if (!pages) pages = std::make_unique<PageReceiver>(SavedBytes(job));
-  if (DumpProcesses(job, known, image, work, after == After::kStop, still_, pages.get(), error)) {
+  if (DumpProcesses(job, known, image, work, after == After::kStop, still_, pages.get(), &stopped_before_, error)) {
     saved_ = std::move(pages);
     if (!logs_.empty()) unlink(kept.c_str());  // of an attempt that failed
     return true;
@@ -379,7 +379,7 @@ bool CriuEngine::ListNeeds(const Job& job, const std::string& facts, const std::
 bool CriuEngine::Resume(const Job& job, const std::string& facts) {
   const AsRoot root;
   ProcessFacts known;
-  return FactsFromJson(facts, &known) && ContinueProcesses(job, known.tcp());
+  return FactsFromJson(facts, &known) && ContinueProcesses(job, known.tcp(), stopped_before_);
 }
 
 bool CriuEngine::End(const Job& job, const std::string& facts) {

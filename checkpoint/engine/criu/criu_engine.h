@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,6 +48,7 @@ class CriuEngine final : public SnapshotEngine {
   std::string logs_;
   std::function<bool(std::string*)> still_;
   std::unique_ptr<PageReceiver> prepared_, saved_;  // of the Dump that comes next, and of the last one
+  std::set<int> stopped_before_;                    // of the last one: processes that somebody else had stopped
 };
 
 }  // namespace cuda_remote::checkpoint

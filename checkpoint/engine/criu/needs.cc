@@ -86,7 +86,8 @@ std::map<std::string, std::string> LibrariesOf(const Job& job) {
     // Where the job's folder is a user's (own_job.h), no restart has put them there.
     if (job.init_pid() > 0) libraries[KeptLibrary(job.directory(), library)] = library;
   }
-  for (const StandIn& stand_in : job.stand_ins()) libraries[stand_in.path()] = kJobLibraries[stand_in.nvml() ? 1 : 0];
+  for (const StandIn& stand_in : job.stand_ins())
+    libraries[stand_in.path()] = stand_in.nvml() ? kNvmlLibrary : kClientLibrary;
   return libraries;
 }
 

@@ -2,10 +2,8 @@
 #include "checkpoint/engine/criu/passing.h"
 
 #include <arpa/inet.h>
-#include <dirent.h>
 #include <linux/filter.h>
 #include <netinet/in.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -85,26 +83,12 @@ std::vector<sock_filter> FilterOf(int socket) {
   return filter;
 }
 
-// Calls `use` with each thread's folder in /proc.
-void ForEachThreadOf(int pid, const std::function<void(const std::string& folder)>& use) {
-  const std::string folder = "/proc/" + std::to_string(pid) + "/task";
-  DIR* const threads = opendir(folder.c_str());
-  while (const dirent* const thread = threads ? readdir(threads) : nullptr) {
-    if (thread->d_name[0] != '.') use(folder + "/" + thread->d_name);
-  }
-  if (threads) closedir(threads);
-}
-
 // The states of a process's threads, a letter each.
 std::string StatesOf(int pid) {
   std::string states;
-  ForEachThreadOf(pid, [&](const std::string& thread) {
-    std::ifstream in(thread + "/stat");
-    std::string text;
-    std::getline(in, text);
-    const size_t name_end = text.rfind(") ");
-    if (name_end != std::string::npos && name_end + 2 < text.size()) states += text[name_end + 2];
-  });
+  for (const int thread : ThreadsOf(pid)) {
+    if (const char state = StateOf(thread)) states += state;
+  }
   return states;
 }
 
@@ -159,16 +143,16 @@ std::vector<std::string> MadeInConnect(const std::vector<int>& pids) {
   for (const int pid : pids) {
     const std::string process = "/proc/" + std::to_string(pid);
     std::set<uint64_t> inodes;
-    ForEachThreadOf(pid, [&](const std::string& thread) {
+    for (const int thread : ThreadsOf(pid)) {
       // "NUMBER 0xARGUMENT ..." of the call that the thread is in, or was in when it was stopped.
-      std::ifstream in(thread + "/syscall");
+      std::ifstream in("/proc/" + std::to_string(thread) + "/syscall");
       long number = -1;
       std::string descriptor;
-      if (!(in >> number >> descriptor) || number != SYS_connect) return;
+      if (!(in >> number >> descriptor) || number != SYS_connect) continue;
       const std::string file = process + "/fd/" + std::to_string(strtol(descriptor.c_str(), nullptr, 16));
       struct stat facts;
       if (stat(file.c_str(), &facts) == 0 && S_ISSOCK(facts.st_mode)) inodes.insert(facts.st_ino);
-    });
+    }
     if (inodes.empty()) continue;
     for (const char* const table : {"/net/tcp", "/net/tcp6"}) {
       std::ifstream lines(process + table);
@@ -204,11 +188,16 @@ void LetCallersIn(const Job& job) {
   });
 }
 
-bool BringToStandstill(const Job& job, const std::function<bool(int)>& signal, std::set<int>* stopped_before,
-                       std::string* error) {
+std::set<int> StoppedProcesses(const Job& job) {
+  std::set<int> found;
   for (const int pid : ProcessesOf(job)) {
-    if (StatesOf(pid).find('T') != std::string::npos) stopped_before->insert(InnerPid(pid));
+    if (StatesOf(pid).find('T') != std::string::npos) found.insert(InnerPid(pid));
   }
+  return found;
+}
+
+bool BringToStandstill(const Job& job, const std::function<void()>& stop, const std::function<void()>& run_on,
+                       std::string* error) {
   const auto end = Now() + kLimit;
   std::vector<std::string> passing;
   const auto none_passes = [&] {
@@ -220,14 +209,14 @@ bool BringToStandstill(const Job& job, const std::function<bool(int)>& signal, s
     KeepCallersOut(job);
     // The processes accept what is there, and read what others have closed.
     Becomes(none_passes, kRunning);
-    signal(SIGSTOP);
+    stop();
     const std::vector<int> pids = ProcessesOf(job);
     if (Becomes([&] { return AllStand(pids); }, kStandstill) && Becomes(none_passes, kStandstill)) {
       passing = MadeInConnect(pids);
       if (passing.empty()) return true;
     }
     if (Now() >= end) break;
-    signal(SIGCONT);
+    run_on();
   }
   *error = (passing.empty()
                 ? "the job's processes do not stop"

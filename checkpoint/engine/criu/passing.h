@@ -35,11 +35,14 @@ void LetCallersIn(const Job& job);
 // anew. In a process that goes on it then succeeds, but the socket of a restored one would refuse it (EISCONN).
 std::vector<std::string> MadeInConnect(const std::vector<int>& pids);
 
-// Stops the processes, by SIGSTOP through `signal`, at a moment when no connection passes. *stopped_before: those that
-// somebody else had stopped, as numbered inside. False and *error, which names a connection, if there is no such moment
-// for ten seconds; the processes may be stopped then. Callers are kept out afterwards in any case.
-bool BringToStandstill(const Job& job, const std::function<bool(int)>& signal, std::set<int>* stopped_before,
+// Stops the processes at a moment when no connection passes, by `stop`, which sends SIGSTOP; `run_on` ends that again.
+// False and *error, which names a connection, if there is no such moment for ten seconds; the processes may be stopped
+// then. Callers are kept out afterwards in any case.
+bool BringToStandstill(const Job& job, const std::function<void()>& stop, const std::function<void()>& run_on,
                        std::string* error);
+
+// The processes of the job that SIGSTOP has stopped, as numbered inside.
+std::set<int> StoppedProcesses(const Job& job);
 
 }  // namespace cuda_remote::checkpoint
 

@@ -219,7 +219,8 @@ class SnapshotTest : public testing::Test {
   void Save(const std::string& image, bool stop) {
     ASSERT_TRUE(DescribeProcesses(job_, close_tcp_, &facts_, &error_)) << error_;
     PageReceiver pages(SavedBytes(job_));
-    ASSERT_TRUE(DumpProcesses(job_, facts_, folder_ + image, folder_ + "/job", stop, nullptr, &pages, &error_))
+    ASSERT_TRUE(DumpProcesses(job_, facts_, folder_ + image, folder_ + "/job", stop, nullptr, &pages, &stopped_before_,
+                              &error_))
         << error_;
     ASSERT_TRUE(pages.Finish(&error_)) << error_;
   }
@@ -274,6 +275,7 @@ class SnapshotTest : public testing::Test {
   Isolated isolated_;
   Job job_;
   ProcessFacts facts_;
+  std::set<int> stopped_before_;
   bool close_tcp_ = false;
 };
 

@@ -492,6 +492,22 @@ void Zombies() {
   MUST(waitpid(killed, &status, 0) == killed && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 }
 
+// A program that has stopped a child, and would notice if somebody continued either.
+void Stopped() {
+  static volatile sig_atomic_t continued;
+  signal(SIGCONT, [](int) { continued = 1; });
+  const pid_t child = Child([] { raise(SIGSTOP); });
+  siginfo_t info = {};
+  MUST(waitid(P_PID, id_t(child), &info, WSTOPPED) == 0 && info.si_status == SIGSTOP);
+  Pause();
+  MUST(continued == 0);
+  info = {};
+  MUST(waitid(P_PID, id_t(child), &info, WCONTINUED | WEXITED | WNOHANG) == 0 && info.si_pid == 0);
+  MUST(kill(child, SIGCONT) == 0);
+  int status = 0;
+  MUST(waitpid(child, &status, 0) == child && WIFEXITED(status));
+}
+
 // Sessions and process groups of their own, as launchers make for each rank; one group's leader has ended.
 void Sessions() {
   Worker session([](int) {
@@ -537,6 +553,7 @@ const std::map<std::string, void (*)()> kSubjects = {
     {"Clocks", Clocks},
     {"Zombies", Zombies},
     {"Sessions", Sessions},
+    {"Stopped", Stopped},
 };
 
 std::string Contents(const std::string& path) {
@@ -612,7 +629,8 @@ class TreeTest : public testing::Test {
     std::string error;
     ASSERT_TRUE(DescribeProcesses(job_, /*close_tcp=*/false, &facts_, &error)) << error;
     PageReceiver pages(SavedBytes(job_));
-    ASSERT_TRUE(DumpProcesses(job_, facts_, g_folder + "/image", g_folder + "/job", stop, nullptr, &pages, &error))
+    ASSERT_TRUE(DumpProcesses(job_, facts_, g_folder + "/image", g_folder + "/job", stop, nullptr, &pages,
+                              &stopped_before_, &error))
         << error << "\n"
         << LastLines(g_folder + "/job/engine-dump.log");
     ASSERT_TRUE(pages.Finish(&error)) << error;
@@ -674,6 +692,7 @@ class TreeTest : public testing::Test {
   Isolated isolated_;
   Job job_;
   ProcessFacts facts_;
+  std::set<int> stopped_before_;
   bool adopt_ = false;
 };
 
@@ -815,7 +834,8 @@ TEST_F(TreeTest, LeavesLinksOfOthers) {
   std::string error;
   ASSERT_TRUE(DescribeProcesses(job_, /*close_tcp=*/false, &facts_, &error)) << error;
   PageReceiver pages(SavedBytes(job_));
-  EXPECT_FALSE(DumpProcesses(job_, facts_, g_folder + "/image", g_folder + "/job", false, nullptr, &pages, &error));
+  EXPECT_FALSE(DumpProcesses(job_, facts_, g_folder + "/image", g_folder + "/job", false, nullptr, &pages,
+                             &stopped_before_, &error));
   EXPECT_NE(error.find("a file link_remap.NUMBER in the same folder is in the way"), std::string::npos) << error;
   EXPECT_EQ(LinkNamesTaken(), kLinkNames);
   for (int i = 0; i < kLinkNames; ++i) unlink(LinkName(i).c_str());
@@ -834,6 +854,14 @@ TEST_F(TreeTest, Descriptors) { SaveAndRestore("Descriptors"); }
 TEST_F(TreeTest, ProcessDescriptor) { SaveAndRestore("ProcessDescriptor"); }
 TEST_F(TreeTest, Zombies) { SaveAndRestore("Zombies"); }
 TEST_F(TreeTest, Sessions) { SaveAndRestore("Sessions"); }
+TEST_F(TreeTest, Stopped) { SaveAndRestore("Stopped"); }
+
+TEST_F(TreeTest, StoppedInAJobThatContinues) {
+  ASSERT_NO_FATAL_FAILURE(StartSubject("Stopped"));
+  ASSERT_NO_FATAL_FAILURE(Save(true));
+  EXPECT_TRUE(ContinueProcesses(job_, facts_.tcp(), stopped_before_)) << "as after a cr-checkpoint --stop that failed";
+  Finish();
+}
 
 TEST_F(TreeTest, SemaphoreEventIsRefused) {
   std::string error;
