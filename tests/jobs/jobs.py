@@ -1119,12 +1119,11 @@ def state_of(name):
         if not entry.isdigit():
             continue
         try:
-            with open(f"/proc/{entry}/cmdline", "rb") as f:
-                words = f.read().decode(errors="replace")
             with open(f"/proc/{entry}/stat") as f:
                 stat = f.read()
         except OSError:
             continue
+        words = harness.command_of(entry)
         if name in words and "cr-run" not in words:
             states.append(stat[stat.rindex(")") + 2])
     return states

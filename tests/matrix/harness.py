@@ -444,11 +444,9 @@ def describe_processes(lab):
         for pid in [process.pid] + descendants(process.pid):
             try:
                 folder = f"/proc/{pid}"
-                with open(f"{folder}/cmdline", "rb") as f:
-                    command = f.read().replace(b"\0", b" ").decode(errors="replace")
                 with open(f"{folder}/status") as f:
                     status = dict(line.rstrip("\n").split(":\t", 1) for line in f if ":\t" in line)
-                lines = [f"== {process.name}: PID {pid}: {command[:300]}"]
+                lines = [f"== {process.name}: PID {pid}: {command_of(pid)[:300]}"]
                 fields = ("State", "PPid", "NSpid", "TracerPid", "SigBlk", "SigIgn", "SigCgt", "SigPnd", "ShdPnd")
                 lines.append("   " + ", ".join(f"{field} {status[field].strip()}" for field in fields if field in status))
                 for thread in sorted(os.listdir(f"{folder}/task"), key=int):
@@ -503,6 +501,16 @@ def state_of(pid):
     try:
         with open(f"/proc/{pid}/stat") as f:
             return f.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def command_of(pid):
+    """The command line of a process, a space behind each word but the last; empty for one that is gone.
+    Any bytes may stand in it."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as f:
+            return f.read().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
         return ""
 

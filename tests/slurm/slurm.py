@@ -150,7 +150,7 @@ class Cluster:
         self.nodes[name].kill()
         self.nodes[name].child.wait()
         for pid in processes_here():
-            if command_of(pid).startswith("slurmstepd:"):
+            if harness.command_of(pid).startswith("slurmstepd:"):
                 os.kill(pid, signal.SIGKILL)
 
     def command(self, program, *words, env=None, expect=0, user=None):
@@ -206,7 +206,7 @@ class Cluster:
             raise Failure(f"{facts['Restarts']} restarts, exit code {facts['ExitCode']}\n{self.shown_output()}")
         text = re.sub(r"^(cr-[a-z-]+:|slurmstepd-[ng]\d:|srun:|\S+ \S+ warning cr-(server|relay):).*\n", "", self.output(name), flags=re.M)
         if text != want:
-            raise Failure(f"another output than uninterrupted\n--- uninterrupted\n{want}\n--- got\n{self.output(name)}")
+            raise Failure(f"another output than uninterrupted\n--- uninterrupted\n{want}\n--- got\n{self.shown_output()}")
 
 
 class Host:
@@ -311,7 +311,7 @@ class GpuCluster(HostCluster):
         found = []
         for name, host in self.hosts.items():
             for pid in host.processes():
-                if "cr-server --dir" in command_of(pid):
+                if "cr-server --dir" in harness.command_of(pid):
                     with open(f"/proc/{pid}/environ", "rb") as f:
                         gpus = re.findall(r"\0CUDA_VISIBLE_DEVICES=([^\0]*)", f.read().decode())
                     found.append((name, *gpus))
@@ -327,14 +327,6 @@ def run(*words):
 def as_user(user):
     """For subprocess: what runs as this user, with no groups but one."""
     return {} if user is None else {"user": user, "group": user, "extra_groups": []}
-
-
-def command_of(pid):
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as f:
-            return f.read().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 NETWORKS = {}  # the network namespaces of these cases, and what keeps each: the kernel gives the number of one that is gone to another
@@ -624,7 +616,7 @@ def lose_node(context, lose, step_ms="100", kind=Cluster):
     harness.wait_for(lambda: lines() > 0 and images(), LIMIT, lambda: f"no image\n{cluster.shown_output()}")
     cluster.wait_state(job, "RUNNING")
     node = cluster.facts(job)["NodeList"]
-    here = lambda: [pid for pid in processes_here() if f"job-{job}/script" in command_of(pid)]
+    here = lambda: [pid for pid in processes_here() if f"job-{job}/script" in harness.command_of(pid)]
     lose(cluster, node, here)
     had = lines()
     cluster.start_again(job)
@@ -748,7 +740,7 @@ def other_gpus(context):
 
     def gpus_of_server():
         for pid in processes_here():
-            if "cr-server --dir" in command_of(pid):
+            if "cr-server --dir" in harness.command_of(pid):
                 with open(f"/proc/{pid}/environ", "rb") as f:
                     return re.findall(r"CUDA_VISIBLE_DEVICES=([^\0]*)", f.read().decode())
         return None
@@ -936,7 +928,7 @@ def srun_pmi2(context):
 def has_rights_of_user(context):
     """What the programs of the job run as."""
     for pid in processes_here():
-        if context.program in command_of(pid):
+        if context.program in harness.command_of(pid):
             facts = os.stat(f"/proc/{pid}")
             if facts.st_uid != context.user:
                 raise Failure(f"process {pid} of the job runs as {facts.st_uid}")
@@ -1069,7 +1061,8 @@ def goes_on_elsewhere(context, cluster, job, want):
 def user_remote_gpu(context):
     """A job on a node without GPUs uses one of another node, which others cannot use; preempted, it goes on on other nodes."""
     cluster, job, want = begin_on_two_nodes(context)
-    relays = [command_of(pid) for pid in cluster.hosts["n1"].processes() if "cr-relay --connect" in command_of(pid)]
+    commands = map(harness.command_of, cluster.hosts["n1"].processes())
+    relays = [command for command in commands if "cr-relay --connect" in command]
     server = relays[0].split()[2]
     keys = context.path(f"checkpoints/job-{job}/keys-0")
     tls = {"CUDA_REMOTE_TLS_CERT": keys + "/job.pem", "CUDA_REMOTE_TLS_KEY": keys + "/job.key", "CUDA_REMOTE_TLS_CA": keys + "/ca.pem"}
@@ -1118,7 +1111,7 @@ def user_gpu_node_failed(context):
     cluster.wait_state(job, "PENDING", restarts=1, limit=2 * LIMIT)
     cluster.command("scontrol", "update", "nodename=n1", "state=drain", "reason=test")
     # Launches are not waited for, so the program may have come to the next place with a GPU that was gone.
-    running = lambda: [pid for pid in cluster.hosts["n1"].processes() if context.program in command_of(pid)]
+    running = lambda: [pid for pid in cluster.hosts["n1"].processes() if context.program in harness.command_of(pid)]
     harness.wait_for(lambda: not running(), LIMIT, lambda: f"the program still runs: {running()}")
     os.unlink(context.sync)
     goes_on_elsewhere(context, cluster, job, want)
@@ -1152,7 +1145,6 @@ def run_on_nodes(context, mpi, run, lost):
     want = ON_NODES_SAY.format(stencil=context.native_stencil(mpi, stencil, 3, 24))
     script = context.script(ON_NODES.format(run=run, stencil=stencil))
     words = ("--checkpoint-addresses", "10.98.0.50-10.98.0.99", "--checkpoint-interval", "1s", "-N2", "-n3", "-w", "n1,n2")
-    # Open MPI says on standard error that a checkpoint was made ("Forwarding signal 18").
     job = cluster.submit(*words, "-o", "out", "-e", "out-errors", script, env=context.standing(8, 12, 16))
     context.wait_step(8, cluster)
     folder = context.path(f"checkpoints/job-{job}/images")
@@ -1195,6 +1187,9 @@ def run_on_nodes(context, mpi, run, lost):
     errors = cluster.output("out-errors")
     if errors.count("restarting") != 3 or "starts from the beginning" in errors:
         raise Failure(f"the job was not restarted from images:\n{errors}")
+    # What Open MPI's mpirun says of a SIGCONT, and what becomes of it while tasks are started.
+    if "Forwarding signal" in errors or "ORTE does not know" in errors:
+        raise Failure(f"a checkpoint was noticed:\n{errors}")
     if os.listdir(context.path("checkpoints")):
         raise Failure(f"something of the job is left: {os.listdir(context.path('checkpoints'))}")
 

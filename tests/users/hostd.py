@@ -698,15 +698,7 @@ def workers_of(host):
 
 def tools_of(host):
     """The processes of root's tools that work with an image in cr-hostd's folder."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            words = open(f"/proc/{pid}/cmdline").read()
-        except OSError:
-            continue
-        if host.state + "/spool" in words:
-            found.append(int(pid))
-    return found
+    return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and host.state + "/spool" in harness.command_of(pid)]
 
 
 @case

@@ -903,10 +903,7 @@ def own_job_tool_killed(context):
         return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and is_named(pid, name)]
 
     def is_named(pid, name):
-        try:
-            words = open(f"/proc/{pid}/cmdline").read()
-        except OSError:
-            return False
+        words = harness.command_of(pid)
         return words.startswith(name) and (name == "cr-keeper" or job in words)
 
     def parent_of(pid):
