@@ -187,6 +187,23 @@ TEST_F(CustomTest, MemoryIsForgottenBeforeTheServerFreesIt) {
   EXPECT_EQ(cuStreamDestroy(stream), CUDA_SUCCESS);
 }
 
+TEST_F(CustomTest, MemoryStaysIfTheServerRefusesToFreeIt) {
+  // As the driver does for the default stream, while a stream that waits for that one is captured.
+  CUdeviceptr memory = 0;
+  CUstream stream = nullptr;
+  ASSERT_EQ(cuMemAlloc(&memory, 1000), CUDA_SUCCESS);
+  ASSERT_EQ(cuStreamCreate(&stream, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+  server_->On(kOpMemFree, {CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, "", 0});
+  EXPECT_EQ(cuMemFreeAsync(memory, nullptr), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+  EXPECT_TRUE(InLog(Kind::kDeviceMemory, memory));
+  server_->On(kOpMemFree, FakeServer::Answer());
+  EXPECT_EQ(cuMemFreeAsync(memory, nullptr), CUDA_SUCCESS);
+  EXPECT_FALSE(InLog(Kind::kDeviceMemory, memory));
+  EXPECT_NE(Session::Get()->captures().End(reinterpret_cast<uint64_t>(stream)), nullptr);
+  EXPECT_EQ(cuStreamDestroy(stream), CUDA_SUCCESS);
+}
+
 TEST_F(CustomTest, AnErrorOfACallThatNobodyWaitedForIsReportedOnce) {
   CUdeviceptr memory = 0;
   ASSERT_EQ(cuMemAlloc(&memory, 1000), CUDA_SUCCESS);

@@ -18,7 +18,8 @@ namespace cuda_remote::client {
 // attributes on each device: `device` says whose are wanted, -1 that any will do.
 CUresult FindFunctionInfo(Call& call, uint64_t function, std::shared_ptr<FunctionInfo>* info, int device = -1);
 
-// Keeps the facts of a function or kernel under a key of other_infos; not all for ever. Under the session's lock.
+// Keeps the facts of a function or kernel under a key of other_infos, and drops old ones when there are too many. Under
+// RecordedObjects::mutex().
 void KeepOtherInfo(Object* object, const std::string& key, std::shared_ptr<FunctionInfo> info);
 
 // The same for launches, without a lock if this thread has asked before. *info stays good until it asks for another

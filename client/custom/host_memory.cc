@@ -120,6 +120,7 @@ CUresult Custom_cuMemHostRegister_v2(void* p, size_t bytesize, unsigned int Flag
   Session& session = call.session();
   const uint64_t address = reinterpret_cast<uint64_t>(p);
   if (!IsMemory(address, bytesize)) return CUDA_ERROR_INVALID_VALUE;
+  const int device = std::max(0, call.device());
   WriterLock lock(&session.memory().mutex());
   // What overlaps is refused, and what the driver allocated itself is a wrong value.
   if (const auto* const there = session.memory().host_ranges().FindIn(address, bytesize)) {
@@ -129,7 +130,7 @@ CUresult Custom_cuMemHostRegister_v2(void* p, size_t bytesize, unsigned int Flag
   range.registered = true;
   range.flags = Flags;
   range.context = call.thread().current_context();
-  range.ordinal = std::max(0, call.device());
+  range.ordinal = device;
   range.buffer_id = session.memory().NextBufferIdLocked();
   session.memory().host_ranges().Insert(address, bytesize, range);
   return CUDA_SUCCESS;

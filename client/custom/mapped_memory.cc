@@ -44,13 +44,11 @@ CUresult Mirror(Session& session, uint64_t start, uint64_t bytes, const HostRang
 // `page` and `length`: the whole pages that the registration lies on; `alias`: the GPU's addresses for them.
 CUresult ShareRegistered(Session& session, uint64_t start, uint64_t bytes, uint64_t page, uint64_t length, void* alias,
                          HostRange* range) {
-  const PageBacking backing = FindBacking(page, length, session.host_arena().fd());
-  if (backing.fd >= 0) close(backing.fd);
+  const PageBacking::Kind backing = FindBacking(page, length, session.host_arena().fd()).kind;
   const uint64_t offset = HostArena::OffsetOf(reinterpret_cast<uint64_t>(alias));
-  if (backing.kind == PageBacking::kFile) {
+  if (backing == PageBacking::kFile) {
     range->sharing = HostRange::kFile;
-  } else if (backing.kind == PageBacking::kPrivate &&
-             MovePages(page, length, session.host_arena().fd(), offset, alias)) {
+  } else if (backing == PageBacking::kPrivate && MovePages(page, length, session.host_arena().fd(), offset, alias)) {
     range->sharing = HostRange::kMoved;
   } else {
     return CUDA_SUCCESS;

@@ -256,9 +256,13 @@ CUresult Custom_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream, bool per_thre
   if (KeepFreed(call, dptr, request.stream)) return CUDA_SUCCESS;
   if (!IsAllocation(call.session(), dptr)) return CUDA_ERROR_INVALID_VALUE;
   request.Encode(&call.message());
-  // As in cuMemFree. A checkpoint drains the streams first, so by then the memory is free in the stream's order too.
-  call.Destroyed({Kind::kDeviceMemory, dptr});
-  return call.Transact();
+  // As in cuMemFree, but the driver may refuse while a stream is captured: then the memory stays the application's. A
+  // checkpoint drains the streams first, so by then the memory is free in the stream's order too.
+  const bool may_stay = call.session().captures().active();
+  if (!may_stay) call.Destroyed({Kind::kDeviceMemory, dptr});
+  const CUresult result = call.Transact();
+  if (may_stay && result == CUDA_SUCCESS) call.Destroyed({Kind::kDeviceMemory, dptr});
+  return result;
 }
 
 }  // namespace cuda_remote::client

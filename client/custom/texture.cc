@@ -5,7 +5,6 @@
 
 #include <cuda.h>
 
-#include <shared_mutex>
 #include <string>
 #include <string_view>
 
@@ -14,6 +13,7 @@
 #include "client/session/call.h"
 #include "client/session/session.h"
 #include "proto/codec/codec.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::client {
 namespace {

@@ -17,6 +17,7 @@
 #include "client/session/setting_keys.h"
 #include "proto/codec/codec.h"
 #include "proto/codec/decode_as.h"
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::client {
 namespace {

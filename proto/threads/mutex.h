@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The project's mutexes, which clang understands: -Wthread-safety finds accesses to what CR_GUARDED_BY names without
 // its lock, and calls of what CR_REQUIRES names. tests/style checks all programs and libraries; tests/layers checks
-// that they use no other mutexes. Compilers other than clang see the standard library's.
+// that they use no other mutexes for members. Compilers other than clang see the standard library's.
 //
 // This header is part of the client library: no abseil, whose annotations these are otherwise.
 #ifndef CUDA_REMOTE_PROTO_THREADS_MUTEX_H_

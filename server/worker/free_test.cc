@@ -4,8 +4,10 @@
 #include <cuda.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
@@ -204,6 +206,43 @@ TEST_F(FreeTest, MemoryForPayloads) {
   }
   Release();
   EXPECT_EQ(client_->Synchronize(), CUDA_SUCCESS);
+}
+
+uint64_t ResidentBytes(pid_t pid) {
+  std::ifstream figures("/proc/" + std::to_string(pid) + "/statm");
+  uint64_t whole = 0, resident = 0;
+  figures >> whole >> resident;
+  return resident * uint64_t(sysconf(_SC_PAGESIZE));
+}
+
+// The second answer is too small for the first one's memory, so that much is unused then.
+void ReadMuch(TestClient* client, uint64_t from) {
+  for (const uint64_t bytes : {uint64_t{196} << 20, uint64_t{90} << 20}) {
+    ASSERT_EQ(client->Read(from, bytes).size(), bytes);
+  }
+}
+
+TEST_F(FreeTest, UnusedMemoryForPayloads) {
+  const uint64_t large = Allocate(0, 196 << 20);
+  ReadMuch(client_.get(), large);
+  const uint64_t before = ResidentBytes(worker_->pid());
+  ASSERT_EQ(client_->Read(large, 2 << 20).size(), size_t{2} << 20);  // it needs memory, too
+  EXPECT_LT(ResidentBytes(worker_->pid()), before - (uint64_t{200} << 20));
+}
+
+TEST_F(FreeTest, UnusedMemoryForPayloadsWithOneContext) {
+  wire::cuDevicePrimaryCtxRelease_v2_Request in;
+  in.context = contexts_[1];
+  in.device = 1;
+  ASSERT_EQ(client_->Call(kCall_cuDevicePrimaryCtxRelease_v2, in), CUDA_SUCCESS);
+  const uint64_t large = Allocate(0, 196 << 20);
+  ReadMuch(client_.get(), large);
+  ASSERT_EQ(client_->Synchronize(), CUDA_SUCCESS);
+  const uint64_t before = ResidentBytes(worker_->pid());
+  // Nothing is at work: any request finds that much is unused.
+  ASSERT_EQ(client_->Write(memory_, "c"), CUDA_SUCCESS);
+  ASSERT_EQ(client_->Synchronize(), CUDA_SUCCESS);
+  EXPECT_LT(ResidentBytes(worker_->pid()), before - (uint64_t{200} << 20));
 }
 
 TEST_F(FreeTest, Fills) {

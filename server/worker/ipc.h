@@ -216,7 +216,7 @@ class Ipc {
   UniqueFd wake_;
   std::atomic<bool> stop_{false};
   std::thread thread_;
-  std::map<std::string, IpcImport> imports_ CR_GUARDED_BY(mutex_);
+  std::map<std::string, IpcImport> imports_;
 };
 
 // "process 123 (python, session 4)".

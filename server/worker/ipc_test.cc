@@ -444,7 +444,7 @@ TEST_F(IpcTest, OneInherits) {
   const uint64_t at = first.Map(first.import.handle, kPage);
   EXPECT_TRUE(first.Regions({3, 4, 5}).regions.empty());
   // Only the others have it mapped, so nobody would save it.
-  EXPECT_NE(maker->Refusals({3, 4, 5}).find("is not mapped as a whole in the process that made it"), std::string::npos);
+  EXPECT_NE(maker->Refusals({3, 4, 5}).find("is not fully mapped in the process that made it"), std::string::npos);
   maker.reset();
   for (int i = 0; i < 500 && first.Regions({4, 5}).regions.empty(); ++i) usleep(10000);
   EXPECT_EQ(first.Regions({4, 5}).regions.size(), 1u);

@@ -55,10 +55,9 @@ bool StagingPool::FindFree(size_t bytes, Buffer* buffer) {
     *buffer = list->back();
     list->pop_back();
     if (!buffer->registered || buffer->epoch == epoch_) return true;
-    unused_.emplace(buffer->bytes, *buffer);
-    unused_bytes_ += buffer->bytes;
+    KeepUnusedLocked(*buffer);
   }
-  // At most half of it is in vain.
+  // One of at most about twice the size.
   for (auto it = unused_.lower_bound(bytes); it != unused_.end() && it->first / 2 <= bytes; ++it) {
     if (it->second.epoch != epoch_) continue;
     *buffer = it->second;
@@ -87,8 +86,7 @@ void StagingPool::Release(Buffer buffer) {
       return;
     }
     if (buffer.registered) {
-      unused_.emplace(buffer.bytes, buffer);
-      unused_bytes_ += buffer.bytes;
+      KeepUnusedLocked(buffer);
       return;
     }
   }
@@ -106,7 +104,11 @@ void StagingPool::GiveBack() {
     driver_.cuMemHostUnregister(buffer.data);
     munmap(buffer.data, bytes);
   }
-  giving_back_ = false;
+}
+
+void StagingPool::KeepUnusedLocked(const Buffer& buffer) {
+  unused_.emplace(buffer.bytes, buffer);
+  unused_bytes_ += buffer.bytes;
 }
 
 void StagingPool::Prepare(size_t count) {

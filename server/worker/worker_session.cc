@@ -257,6 +257,10 @@ CUresult WorkerSession::EnterContext(const FrameHeader& header) {
   if (over && exec_pads_.size() != 0) exec_pads_.Clear([this](uint64_t exec) { DestroyExec(exec); });
   // Whatever it asks for may leave work on the GPU, until it is known to have none.
   const Work work = TraitsOf(header.call).work;
+  // The end of registrations waits for nothing now.
+  if (parts_.staging->has_much_unused() && idle() && MakeCurrent(table_, AnyContext()) == CUDA_SUCCESS) {
+    parts_.staging->GiveBack();
+  }
   if (work == Work::kMayStart) ++work_;
   if (work == Work::kWaits && !uploads_.empty()) uploads_.Collect();
   if (managed_memory_->flushing() && !TraitsOf(header.call).Has(kFollowsFlushes)) {
@@ -348,8 +352,6 @@ void WorkerSession::DeferSide(ContextRef context, ReplyBuilder* reply, Wait wait
 void WorkerSession::DeferBehindAll(ReplyBuilder* reply, Wait wait) {
   waiters_->RunBehind(Deferrable({}, reply, std::move(wait)));
 }
-
-void WorkerSession::RunAside(std::function<void()> task) { waiters_->Run(std::move(task)); }
 
 void WorkerSession::DeferInStream(CUstream stream, ReplyBuilder* reply, Wait wait) {
   if (stream_waits_.load(std::memory_order_acquire) != 0 && waited_stream_ != stream) {

@@ -227,8 +227,6 @@ class WorkerSession : public Session {
   void DeferSide(ContextRef context, ReplyBuilder* reply, Wait wait);
   // In no context, and begun when all that these two have deferred before has ended, also what nobody waits for.
   void DeferBehindAll(ReplyBuilder* reply, Wait wait);
-  // What may wait for the GPU and answers nothing.
-  void RunAside(std::function<void()> task);
   // For waits behind work in `stream`, which end in the order in which they were given: one thread does them one after
   // the other, which is faster than many that look at the same stream. While it is busy with another stream, as
   // DeferAnswer.

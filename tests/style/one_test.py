@@ -11,8 +11,9 @@ import os
 import re
 import sys
 
-FOLDERS = ("proto", "ckptfmt", "replay", "checkpoint", "host", "client", "server", "tests", "bench")
-SOURCE = (".h", ".cc", ".cu", ".cpp")
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
+import style_test  # noqa: E402
 
 # Programs that are built without this project's libraries, with nvcc or for a run without cuda-remote.
 STAND_ALONE = ("bench/", "tests/apps/", "tests/conformance/", "tests/faults/", "tests/fuzz/standalone.cc", "tests/nvml/")
@@ -73,15 +74,6 @@ CLOSES = re.compile(r"(?<![\w.>])(?:::)?close\s*\(")
 TOKEN = re.compile(r'R"(?P<end>[^(\s]*)\(.*?\)(?P=end)"|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|(?P<comment>//[^\n]*|/\*.*?\*/)', re.S)
 
 
-def sources(root):
-    for top in FOLDERS:
-        for folder, names, leaves in os.walk(os.path.join(root, top)):
-            names[:] = sorted(n for n in names if not n.startswith((".", "bazel-")) and n != "third_party")
-            for leaf in sorted(leaves):
-                if leaf.endswith(SOURCE):
-                    yield os.path.relpath(os.path.join(folder, leaf), root)
-
-
 def without_comments(text):
     """The text with comments blanked, so that places stay the same."""
     return TOKEN.sub(lambda m: re.sub(r"[^\n]", " ", m.group(0)) if m.group("comment") else m.group(0), text)
@@ -111,7 +103,7 @@ def owners(path, text):
 def problems(root):
     """How many files there are, and what is wrong."""
     texts = {}
-    for path in sources(root):
+    for path in style_test.sources(root):
         with open(os.path.join(root, path), encoding="utf-8", errors="replace") as f:
             texts[path] = without_comments(f.read())
     if not texts:
@@ -135,17 +127,5 @@ def problems(root):
     return len(texts), found
 
 
-def main(arguments):
-    root = os.path.abspath(arguments[0]) if arguments else os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
-    try:
-        count, found = problems(root)
-    except RuntimeError as error:
-        sys.exit(f"one_test: {error}")
-    for problem in found:
-        print(problem, file=sys.stderr)
-    print(f"{'FAIL' if found else 'ok  '} {count} sources")
-    return 1 if found else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(style_test.main(sys.argv[1:], problems, "one_test"))

@@ -54,14 +54,15 @@ def problems(root):
     return count, [f"{path}: is not formatted. Run: {CLANG_FORMAT} -i {path}" for path in sorted(wrong)]
 
 
-def main(arguments):
+def main(arguments, problems=problems, name="style_test"):
+    """Prints what problems(root) finds, with how many sources; the exit code. For other tests of the sources, too."""
     root = os.path.abspath(arguments[0]) if arguments else os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
     try:
         count, found = problems(root)
     except FileNotFoundError as error:
-        sys.exit(f"style_test: there is no {error.filename}; tools/setup installs {CLANG_FORMAT}")
+        sys.exit(f"{name}: there is no {error.filename}; tools/setup installs {CLANG_FORMAT}")
     except RuntimeError as error:
-        sys.exit(f"style_test: {error}")
+        sys.exit(f"{name}: {error}")
     for problem in found:
         print(problem, file=sys.stderr)
     print(f"{'FAIL' if found else 'ok  '} {count} sources")

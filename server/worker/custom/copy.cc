@@ -49,7 +49,6 @@ CUresult CopyOnDevices(WorkerSession& worker, uint64_t dst, uint64_t src, size_t
 
 CUresult AnswerBehind(WorkerSession& worker, CUstream stream, std::shared_ptr<char> buffer, size_t bytes,
                       ReplyBuilder* reply) {
-  GiveBackStaging(worker);
   const DriverTable* const driver = &worker.driver();
   CUresult result;
   const CUevent event = EventBehind(*driver, stream, &result);
@@ -92,7 +91,6 @@ CUresult Custom_cuMemcpyHtoDAsync_v2(Session& session, const Request& request,
   };
   const CUresult result = in.src != 0 ? copy(reinterpret_cast<const void*>(in.src))
                                       : worker.uploads().Copy(worker.current_ref(), stream, request.payload, copy);
-  if (in.src == 0) GiveBackStaging(worker);
   const bool wait = in.blocking || (in.bounded && worker.uploads().plenty());
   if (result != CUDA_SUCCESS || !wait || IsCaptured(stream)) return result;
   return AnswerBehind(worker, stream, nullptr, 0, reply);
@@ -114,6 +112,7 @@ CUresult Custom_cuMemcpyDtoHAsync_v2(Session& session, const Request&, const wir
   }
   if (in.bytes > kMaxTotalPayloadBytes) return CUDA_ERROR_INVALID_VALUE;
   if (IsCaptured(stream)) return RefuseCapture("a copy");
+  if (in.bytes > StagingPool::kLarge) GiveBackStaging(worker);
   std::shared_ptr<char> buffer = worker.staging().Take(in.bytes);
   if (!buffer) return CUDA_ERROR_OUT_OF_MEMORY;
   const CUresult result = session.driver().cuMemcpyDtoHAsync_v2(buffer.get(), in.src, in.bytes, stream);

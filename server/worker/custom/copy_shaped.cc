@@ -11,6 +11,7 @@
 #include "server/dispatch/runtime.h"
 #include "server/worker/custom/copy_answer.h"
 #include "server/worker/custom/handlers.gen.h"
+#include "server/worker/custom/work.h"
 #include "server/worker/driver_hooks.h"
 #include "server/worker/worker_session.h"
 
@@ -185,6 +186,7 @@ CUresult CopyShaped(Session& session, const Request& request, const In& in, Repl
   if (in.src_is_payload || in.dst_is_payload) {
     if (IsCaptured(stream)) return CUDA_ERROR_NOT_SUPPORTED;
     const size_t bytes = size_t(extent.packed());
+    if (bytes > StagingPool::kLarge) GiveBackStaging(worker);
     buffer = worker.staging().Take(bytes);
     if (!buffer) return CUDA_ERROR_OUT_OF_MEMORY;
     if (in.src_is_payload) {

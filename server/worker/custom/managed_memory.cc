@@ -5,7 +5,6 @@
 
 #include <cuda.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <functional>
 #include <iterator>

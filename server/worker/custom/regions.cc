@@ -164,7 +164,7 @@ void FindShared(WorkerSession& worker, const std::set<uint64_t>& together, bool 
     }
     if (held || worker.ipc().Users(handle) == 0 || IsMappedWhole(worker, handle, memory)) continue;
     refusals->push_back(
-        "physical memory (cuMemCreate) that other processes use is not mapped as a whole in the process that made it");
+        "physical memory (cuMemCreate) that other processes use is not fully mapped in the process that made it");
   }
 }
 

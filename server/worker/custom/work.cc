@@ -129,14 +129,12 @@ std::function<CUresult()> WaitFor(WorkerSession& worker, const Work& work) {
 }
 
 void GiveBackStaging(WorkerSession& worker) {
-  StagingPool* const staging = &worker.staging();
-  if (!staging->BeginGiveBack()) return;
-  const DriverTable* const driver = &worker.driver();
-  worker.RunAside([driver, staging, context = worker.AnyContext(), wait = WaitFor(worker, AllWork(worker))] {
-    wait();
-    MakeCurrent(*driver, context);
-    staging->GiveBack();
-  });
+  if (!worker.staging().has_much_unused() || CapturesInProgress() != 0) return;
+  std::vector<ContextRef> contexts;
+  for (const auto& [handle, context] : worker.contexts()) contexts.push_back(context.ref);
+  const bool nothing = QueryAll(worker, contexts) == CUDA_SUCCESS;
+  if (nothing && MakeCurrent(worker.driver(), worker.AnyContext()) == CUDA_SUCCESS) worker.staging().GiveBack();
+  MakeCurrent(worker.driver(), worker.current_ref());
 }
 
 }  // namespace cuda_remote::server

@@ -39,7 +39,8 @@ CUresult QueryAll(WorkerSession& worker, const std::vector<ContextRef>& contexts
 // over.
 std::function<CUresult()> WaitFor(WorkerSession& worker, const Work& work);
 
-// Gives unused staging memory back, if there is much of it, behind the session's work. Executor only.
+// Gives memory for payloads back if much of it is unused and the GPUs have nothing to do. For calls that need more of
+// it: a session with several contexts is seldom known to be idle. Executor only.
 void GiveBackStaging(WorkerSession& worker);
 
 }  // namespace cuda_remote::server
