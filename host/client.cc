@@ -117,8 +117,6 @@ std::unique_ptr<Hostd> Hostd::Connect(std::string* error) {
   return nullptr;
 }
 
-Hostd::~Hostd() = default;
-
 bool Hostd::AskForHosts(const std::string& hosts, HostReports* reports, std::string* error) {
   Request request;
   request.set_version(kVersion);

@@ -23,7 +23,6 @@ class Hostd {
  public:
   // Null if there is no cr-hostd on this machine; then *error stays empty, unless there is one that cannot be used.
   static std::unique_ptr<Hostd> Connect(std::string* error);
-  ~Hostd();
   Hostd(const Hostd&) = delete;
   Hostd& operator=(const Hostd&) = delete;
 

@@ -60,7 +60,7 @@ here. The authority of --tls-ca must sign hosts only, or --allow-host names them
 All hosts need the same --key, and the same users.
 
 Runs in the foreground and writes what it does to standard error. SIGTERM and SIGINT end it; requests that are in progress
-and jobs that run go on.
+and jobs that run continue.
 
 Exit codes: 0 ended by a signal, 1 failed, 2 wrong use, 3 another cr-hostd serves this socket.
 )";

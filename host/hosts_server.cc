@@ -82,7 +82,7 @@ bool FindUser(const MovedUser& user, Account* account, std::string* error) {
   for (const gid_t group : groups) {
     if (group == account->group || std::binary_search(account->groups.begin(), account->groups.end(), group)) continue;
     *error = "the job has the rights of group " + std::to_string(group) + ", of which " + NameOf(*account) +
-             " is no member here";
+             " is not a member on this host";
     return false;
   }
   groups.pop_back();

@@ -6,7 +6,6 @@
 // many (COUNT) that follow one another. Under callgrind (count.py), told to collect in Executor::Run, each kind is one
 // dump, named after it, of kBlock requests.
 #include <cuda.h>
-#include <time.h>
 #include <unistd.h>
 #include <valgrind/callgrind.h>
 
@@ -19,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "proto/base/clock.h"
 #include "proto/channel/handshake.h"
 #include "proto/channel/server_channel.h"
 #include "proto/codec/codec.h"
@@ -44,12 +44,6 @@ constexpr int kRounds = 30;
 [[noreturn]] void Fail(const std::string& what) {
   fprintf(stderr, "hot_requests: %s\n", what.c_str());
   _exit(1);
-}
-
-int64_t NowNs() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return int64_t(now.tv_sec) * 1000000000 + now.tv_nsec;
 }
 
 // The driver's calls so far, and those between which the time is taken.

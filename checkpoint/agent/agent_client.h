@@ -15,7 +15,8 @@ namespace cuda_remote::agent {
 
 struct Message;
 
-// LockAll (lock.h) locks one or several of these.
+// LockAll (lock.h) locks one or several of these. With its end the connection is closed, and a job that is locked and
+// was not released continues.
 class AgentClient final : public Lockable {
  public:
   // Connects to the agent of process `pid` (as that process knows itself) of the job in `directory`. `name`: how
@@ -23,7 +24,6 @@ class AgentClient final : public Lockable {
   static std::unique_ptr<AgentClient> Connect(const std::string& directory, uint32_t pid, const std::string& name,
                                               std::string* error);
 
-  // Closes the connection. A job that is locked and was not released goes on then.
   AgentClient(const AgentClient&) = delete;
   AgentClient& operator=(const AgentClient&) = delete;
 

@@ -3,12 +3,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <sys/mount.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <functional>
 
 #include "proto/base/mappings.h"

@@ -109,9 +109,8 @@ bool Peeker::Finish(std::string* error) {
 bool Peeker::WaitFor(const agent::SideRequest& asked, uint64_t number, agent::SideAnswer* answer, std::string* error) {
   const auto end = Now() + kLongestCapture;
   while (requests_->Wait(number, answer, error)) {
-    if (captures_ == Captures::kRefuse || answer->result != kCapturing || Now() > end) {
-      return true;
-    }
+    // After one that was refused for so long, no other waits.
+    if (captures_ == Captures::kRefuse || refused_ != 0 || answer->result != kCapturing || Now() > end) return true;
     std::this_thread::sleep_for(kBetweenQuestions);
     if (!requests_->Begin(asked, &number, error)) return false;
   }

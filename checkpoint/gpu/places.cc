@@ -51,7 +51,8 @@ bool CheckRoom(const std::vector<Placed>& placed, const std::vector<std::vector<
     uint64_t free = 0;
     if (!AskFreeMemory(where.first->server(), where.second, &free) || need.bytes <= free) continue;
     *error = ToText(need.gpu) + " has " + ByteText(double(free)) + " of free memory, too little for " +
-             ByteText(double(need.bytes)) + " of " + need.names;
+             ByteText(double(need.bytes)) + " of " + need.names + "; " + ByteText(double(need.bytes - free)) +
+             " more are needed";
     return false;
   }
   return true;

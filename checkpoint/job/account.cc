@@ -122,7 +122,7 @@ bool CheckAccount(const Account& account, std::string* error) {
   for (const gid_t group : account.groups) {
     if (std::binary_search(here.groups.begin(), here.groups.end(), group)) continue;
     *error = "the job has the rights of group " + std::to_string(group) + ", of which " + NameOf(account) +
-             " is no member here";
+             " is not a member on this host";
     return false;
   }
   return true;

@@ -77,7 +77,6 @@ std::unique_ptr<JobTerminal> JobTerminal::Open(std::string* error) {
 JobTerminal::~JobTerminal() {
   Release();
   signal(SIGTTOU, SIG_DFL);
-  CloseJobEnd();
 }
 
 void JobTerminal::CloseJobEnd() { job_end_.Close(); }

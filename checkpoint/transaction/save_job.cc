@@ -216,7 +216,7 @@ class Saving {
   bool Finish(std::string* error);
   void End();
   void RemoveOldImages();
-  std::string ImagesName() const;
+  std::string ImagePath() const;
   void NoteSaved();
 
   // Of a checkpoint that fails before the job continues.
@@ -546,7 +546,7 @@ bool Saving::Finish(std::string* error) {
 }
 
 void Saving::End() {
-  NoteStopped(directory_, ImagesName());
+  NoteStopped(directory_, ImagePath());
   if (!transaction_.End()) report_.Say("the job could not be ended; it is stopped");
   outcome_->paused = transaction_.HeldSeconds();
   report_.Done("ending the job");
@@ -565,7 +565,7 @@ void Saving::RemoveOldImages() {
 }
 
 // The path by which the job's user knows the image.
-std::string Saving::ImagesName() const { return given_.empty() ? Absolute(outcome_->image) : given_; }
+std::string Saving::ImagePath() const { return given_.empty() ? Absolute(outcome_->image) : given_; }
 
 // For cr-ps, now and after a move.
 void Saving::NoteSaved() {
@@ -576,7 +576,7 @@ void Saving::NoteSaved() {
   if (!ReadJob(directory_, &told, &problem)) return;
   told.set_saved_unix_ms(UnixMs());
   told.set_saved_bytes(outcome_->sizes.total_bytes);
-  told.set_saved_image(ImagesName());
+  told.set_saved_image(ImagePath());
   if (!WriteJob(directory_, told, &problem)) report_.Say(problem);
   for (const auto& process : live_.processes()) {
     const ActAs user(AccountOf(job_));

@@ -9,8 +9,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <utility>
-
 #include "proto/channel/handshake.h"
 
 namespace cuda_remote::checkpoint {

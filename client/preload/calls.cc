@@ -124,8 +124,9 @@ char* WithVariables(const char* command) {
   // First counted, then written.
   for (Text text;; text = {whole}) {
     for (char* const* variable = filled; *variable; ++variable) {
-      if (strncmp(*variable, "LD_PRELOAD=", 11) != 0 && strncmp(*variable, "LD_LIBRARY_PATH=", 16) != 0) continue;
-      const char* const value = strchr(*variable, '=') + 1;
+      const char* value = ValueOf(*variable, kPreload);
+      if (!value) value = ValueOf(*variable, kPath);
+      if (!value) continue;
       text.Add("export ");
       text.Add(*variable, size_t(value - *variable));
       AddQuoted(value, strlen(value), &text);

@@ -8,15 +8,9 @@
 namespace cuda_remote::preload {
 namespace {
 
-constexpr char kPreload[] = "LD_PRELOAD=", kPath[] = "LD_LIBRARY_PATH=", kJob[] = "CUDA_REMOTE_JOB_DIR=";
+constexpr char kJob[] = "CUDA_REMOTE_JOB_DIR=";
 constexpr char kInJob[] = "/lib";
 constexpr char kNone[] = "";
-
-// The value of `variable` if it begins with `name`, which ends with "="; else null.
-template <size_t kLength>
-const char* ValueOf(const char* variable, const char (&name)[kLength]) {
-  return strncmp(variable, name, kLength - 1) == 0 ? variable + kLength - 1 : nullptr;
-}
 
 bool Is(const char* text, size_t length, const char* wanted) {
   return strlen(wanted) == length && strncmp(text, wanted, length) == 0;

@@ -7,8 +7,18 @@
 #define CUDA_REMOTE_CLIENT_PRELOAD_ENVIRONMENT_H_
 
 #include <stddef.h>
+#include <string.h>
 
 namespace cuda_remote::preload {
+
+// The variables that are changed, with the "=" of an environment's text.
+inline constexpr char kPreload[] = "LD_PRELOAD=", kPath[] = "LD_LIBRARY_PATH=";
+
+// The value of `variable` if it begins with `name`, which ends with "="; else null.
+template <size_t kLength>
+const char* ValueOf(const char* variable, const char (&name)[kLength]) {
+  return strncmp(variable, name, kLength - 1) == 0 ? variable + kLength - 1 : nullptr;
+}
 
 // Text that is written behind `at`, or only counted if that is null.
 struct Text {

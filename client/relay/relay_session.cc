@@ -31,6 +31,7 @@ namespace {
 
 using control::TunnelEnd;
 using control::TunnelMessage;
+
 constexpr int kHelloTimeoutMs = 10000;
 // How long the first connection may take.
 constexpr auto kConnectTimeout = std::chrono::seconds(3);
@@ -160,17 +161,14 @@ grpc::Status RelaySession::CallServer(const Work& call) {
   channel_ = NewChannel();
   grpc::ClientContext context;
   context.set_deadline(WallNow() + kQueryTimeout);
-  grpc::Status status = grpc::Status::CANCELLED;
-  const bool stopped = [&] {
-    MutexLock lock(&mutex_);
-    if (!stopped_.load()) context_ = &context;
-    return context_ == nullptr;
-  }();
-  if (!stopped) status = call(control::Control::NewStub(channel_).get(), &context);
   {
     MutexLock lock(&mutex_);
-    context_ = nullptr;
+    if (stopped_.load()) return grpc::Status::CANCELLED;
+    context_ = &context;
   }
+  const grpc::Status status = call(control::Control::NewStub(channel_).get(), &context);
+  MutexLock lock(&mutex_);
+  context_ = nullptr;
   return status;
 }
 

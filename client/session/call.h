@@ -64,8 +64,9 @@ class Call {
     return context ? context : reinterpret_cast<CUcontext>(thread_->current_context());
   }
 
-  // The device of the context that the call is made in; -1 if there is none, or it is gone. Takes no lock if the thread
-  // has asked about this context before.
+  // The device of the context that the call is made in; -1 if there is none. For a context that is gone: its device if
+  // the thread has asked about it before, else -1. May take the lock of RecordedObjects, so not under that or a lock
+  // that comes after it.
   int device() {
     const uint64_t context = thread_->current_context();
     return thread_->device_context == context ? thread_->device : FindDevice(context);

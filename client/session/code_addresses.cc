@@ -2,14 +2,12 @@
 // Where GPU functions lie, as far as memory may hold their addresses: docs/context-state.md, "Addresses of functions".
 
 #include <fcntl.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <string>
 #include <utility>
@@ -185,8 +183,8 @@ class PieceSearch {
 
 // The address of an address of `search` in this process's memory; 0: there is none. kUnreadable: it cannot be read.
 uint64_t FindInOwnMemory(const driverabi::AddressSearch& search, const ReadableMemory& readable, Buffer* buffer) {
-  const int memory = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
-  if (memory < 0) return kUnreadable;
+  const UniqueFd memory(open("/proc/self/mem", O_RDONLY | O_CLOEXEC));
+  if (!memory.ok()) return kUnreadable;
   const UsedPages pages;
   uint64_t found = 0;
   std::vector<char> used;
@@ -203,14 +201,13 @@ uint64_t FindInOwnMemory(const driverabi::AddressSearch& search, const ReadableM
         const size_t bytes = (last - i) * pages.page();
         // What cannot be read has gone since the list was made, or lies behind a file's end.
         size_t got = 0;
-        if (used[i]) found = pieces.Read(memory, at, bytes, at, &got);
+        if (used[i]) found = pieces.Read(memory.get(), at, bytes, at, &got);
         if (got != bytes) pieces.Interrupt();
         i = last;
       }
     }
     if (found != 0) break;
   }
-  close(memory);
   return found;
 }
 

@@ -5,7 +5,6 @@
 #include "proto/ring/futex.h"
 
 namespace cuda_remote::client {
-namespace {}  // namespace
 
 // Not one moment's picture, and need not be: whoever enters a lane that was seen empty finds the gate closed.
 uint64_t Gate::inside() const {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/session/host_mappings.h"
 
-#include <unistd.h>
-
 #include "client/session/shared_pages.h"
 #include "proto/codec/operations.gen.h"
 
@@ -46,9 +44,7 @@ CUresult HostMappings::MapRegistered(uint64_t start, uint64_t bytes, const HostR
   if (range.sharing == HostRange::kMoved) return Map(device, length, range.flags);
   const PageBacking backing = FindBacking(page, length, arena_->fd());
   if (backing.kind != PageBacking::kFile) return CUDA_ERROR_OUT_OF_MEMORY;
-  const CUresult result = Ask({device, length, backing.fd, backing.offset, range.flags, false, 0});
-  close(backing.fd);
-  return result;
+  return Ask({device, length, backing.fd.get(), backing.offset, range.flags, false, 0});
 }
 
 CUresult HostMappings::Unmap(uint64_t address) {
@@ -64,9 +60,7 @@ ManagedMirror::Writers HostMappings::WritersOf(uint64_t start, uint64_t bytes, c
   // Pages that have moved into the arena, and pinned memory, are this process's alone.
   if (range.registered && range.sharing != HostRange::kMoved) {
     const uint64_t page = HostArena::PageOf(start);
-    const PageBacking backing = FindBacking(page, HostArena::RoundUp(start - page + bytes), -1);
-    if (backing.fd >= 0) close(backing.fd);
-    own = backing.kind == PageBacking::kPrivate;
+    own = FindBacking(page, HostArena::RoundUp(start - page + bytes), -1).kind == PageBacking::kPrivate;
   }
   return own ? settings_->mapped_writers : ManagedMirror::Writers::kAnybody;
 }

@@ -71,7 +71,7 @@ class KnownMemory {
 
   // For a new range's buffer_id.
   uint64_t NextBufferIdLocked() CR_REQUIRES(mutex_) { return next_buffer_id_++; }
-  // Memory of a pool comes into the application's hands: device_ranges() and the pool's figures.
+  // The application gets memory of a pool: adds the range, and counts it in the pool.
   void InsertPoolMemoryLocked(uint64_t address, uint64_t bytes, const DeviceRange& range) CR_REQUIRES(mutex_) {
     device_ranges_.Insert(address, bytes, range);
     pools_.Allocated({range.device, range.pool}, bytes);

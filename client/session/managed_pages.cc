@@ -518,8 +518,7 @@ void ManagedPages::FetchForLocked(uint64_t start, Segment* segment, uint64_t pag
       LogLine(
           "the host used managed memory while the GPU was at work, which devices without concurrentManagedAccess do "
           "not allow; each such access waits until the GPU has finished, and a kernel that waits for the host would "
-          "wait "
-          "forever");
+          "wait forever");
     }
     result = FetchLocked(channel_, address, bytes, wait, stream, &busy);
   }

@@ -80,7 +80,8 @@ struct Object {
   bool released = false;
   int retained = 0;  // by cuMemRetainAllocationHandle, besides the handle of cuMemCreate
 
-  // Event that other processes may record too: whether it is done is never known here. Set under the lock.
+  // Event that other processes may record too: whether it is done is never known here. Set under
+  // RecordedObjects::mutex().
   bool between_processes = false;
 
   // Event, stream, context (for its default stream): the stamp (completion.h) at which all was known to be done, and at

@@ -15,6 +15,8 @@
 
 #include <atomic>
 
+#include "proto/base/unique_fd.h"
+
 // Newer than some of the headers that this is built with.
 #ifndef UFFD_FEATURE_MINOR_SHMEM
 #define UFFD_FEATURE_MINOR_SHMEM (1 << 10)
@@ -50,11 +52,10 @@ int OpenDescriptor(const PageFaults::DeviceSource& source, PageFaults::Accesses 
   constexpr int kFlags = O_CLOEXEC | O_NONBLOCK;
   int fd = int(syscall(SYS_userfaultfd, kFlags));
   if (fd >= 0) return fd;
-  int device = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC);
-  if (device < 0 && source) device = source();
+  UniqueFd device(open("/dev/userfaultfd", O_RDWR | O_CLOEXEC));
+  if (!device.ok() && source) device.Reset(source());
   // For the memory of the process that asks for it, whoever has opened the device.
-  if (device >= 0) fd = ioctl(device, USERFAULTFD_IOC_NEW, kFlags);
-  if (device >= 0) close(device);
+  if (device.ok()) fd = ioctl(device.get(), USERFAULTFD_IOC_NEW, kFlags);
   if (fd >= 0 || accesses == PageFaults::Accesses::kAll) return fd;
   return int(syscall(SYS_userfaultfd, kFlags | UFFD_USER_MODE_ONLY));
 }

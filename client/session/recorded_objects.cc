@@ -106,7 +106,7 @@ bool RecordedObjects::IsUnderLocked(uint64_t handle, uint64_t ancestor) const {
   return handle != 0;
 }
 
-void RecordedObjects::BuryLocked(replay::ObjectKey root, std::vector<replay::ObjectKey> dead) {
+void RecordedObjects::RemoveDeadLocked(replay::ObjectKey root, std::vector<replay::ObjectKey> dead) {
   bool graphs = false;
   for (const replay::ObjectKey& one : dead) graphs = graphs || GraphRecords::IsOf(one.kind);
   if (!graphs) {
@@ -135,11 +135,11 @@ void RecordedObjects::DropLocked(replay::ObjectKey key) {
   std::vector<replay::ObjectKey> dead = log_.Destroy(key);
   // An object that needs no record has no entry in the log, but it has a handle.
   if (dead.empty()) dead.push_back(key);
-  BuryLocked(key, std::move(dead));
+  RemoveDeadLocked(key, std::move(dead));
 }
 
 void RecordedObjects::DropDependentsLocked(replay::ObjectKey key) {
-  BuryLocked(key, log_.DestroyDependents(key));
+  RemoveDeadLocked(key, log_.DestroyDependents(key));
   handles_.DropChildren(key.id);
 }
 

@@ -55,7 +55,7 @@ class RecordedObjects {
   // Whether the application may use the handle (HandleTable::Usable). Without the lock, which every call of every
   // thread would have to write to.
   bool Usable(Kind kind, uint64_t handle) const CR_UNGUARDED { return handles_.Usable(kind, handle); }
-  // Says so of a live object (Object::active).
+  // Sets whether the application may use the handle of a live object (Object::active).
   void SetActiveLocked(uint64_t handle, Object* object, bool active) CR_REQUIRES(mutex_) {
     object->active = active;
     handles_.SetUsable(handle, active);
@@ -83,7 +83,7 @@ class RecordedObjects {
   // Whether records of an event may be sent quietly: it takes no time down and is of this process alone. Without the
   // lock.
   bool RecordsQuietly(uint64_t event) const { return quiet_events_.Contains(event); }
-  // Says so of a new event.
+  // Notes of a new event whether its records may be sent quietly.
   void NoteEventLocked(uint64_t event, bool quiet) CR_REQUIRES(mutex_) {
     if (!quiet_events_.Reserve(SlotOf(event))) return;
     if (quiet) {
@@ -115,7 +115,7 @@ class RecordedObjects {
   friend class Captures;
 
   // Takes the dead out of the tables; see DropLocked. `root` is what the application destroyed.
-  void BuryLocked(replay::ObjectKey root, std::vector<replay::ObjectKey> dead) CR_REQUIRES(mutex_);
+  void RemoveDeadLocked(replay::ObjectKey root, std::vector<replay::ObjectKey> dead) CR_REQUIRES(mutex_);
   // Whether `handle` is `ancestor` or dies with it.
   bool IsUnderLocked(uint64_t handle, uint64_t ancestor) const CR_REQUIRES_SHARED(mutex_);
   // Takes a dead object out of the tables.

@@ -3,10 +3,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <linux/userfaultfd.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -16,6 +14,7 @@
 #include <unistd.h>
 
 #include <map>
+#include <string>
 
 #include "proto/base/mappings.h"
 #include "proto/base/unique_fd.h"
@@ -34,13 +33,13 @@ bool IsFile(int fd, const Mapping& mapping) {
 
 // A descriptor of the file that is mapped; -1: none. The kernel's own link to it needs CAP_CHECKPOINT_RESTORE
 // (proc_pid_map_files(5)); without that, the path has to lead there still.
-int OpenMapped(const Mapping& mapping) {
+UniqueFd OpenMapped(const Mapping& mapping) {
   for (const std::string& candidate : {MapFile("/proc/self", mapping), mapping.name}) {
     if (candidate[0] != '/') continue;
     UniqueFd fd(open(candidate.c_str(), O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
-    if (fd.ok() && IsFile(fd.get(), mapping)) return fd.Release();
+    if (fd.ok() && IsFile(fd.get(), mapping)) return fd;
   }
-  return -1;
+  return UniqueFd();
 }
 
 // While it lives, writes to the pages wait. They go on when it goes, to whatever is mapped there by then.
@@ -160,7 +159,8 @@ PageBacking FindBacking(uint64_t start, uint64_t bytes, int except) {
   });
   if (at < end) found.kind = PageBacking::kOther;
   if (found.kind != PageBacking::kFile) return found;
-  if ((except >= 0 && IsFile(except, first)) || (found.fd = OpenMapped(first)) < 0) found.kind = PageBacking::kOther;
+  if (except < 0 || !IsFile(except, first)) found.fd = OpenMapped(first);
+  if (!found.fd.ok()) found.kind = PageBacking::kOther;
   return found;
 }
 

@@ -19,6 +19,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "proto/base/unique_fd.h"
+
 namespace cuda_remote::client {
 
 // What is behind a piece of the address space.
@@ -29,8 +31,8 @@ struct PageBacking {
     kFile,     // one file, mapped shared, readable and writable, in one piece
   };
   Kind kind = kOther;
-  // kFile: a descriptor of the file, which the caller closes, and where in the file `start` is.
-  int fd = -1;
+  // kFile: the file, and where in it `start` is.
+  UniqueFd fd;
   uint64_t offset = 0;
 };
 

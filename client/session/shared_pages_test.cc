@@ -143,9 +143,8 @@ TEST_F(SharedPagesTest, TellsWhatIsBehindPages) {
   EXPECT_EQ(file.offset, 2 * kPage);
   window_[2 * kPage] = 'w';
   char byte = 0;
-  EXPECT_EQ(pread(file.fd, &byte, 1, off_t(file.offset)), 1);
+  EXPECT_EQ(pread(file.fd.get(), &byte, 1, off_t(file.offset)), 1);
   EXPECT_EQ(byte, 'w');
-  close(file.fd);
   EXPECT_EQ(FindBacking(reinterpret_cast<uint64_t>(window_), kPage, fd_).kind, PageBacking::kOther) << "excepted";
 
   // Beyond its end, of two kinds, read only, a stack's.
@@ -176,9 +175,8 @@ TEST_F(SharedPagesTest, FilesWithoutANameAreFound) {
   ASSERT_EQ(found.kind, PageBacking::kFile) << "needs CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN";
   strcpy(static_cast<char*>(mapped), "here");
   char there[5] = "";
-  EXPECT_EQ(pread(found.fd, there, 5, 0), 5);
+  EXPECT_EQ(pread(found.fd.get(), there, 5, 0), 5);
   EXPECT_STREQ(there, "here");
-  close(found.fd);
   munmap(mapped, kPage);
 }
 

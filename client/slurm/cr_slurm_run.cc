@@ -57,6 +57,7 @@ constexpr unsigned kTakeOverSeconds = 3, kPartsEndSeconds = 15;
 
 // After the end of a job with parts: how often it looks whether something of the job is left.
 constexpr int kLookAfterEndMs = 200, kMostLooksAfterEnd = 100, kGoneLooks = 3;
+
 constexpr char kExamples[] = R"(
 Examples:
   exec cr-slurm-run -- ./train --epochs 90        as the last line of a batch script
@@ -328,12 +329,14 @@ bool MakeOwnFolder(const std::string& folder, std::string* error) {
 }
 
 // The job's folder, with its images. `has_parts`: a checkpoint that was cancelled a moment ago may still be ending on
-// the other hosts, and make and remove folders in it.
-void RemoveJobFolder(const std::string& folder, bool has_parts) {
+// the other hosts, and make and remove folders in it. It is left alone once a later start of the job than `restarts`
+// has it.
+void RemoveJobFolder(const std::string& folder, int restarts, bool has_parts) {
   std::error_code ignored;
   std::filesystem::remove_all(folder, ignored);
   for (int looks = 0, gone = 0; has_parts && looks < kMostLooksAfterEnd && gone < kGoneLooks; ++looks) {
     usleep(kLookAfterEndMs * 1000);
+    if (LastStart(folder) > restarts) return;
     gone = access(folder.c_str(), F_OK) == 0 ? 0 : gone + 1;
     if (gone == 0) std::filesystem::remove_all(folder, ignored);
   }
@@ -532,7 +535,7 @@ int Main(int argc, char** argv) {
   gpu_node.reset();
   if (LastStart(folder) == job.restarts) unlink(running.c_str());
   // Another start of the job may need them by now.
-  if (code == 0 && LastStart(folder) == job.restarts) RemoveJobFolder(folder, !placed.empty());
+  if (code == 0 && LastStart(folder) == job.restarts) RemoveJobFolder(folder, job.restarts, !placed.empty());
   return code;
 }
 

@@ -119,10 +119,8 @@ int Main(int argc, char** argv) {
   app.failure_message(WrongUse);
   app.footer(NeedsText(*NewEngine(), kWithoutRoot) + kExamples);
   app.set_version_flag("--version", VersionLine("cr-restart"));
-  // Options that may be given several times leave it to DIR only because it is required.
   CLI::Option* const image =
-      app.add_option("DIR", options.restart.image, "the image, or a folder of images, of which the newest is taken")
-          ->required();
+      app.add_option("DIR", options.restart.image, "the image, or a folder of images, of which the newest is taken");
   app.add_option("--server", options.restart.places.server,
                  "the GPU server: unix:PATH or HOST:PORT (default: $CUDA_REMOTE_SERVER, else one of the job's own)");
   app.add_option("--gpu", options.restart.places.gpu, "the only GPU that the job gets (ordinal)")
@@ -156,6 +154,8 @@ int Main(int argc, char** argv) {
   app.add_flag("--quiet", options.quiet, "print errors only");
   app.add_option("--caller", caller, "used by cr-hostd")->group("");
   app.add_flag("--describe-gpus", options.describe_gpus, "used by cr-hostd")->group("");
+  // Options that may be given several times leave the last word to DIR only because it is required.
+  // Options that may be given several times leave the last word to DIR only because it is required.
   image->required(std::none_of(argv, argv + argc, [](const char* word) { return !strcmp(word, "--describe-gpus"); }));
   try {
     app.parse(argc, argv);

@@ -358,7 +358,7 @@ int Main(int argc, char** argv) {
       SetPreloaded(&plan.environment, preloaded);
     }
   }
-  // What outlives its parent is this process's child then, and a checkpoint sees it.
+  // What outlives its parent is this process's child then: a checkpoint sees it, and so does the watch for devices.
   if (!isolate) prctl(PR_SET_CHILD_SUBREAPER, 1);
   if (!isolate) started = StartPlain(plan, &isolated.pid, &error, &code);
   outputs.Hide();

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/tools/table_text.h"
 
-#include <stdio.h>
-
-#include <algorithm>
-
 #include "proto/base/clock.h"
 #include "proto/base/text.h"
 

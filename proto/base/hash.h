@@ -31,11 +31,6 @@ inline bool operator==(const Hash128& a, const Hash128& b) { return a.low == b.l
 inline bool operator!=(const Hash128& a, const Hash128& b) { return !(a == b); }
 inline bool operator<(const Hash128& a, const Hash128& b) { return a.high != b.high ? a.high < b.high : a.low < b.low; }
 
-// For unordered containers whose keys are hashes.
-struct HashOfHash {
-  size_t operator()(const Hash128& hash) const { return size_t(hash.low); }
-};
-
 // XXH3-128 and XXH3-64 with seed 0.
 Hash128 HashOf(std::string_view bytes);
 uint64_t Hash64Of(std::string_view bytes);

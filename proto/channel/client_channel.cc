@@ -783,7 +783,7 @@ void ClientChannel::Abandon(uint64_t sequence) { impl_->Abandon(sequence); }
 
 ChannelStatus ClientChannel::Call(FrameHeader header, std::string_view message, std::string_view payload,
                                   void* payload_out, size_t payload_out_bytes, Reply* reply) {
-  if (message.size() > kMaxMessageBytes || payload.size() > kMaxTotalPayloadBytes) return ChannelStatus::kTooLarge;
+  if (!Fits(message.size(), payload.size())) return ChannelStatus::kTooLarge;
   const uint64_t sequence = Begin(header, message, payload, payload_out, payload_out_bytes);
   if (sequence == 0) return alive() ? ChannelStatus::kSystemError : ChannelStatus::kClosed;
   return Wait(sequence, reply);

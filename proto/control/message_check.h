@@ -7,19 +7,27 @@
 #ifndef CUDA_REMOTE_PROTO_CONTROL_MESSAGE_CHECK_H_
 #define CUDA_REMOTE_PROTO_CONTROL_MESSAGE_CHECK_H_
 
+#include <cstdint>
 #include <string>
 
 #include "proto/base/hash.h"
 
 namespace cuda_remote::control {
 
+// A checksum's bytes: little-endian.
+inline std::string ChecksumBytes(uint64_t hash) {
+  std::string bytes(8, 0);
+  for (char& byte : bytes) {
+    byte = char(hash);
+    hash >>= 8;
+  }
+  return bytes;
+}
+
 template <typename Message>
 std::string MessageChecksum(Message message) {
   message.clear_checksum();
-  uint64_t value = Hash64Of(message.SerializeAsString());
-  std::string checksum;
-  for (int i = 0; i < 8; ++i, value >>= 8) checksum += char(value);
-  return checksum;
+  return ChecksumBytes(Hash64Of(message.SerializeAsString()));
 }
 
 template <typename Message>

@@ -216,9 +216,9 @@ class TunnelEnd {
   std::atomic<uint64_t> damaged_{0};
   std::atomic<int64_t> heard_ns_{0};  // when the last message of the stream arrived
   Mutex damage_mutex_;
-  uint64_t damage_at_ CR_GUARDED_BY(damage_mutex_) =
-      0;  // damage_mutex_: how far everything had come when a message was damaged last,
-  unsigned damage_in_a_row_ CR_GUARDED_BY(damage_mutex_) = 0;  // and how many were damaged there
+  // How far everything had come when a message was damaged last, and how many were damaged there.
+  uint64_t damage_at_ CR_GUARDED_BY(damage_mutex_) = 0;
+  unsigned damage_in_a_row_ CR_GUARDED_BY(damage_mutex_) = 0;
   std::vector<std::unique_ptr<Out>> out_;
   std::vector<std::unique_ptr<In>> in_;
   Mutex write_mutex_;
@@ -228,8 +228,8 @@ class TunnelEnd {
   int64_t answer_missed_ns_ = 0;
   Mutex acknowledge_mutex_;
   Condition acknowledge_wake_;
-  bool received_ CR_GUARDED_BY(acknowledge_mutex_) =
-      false;  // acknowledge_mutex_: something arrived since the acknowledging thread last looked
+  // Something arrived since the acknowledging thread last looked.
+  bool received_ CR_GUARDED_BY(acknowledge_mutex_) = false;
   Mutex lanes_mutex_;
   Condition lanes_changed_;
   uint64_t run_ CR_GUARDED_BY(lanes_mutex_) = 0;  // the number of the run that takes lanes; the following are its

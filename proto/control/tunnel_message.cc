@@ -7,6 +7,7 @@
 #include "proto/base/hash.h"
 #include "proto/codec/wire.h"
 #include "proto/control/control.pb.h"
+#include "proto/control/message_check.h"
 
 namespace cuda_remote::control {
 namespace {
@@ -36,16 +37,6 @@ constexpr uint32_t kChecksumTag = kChecksum << 3 | wire::kBytes;
 constexpr size_t kChecksumBytes = 8;
 constexpr size_t kChecksumFieldBytes = 2 + kChecksumBytes;
 static_assert(kChecksumTag < 0x80);
-
-std::string ChecksumOf(const Hasher& hasher) {
-  uint64_t value = hasher.Get64();
-  std::string bytes(kChecksumBytes, 0);
-  for (char& byte : bytes) {
-    byte = char(value);
-    value >>= 8;
-  }
-  return bytes;
-}
 
 // Reads bytes that lie in several slices.
 class Cursor {
@@ -124,7 +115,7 @@ grpc::ByteBuffer EncodeTunnelMessage(const TunnelMessage& message, const grpc::S
     sum.Add(head);
     if (with_frames) sum.Add({reinterpret_cast<const char*>(frames->begin()), frames->size()});
     std::string field;
-    wire::PutBytes(&field, kChecksum, ChecksumOf(sum));
+    wire::PutBytes(&field, kChecksum, ChecksumBytes(sum.Get64()));
     head.insert(0, field);
   }
   const grpc::Slice slices[2] = {grpc::Slice(head), with_frames ? *frames : grpc::Slice()};
@@ -143,7 +134,7 @@ Integrity CheckTunnelMessage(const grpc::ByteBuffer& buffer) {
   }
   if (field.size() < kChecksumFieldBytes || uint8_t(field[0]) != kChecksumTag || field[1] != kChecksumBytes)
     return Integrity::kUnchecked;
-  return field.compare(2, kChecksumBytes, ChecksumOf(sum)) == 0 ? Integrity::kIntact : Integrity::kDamaged;
+  return field.compare(2, kChecksumBytes, ChecksumBytes(sum.Get64())) == 0 ? Integrity::kIntact : Integrity::kDamaged;
 }
 
 bool DecodeTunnelMessage(const grpc::ByteBuffer& buffer, TunnelMessage* message, ReceivedFrames* frames) {

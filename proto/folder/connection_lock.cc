@@ -33,7 +33,6 @@ ConnectionLock::~ConnectionLock() {
   if (!fd_.ok()) return;
   // By name: a child that was forked meanwhile has a copy of the descriptor.
   flock(fd_.get(), LOCK_UN);
-  fd_.Close();
 }
 
 }  // namespace cuda_remote

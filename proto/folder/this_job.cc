@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "proto/folder/this_job.h"
 
-#include <ctype.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdlib.h>

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // cr-inspect: prints, verifies and compares checkpoint images. README.md describes its output and exit codes.
 
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
-#include <chrono>
 #include <cstdio>
 #include <exception>
 #include <string>

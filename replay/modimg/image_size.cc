@@ -2,7 +2,6 @@
 #include "replay/modimg/image_size.h"
 
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
 
 #include "proto/base/text.h"

@@ -2,7 +2,6 @@
 #include "replay/replayer/replayer.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <deque>
 #include <iterator>
 #include <map>

@@ -41,7 +41,7 @@ constexpr auto kWorkerStartTimeout = std::chrono::seconds(60);
 // How long a worker may take to follow a Stop, or to exit after its session.
 constexpr auto kStopTimeout = std::chrono::seconds(3);
 constexpr auto kFailurePause = std::chrono::seconds(2);
-// Local clients that have not said what they want, of all and of one user; fewer of all with few descriptors.
+// Local clients that have not sent a request, of all and of one user; fewer of all with few descriptors.
 constexpr size_t kMostNewClients = 256;
 constexpr size_t kMostNewClientsOfOne = 64;
 constexpr size_t kDescriptorsForEachNewClient = 8;
@@ -59,8 +59,6 @@ constexpr auto kPlaceTime = std::chrono::seconds(60);
 constexpr size_t kMostReason = 1000;
 // Of a list of sessions in one packet; the rest is asked for again.
 constexpr size_t kMostControlBytes = 32u << 10;
-
-double Seconds(Moment::duration d) { return std::chrono::duration<double>(d).count(); }
 
 std::string DescribeStatus(int status) {
   if (WIFEXITED(status)) return "exited with code " + std::to_string(WEXITSTATUS(status));
@@ -694,7 +692,7 @@ void Supervisor::AssignWaiting() {
     session.info.worker_pid = worker->pid;
     session.info.gpu = worker->kind.gpus.empty() ? worker->ready.gpu : worker->kind.gpus[0];
     session.info.driver = worker->ready.driver;
-    const double waited = Seconds(Now() - session.started);
+    const double waited = SecondsSince(session.started);
     ++totals_.waits;
     totals_.wait_seconds += waited;
     for (size_t i = 0; i < Totals::kWaitBounds.size(); ++i) totals_.waits_below[i] += waited <= Totals::kWaitBounds[i];
@@ -813,8 +811,7 @@ void Supervisor::ReadLink(Worker* worker) {
         }
         last_ready_ = ready;
         if (worker->kind.gpus.empty()) gpu_count_ = int(std::min(ready.devices, nvml::kMaxGpus));
-        logging::Debug("worker {} is ready after {:.2f} s: {}", worker->pid, Seconds(Now() - worker->since),
-                       ready.driver);
+        logging::Debug("worker {} is ready after {:.2f} s: {}", worker->pid, SecondsSince(worker->since), ready.driver);
         break;
       }
       case PacketType::kStats: {
@@ -822,7 +819,7 @@ void Supervisor::ReadLink(Worker* worker) {
         const auto session = sessions_.find(worker->session);
         if (!DecodeWorkerStats(packet.body, &stats) || session == sessions_.end()) break;
         SessionInfo& info = session->second.info;
-        const double passed = Seconds(Now() - session->second.stats_at);
+        const double passed = SecondsSince(session->second.stats_at);
         if (passed > 0.01) {
           info.calls_per_second = double(stats.calls - info.stats.calls) / passed;
           info.bytes_per_second =
@@ -914,7 +911,7 @@ void Supervisor::EndOfSession(uint64_t id, const std::string& reason, bool crash
   if (session.socket >= 0) Refuse(session.socket, reason);
   const std::string line =
       fmt::format("session {} of {} ended after {:.1f} s: {} ({} calls, pid {})", id, session.info.owner,
-                  Seconds(Now() - session.started), reason, session.info.stats.calls, session.info.hello.pid);
+                  SecondsSince(session.started), reason, session.info.stats.calls, session.info.hello.pid);
   if (crashed) {
     logging::Error("{}", line);
   } else {
@@ -1067,7 +1064,7 @@ std::vector<SessionInfo> Supervisor::SessionsOf(const Caller& caller) {
   for (const auto& [id, session] : sessions_) {
     if (!caller.MayTouch(session.info.owner)) continue;
     list.push_back(session.info);
-    list.back().seconds = Seconds(Now() - session.started);
+    list.back().seconds = SecondsSince(session.started);
     // A session that has not reported for a while does nothing.
     if (Now() - session.stats_at > std::chrono::seconds(5)) {
       list.back().calls_per_second = list.back().bytes_per_second = 0;
@@ -1088,7 +1085,7 @@ ServerFacts Supervisor::FactsFor(const Caller& caller) {
   for (const Worker& worker : workers_) facts.warm_workers += worker.state == Worker::kReady;
   facts.sessions = int(sessions_.size());
   facts.sessions_ever = next_session_ - 1;
-  facts.seconds = Seconds(Now() - started_);
+  facts.seconds = SecondsSince(started_);
   facts.driver = last_ready_.driver;
   facts.software = last_ready_.software;
   facts.worker_error = worker_error_;

@@ -5,7 +5,6 @@
 #include <grpcpp/support/method_handler.h>
 #include <poll.h>
 #include <sys/random.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <optional>

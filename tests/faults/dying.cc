@@ -14,12 +14,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <atomic>
+#include <mutex>
 #include <string>
 
 namespace {
 
-std::atomic<long> g_count{0};
+// Of all threads: what the number DYING_AT kills has told of all before it.
+std::mutex g_mutex;
+long g_count = 0;
 
 template <typename Function>
 Function Real(const char* name) {
@@ -58,6 +60,7 @@ bool Happens(const char* what, int folder, const char* path) {
   if (!IsTool() || !IsBelow(folder, path)) return false;
   const bool full = strcmp(Setting("DYING_WAY"), "full") == 0;
   if (full && strcmp(what, "write") != 0) return false;
+  const std::lock_guard<std::mutex> lock(g_mutex);
   const long number = ++g_count;
   if (const int log = open(Setting("DYING_LOG"), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600); log >= 0) {
     dprintf(log, "%s %s\n", what, path);

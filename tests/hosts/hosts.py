@@ -290,6 +290,12 @@ def goes_on(lab, child, want, steps):
     lab.b.is_clean()
 
 
+def last_image(machine):
+    """What cr-ps says of the only job there: its last image, and when that was made."""
+    [job] = json.loads(worked(machine.run(VICTIM, "cr-ps", "--json")).stdout)["jobs"]
+    return job["saved_image"], job["saved_unix_ms"]
+
+
 @case
 def moved(context):
     """A job goes to the other host with its shared memory and nameless files, is saved there, and goes back."""
@@ -315,12 +321,6 @@ def moved(context):
         raise Failure("the job is not in B's network")
     lab.a.is_clean()
     lab.b.is_clean()
-
-
-    def last_image(machine):
-        [job] = json.loads(worked(machine.run(VICTIM, "cr-ps", "--json")).stdout)["jobs"]
-        return job["saved_image"], job["saved_unix_ms"]
-
     if last_image(lab.b) != ("", 0):
         raise Failure(f"a job that was moved and never saved has the image {last_image(lab.b)}")
     worked(lab.b.run(VICTIM, "cr-checkpoint", "hers", lab.home + "/image"))

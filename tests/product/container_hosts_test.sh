@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Containers as hosts, started as the pods of packaging/kubernetes/cr-hostd.yaml are: each has a cr-hostd and a network of its
 # own. An ordinary user's job is saved and restarted in one, and moves to the other. Then job-hostd.yaml's script, in a container
-# that is killed and started again. And what users are told in containers from which cr-hostd takes nothing.
+# that is killed and started again. And what users are told in containers whose requests cr-hostd refuses.
 set -u
 # shellcheck source=tests/product/podman.sh
 . tests/product/podman.sh

@@ -27,7 +27,7 @@ mkdir -p "$work/changed/docs"
 cp docs/containers.md "$work/changed/docs/"
 for change in 's/volumeMounts:/volumeMount:/' 's/containerPort: 7071/containerPort: 7072/' 's/--tls-ca=/--tls-car=/' \
   's/--every 10m/--evry 10m/' 's|hosts/ca.crt|hosts/ca.pem|' 's/defaultMode: 0400/defaultMode: 0444/' 's/SYS_PTRACE, //' \
-  's/cuda-remote-host:/cuda-remote-hosts:/' 's/host:0.9.0/host:0.8.0/' 's/claimName: jobs/claimName: job/' 's/secretName: cr-hostd/secretName: hostd/' \
+  's/cuda-remote-host:/cuda-remote-hosts:/' 's/host:[0-9.]*$/host:0.0.1/' 's/claimName: jobs/claimName: job/' 's/secretName: cr-hostd/secretName: hostd/' \
   's/type: Unconfined/type: RuntimeDefault/' 's/namespace: cuda-remote/namespace: cuda/' 's|mountPath: /jobs|mountPath: /job|'; do
   rm -rf "$work/changed/packaging"
   cp -rL packaging "$work/changed/packaging"

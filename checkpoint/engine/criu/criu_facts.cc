@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include <fstream>
-#include <functional>
 #include <iterator>
 #include <sstream>
 

@@ -24,7 +24,6 @@ class GhostLocks {
  public:
   // `folder`: of the locks, for all restores of this machine.
   explicit GhostLocks(std::string folder = "/run/cuda-remote-restores") : folder_(std::move(folder)) {}
-  ~GhostLocks() { Release(); }
   GhostLocks(const GhostLocks&) = delete;
   GhostLocks& operator=(const GhostLocks&) = delete;
 

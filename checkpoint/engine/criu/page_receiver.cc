@@ -127,7 +127,7 @@ PageReceiver::~PageReceiver() {
   if (socket_.ok()) shutdown(socket_.get(), SHUT_RDWR);
   {
     MutexLock lock(&mutex_);
-    if (error_.empty()) error_ = "it was given up";
+    if (error_.empty()) error_ = "it was cancelled";
   }
   changed_.NotifyAll();
   if (receiver_.joinable()) receiver_.join();

@@ -4,7 +4,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -12,13 +11,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <functional>
 #include <iterator>
 #include <map>
 #include <random>
 #include <set>
-#include <sstream>
 
 #include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/engine/criu/hold.h"

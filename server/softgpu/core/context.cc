@@ -34,7 +34,7 @@ pthread_key_t ThreadKey() {
 
 constexpr size_t kPrintLimit = 1 << 20;
 // How long the end of a context waits for kernels before it cancels them.
-constexpr uint64_t kPatienceNs = 10'000'000'000;
+constexpr std::chrono::seconds kPatience(10);
 
 }  // namespace
 
@@ -109,7 +109,7 @@ void Context::Deactivate() {
     // Failed kernels must not keep the caller waiting; others are let finish, if they do in time.
     if (error_ != CUDA_SUCCESS) cancel_ = true;
   }
-  uint64_t patience = uint64_t(NowNs()) + kPatienceNs;
+  const Moment patience = Now() + kPatience;
   for (const TaskPtr& task : Pending()) {
     if (task->WaitUntil(patience)) continue;
     cancel_ = true;

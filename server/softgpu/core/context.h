@@ -127,8 +127,8 @@ class Context : public std::enable_shared_from_this<Context> {
   std::vector<StreamPtr> streams_ CR_GUARDED_BY(submit_);  // all others
 
   Mutex peers_mutex_;
-  std::set<uint64_t> peers_
-      CR_GUARDED_BY(peers_mutex_);  // whose memory is accessible: all is in one process, so only the answers differ
+  // Whose memory is accessible: all is in one process, so only the answers differ.
+  std::set<uint64_t> peers_ CR_GUARDED_BY(peers_mutex_);
 
   Mutex output_mutex_;
   std::string output_ CR_GUARDED_BY(output_mutex_);

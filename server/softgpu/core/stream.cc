@@ -34,15 +34,12 @@ void Task::Wait() {
   while (!done_.load(std::memory_order_relaxed)) changed_.Wait(&mutex_);
 }
 
-bool Task::WaitUntil(uint64_t deadline) {
+bool Task::WaitUntil(Moment end) {
   if (!done()) Want();
   MutexLock lock(&mutex_);
-  while (!done_.load(std::memory_order_relaxed)) {
-    uint64_t now = uint64_t(NowNs());
-    if (now >= deadline) return false;
-    changed_.WaitFor(&mutex_, std::chrono::nanoseconds(deadline - now));
+  while (!done() && changed_.WaitUntil(&mutex_, end)) {
   }
-  return true;
+  return done();
 }
 
 void Task::Execute(Context& context) {

@@ -39,8 +39,8 @@ class Task {
 
   bool done() const { return done_.load(std::memory_order_acquire); }
   void Wait();
-  // The same until NowNs() is `deadline`; false if it is not done then.
-  bool WaitUntil(uint64_t deadline);
+  // The same until `end`; false if it is not done then.
+  bool WaitUntil(Moment end);
 
   // Waits for `dependencies`, runs (unless the context failed; `always`: even then) and wakes who waits.
   void Execute(Context& context);
