@@ -59,6 +59,7 @@
 #include "host/sets.h"
 #include "host/wire.h"
 #include "proto/base/clock.h"
+#include "proto/base/text.h"
 #include "proto/codec/json.h"
 #include "proto/codec/text.h"
 
@@ -1324,7 +1325,6 @@ int Worker::FinishMove(int code) {
     settings_.counters->bytes_before += before;
     settings_.counters->bytes_in_pause += after;
     settings_.counters->paused_us += uint64_t(paused * 1e6);
-    char text[512];
     if (json_) {
       JsonWriter json(JsonWriter::kSpaced);
       json.Begin('{');
@@ -1341,11 +1341,12 @@ int Worker::FinishMove(int code) {
       const ssize_t ignored = write(user_output_, line.data(), line.size());
       static_cast<void>(ignored);
     } else if (!quiet_) {
+      char text[512];
       snprintf(text, sizeof(text),
-               "moved to %s in %.1f s (the job stood still for %.1f s): %.1f MiB sent while it ran, in %zu round%s, "
-               "and %.1f MiB while it stood still",
-               host_.c_str(), seconds, paused, double(before) / (1 << 20), rounds, rounds == 1 ? "" : "s",
-               double(after) / (1 << 20));
+               "moved to %s in %.1f s (the job stood still for %.1f s): %s sent while it ran, in %zu round%s, and %s "
+               "while it stood still",
+               host_.c_str(), seconds, paused, ByteText(double(before)).c_str(), rounds, rounds == 1 ? "" : "s",
+               ByteText(double(after)).c_str());
       Tell(Reply::NOTE, 0, text);
     }
     return 0;

@@ -28,6 +28,7 @@
 #include "proto/ring/ring.h"
 #include "server/worker/custom/handlers.gen.h"
 #include "server/worker/executor.h"
+#include "server/worker/staging.h"
 #include "server/worker/worker_session.h"
 
 namespace cuda_remote::bench {
@@ -118,8 +119,10 @@ double Measure(const LoadedDriver& driver, const Request& request, uint64_t coun
   const std::unique_ptr<ring::RingMemory> memory = ring::RingMemory::Map(welcome.fd.Release(), &error);
   if (!memory) Fail(error);
   ring::RingWriter writer(memory.get(), ring::kRequestRing);
+  server::StagingPool staging(driver.table);
   WorkerSession::Parts parts;
   parts.driver = &driver;
+  parts.staging = &staging;
   parts.custom = &server::kCustomHandlers;
   parts.channel = channel.get();
   WorkerSession session(parts);

@@ -30,7 +30,7 @@ void Progress::Update(uint64_t done, uint64_t total) {
   const double seconds = std::chrono::duration<double>(now - start_).count();
   const double rate = seconds > 0 ? double(done) / seconds : 0;
   const double share = total > 0 ? double(done) / double(total) : 1;
-  const double left = rate > 0 ? double(total - done) / rate : 0;
+  const double left = rate > 0 && done < total ? double(total - done) / rate : 0;
   const std::string facts = ByteText(double(done)) + " of " + ByteText(double(total)) + ", " + ByteText(rate) + "/s";
   if (!terminal_) {
     fprintf(stderr, "%s: %s, %.0f s left\n", what_.c_str(), facts.c_str(), left);

@@ -139,10 +139,10 @@ def stub(model, call):
             pre.append(f"  if ({n}) return Call::Unsupported(kInfo.name, {text.c_string(n + ' is not carried over')});")
         else:
             raise SystemExit(f"{call.symbol}: role '{p.role}' of {n} has no client code")
-    if row is not None and row.HasField("destroys"):
+    if row.HasField("destroys"):
         q = call.param(row.destroys.param)
         post.append(f"  call.Destroyed({object_key(q)});")
-    if row is not None and row.HasField("modifies"):
+    if row.HasField("modifies"):
         keys = [k for k in row.modifies.key if k != "*"]
         key = "0"
         if "*" in row.modifies.key:
@@ -154,19 +154,19 @@ def stub(model, call):
             post.append(f"  call.Undone({modified}, kCall_{row.modifies.undoes}, {key});")
         else:
             post.append(f"  call.Modified({modified}, {key});")
-    is_async = row is not None and getattr(row, "async")
+    is_async = getattr(row, "async")
     lines = []
     lines.append(text.wrap(f"CUresult Call_{call.symbol}(", parameters(call), ") {", "    "))
     lines.append(f"  constexpr const CallInfo& kInfo = info::k_{call.symbol};")
-    if row is not None and row.per_thread_forward:
+    if row.per_thread_forward:
         target = model.by_symbol(row.per_thread_forward)
         lines.append(f"  if (per_thread) return {body_name(target)}({call.arguments('nullptr', 'true')});")
     lines.append("  Call call(kInfo);")
     lines.append("  if (CUresult rc = call.Enter(); rc != CUDA_SUCCESS) return rc;")
-    for expression in row.valid if row is not None else []:
+    for expression in row.valid:
         lines.append(f"  if (!({expression})) return CUDA_ERROR_INVALID_VALUE;")
     lines += pre
-    for expression in row.check if row is not None else []:
+    for expression in row.check:
         lines.append(f"  if (const CUresult rc = {expression}; rc != CUDA_SUCCESS) return rc;")
     lines.append(f"  wire::{call.symbol}_Request in;")
     lines += fill
@@ -177,7 +177,7 @@ def stub(model, call):
         lines.append(f"  const CUresult rc = KnowsDeviceRange(call, {memory.address}, {memory.bytes}) ? call.Send() : call.Transact();")
     else:
         how = "Send()" if is_async else "Transact()"
-        if row is not None and row.cached:
+        if row.cached:
             about = [p.name for p in call.params if p.role == "handle" and p.kind in ("Function", "Kernel")]
             how = f"Recall(reinterpret_cast<uint64_t>({about[0]}))" if about else "Recall()"
         lines.append(f"  const CUresult rc = call.{how};")

@@ -83,7 +83,7 @@ class Arguments:
 def is_async(model, call):
     while call.status == "forward":
         call = model.by_symbol(call.row.forward)
-    return call.row is not None and getattr(call.row, "async")
+    return getattr(call.row, "async")
 
 
 def shown(expression):
@@ -139,7 +139,7 @@ def emit(model, args):
                 continue
             lines, names = case(model, arguments, call)
             body += lines
-            changes = call.row is not None and call.row.modifies.param == "context"
+            changes = call.row.modifies.param == "context"
             rows.append(f'    {{"{family.name}", "{call.symbol}", {"true" if changes else "false"}, &Call_{call.symbol}, {{{", ".join(text.c_string(n) for n in names)}}}}},')
         body = ["namespace {", ""] + body + ["}  // namespace", ""]
         body += [f"extern const std::vector<CallCases> k_{family.name};", f"const std::vector<CallCases> k_{family.name} = {{"] + rows + ["};"]

@@ -164,10 +164,10 @@ def case(model, call):
         elif p.role == "null":
             args.append("{}")
     row = call.row
-    if row is not None and row.HasField("destroys"):
+    if row.HasField("destroys"):
         after.append(f"  EXPECT_EQ(g_unbound.count((uint64_t)a_{row.destroys.param}), 1u);")
         after.append(f"  EXPECT_EQ(g_destroyed.count((uint64_t)a_{row.destroys.param}), 1u);")
-    if row is not None and row.HasField("modifies"):
+    if row.HasField("modifies"):
         after.append("  EXPECT_EQ(g_modified, 1);")
     has_optional = any(p.optional and p.stars for p in call.params)
     lines = [f"TEST(Conformance, {call.symbol}) {{", "  Reset();"]

@@ -53,7 +53,7 @@ def emit(model, args):
             if call.per_thread:
                 notes.append("`_" + call.per_thread + "`")
             row = call.row
-            if row is not None and status != "unsupported":
+            if status != "unsupported":
                 notes += [f"creates {c.kind}" for c in row.creates]
                 if row.HasField("destroys"):
                     notes.append("destroys")

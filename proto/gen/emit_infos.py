@@ -8,7 +8,7 @@ CONTEXT = {"none": "ContextOf::kNone", "thread": "ContextOf::kThread", "object":
 
 def sent_id(call):
     """Id of the request that a call's body sends."""
-    sends = call.row.sends if call.row is not None else ""
+    sends = call.row.sends
     if sends == "nothing" or call.status == "local" and not sends:
         return "0"
     return ("k" if sends.startswith("Op") else "kCall_") + (sends or call.symbol)

@@ -174,13 +174,13 @@ def handler(call):
             args.append("{}")
         else:
             raise SystemExit(f"{call.symbol}: role '{p.role}' of {n} has no handler code")
-    if row is not None and row.HasField("destroys"):
+    if row.HasField("destroys"):
         post.append(f"  session.Unbind(in.{row.destroys.param});")
     name = call.symbol
     lines = [f"CUresult Handle_{name}(Session& session, const Request& request, ReplyBuilder* reply) {{",
              f"  wire::{name}_Request in;", "  if (!in.Decode(request.message)) return kMalformedRequest;"]
     lines += first + pre
-    if row is not None and row.HasField("device_range"):
+    if row.HasField("device_range"):
         # Small allocations share pages, so the driver does not see where one ends.
         lines.append(f"  if (!session.MayUse({row.device_range.address}, {row.device_range.bytes})) return CUDA_ERROR_INVALID_VALUE;")
     lines.append(text.wrap(f"  const CUresult rc = session.driver().{call.member}(", args, ");", "      "))
@@ -223,10 +223,9 @@ def family_file(model, family):
 def describe(call):
     row = call.row
     facts = [f"call {call.id}", "custom body" if call.server_custom else "by the rules"]
-    if row is not None:
-        facts += [f"creates {c.kind}" for c in row.creates]
-        if row.HasField("destroys"):
-            facts.append(f"destroys {row.destroys.param}")
+    facts += [f"creates {c.kind}" for c in row.creates]
+    if row.HasField("destroys"):
+        facts.append(f"destroys {row.destroys.param}")
     return f"{call.symbol}: " + ", ".join(facts)
 
 
