@@ -152,6 +152,9 @@ class SnapshotEngine {
   // on. The contents of their memory may still be on their way then.
   virtual bool Dump(const Job& job, const std::string& facts, const std::string& image, const std::string& work,
                     After after, std::string* error) = 0;
+  // Whether what a Dump has failed at passes by itself, such as a connection that was just being made, so that another
+  // try soon is worth it.
+  virtual bool FailurePasses() const { return false; }
   // After a Dump: waits until all of its files are written. The processes may run on meanwhile, or be ended.
   virtual bool FinishFiles(std::string* error) { return true; }
   // After the process that called Dump was killed: waits until what that has started comes to its end. The processes

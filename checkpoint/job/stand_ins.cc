@@ -19,6 +19,8 @@
 namespace cuda_remote::checkpoint {
 namespace {
 
+constexpr char kOwnLoaderCache[] = "/lib/ld.so.cache";  // in a job's folder
+
 constexpr char kNvml[] = "libnvidia-ml.so";
 // What programs ask for; those with a version are what they cannot do without.
 constexpr const char* kNames[] = {"libcuda.so.1", "libnvidia-ml.so.1", "libcuda.so", "libnvidia-ml.so"};
@@ -151,7 +153,7 @@ bool PlanStandIns(const std::string& directory, Job* job, std::vector<Mount>* mo
   }
   std::string text;
   if (!AddToLoaderCache(cache, more, &text)) return true;
-  const std::string path = directory + "/lib/ld.so.cache";
+  const std::string path = directory + kOwnLoaderCache;
   unlink(path.c_str());
   std::ofstream out(path, std::ios::binary);
   if (!out.write(text.data(), std::streamsize(text.size())).flush() || chmod(path.c_str(), 0644) != 0) {
@@ -160,6 +162,10 @@ bool PlanStandIns(const std::string& directory, Job* job, std::vector<Mount>* mo
   }
   mounts->push_back({path, kLoaderCache});
   return true;
+}
+
+bool HasOwnLoaderCache(const Job& job) {
+  return !job.directory().empty() && access((job.directory() + kOwnLoaderCache).c_str(), F_OK) == 0;
 }
 
 std::string SeenByJob(const Job& job, const std::string& path) {

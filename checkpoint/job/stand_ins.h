@@ -16,8 +16,9 @@
 
 namespace cuda_remote::checkpoint {
 
-// The loader's cache. A job with libraries of ours in the place of others sees one of its own there.
 inline constexpr char kLoaderCache[] = "/etc/ld.so.cache";
+// Whether the job sees a cache of its own there, which a restart makes again.
+bool HasOwnLoaderCache(const Job& job);
 
 // What the job in the folder `directory` (LinkLibrary has made "lib" in it) is to see, for Plan::mounts. What covers a
 // library is noted in *job, so that a restart covers it again; what is noted there already is covered if it is here.

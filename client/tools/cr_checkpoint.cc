@@ -41,6 +41,9 @@ namespace {
 constexpr char kTool[] = "cr-checkpoint";
 // Besides those of job.h.
 constexpr int kExitInterrupted = 3;
+// Of one checkpoint, where what keeps it from being made passes.
+constexpr int kMostTries = 3;
+constexpr std::chrono::milliseconds kBetweenTries(50);
 
 constexpr char kExamples[] = R"(
 Examples:
@@ -129,8 +132,15 @@ class SaveReport final : public ToolReport {
 // One checkpoint. False and *error: there is no image, and the job continues.
 bool Checkpoint(const Options& options, const std::string& directory, const Job& job, SessionKeeper* keeper,
                 const std::function<bool()>& cancelled, SaveJobOutcome* outcome, std::string* error) {
-  SaveReport report(options, outcome, cancelled);
-  return SaveJob(options.save, job, directory, NewEngine().get(), keeper, &report, outcome, error);
+  for (int tries = 1;; ++tries) {
+    *outcome = {};
+    SaveReport report(options, outcome, cancelled);
+    const std::unique_ptr<SnapshotEngine> engine = NewEngine();
+    if (SaveJob(options.save, job, directory, engine.get(), keeper, &report, outcome, error)) return true;
+    // A cr-hostd follows one try.
+    if (!engine->FailurePasses() || tries == kMostTries || Caller::Get() || cancelled()) return false;
+    std::this_thread::sleep_for(kBetweenTries);
+  }
 }
 
 // A moment as people write it, here.

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import pty
+import random
 import re
 import select
 import shlex
@@ -29,6 +30,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 import harness  # noqa: E402
 from harness import Failure  # noqa: E402
 
+HERE = os.path.dirname(os.path.abspath(__file__))
 LIMIT = int(os.environ.get("CR_LIMIT", 60))  # seconds for anything that is waited for
 PYTHON = "/usr/bin/python3"  # one that other users can run, too
 USER = 1_400_000_000 + os.getpid()
@@ -622,6 +624,49 @@ def upgraded(context):
     preload = "LD_PRELOAD=$CUDA_REMOTE_JOB_DIR/lib/libcuda-remote-preload.so"
     command = f"{preload} CR_TEST_SYNC_FILE={sync} CR_TEST_PAUSE_AT=5,12 {program} --steps 30"
     saved_and_restarted(context, "upgraded", command, between=upgrade)
+
+
+def churns(context, kind, *options, times=6):
+    """A job whose processes and connections come and go is saved at any moment: nothing of it is lost or repeated, and it
+    is never refused for what passes by itself."""
+    program = [PYTHON, os.path.join(HERE, "churn.py"), kind]
+    job, image, stop = context.path(kind + ".job"), context.path(kind + ".image"), context.path(kind + ".stop")
+    out = context.path(kind + ".text")
+    command = [context.tool("cr-run"), "--job-dir", job, "--output", out, *options, "--", *program, stop]
+    lines = lambda: open(out).read().count("\n") if os.path.exists(out) else 0
+    process = context.start(kind, command)
+    moments = random.Random(7)
+
+    def wait_for_more():
+        before = lines()
+        harness.wait_for(lambda: lines() > before or not process.running(), LIMIT, lambda: f"no more lines: {process.describe()}")
+
+    for time_ in range(times):
+        wait_for_more()
+        time.sleep(moments.uniform(0, 0.1))
+        ends = ["--stop"] if time_ % 2 else []
+        context.run([context.tool("cr-checkpoint"), *ends, job, image])
+        if ends:
+            process.wait(LIMIT)
+            process = context.start(f"{kind}-{time_}", [context.tool("cr-restart"), image])
+            wait_for_more()
+        shutil.rmtree(image)
+    open(stop, "w").close()
+    process.expect_success(LIMIT)
+    same(kind, open(out).read(), context.run([*program, str(lines())]).stdout)
+
+
+@case
+def churn(context):
+    """Processes, programs that are just starting, and connections."""
+    for kind in ("shells", "forks", "pairs", "connections", "signals"):
+        churns(context, kind)
+
+
+@case
+def churn_orphans(context):
+    """Processes that have lost their parents."""
+    churns(context, "orphans", "--adopt")
 
 
 @case

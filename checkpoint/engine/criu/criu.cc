@@ -48,6 +48,7 @@
 #include "checkpoint/job/gpu_devices.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/network.h"
+#include "checkpoint/job/stand_ins.h"
 #include "proto/base/unique_fd.h"
 #include "proto/codec/text.h"
 
@@ -58,7 +59,11 @@ constexpr const char* kSystemV[] = {"/proc/sysvipc/shm", "/proc/sysvipc/sem", "/
 constexpr char kPrivateCriu[] = "/opt/cuda-remote/criu/criu";
 // Between the job's numbers and those of CRIU's own processes during a restore.
 constexpr int kPidGap = 100;
+// What CRIU says of a connection that is being made, or that nobody has accepted yet.
+constexpr char kBeingMade[] = "In-flight connection";
 constexpr int kMaxLogLines = 3;
+// For what may pass.
+constexpr int kMostLooks = 5;
 constexpr size_t kMostCheckBytes = 1000;
 // What `criu check` says in a container without privileges. Jobs need neither: CRIU has clone3 for process numbers, and
 // a job that has a tunnel open is refused when it is saved.
@@ -250,7 +255,7 @@ class Standstill {
     return true;
   }
   void End() {
-    if (std::exchange(begun_, false)) ContinueProcesses(job_, /*tcp=*/true, stopped_before_);
+    if (std::exchange(begun_, false)) ContinueProcesses(job_, stopped_before_);
   }
   // Until ContinueProcesses, or the job's end.
   void Keep() { begun_ = false; }
@@ -611,10 +616,8 @@ bool LendFolder(const Account& account, int folder, std::string* error) {
 
 // Nobody is kept from sending meanwhile, for which CRIU would need iptables: what others send is not in the image
 // anyway.
-std::vector<std::string> TcpOptions(const ProcessFacts& facts) {
-  if (facts.tcp()) return {"--tcp-established", "--network-lock", "skip"};
-  return {};
-}
+// Always: a connection may have been made since the processes were looked at.
+std::vector<std::string> TcpOptions() { return {"--tcp-established", "--network-lock", "skip"}; }
 
 // The job's own terminal is given to its session by init; CRIU only has the descriptors. A user's own job is in the
 // session and group of his shell.
@@ -631,12 +634,18 @@ std::string Several(const std::vector<Connection>& connections) {
 
 // False if a connection has no second end that would come back with it, and is not to be closed. Those of an address
 // that comes back with the job go on.
-bool DescribeConnections(const Job& job, ProcessFacts* facts, std::string* error) {
-  const std::vector<Connection> connections = OpenConnections(ProcessesOf(job));
-  // In a network of its own nobody else can come between.
-  facts->set_tcp(!connections.empty() || job.has_network());
-  const std::vector<Connection> others = WithOthers(connections);
-  if (others.empty() || facts->tcp_close() || job.has_network()) return true;
+bool CheckConnections(const Job& job, const ProcessFacts& facts, std::string* error) {
+  if (facts.tcp_close() || job.has_network()) return true;
+  std::vector<Connection> others = WithOthers(OpenConnections(ProcessesOf(job)));
+  if (!others.empty()) {
+    // Not one whose other end a process has got, or closed, since the processes were listed.
+    usleep(kLookAgainUs);
+    const std::vector<Connection> now = WithOthers(OpenConnections(ProcessesOf(job)));
+    const std::set<Connection> last(now.begin(), now.end());
+    const auto passes = [&](const Connection& one) { return last.count(one) == 0; };
+    others.erase(std::remove_if(others.begin(), others.end(), passes), others.end());
+  }
+  if (others.empty()) return true;
   *error =
       "the job has TCP connections with others, which cannot come back after a restart: " + Several(others) +
       "; with --tcp-close it is saved, and finds them closed then; a job that was started with an address of its own "
@@ -686,7 +695,8 @@ int LockDump(const Job& job, const std::string& work_folder) {
 }
 
 // Looks which connections the image has after all. Those with others are closed in it, if that is wanted.
-bool SettleConnections(const Job& job, const ProcessFacts& facts, const std::string& image_folder, std::string* error) {
+bool SettleConnections(const Job& job, const ProcessFacts& facts, const std::string& image_folder, DumpFacts* found,
+                       std::string* error) {
   const std::string path = image_folder + "/files.img";
   std::string image;
   std::vector<Connection> connections;
@@ -698,11 +708,34 @@ bool SettleConnections(const Job& job, const ProcessFacts& facts, const std::str
   const std::vector<Connection> others = WithOthers(connections);
   if (others.empty() || (job.has_network() && !facts.tcp_close())) return true;
   if (!facts.tcp_close()) {
+    found->failure_passes = true;
     *error = "the job has opened or lost a TCP connection while it was saved: " + Several(others) + "; try again";
     return false;
   }
   CloseSaved(others, &image);
   return WriteImageFile(path, image, error);
+}
+
+// Whether the image has all processes of the job: CRIU saves those below the first one, and one may have lost its
+// parent since they were looked at. `before`: those that there were when CRIU was started; `stopped`: all have stood
+// still since CRIU saved them, so none can be newer.
+bool CheckSavedTree(const Job& job, const std::vector<int>& before, bool stopped, const std::string& image_folder,
+                    DumpFacts* found, std::string* error) {
+  std::vector<int> now = ProcessesOf(job);
+  if (!IsIsolated(job)) {
+    const std::vector<int> outlived = OutlivedProcessesOf(job);
+    now.insert(now.end(), outlived.begin(), outlived.end());
+  }
+  for (const int pid : now) {
+    if (!stopped && std::find(before.begin(), before.end(), pid) == before.end()) continue;
+    const int number = InnerPid(pid);
+    if (number == 0 || !IsRunning(pid)) continue;
+    if (access((image_folder + "/core-" + std::to_string(number) + ".img").c_str(), F_OK) == 0) continue;
+    found->failure_passes = true;
+    *error = ProcessText(pid) + " of the job lost its parent while the job was saved, and was not saved; try again";
+    return false;
+  }
+  return true;
 }
 
 // A restored process runs, unless somebody else than Standstill had stopped it.
@@ -795,6 +828,15 @@ std::string CriuCheck(const std::string& criu) {
   return asked && pclose(asked) == 0 ? "" : last_pid;
 }
 
+// Whether `check` succeeds, sooner or later: a process may have lost its parent just before its own end.
+bool Becomes(const std::function<bool()>& check) {
+  for (int looks = 1;; ++looks) {
+    if (check()) return true;
+    if (looks == kMostLooks) return false;
+    usleep(kLookAgainUs);
+  }
+}
+
 bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std::string* error) {
   facts->set_tcp_close(close_tcp);
   if ((!IsIsolated(job) && !job.users_own()) || !job.no_checkpoint().empty()) {
@@ -813,7 +855,7 @@ bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std:
              "; what it has there would not be saved";
     return false;
   }
-  const std::vector<Obstacle> obstacles = FindObstacles(ProcessesOf(job));
+  const std::vector<Obstacle> obstacles = FindObstacles([&] { return ProcessesOf(job); });
   if (!obstacles.empty()) {
     *error = ToText(obstacles[0]);
     for (size_t i = 1; i < obstacles.size(); ++i) *error += ". " + ToText(obstacles[i]);
@@ -854,10 +896,13 @@ bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std:
   facts->clear_kernel_features();
   for (const std::string& name : KernelFeaturesOf(ProcessesOf(job))) facts->add_kernel_features(name);
   FindSharedFiles(ProcessesOf(job), job.directory(), facts);
-  return CheckRights(job, error) &&
-         (IsIsolated(job) ? CheckTree(job, error) && CheckOnlyOnce(job, error)
-                          : CheckNamespaces(job, error) && CheckOwnTree(job, error)) &&
-         FindInheritedFiles(job, facts, error) && DescribeConnections(job, facts, error);
+  facts->set_own_loader_cache(HasOwnLoaderCache(job));
+  const auto check_tree = [&] {
+    return IsIsolated(job) ? CheckTree(job, error) && CheckOnlyOnce(job, error)
+                           : CheckNamespaces(job, error) && CheckOwnTree(job, error);
+  };
+  return CheckRights(job, error) && Becomes(check_tree) && FindInheritedFiles(job, facts, error) &&
+         CheckConnections(job, *facts, error);
 }
 
 std::string CriuErrors(const std::string& path) {
@@ -906,7 +951,7 @@ std::string DumpLog(const Job& job, const std::string& image_folder, const std::
 
 bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
                    const std::string& work_folder, bool leave_stopped, const std::function<bool(std::string*)>& still,
-                   PageReceiver* pages, std::set<int>* stopped_before, std::string* error) {
+                   PageReceiver* pages, DumpFacts* found, std::string* error) {
   std::string criu;
   if (!FindCriu(&criu, error)) return false;
   // By descriptor: the job's mount namespace may not see where the image goes.
@@ -952,7 +997,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
   if (account) command.push_back("--unprivileged");
   const std::string shared_files = SharedFilesToCopy(facts, image);
   for (const InheritedFile& file : facts.files()) command.insert(command.end(), {"--external", file.id()});
-  for (const std::string& option : TcpOptions(facts)) command.push_back(option);
+  for (const std::string& option : TcpOptions()) command.push_back(option);
   for (const std::string& option : TerminalOptions(job)) command.push_back(option);
   // CRIU has this open, too, and goes on if its caller is killed; then this waits for it.
   const int lock = LockDump(job, work_folder);
@@ -968,7 +1013,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
     for (const int fd : {lock, image, work}) close(fd);
     return false;
   }
-  *stopped_before = standstill.stopped_before();
+  found->stopped_before = standstill.stopped_before();
   const LinkLocks links(facts);
   int page_socket = -1;
   if (!pages->Begin(image, &page_socket, error)) {
@@ -979,6 +1024,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
   const std::string kernel = CriuFactsPath(criu);
   bool ready = !account || LendFolder(*account, image, error);
   LostWait wait(job);
+  const std::vector<int> before = ProcessesOf(job);
   const int code = !ready ? -1
                           : InsideJob(
                                 job,
@@ -1022,7 +1068,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
     if (ready && code == 0 && IsUsersFolder(job)) ready = CheckSavedRights(image_folder, *account, &problem);
     if (!ready && code == 0) *error = problem;
   }
-  if (code == 0 && !ready && leave_stopped) ContinueProcesses(job, facts.tcp(), *stopped_before);
+  if (code == 0 && !ready && leave_stopped) ContinueProcesses(job, found->stopped_before);
   close(image);
   close(work);
   close(lock);
@@ -1034,17 +1080,20 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
   }
   if (code == 0) {
     unlink(log.c_str());
-    if (SettleLinks(facts, image_folder, error) && SettleTerminal(job, image_folder, error) &&
+    if (CheckSavedTree(job, before, leave_stopped, image_folder, found, error) &&
+        SettleLinks(facts, image_folder, error) && SettleTerminal(job, image_folder, error) &&
         (!job.has_network() || SettleStates(standstill.stopped_before(), image_folder, error)) &&
-        (!facts.tcp() || SettleConnections(job, facts, image_folder, error))) {
+        SettleConnections(job, facts, image_folder, found, error)) {
       if (leave_stopped) standstill.Keep();
       return true;
     }
-    if (leave_stopped) ContinueProcesses(job, facts.tcp(), *stopped_before);
+    if (leave_stopped) ContinueProcesses(job, found->stopped_before);
     return false;
   }
   if (code > 0) {
-    *error = "CRIU could not save the job's processes: " + (unreceived.empty() ? CriuErrors(log) : unreceived);
+    const std::string errors = CriuErrors(log);
+    found->failure_passes = errors.find(kBeingMade) != std::string::npos;
+    *error = "CRIU could not save the job's processes: " + (unreceived.empty() ? errors : unreceived);
   }
   return false;
 }
@@ -1078,18 +1127,18 @@ bool OpenToCriu(const Account& account, int folder, std::string* error) {
   return ok && list;
 }
 
-bool ContinueProcesses(const Job& job, bool tcp, const std::set<int>& stopped_before) {
-  if (tcp) ResumeConnections(ProcessesOf(job), /*others_only=*/false);
+bool ContinueProcesses(const Job& job, const std::set<int>& stopped_before) {
+  ResumeConnections(ProcessesOf(job), /*others_only=*/false);
   if (job.has_network()) LetCallersIn(job);
   std::string ignored;
   const bool connected = !job.has_network() || ConnectNetwork(job.init_pid(), job.network(), &ignored);
   return RunOn(job, stopped_before) && connected;
 }
 
-bool KillProcesses(const Job& job, const ProcessFacts& facts) {
+bool KillProcesses(const Job& job) {
   // So that others are told, unless their connections go on after a restart. The job's own connections end without a
   // word, and leave their ports free for it.
-  if (facts.tcp() && !job.has_network()) ResumeConnections(ProcessesOf(job), /*others_only=*/true);
+  if (!job.has_network()) ResumeConnections(ProcessesOf(job), /*others_only=*/true);
   // Of a job without an init process, which others are the job's is known only while their parents are there.
   const std::vector<int> pids = IsIsolated(job) ? std::vector<int>() : ProcessesOf(job);
   const auto ended = [&] {
@@ -1155,7 +1204,7 @@ bool RestoreCommand(const Job& job, const ProcessFacts& facts, const std::string
               "--manage-cgroups=ignore",
               "--ext-unix-sk",
               "--file-locks"};
-  for (const std::string& option : TcpOptions(facts)) command->push_back(option);
+  for (const std::string& option : TcpOptions()) command->push_back(option);
   for (const std::string& option : TerminalOptions(job)) command->push_back(option);
   std::set<std::string> named;
   for (const Stdio& stream : facts.stdio()) {

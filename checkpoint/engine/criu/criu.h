@@ -44,22 +44,27 @@ bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std:
 // About how much memory of the job's processes a dump saves, in bytes.
 uint64_t SavedBytes(const Job& job);
 
+struct DumpFacts {
+  std::set<int> stopped_before;  // for ContinueProcesses
+  bool failure_passes = false;   // SnapshotEngine::FailurePasses
+};
+
 // Saves the job's processes into `image_folder`. Afterwards they run on, or are stopped (`leave_stopped`). CRIU's log
 // is DumpLog. Of a user's own job, `work_folder` is touched with his rights only. `still`: SnapshotEngine::OnStill; may
-// be null. `pages`: a new one, which then has files to finish. *stopped_before: for ContinueProcesses.
+// be null. `pages`: a new one, which then has files to finish.
 bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
                    const std::string& work_folder, bool leave_stopped, const std::function<bool(std::string*)>& still,
-                   PageReceiver* pages, std::set<int>* stopped_before, std::string* error);
+                   PageReceiver* pages, DumpFacts* found, std::string* error);
 
 std::string DumpLog(const Job& job, const std::string& image_folder, const std::string& work_folder);
 
 // Waits until no CRIU saves the processes of the job whose `work_folder` this is: its caller may have been killed.
 void AwaitDumpProcesses(const std::string& work_folder);
 
-// After a dump that left them stopped: lets them run on, or ends them. `tcp`: ProcessFacts'. `stopped_before`:
-// processes that somebody else had stopped, as numbered inside; these stay so.
-bool ContinueProcesses(const Job& job, bool tcp, const std::set<int>& stopped_before = {});
-bool KillProcesses(const Job& job, const ProcessFacts& facts);
+// After a dump that left them stopped: lets them run on, or ends them. `stopped_before`: processes that somebody else
+// had stopped, as numbered inside; these stay so.
+bool ContinueProcesses(const Job& job, const std::set<int>& stopped_before = {});
+bool KillProcesses(const Job& job);
 
 // The command that restores. *opened: descriptors that it inherits, for this process's streams and the files that the
 // job needs; close them when it has run. `seen_image`: where CRIU finds the files of `image_folder`. `terminal`: for

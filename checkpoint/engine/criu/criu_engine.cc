@@ -344,7 +344,7 @@ bool CriuEngine::Dump(const Job& job, const std::string& facts, const std::strin
   const std::string kept = logs_ + "." + kKeptDumpLog;
   std::unique_ptr<PageReceiver> pages = std::move(prepared_);
   if (!pages) pages = std::make_unique<PageReceiver>(SavedBytes(job));
-  if (DumpProcesses(job, known, image, work, after == After::kStop, still_, pages.get(), &stopped_before_, error)) {
+  if (DumpProcesses(job, known, image, work, after == After::kStop, still_, pages.get(), &last_, error)) {
     saved_ = std::move(pages);
     if (!logs_.empty()) unlink(kept.c_str());  // of an attempt that failed
     return true;
@@ -364,7 +364,7 @@ bool CriuEngine::FinishFiles(std::string* error) {
 void CriuEngine::AwaitDump(const Job& job, const std::string& work, After after) {
   AwaitDumpProcesses(work);
   // CRIU leaves such a job stopped in any case.
-  if (after == After::kRun && job.has_network()) ContinueProcesses(job, /*tcp=*/true);
+  if (after == After::kRun && job.has_network()) ContinueProcesses(job);
 }
 
 bool CriuEngine::ListNeeds(const Job& job, const std::string& facts, const std::string& image, ckptfmt::Needs* needs,
@@ -376,16 +376,14 @@ bool CriuEngine::ListNeeds(const Job& job, const std::string& facts, const std::
   return false;
 }
 
-bool CriuEngine::Resume(const Job& job, const std::string& facts) {
+bool CriuEngine::Resume(const Job& job, const std::string&) {
   const AsRoot root;
-  ProcessFacts known;
-  return FactsFromJson(facts, &known) && ContinueProcesses(job, known.tcp(), stopped_before_);
+  return ContinueProcesses(job, last_.stopped_before);
 }
 
-bool CriuEngine::End(const Job& job, const std::string& facts) {
+bool CriuEngine::End(const Job& job, const std::string&) {
   const AsRoot root;
-  ProcessFacts known;
-  return FactsFromJson(facts, &known) && KillProcesses(job, known);
+  return KillProcesses(job);
 }
 
 bool CriuEngine::Summarize(const std::string& facts, SavedSummary* summary, std::string* error) const {

@@ -5,11 +5,11 @@
 
 #include <functional>
 #include <memory>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "checkpoint/engine/criu/criu.h"
 #include "checkpoint/engine/criu/page_receiver.h"
 #include "checkpoint/engine/snapshot_engine.h"
 
@@ -31,6 +31,7 @@ class CriuEngine final : public SnapshotEngine {
   void OnStill(std::function<bool(std::string*)> still) override { still_ = std::move(still); }
   bool Dump(const Job& job, const std::string& facts, const std::string& image, const std::string& work, After after,
             std::string* error) override;
+  bool FailurePasses() const override { return last_.failure_passes; }
   bool FinishFiles(std::string* error) override;
   void AwaitDump(const Job& job, const std::string& work, After after) override;
   bool ListNeeds(const Job& job, const std::string& facts, const std::string& image, ckptfmt::Needs* needs,
@@ -48,7 +49,7 @@ class CriuEngine final : public SnapshotEngine {
   std::string logs_;
   std::function<bool(std::string*)> still_;
   std::unique_ptr<PageReceiver> prepared_, saved_;  // of the Dump that comes next, and of the last one
-  std::set<int> stopped_before_;                    // of the last one: processes that somebody else had stopped
+  DumpFacts last_;
 };
 
 }  // namespace cuda_remote::checkpoint

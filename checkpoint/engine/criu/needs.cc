@@ -127,8 +127,8 @@ bool ReadNeeds(std::string_view image, const Job& job, const ProcessFacts& proce
   for (const FileFacts& file : process_facts.shared_files()) known.insert(file.path());
   // A process that was about to connect to its GPU server has it open.
   if (!job.directory().empty()) known.insert(job.directory() + "/" + kConnectionLockName);
-  // A program that was just starting has it mapped, and it is the job's own.
-  if (!job.stand_ins().empty()) known.insert(kLoaderCache);
+  // A program that was just starting has it open.
+  if (process_facts.own_loader_cache()) known.insert(kLoaderCache);
   return ReadFilesImage(image, FileKind::kRegular, [&](protozero::pbf_reader facts) {
     Entry entry = ParseEntry(facts);
     if (!entry.plain || entry.path.empty()) return;

@@ -12,9 +12,12 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <fstream>
 #include <map>
 #include <set>
+#include <utility>
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -167,11 +170,20 @@ bool IsOurProgram(int pid) {
   return false;
 }
 
+struct Found {
+  Obstacle obstacle;
+  uint64_t inode = 0;  // of a socket
+
+  bool operator==(const Found& other) const {
+    return obstacle.pid == other.obstacle.pid && obstacle.what == other.obstacle.what && inode == other.inode;
+  }
+};
+
 class Search {
  public:
-  explicit Search(const std::vector<int>& pids) : pids_(pids), sockets_(UnixSockets()) {}
+  explicit Search(std::vector<int> pids) : pids_(std::move(pids)), sockets_(UnixSockets()) {}
 
-  std::vector<Obstacle> Run() {
+  std::vector<Found> Run() {
     for (const int pid : pids_) {
       ForEachFile(pid, [&](const std::string&, const std::string& target) {
         if (StartsWith(target, kSocket))
@@ -199,10 +211,8 @@ class Search {
     if (list) closedir(list);
   }
 
-  // Each kind once for a process.
-  void Add(int pid, const std::string& what, const std::string& advice) {
-    if (!said_.insert({pid, what}).second) return;
-    found_.push_back({pid, StatusField(pid, "Name"), what, advice});
+  void Add(int pid, const std::string& what, const std::string& advice, uint64_t inode = 0) {
+    found_.push_back({{pid, StatusField(pid, "Name"), what, advice}, inode});
   }
 
   void LookAtProcess(int pid) {
@@ -267,15 +277,14 @@ class Search {
     Add(pid,
         "has a connection to " + (owner.empty() ? "another program" : owner) + ", which is not of the job" +
             (name.empty() || name[0] != '/' ? "" : ", at " + name),
-        "close the connection before the checkpoint, or start the other program in the same job");
+        "close the connection before the checkpoint, or start the other program in the same job", inode);
   }
 
-  const std::vector<int>& pids_;
+  const std::vector<int> pids_;
   const std::map<uint32_t, UnixSocket> sockets_;
   std::set<uint32_t> inside_;  // the job's sockets
   int criu_waits_ = 0;
-  std::set<std::pair<int, std::string>> said_;
-  std::vector<Obstacle> found_;
+  std::vector<Found> found_;
 };
 
 }  // namespace
@@ -285,6 +294,17 @@ std::string ToText(const Obstacle& obstacle) {
          ", which cannot be saved; " + obstacle.advice;
 }
 
-std::vector<Obstacle> FindObstacles(const std::vector<int>& pids) { return Search(pids).Run(); }
+std::vector<Obstacle> FindObstacles(const std::function<std::vector<int>()>& list) {
+  const std::vector<Found> before = Search(list()).Run();
+  if (before.empty()) return {};
+  usleep(kLookAgainUs);
+  std::set<std::pair<int, std::string>> said;  // each kind once for a process
+  std::vector<Obstacle> found;
+  for (Found& now : Search(list()).Run()) {
+    if (std::find(before.begin(), before.end(), now) == before.end()) continue;
+    if (said.insert({now.obstacle.pid, now.obstacle.what}).second) found.push_back(std::move(now.obstacle));
+  }
+  return found;
+}
 
 }  // namespace cuda_remote::checkpoint

@@ -6,10 +6,14 @@
 #ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_OBSTACLES_H_
 #define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_OBSTACLES_H_
 
+#include <functional>
 #include <string>
 #include <vector>
 
 namespace cuda_remote::checkpoint {
+
+// Between two looks at what may pass by itself.
+inline constexpr int kLookAgainUs = 20000;
 
 struct Obstacle {
   int pid = 0;          // as this machine numbers it
@@ -21,8 +25,9 @@ struct Obstacle {
 // "python3 (PID 4711) has the device /dev/fuse open, which cannot be saved; close it before the checkpoint".
 std::string ToText(const Obstacle& obstacle);
 
-// Of these processes. Connections with cuda-remote's own programs are none: the client library lets go of them.
-std::vector<Obstacle> FindObstacles(const std::vector<int>& pids);
+// Of the processes that `list` gives, which is called twice if there is any: what has passed by then is none.
+// Connections with cuda-remote's own programs are none: the client library lets go of them.
+std::vector<Obstacle> FindObstacles(const std::function<std::vector<int>()>& list);
 
 }  // namespace cuda_remote::checkpoint
 

@@ -55,6 +55,10 @@ class Child {
   bool did_ = false;
 };
 
+std::vector<Obstacle> Obstacles(const std::vector<int>& pids) {
+  return FindObstacles([&pids] { return pids; });
+}
+
 std::string Texts(const std::vector<Obstacle>& obstacles) {
   std::string text;
   for (const Obstacle& obstacle : obstacles) text += ToText(obstacle) + "\n";
@@ -68,7 +72,7 @@ TEST(Obstacles, OrdinaryProcessesHaveNone) {
            socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0 && pipe(pair) == 0;
   });
   ASSERT_TRUE(child.did());
-  EXPECT_EQ(Texts(FindObstacles({child.pid()})), "");
+  EXPECT_EQ(Texts(Obstacles({child.pid()})), "");
 }
 
 TEST(Obstacles, AConnectionWithAnotherProgramIsNamed) {
@@ -81,13 +85,13 @@ TEST(Obstacles, AConnectionWithAnotherProgramIsNamed) {
         return true;
       });
       ASSERT_TRUE(child.did());
-      const std::string text = Texts(FindObstacles({child.pid()}));
+      const std::string text = Texts(Obstacles({child.pid()}));
       EXPECT_NE(text.find("has a connection to"), std::string::npos) << text;
       const std::string other = "(PID " + std::to_string(getpid()) + "), which is not of the job";
       EXPECT_NE(text.find(other), std::string::npos) << text;
       EXPECT_NE(text.find("close the connection"), std::string::npos) << text;
       // Both ends are in the job.
-      EXPECT_EQ(Texts(FindObstacles({child.pid(), getpid()})), "");
+      EXPECT_EQ(Texts(Obstacles({child.pid(), getpid()})), "");
     }
     close(pair[0]);
     close(pair[1]);
@@ -112,7 +116,7 @@ TEST(Obstacles, TheServersSocketIsLetGoOf) {
       });
       ASSERT_TRUE(child.did());
       const int accepted = accept(listener, nullptr, nullptr);
-      const std::string text = Texts(FindObstacles({child.pid()}));
+      const std::string text = Texts(Obstacles({child.pid()}));
       EXPECT_EQ(text.find("at " + path) == std::string::npos, path.find("session") != std::string::npos) << text;
       close(accepted);
     }
@@ -127,7 +131,7 @@ TEST(Obstacles, IoUring) {
     return syscall(SYS_io_uring_setup, 4, &parameters) >= 0;
   });
   if (!child.did()) GTEST_SKIP() << "io_uring is not allowed here";
-  EXPECT_NE(Texts(FindObstacles({child.pid()})).find("uses io_uring, which cannot be saved"), std::string::npos);
+  EXPECT_NE(Texts(Obstacles({child.pid()})).find("uses io_uring, which cannot be saved"), std::string::npos);
 }
 
 TEST(Obstacles, ADevice) {
@@ -143,7 +147,7 @@ TEST(Obstacles, ADevice) {
   if (device.empty()) GTEST_SKIP() << "no device here that can be opened";
   const Child child([&] { return open(device.c_str(), O_RDONLY) >= 0; });
   ASSERT_TRUE(child.did());
-  const std::string text = Texts(FindObstacles({child.pid()}));
+  const std::string text = Texts(Obstacles({child.pid()}));
   EXPECT_NE(text.find("has the device " + device + " open"), std::string::npos) << text;
 }
 
@@ -151,7 +155,7 @@ TEST(Obstacles, ADebugger) {
   const Child child([] { return true; });
   ASSERT_TRUE(child.did());
   ASSERT_EQ(ptrace(PTRACE_SEIZE, child.pid(), nullptr, nullptr), 0);
-  const std::string text = Texts(FindObstacles({child.pid()}));
+  const std::string text = Texts(Obstacles({child.pid()}));
   EXPECT_NE(text.find("is traced by"), std::string::npos) << text;
   EXPECT_NE(text.find("(PID " + std::to_string(getpid()) + ")"), std::string::npos) << text;
 }
@@ -168,14 +172,14 @@ TEST(Obstacles, TheCriuOfAToolThatWasKilledIsWaitedFor) {
     return true;
   });
   ASSERT_TRUE(criu.did());
-  EXPECT_EQ(Texts(FindObstacles({child.pid()})), "");
+  EXPECT_EQ(Texts(Obstacles({child.pid()})), "");
 }
 
 TEST(Obstacles, ASemaphoreOfEvents) {
   const Child plain([] { return eventfd(1, 0) >= 0; }), semaphore([] { return eventfd(1, EFD_SEMAPHORE) >= 0; });
   ASSERT_TRUE(plain.did() && semaphore.did());
-  EXPECT_EQ(Texts(FindObstacles({plain.pid()})), "");
-  const std::string text = Texts(FindObstacles({semaphore.pid()}));
+  EXPECT_EQ(Texts(Obstacles({plain.pid()})), "");
+  const std::string text = Texts(Obstacles({semaphore.pid()}));
   EXPECT_NE(text.find("has an eventfd with EFD_SEMAPHORE"), std::string::npos) << text;
 }
 

@@ -15,6 +15,7 @@
 #include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/engine/criu/descriptors.h"
 #include "checkpoint/job/job.h"
+#include "checkpoint/job/stand_ins.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -67,6 +68,8 @@ bool Writes(const std::string& process, const std::string& number) {
 bool ParseFiles(std::string_view image, const ProcessFacts& process_facts, std::vector<SavedFile>* files) {
   files->clear();
   std::set<std::string> known;
+  // A program that was just starting has it open.
+  if (process_facts.own_loader_cache()) known.insert(kLoaderCache);
   return ReadFilesImage(image, FileKind::kRegular, [&](protozero::pbf_reader entry) {
     SavedFile file;
     if (ParseEntry(entry, process_facts, &file) && known.insert(file.path).second) files->push_back(std::move(file));

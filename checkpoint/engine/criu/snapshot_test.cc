@@ -219,14 +219,13 @@ class SnapshotTest : public testing::Test {
   void Save(const std::string& image, bool stop) {
     ASSERT_TRUE(DescribeProcesses(job_, close_tcp_, &facts_, &error_)) << error_;
     PageReceiver pages(SavedBytes(job_));
-    ASSERT_TRUE(DumpProcesses(job_, facts_, folder_ + image, folder_ + "/job", stop, nullptr, &pages, &stopped_before_,
-                              &error_))
+    ASSERT_TRUE(DumpProcesses(job_, facts_, folder_ + image, folder_ + "/job", stop, nullptr, &pages, &found_, &error_))
         << error_;
     ASSERT_TRUE(pages.Finish(&error_)) << error_;
   }
 
   void Kill() {
-    ASSERT_TRUE(KillProcesses(job_, facts_));
+    ASSERT_TRUE(KillProcesses(job_));
     EXPECT_EQ(Wait(), 128 + SIGKILL);
   }
 
@@ -275,7 +274,7 @@ class SnapshotTest : public testing::Test {
   Isolated isolated_;
   Job job_;
   ProcessFacts facts_;
-  std::set<int> stopped_before_;
+  DumpFacts found_;
   bool close_tcp_ = false;
 };
 
@@ -322,7 +321,7 @@ TEST_F(SnapshotTest, StoppedAndContinued) {
   close(out);
   usleep(100000);
   Save("/image", true);
-  EXPECT_TRUE(ContinueProcesses(job_, facts_.tcp()));
+  EXPECT_TRUE(ContinueProcesses(job_));
   EXPECT_EQ(Wait(), kExit);
   EXPECT_EQ(Contents(path), Expected(50));
 }
@@ -355,10 +354,9 @@ TEST_F(SnapshotTest, ConnectionsWithItselfAreKept) {
   close(out);
   usleep(200000);
   Save("/image", false);
-  EXPECT_TRUE(facts_.tcp());
   usleep(200000);
   Save("/image2", true);
-  EXPECT_TRUE(ContinueProcesses(job_, facts_.tcp())) << "as after a checkpoint --stop that has failed at last";
+  EXPECT_TRUE(ContinueProcesses(job_)) << "as after a checkpoint --stop that has failed at last";
   usleep(200000);
   ASSERT_EQ(system(("rm -r " + folder_ + "/image2/*").c_str()), 0);
   Save("/image2", true);

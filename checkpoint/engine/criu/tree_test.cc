@@ -629,15 +629,15 @@ class TreeTest : public testing::Test {
     std::string error;
     ASSERT_TRUE(DescribeProcesses(job_, /*close_tcp=*/false, &facts_, &error)) << error;
     PageReceiver pages(SavedBytes(job_));
-    ASSERT_TRUE(DumpProcesses(job_, facts_, g_folder + "/image", g_folder + "/job", stop, nullptr, &pages,
-                              &stopped_before_, &error))
+    ASSERT_TRUE(
+        DumpProcesses(job_, facts_, g_folder + "/image", g_folder + "/job", stop, nullptr, &pages, &found_, &error))
         << error << "\n"
         << LastLines(g_folder + "/job/engine-dump.log");
     ASSERT_TRUE(pages.Finish(&error)) << error;
   }
 
   void Kill() {
-    ASSERT_TRUE(KillProcesses(job_, facts_));
+    ASSERT_TRUE(KillProcesses(job_));
     WaitForwarding(isolated_.init, true);
     int status;
     ProgramStatus(isolated_, &status);
@@ -692,7 +692,7 @@ class TreeTest : public testing::Test {
   Isolated isolated_;
   Job job_;
   ProcessFacts facts_;
-  std::set<int> stopped_before_;
+  DumpFacts found_;
   bool adopt_ = false;
 };
 
@@ -834,8 +834,8 @@ TEST_F(TreeTest, LeavesLinksOfOthers) {
   std::string error;
   ASSERT_TRUE(DescribeProcesses(job_, /*close_tcp=*/false, &facts_, &error)) << error;
   PageReceiver pages(SavedBytes(job_));
-  EXPECT_FALSE(DumpProcesses(job_, facts_, g_folder + "/image", g_folder + "/job", false, nullptr, &pages,
-                             &stopped_before_, &error));
+  EXPECT_FALSE(
+      DumpProcesses(job_, facts_, g_folder + "/image", g_folder + "/job", false, nullptr, &pages, &found_, &error));
   EXPECT_NE(error.find("a file link_remap.NUMBER in the same folder is in the way"), std::string::npos) << error;
   EXPECT_EQ(LinkNamesTaken(), kLinkNames);
   for (int i = 0; i < kLinkNames; ++i) unlink(LinkName(i).c_str());
@@ -859,7 +859,7 @@ TEST_F(TreeTest, Stopped) { SaveAndRestore("Stopped"); }
 TEST_F(TreeTest, StoppedInAJobThatContinues) {
   ASSERT_NO_FATAL_FAILURE(StartSubject("Stopped"));
   ASSERT_NO_FATAL_FAILURE(Save(true));
-  EXPECT_TRUE(ContinueProcesses(job_, facts_.tcp(), stopped_before_)) << "as after a cr-checkpoint --stop that failed";
+  EXPECT_TRUE(ContinueProcesses(job_, found_.stopped_before)) << "as after a cr-checkpoint --stop that failed";
   Finish();
 }
 
