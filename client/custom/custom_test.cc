@@ -2,7 +2,6 @@
 // Call and the hand-written bodies against a fake server: what is sent, what is answered here, what stays in the log.
 #include <cuda.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -11,86 +10,15 @@
 #include <string>
 #include <vector>
 
+#include "client/custom/testing/custom_fixture.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
 #include "client/session/testing/fake_server.h"
 #include "proto/api/call_ids.gen.h"
 #include "proto/codec/codec.h"
-#include "proto/codec/decode_as.h"
-#include "proto/driverabi/job_addresses.h"
 
 namespace cuda_remote::client {
 namespace {
-
-constexpr uint64_t kArena = driverabi::kReservationBase;
-
-template <typename Message>
-std::string Encoded(const Message& message) {
-  std::string bytes;
-  message.Encode(&bytes);
-  return bytes;
-}
-
-// The process has one session, so all tests share it, with one context that is current.
-class CustomTest : public ::testing::Test {
- protected:
-  static void SetUpTestSuite() {
-    server_ = new FakeServer;
-    for (const char* name : {"CUDA_REMOTE_JOB_DIR", "CUDA_REMOTE_SYNC", "CUDA_REMOTE_GPU", "CUDA_VISIBLE_DEVICES"})
-      unsetenv(name);
-    setenv("CUDA_REMOTE_SERVER", server_->address().c_str(), 1);
-    wire::OpSessionInfo_Reply info;
-    info.driver_version = 13000;
-    wire::DeviceInfo device;
-    device.name = "Fake GPU";
-    device.total_memory = uint64_t(16) << 30;
-    device.attributes.assign(200, 1);
-    info.devices.assign(2, device);
-    server_->On(kOpSessionInfo, {CUDA_SUCCESS, Encoded(info)});
-    server_->On(kOpMemAlloc, [next = kArena](const FakeServer::Request& request) mutable {
-      wire::OpMemAlloc_Request in;
-      wire::OpMemAlloc_Reply out;
-      EXPECT_TRUE(in.Decode(request.message));
-      out.address = next;
-      out.bytes = in.bytes;
-      next += uint64_t(1) << 21;
-      return FakeServer::Answer{CUDA_SUCCESS, Encoded(out)};
-    });
-    ASSERT_EQ(cuInit(0), CUDA_SUCCESS);
-  }
-  static void TearDownTestSuite() { delete server_; }
-
-  void SetUp() override {
-    if (!context_) {
-      ASSERT_EQ(cuDevicePrimaryCtxRetain(&context_, 0), CUDA_SUCCESS);
-    }
-    ASSERT_EQ(cuCtxSetCurrent(context_), CUDA_SUCCESS);
-    Sent();
-  }
-
-  // Which calls the server got since the last time. Waits for an answer, so that all before it are among them.
-  std::vector<uint32_t> Sent() {
-    EXPECT_EQ(Session::Get()->requests().WaitForWork(), CUDA_SUCCESS);
-    std::vector<uint32_t> calls;
-    for (const FakeServer::Request& one : server_->Take()) {
-      if (one.header.call != kOpManagedUnmap) calls.push_back(one.header.call);
-    }
-    return calls;
-  }
-
-  bool InLog(Kind kind, uint64_t handle) {
-    Session* const session = Session::Get();
-    ReaderLock lock(&session->objects().mutex());
-    return session->objects().log().Find({kind, handle}) != nullptr;
-  }
-
-  static FakeServer* server_;
-  static CUcontext context_;
-};
-
-FakeServer* CustomTest::server_ = nullptr;
-CUcontext CustomTest::context_ = nullptr;
-using Calls = std::vector<uint32_t>;
 
 TEST_F(CustomTest, DevicesAreAnsweredHere) {
   int count = 0, version = 0;
@@ -397,34 +325,8 @@ TEST_F(CustomTest, ListsThatAreLongerOrShorterThanAskedFor) {
   EXPECT_EQ(cuGraphGetNodes(graph, nodes, &room), CUDA_ERROR_INVALID_VALUE) << "it is gone";
 }
 
-// A module with one kernel, which has one parameter of 4 bytes.
-class OneKernel {
- public:
-  explicit OneKernel(FakeServer* server) {
-    wire::OpFunctionInfo_Reply info;
-    info.name = "kernel";
-    info.parameters.emplace_back();
-    info.parameters[0].size = 4;
-    info.attributes.assign(CU_FUNC_ATTRIBUTE_MAX, 64);
-    server->On(kOpFunctionInfo, FakeServer::Answer(CUDA_SUCCESS, Encoded(info)));
-    EXPECT_EQ(cuModuleLoadData(&module_, kImage), CUDA_SUCCESS);
-    EXPECT_EQ(cuModuleGetFunction(&kernel_, module_, "kernel"), CUDA_SUCCESS);
-  }
-  ~OneKernel() { EXPECT_EQ(cuModuleUnload(module_), CUDA_SUCCESS); }
-  OneKernel(const OneKernel&) = delete;
-  OneKernel& operator=(const OneKernel&) = delete;
-
-  static constexpr char kImage[] = ".version 7.0\n.target sm_70\n.address_size 64\n";
-  CUmodule module() const { return module_; }
-  CUfunction kernel() const { return kernel_; }
-
- private:
-  CUmodule module_ = nullptr;
-  CUfunction kernel_ = nullptr;
-};
-
 TEST_F(CustomTest, ParametersInBothWays) {
-  const OneKernel one(server_);
+  const OneKernel one(server_, sizeof(int));
   Sent();
   const auto launch = [&one](void** parameters, void** extra) {
     return cuLaunchKernel(one.kernel(), 1, 1, 1, 1, 1, 1, 0, nullptr, parameters, extra);
@@ -450,7 +352,7 @@ TEST_F(CustomTest, ParametersInBothWays) {
 }
 
 TEST_F(CustomTest, HandlesThatAreNoKernels) {
-  const OneKernel one(server_);
+  const OneKernel one(server_, sizeof(int));
   Sent();
   CUfunction again = nullptr;
   EXPECT_EQ(cuModuleGetFunction(&again, one.module(), nullptr), CUDA_ERROR_INVALID_VALUE);
@@ -516,7 +418,7 @@ TEST_F(CustomTest, AKernelHasAttributesOnEachDevice) {
 }
 
 TEST_F(CustomTest, ArgumentsThatAreTooLongLoseNoSession) {
-  const OneKernel one(server_);
+  const OneKernel one(server_, sizeof(int));
   Sent();
   int value = 7;
   void* parameters[] = {&value};

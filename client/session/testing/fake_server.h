@@ -45,7 +45,8 @@ class FakeServer {
   using Handler = std::function<Answer(const Request&)>;
 
   // Listens in a folder of its own. Ends the process if that is impossible: nothing can be tested then.
-  FakeServer() {
+  // `shared_memory`: as a server on this machine, which shares memory with the client; else as over a relay.
+  explicit FakeServer(bool shared_memory = true) : shared_memory_(shared_memory) {
     char folder[] = "/tmp/fake-server-XXXXXX";
     std::string error = "mkdtemp failed";
     if (mkdtemp(folder)) {
@@ -87,6 +88,16 @@ class FakeServer {
     return std::exchange(requests_, {});
   }
 
+  // The file that the client passed under this tag, which a request has named. Not ok() if it does not come.
+  UniqueFd TakeFile(uint64_t tag) {
+    ServerChannel* channel;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      channel = channel_.get();
+    }
+    return UniqueFd(channel ? channel->TakeFd(tag, kArrivalTimeoutMs) : -1);
+  }
+
   // The server goes away.
   void End(const std::string& reason) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -94,6 +105,9 @@ class FakeServer {
   }
 
  private:
+  // For what is on its way already.
+  static constexpr int kArrivalTimeoutMs = 10000;
+
   std::string path() const { return folder_ + "/session.sock"; }
 
   void Serve() {
@@ -105,13 +119,16 @@ class FakeServer {
       std::lock_guard<std::mutex> lock(mutex_);
       if (over_ && socket < 0) return;
     }
+    // Whoever asks for something else than a session is refused at once.
+    listener_.Close();
     Packet packet;
     Hello hello;
     std::string error;
-    if (ReceivePacket(socket, &packet, 10000) != ChannelStatus::kOk || !DecodeHello(packet.body, &hello)) return;
+    if (ReceivePacket(socket, &packet, kArrivalTimeoutMs) != ChannelStatus::kOk || !DecodeHello(packet.body, &hello))
+      return;
     Welcome welcome;
     welcome.session = 7;
-    welcome.shared_memory = true;
+    welcome.shared_memory = shared_memory_;
     welcome.server = "fake";
     std::unique_ptr<ServerChannel> channel = ServerChannel::Create(socket, welcome, nullptr, &error);
     {
@@ -140,6 +157,7 @@ class FakeServer {
     }
   }
 
+  const bool shared_memory_;
   std::string folder_;
   UniqueFd listener_;
   std::thread thread_;
