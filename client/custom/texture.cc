@@ -108,9 +108,9 @@ CUresult Destroy(const CallInfo& info, Kind kind, uint64_t value, uint64_t Reque
 }
 
 // The driver's value is one that kernels can be given and that the tables can hold.
-CUresult CheckValue(uint64_t value) {
+CUresult CheckValue(const Call& call, uint64_t value) {
   if (value >> kValueBits == 0) return CUDA_SUCCESS;
-  return Call::Unsupported("cuTexObjectCreate", "the driver numbers texture and surface objects in an unknown way");
+  return Call::Unsupported(call.info().name, "the driver numbers texture and surface objects in an unknown way");
 }
 
 }  // namespace
@@ -133,7 +133,7 @@ CUresult Custom_cuTexObjectCreate(CUtexObject* pTexObject, const CUDA_RESOURCE_D
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   wire::cuTexObjectCreate_Reply reply;
   if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
-  if (const CUresult result = CheckValue(reply.pTexObject); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = CheckValue(call, reply.pTexObject); result != CUDA_SUCCESS) return result;
   request.pTexObject = reply.pTexObject;
   call.message().clear();
   request.Encode(&call.message());
@@ -195,7 +195,7 @@ CUresult Custom_cuSurfObjectCreate(CUsurfObject* pSurfObject, const CUDA_RESOURC
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   wire::cuSurfObjectCreate_Reply reply;
   if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
-  if (const CUresult result = CheckValue(reply.pSurfObject); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = CheckValue(call, reply.pSurfObject); result != CUDA_SUCCESS) return result;
   request.pSurfObject = reply.pSurfObject;
   call.message().clear();
   request.Encode(&call.message());
