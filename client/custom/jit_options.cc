@@ -19,7 +19,7 @@ bool IsOutput(CUjit_option option) {
 
 }  // namespace
 
-CUresult PackJitOptions(unsigned count, const CUjit_option* options, void* const* values,
+CUresult PackJitOptions(const char* name, unsigned count, const CUjit_option* options, void* const* values,
                         std::vector<uint32_t>* wire_options, std::vector<uint64_t>* wire_values) {
   if (count && (!options || !values)) return CUDA_ERROR_INVALID_VALUE;
   for (unsigned i = 0; i < count; ++i) {
@@ -28,7 +28,7 @@ CUresult PackJitOptions(unsigned count, const CUjit_option* options, void* const
       case CU_JIT_GLOBAL_SYMBOL_ADDRESSES:
       case CU_JIT_REFERENCED_KERNEL_NAMES:
       case CU_JIT_REFERENCED_VARIABLE_NAMES:
-        return Call::Unsupported("cuModuleLoadDataEx", "JIT options that name symbols are not carried over yet");
+        return Call::Unsupported(name, "JIT options that name symbols are not carried over yet");
       default:
         break;
     }
@@ -38,22 +38,22 @@ CUresult PackJitOptions(unsigned count, const CUjit_option* options, void* const
   return CUDA_SUCCESS;
 }
 
-void UnpackJitOptions(unsigned count, const CUjit_option* options, void** values,
+void UnpackJitOptions(unsigned count, const CUjit_option* options, void* const* given, void** values,
                       const std::vector<uint64_t>& wire_values, std::string_view info_log, std::string_view error_log) {
   // The sizes that the caller gave are its buffers' room; read them before they are overwritten.
   size_t info_room = 0, error_room = 0;
   for (unsigned i = 0; i < count; ++i) {
-    if (options[i] == CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES) info_room = reinterpret_cast<size_t>(values[i]);
-    if (options[i] == CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES) error_room = reinterpret_cast<size_t>(values[i]);
+    if (options[i] == CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES) info_room = reinterpret_cast<size_t>(given[i]);
+    if (options[i] == CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES) error_room = reinterpret_cast<size_t>(given[i]);
   }
   for (unsigned i = 0; i < count; ++i) {
     const bool info = options[i] == CU_JIT_INFO_LOG_BUFFER;
-    if (IsLogBuffer(options[i]) && values[i]) {
+    if (IsLogBuffer(options[i]) && given[i]) {
       const std::string_view log = info ? info_log : error_log;
       const size_t room = info ? info_room : error_room;
       const size_t bytes = std::min(room, log.size());
-      memcpy(values[i], log.data(), bytes);
-      if (bytes < room) static_cast<char*>(values[i])[bytes] = 0;
+      memcpy(given[i], log.data(), bytes);
+      if (bytes < room) static_cast<char*>(given[i])[bytes] = 0;
     } else if (IsOutput(options[i]) && i < wire_values.size()) {
       values[i] = reinterpret_cast<void*>(wire_values[i]);
     }

@@ -50,11 +50,8 @@ std::shared_ptr<Link> Find(Call& call, uint64_t state) {
 // Puts what the driver wrote so far into the application's buffers and values.
 void Deliver(const Link& link, const std::vector<uint64_t>& values, std::string_view info, std::string_view error) {
   if (!link.values) return;
-  std::vector<void*> results = link.given;  // sizes say how much room there is
-  UnpackJitOptions(unsigned(link.options.size()), link.options.data(), results.data(), values, info, error);
-  for (size_t i = 0; i < results.size(); ++i) {
-    if (results[i] != link.given[i]) link.values[i] = results[i];
-  }
+  UnpackJitOptions(unsigned(link.options.size()), link.options.data(), link.given.data(), link.values, values, info,
+                   error);
 }
 
 CUresult AddData(const CallInfo& info, CUlinkState state, CUjitInputType type, const void* data, size_t size,
@@ -71,7 +68,7 @@ CUresult AddData(const CallInfo& info, CUlinkState state, CUjitInputType type, c
   request.has_name = name != nullptr;
   if (name) request.name = name;
   if (const CUresult result =
-          PackJitOptions(numOptions, options, optionValues, &request.options, &request.option_values);
+          PackJitOptions(call.info().name, numOptions, options, optionValues, &request.options, &request.option_values);
       result != CUDA_SUCCESS) {
     return result;
   }
@@ -82,7 +79,8 @@ CUresult AddData(const CallInfo& info, CUlinkState state, CUjitInputType type, c
   const CUresult result = call.Transact();
   wire::cuLinkAddData_v2_Reply reply;
   if (reply.Decode(call.reply())) {
-    UnpackJitOptions(numOptions, options, optionValues, reply.option_values, reply.info_log, reply.error_log);
+    UnpackJitOptions(numOptions, options, optionValues, optionValues, reply.option_values, reply.info_log,
+                     reply.error_log);
     Deliver(*link, reply.state_option_values, reply.state_info_log, reply.state_error_log);
   }
   if (result == CUDA_SUCCESS) call.Created({Kind::kLinkState, input});
@@ -98,7 +96,7 @@ CUresult Custom_cuLinkCreate_v2(unsigned int numOptions, CUjit_option* options, 
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuLinkCreate_v2_Request request;
   if (const CUresult result =
-          PackJitOptions(numOptions, options, optionValues, &request.options, &request.option_values);
+          PackJitOptions(call.info().name, numOptions, options, optionValues, &request.options, &request.option_values);
       result != CUDA_SUCCESS) {
     return result;
   }

@@ -69,8 +69,8 @@ CUresult LoadModule(CUmodule* module, const void* image, unsigned numOptions, CU
   std::string_view bytes;
   if (const CUresult result = FindImage(image, &bytes); result != CUDA_SUCCESS) return result;
   wire::cuModuleLoadData_Request request;
-  if (const CUresult result =
-          PackJitOptions(numOptions, options, optionValues, &request.options, &request.option_values);
+  if (const CUresult result = PackJitOptions("cuModuleLoadDataEx", numOptions, options, optionValues, &request.options,
+                                             &request.option_values);
       result != CUDA_SUCCESS) {
     return result;
   }
@@ -82,7 +82,8 @@ CUresult LoadModule(CUmodule* module, const void* image, unsigned numOptions, CU
   const CUresult result = call.Transact();
   wire::cuModuleLoadData_Reply reply;
   if (reply.Decode(call.reply())) {
-    UnpackJitOptions(numOptions, options, optionValues, reply.option_values, reply.info_log, reply.error_log);
+    UnpackJitOptions(numOptions, options, optionValues, optionValues, reply.option_values, reply.info_log,
+                     reply.error_log);
   }
   if (result != CUDA_SUCCESS) return Refused(result);
   request.places = reply.places;
@@ -95,17 +96,17 @@ CUresult LoadModule(CUmodule* module, const void* image, unsigned numOptions, CU
   return CUDA_SUCCESS;
 }
 
-CUresult LoadLibrary(CUlibrary* library, const void* code, CUjit_option* jitOptions, void** jitOptionsValues,
-                     unsigned numJitOptions, CUlibraryOption* libraryOptions, void** libraryOptionValues,
-                     unsigned numLibraryOptions) {
+CUresult LoadLibrary(const char* name, CUlibrary* library, const void* code, CUjit_option* jitOptions,
+                     void** jitOptionsValues, unsigned numJitOptions, CUlibraryOption* libraryOptions,
+                     void** libraryOptionValues, unsigned numLibraryOptions) {
   if (!library || !code) return CUDA_ERROR_INVALID_VALUE;
   Call call(kLoadLibrary);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   std::string_view bytes;
   if (const CUresult result = FindImage(code, &bytes); result != CUDA_SUCCESS) return result;
   wire::cuLibraryLoadData_Request request;
-  if (const CUresult result =
-          PackJitOptions(numJitOptions, jitOptions, jitOptionsValues, &request.jit_options, &request.jit_option_values);
+  if (const CUresult result = PackJitOptions(name, numJitOptions, jitOptions, jitOptionsValues, &request.jit_options,
+                                             &request.jit_option_values);
       result != CUDA_SUCCESS) {
     return result;
   }
@@ -125,8 +126,8 @@ CUresult LoadLibrary(CUlibrary* library, const void* code, CUjit_option* jitOpti
   const CUresult result = call.Transact();
   wire::cuLibraryLoadData_Reply reply;
   if (reply.Decode(call.reply())) {
-    UnpackJitOptions(numJitOptions, jitOptions, jitOptionsValues, reply.jit_option_values, reply.info_log,
-                     reply.error_log);
+    UnpackJitOptions(numJitOptions, jitOptions, jitOptionsValues, jitOptionsValues, reply.jit_option_values,
+                     reply.info_log, reply.error_log);
   }
   if (result != CUDA_SUCCESS) return Refused(result);
   request.places = reply.places;
@@ -242,8 +243,8 @@ CUresult Custom_cuModuleGetGlobal_v2(CUdeviceptr* dptr, size_t* bytes, CUmodule 
 CUresult Custom_cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* jitOptions,
                                   void** jitOptionsValues, unsigned int numJitOptions, CUlibraryOption* libraryOptions,
                                   void** libraryOptionValues, unsigned int numLibraryOptions) {
-  return LoadLibrary(library, code, jitOptions, jitOptionsValues, numJitOptions, libraryOptions, libraryOptionValues,
-                     numLibraryOptions);
+  return LoadLibrary("cuLibraryLoadData", library, code, jitOptions, jitOptionsValues, numJitOptions, libraryOptions,
+                     libraryOptionValues, numLibraryOptions);
 }
 
 CUresult Custom_cuLibraryLoadFromFile(CUlibrary* library, const char* fileName, CUjit_option* jitOptions,
@@ -253,8 +254,8 @@ CUresult Custom_cuLibraryLoadFromFile(CUlibrary* library, const char* fileName, 
   if (!library || !fileName) return CUDA_ERROR_INVALID_VALUE;
   std::string image;
   if (const CUresult result = ReadImageFile(fileName, &image); result != CUDA_SUCCESS) return result;
-  return LoadLibrary(library, image.data(), jitOptions, jitOptionsValues, numJitOptions, libraryOptions,
-                     libraryOptionValues, numLibraryOptions);
+  return LoadLibrary("cuLibraryLoadFromFile", library, image.data(), jitOptions, jitOptionsValues, numJitOptions,
+                     libraryOptions, libraryOptionValues, numLibraryOptions);
 }
 
 CUresult Custom_cuLibraryUnload(CUlibrary library) {
