@@ -60,7 +60,18 @@ void SetPreferred(uint64_t first, uint64_t last, bool preferred, std::map<uint64
     if (begin < first) (*ranges)[begin] = first;
     if (end > last) (*ranges)[last] = end;
   }
-  if (preferred) (*ranges)[first] = last;
+  if (!preferred) return;
+  // With ranges beside it, it becomes one: a fetch goes up to a range's end.
+  if (const auto after = ranges->find(last); after != ranges->end()) {
+    last = after->second;
+    ranges->erase(after);
+  }
+  const auto next = ranges->lower_bound(first);
+  if (next != ranges->begin() && std::prev(next)->second == first) {
+    std::prev(next)->second = last;
+  } else {
+    (*ranges)[first] = last;
+  }
 }
 
 }  // namespace
