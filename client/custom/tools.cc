@@ -66,21 +66,22 @@ std::string CoredumpDefault(int attribute) {
          std::to_string(getpid());
 }
 
-// The context whose settings are meant.
-CUresult CoredumpScope(bool global, uint64_t* context) {
+// The context whose settings are meant. `name` is the application's call.
+CUresult CoredumpScope(const char* name, bool global, uint64_t* context) {
   *context = 0;
   if (global) return CUDA_SUCCESS;
-  CUcontext current = nullptr;
-  if (const CUresult result = Custom_cuCtxGetCurrent(&current); result != CUDA_SUCCESS) return result;
-  *context = reinterpret_cast<uint64_t>(current);
-  return current ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+  const CallInfo info{0, name, ContextOf::kThread};
+  Call call(info);
+  const CUresult result = call.Enter();
+  if (result == CUDA_SUCCESS) *context = call.thread().current_context();
+  return result;
 }
 
-CUresult GetCoredump(bool global, CUcoredumpSettings attribute, void* value, size_t* size) {
+CUresult GetCoredump(const char* name, bool global, CUcoredumpSettings attribute, void* value, size_t* size) {
   const size_t bytes = CoredumpBytes(attribute);
   if (!size || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   uint64_t context;
-  if (const CUresult result = CoredumpScope(global, &context); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = CoredumpScope(name, global, &context); result != CUDA_SUCCESS) return result;
   if (!value) {
     *size = bytes;
     return CUDA_SUCCESS;
@@ -100,12 +101,15 @@ CUresult GetCoredump(bool global, CUcoredumpSettings attribute, void* value, siz
   return CUDA_SUCCESS;
 }
 
-CUresult SetCoredump(const char* name, bool global, CUcoredumpSettings attribute, const void* value,
-                     const size_t* size) {
+CUresult SetCoredump(const char* name, bool global, CUcoredumpSettings attribute, const void* value, size_t* size) {
   const size_t bytes = CoredumpBytes(attribute);
-  if (!value || !size || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!size || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   uint64_t context;
-  if (const CUresult result = CoredumpScope(global, &context); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = CoredumpScope(name, global, &context); result != CUDA_SUCCESS) return result;
+  if (!value) {
+    *size = bytes;
+    return CUDA_SUCCESS;
+  }
   std::string wanted;
   if (IsName(attribute)) {
     const auto* const text = static_cast<const char*>(value);
@@ -136,11 +140,11 @@ CUresult CheckDevice(CUdevice device) {
 }  // namespace
 
 CUresult Custom_cuCoredumpGetAttribute(CUcoredumpSettings attrib, void* value, size_t* size) {
-  return GetCoredump(false, attrib, value, size);
+  return GetCoredump("cuCoredumpGetAttribute", false, attrib, value, size);
 }
 
 CUresult Custom_cuCoredumpGetAttributeGlobal(CUcoredumpSettings attrib, void* value, size_t* size) {
-  return GetCoredump(true, attrib, value, size);
+  return GetCoredump("cuCoredumpGetAttributeGlobal", true, attrib, value, size);
 }
 
 CUresult Custom_cuCoredumpSetAttribute(CUcoredumpSettings attrib, void* value, size_t* size) {
@@ -174,8 +178,8 @@ CUresult Custom_cuLogsCurrent(CUlogIterator* iterator_out, unsigned int flags) {
 CUresult Custom_cuLogsDumpToFile(CUlogIterator* iterator, const char* pathToFile, unsigned int flags) {
   if (!pathToFile) return CUDA_ERROR_INVALID_VALUE;
   bool lost;
-  const uint32_t next = LogBuffer::Next();
-  const std::vector<std::string> messages = LogBuffer::Since(iterator ? *iterator : 0, &lost);
+  uint32_t next;
+  const std::vector<std::string> messages = LogBuffer::Since(iterator ? *iterator : 0, &lost, &next);
   FILE* const file = fopen(pathToFile, "we");
   if (!file) return CUDA_ERROR_INVALID_VALUE;
   bool good = !lost || fputs(kCut, file) >= 0;
@@ -189,8 +193,8 @@ CUresult Custom_cuLogsDumpToFile(CUlogIterator* iterator, const char* pathToFile
 CUresult Custom_cuLogsDumpToMemory(CUlogIterator* iterator, char* buffer, size_t* size, unsigned int flags) {
   if (!buffer || !size) return CUDA_ERROR_INVALID_VALUE;
   bool lost;
-  const uint32_t next = LogBuffer::Next();
-  const std::vector<std::string> messages = LogBuffer::Since(iterator ? *iterator : 0, &lost);
+  uint32_t next;
+  const std::vector<std::string> messages = LogBuffer::Since(iterator ? *iterator : 0, &lost, &next);
   const size_t room = *size;
   *size = 0;
   if (room == 0) return CUDA_ERROR_INVALID_VALUE;

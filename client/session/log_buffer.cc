@@ -67,11 +67,12 @@ uint32_t LogBuffer::Next() {
   return g_next;
 }
 
-std::vector<std::string> LogBuffer::Since(uint32_t first, bool* lost) {
+std::vector<std::string> LogBuffer::Since(uint32_t first, bool* lost, uint32_t* next) {
   Guard guard;
   std::vector<std::string> messages;
   const uint32_t oldest = g_next > kMessages ? g_next - kMessages : 0;
   *lost = first < oldest;
+  *next = g_next;
   for (uint32_t i = std::max(first, oldest); i < g_next; ++i) {
     messages.push_back(std::string(g_messages[i % kMessages]) + "\n");
   }

@@ -24,8 +24,9 @@ class LogBuffer {
 
   // The number that the next message gets.
   static uint32_t Next();
-  // The messages from `first` on that are still there, each with its newline; *lost: whether older ones are gone.
-  static std::vector<std::string> Since(uint32_t first, bool* lost);
+  // The messages from `first` on that are still there, each with its newline. *lost: whether older ones are gone.
+  // *next: the number of the message that comes after them.
+  static std::vector<std::string> Since(uint32_t first, bool* lost, uint32_t* next);
 
   // A handle from 1 on; 0 if there is no room for another one.
   static uint64_t Register(Callback callback, void* data);
