@@ -107,19 +107,19 @@ CUresult FillSide(Call& call, CUmemorytype* type, CUdeviceptr* device, const voi
     out->needs.push_back(reinterpret_cast<uint64_t>(array));
     return CUDA_SUCCESS;
   }
-  if (*type == CU_MEMORYTYPE_HOST) *device = reinterpret_cast<CUdeviceptr>(host);
-  if (*type != CU_MEMORYTYPE_DEVICE) {
-    const void* const address = reinterpret_cast<const void*>(*device);
-    uint64_t reached;
-    if (IsSharedHostMemory(call.session(), address, 1, &reached) ||
-        MapForDevice(call, *device, &reached) == CUDA_SUCCESS) {
-      *device = reached;
-      *type = CU_MEMORYTYPE_DEVICE;
-    }
-  }
-  if (*type == CU_MEMORYTYPE_UNIFIED && IsDevicePointer(call.session(), *device)) *type = CU_MEMORYTYPE_DEVICE;
   if (*type == CU_MEMORYTYPE_DEVICE) return CUDA_SUCCESS;
-  return CUDA_ERROR_INVALID_VALUE;  // pageable memory: staged_node.h has that already
+  if (*type != CU_MEMORYTYPE_HOST && *type != CU_MEMORYTYPE_UNIFIED) return CUDA_ERROR_INVALID_VALUE;
+  if (*type == CU_MEMORYTYPE_HOST) *device = reinterpret_cast<CUdeviceptr>(host);
+  const void* const address = reinterpret_cast<const void*>(*device);
+  uint64_t reached;
+  if (IsSharedHostMemory(call.session(), address, 1, &reached) ||
+      MapForDevice(call, *device, &reached) == CUDA_SUCCESS) {
+    *device = reached;
+  } else if (*type == CU_MEMORYTYPE_HOST || !IsDevicePointer(call.session(), *device)) {
+    return CUDA_ERROR_INVALID_VALUE;  // pageable memory: staged_node.h has that already
+  }
+  *type = CU_MEMORYTYPE_DEVICE;
+  return CUDA_SUCCESS;
 }
 
 CUresult FillCopy(Call& call, const CUDA_MEMCPY3D& copy, CUcontext context, NodeMessage* out) {
@@ -602,7 +602,7 @@ CUresult Custom_cuGraphBatchMemOpNodeGetParams(CUgraphNode hNode, CUDA_BATCH_MEM
                MutexLock lock(&g_parameters_mutex);
                std::vector<CUstreamBatchMemOpParams>& kept = BatchesLocked()[reinterpret_cast<uint64_t>(hNode)];
                kept.resize(p.memory_operations.size() / sizeof kept[0]);
-               std::memcpy(kept.data(), p.memory_operations.data(), kept.size() * sizeof kept[0]);
+               if (!kept.empty()) std::memcpy(&kept[0], p.memory_operations.data(), kept.size() * sizeof kept[0]);
                nodeParams_out->ctx = reinterpret_cast<CUcontext>(p.context);
                nodeParams_out->count = unsigned(kept.size());
                nodeParams_out->paramArray = kept.data();
