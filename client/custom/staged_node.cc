@@ -16,9 +16,9 @@
 namespace cuda_remote::client {
 namespace {
 
-// Whether a side that is no array is memory of this process's alone.
+// Whether a side is memory of this process's alone.
 bool IsPageable(Call& call, CUmemorytype type, CUdeviceptr device, const void* host) {
-  if (type == CU_MEMORYTYPE_ARRAY || type == CU_MEMORYTYPE_DEVICE) return false;
+  if (type != CU_MEMORYTYPE_HOST && type != CU_MEMORYTYPE_UNIFIED) return false;
   const uint64_t address = type == CU_MEMORYTYPE_HOST ? reinterpret_cast<uint64_t>(host) : device;
   uint64_t reached;
   if (IsSharedHostMemory(call.session(), reinterpret_cast<const void*>(address), 1, &reached)) return false;
@@ -91,6 +91,25 @@ void Divert(const Sides& sides, StagedCopy* staged, CUDA_MEMCPY3D* copy) {
 
 size_t PackedBytes(const CUDA_MEMCPY3D& copy) { return copy.WidthInBytes * copy.Height * copy.Depth; }
 
+// What the driver refuses, of which it never hears here: it is given a copy of packed rows of pinned memory. Sides that
+// it does hear of may be wrong still.
+CUresult CheckStaged(const CUDA_MEMCPY3D& copy) {
+  const auto is_wrong = [&copy](CUmemorytype type, CUdeviceptr device, const void* host, size_t pitch) {
+    if (type == CU_MEMORYTYPE_DEVICE || type == CU_MEMORYTYPE_ARRAY) return false;
+    if (type != CU_MEMORYTYPE_HOST && type != CU_MEMORYTYPE_UNIFIED) return true;
+    if (type == CU_MEMORYTYPE_HOST ? !host : device == 0) return true;
+    return copy.Height > 1 && pitch != 0 && pitch < copy.WidthInBytes;  // rows that overlap
+  };
+  if (is_wrong(copy.srcMemoryType, copy.srcDevice, copy.srcHost, copy.srcPitch) ||
+      is_wrong(copy.dstMemoryType, copy.dstDevice, copy.dstHost, copy.dstPitch)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  size_t bytes;
+  const bool fits = !__builtin_mul_overflow(copy.WidthInBytes, copy.Height, &bytes) &&
+                    !__builtin_mul_overflow(bytes, copy.Depth, &bytes);
+  return fits && bytes != 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
 CUDA_HOST_NODE_PARAMS HostNode(StagedCopy* staged) {
   CUDA_HOST_NODE_PARAMS params{};
   params.fn = &StagedCopy::Run;
@@ -98,24 +117,18 @@ CUDA_HOST_NODE_PARAMS HostNode(StagedCopy* staged) {
   return params;
 }
 
-// A graph that does the copy by way of `staged`.
-CUresult Build(const Sides& sides, CUDA_MEMCPY3D copy, CUcontext context, StagedCopy* staged, CUgraph* graph) {
+// Fills an empty graph with nodes that do the copy by way of `staged`.
+CUresult Fill(const Sides& sides, CUDA_MEMCPY3D copy, CUcontext context, StagedCopy* staged, CUgraph graph) {
   Divert(sides, staged, &copy);
-  if (const CUresult result = Call_cuGraphCreate(graph, 0); result != CUDA_SUCCESS) return result;
   const CUDA_HOST_NODE_PARAMS host = HostNode(staged);
   CUgraphNode first = nullptr, second = nullptr;
-  CUresult result;
-  if (sides.from_host) {
-    result = Custom_cuGraphAddHostNode(&first, *graph, nullptr, 0, &host);
-    if (result == CUDA_SUCCESS && !sides.to_host) {
-      result = Custom_cuGraphAddMemcpyNode(&second, *graph, &first, 1, &copy, context);
-    }
-  } else {
-    result = Custom_cuGraphAddMemcpyNode(&first, *graph, nullptr, 0, &copy, context);
-    if (result == CUDA_SUCCESS) result = Custom_cuGraphAddHostNode(&second, *graph, &first, 1, &host);
+  if (!sides.from_host) {
+    const CUresult result = Custom_cuGraphAddMemcpyNode(&first, graph, nullptr, 0, &copy, context);
+    return result == CUDA_SUCCESS ? Custom_cuGraphAddHostNode(&second, graph, &first, 1, &host) : result;
   }
-  if (result != CUDA_SUCCESS) Call_cuGraphDestroy(*graph);
-  return result;
+  const CUresult result = Custom_cuGraphAddHostNode(&first, graph, nullptr, 0, &host);
+  if (result != CUDA_SUCCESS || sides.to_host) return result;
+  return Custom_cuGraphAddMemcpyNode(&second, graph, &first, 1, &copy, context);
 }
 
 void Remember(CUgraphNode node, CUgraph graph, const CUDA_MEMCPY3D& copy) {
@@ -150,19 +163,21 @@ CUresult TakeStaged(Session& session, size_t bytes, StagedCopy** copy) {
   return CUDA_SUCCESS;
 }
 
-// Leaves pinned memory to a graph, and to what will be made from it.
-CUresult OwnStaged(CUgraph graph, std::vector<StagedCopy*> staged) {
+// Leaves a piece to a graph, and to what will be made from it, before anything there names it. The piece is free again
+// when they are gone; after an error, as soon as no graph has it.
+CUresult OwnStaged(CUgraph graph, StagedCopy* staged) {
   const auto give_back = [](void* data) {
-    const std::unique_ptr<std::vector<StagedCopy*>> all(static_cast<std::vector<StagedCopy*>*>(data));
-    if (Session* const session = Session::Get()) session->staged_copies().Give(*all);
+    if (Session* const session = Session::Get()) session->staged_copies().Give({static_cast<StagedCopy*>(data)});
   };
-  auto all = std::make_unique<std::vector<StagedCopy*>>(std::move(staged));
   CUuserObject object;
-  const CUresult result =
-      Custom_cuUserObjectCreate(&object, all.get(), give_back, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
-  if (result != CUDA_SUCCESS) return result;
-  static_cast<void>(all.release());  // the object's
-  return Call_cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
+  CUresult result = Custom_cuUserObjectCreate(&object, staged, give_back, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
+  if (result != CUDA_SUCCESS) {
+    give_back(staged);
+    return result;
+  }
+  result = Call_cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
+  if (result != CUDA_SUCCESS) Call_cuUserObjectRelease(object, 1);
+  return result;
 }
 
 }  // namespace
@@ -178,16 +193,19 @@ CUresult AddStagedNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* depe
   Sides sides;
   if (!HostSides(copy, &sides)) return CUDA_ERROR_NOT_INITIALIZED;
   if (known) sides = *known;
-  StagedCopy* staged = nullptr;
-  CUgraph child;
-  CUresult result = TakeStaged(*session, PackedBytes(copy), &staged);
+  CUresult result = CheckStaged(copy);
   if (result != CUDA_SUCCESS) return result;
-  result = Build(sides, copy, context, staged, &child);
+  StagedCopy* staged = nullptr;
+  result = TakeStaged(*session, PackedBytes(copy), &staged);
+  if (result != CUDA_SUCCESS) return result;
+  CUgraph child;
+  result = Call_cuGraphCreate(&child, 0);
   if (result != CUDA_SUCCESS) {
     session->staged_copies().Give({staged});
     return result;
   }
-  result = OwnStaged(child, {staged});
+  result = OwnStaged(child, staged);
+  if (result == CUDA_SUCCESS) result = Fill(sides, copy, context, staged, child);
   CUgraphNodeParams params{};
   params.type = CU_GRAPH_NODE_TYPE_GRAPH;
   params.graph.graph = child;
@@ -205,6 +223,7 @@ CUresult SetStagedNode(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
   constexpr char kName[] = "cuGraphMemcpyNodeSetParams";
   Session* const session = Session::Get();
   if (!session) return CUDA_ERROR_NOT_INITIALIZED;
+  if (const CUresult result = CheckStaged(copy); result != CUDA_SUCCESS) return result;
   DisguisedNode before;
   Sides was, is;
   if (!FindDisguised(*session, node, &before) || before.type != CU_GRAPH_NODE_TYPE_MEMCPY ||
@@ -220,6 +239,7 @@ CUresult SetStagedNode(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
   if (result != CUDA_SUCCESS) return result;
   StagedCopy* staged = nullptr;
   result = TakeStaged(*session, PackedBytes(copy), &staged);
+  if (result == CUDA_SUCCESS) result = OwnStaged(child, staged);
   if (result != CUDA_SUCCESS) return result;
   CUDA_MEMCPY3D diverted = copy;
   Divert(is, staged, &diverted);
@@ -231,9 +251,6 @@ CUresult SetStagedNode(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
     result = type == CU_GRAPH_NODE_TYPE_HOST ? Custom_cuGraphHostNodeSetParams(nodes[i], &host)
                                              : Custom_cuGraphMemcpyNodeSetParams(nodes[i], &diverted);
   }
-  // Also after an error: one of the two nodes may have it.
-  const CUresult owned = OwnStaged(child, {staged});
-  if (result == CUDA_SUCCESS) result = owned;
   if (result == CUDA_SUCCESS) Remember(node, nullptr, copy);
   return result;
 }
@@ -241,6 +258,7 @@ CUresult SetStagedNode(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
 CUresult SetStagedNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D& copy, CUcontext context) {
   Sides sides;
   if (!HostSides(copy, &sides)) return CUDA_ERROR_NOT_INITIALIZED;
+  if (const CUresult result = CheckStaged(copy); result != CUDA_SUCCESS) return result;
   // As natively: the kinds of memory cannot change, and both copies are of one row.
   DisguisedNode found;
   const auto is_line = [](const CUDA_MEMCPY3D& one) { return one.Height <= 1 && one.Depth <= 1; };
@@ -264,9 +282,10 @@ CUresult SetStagedNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMC
     staged->capacity = capacity;
   }
   CUgraph child;
-  CUresult result = Build(sides, copy, context, staged.get(), &child);
+  CUresult result = Call_cuGraphCreate(&child, 0);
   if (result != CUDA_SUCCESS) return result;
-  result = Custom_cuGraphExecChildGraphNodeSetParams(exec, node, child);
+  result = Fill(sides, copy, context, staged.get(), child);
+  if (result == CUDA_SUCCESS) result = Custom_cuGraphExecChildGraphNodeSetParams(exec, node, child);
   Call_cuGraphDestroy(child);
   // The executable's, which may be running after its end.
   if (result == CUDA_SUCCESS) static_cast<void>(staged.release());

@@ -98,6 +98,12 @@ class FakeServer {
     return UniqueFd(channel ? channel->TakeFd(tag, kArrivalTimeoutMs) : -1);
   }
 
+  // Sends the client an event, such as that a host function is to run.
+  void Event(uint32_t operation, const std::string& message) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (channel_) channel_->Event(operation, 0, message);
+  }
+
   // The server goes away.
   void End(const std::string& reason) {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -1,0 +1,812 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copy nodes of pageable memory: what the server is given in their place, what the application sees, and who has the
+// pinned memory when.
+#include "client/custom/staged_node.h"
+
+#include <cuda.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "client/custom/testing/custom_fixture.h"
+#include "client/session/session.h"
+#include "client/session/staged_copies.h"
+#include "proto/codec/codec.h"
+#include "proto/codec/decode_as.h"
+
+namespace cuda_remote::client {
+namespace {
+
+template <typename T>
+uint64_t Handle(T* object) {
+  return reinterpret_cast<uint64_t>(object);
+}
+template <typename T>
+std::string Bytes(const T& value) {
+  return {reinterpret_cast<const char*>(&value), sizeof value};
+}
+
+// What the server knows of graphs: enough to answer for the copy of a child graph that a node has in it.
+struct Graphs {
+  struct Node {
+    uint64_t handle;  // 0: it has none yet
+    int type;
+  };
+  std::map<uint64_t, std::vector<Node>> nodes;  // by graph
+  std::map<uint64_t, uint64_t> child;           // by node: the graph that it was made with, then its own
+  std::map<uint64_t, bool> asked;               // by node: whether its own graph has a handle
+
+  FakeServer::Answer Add(const FakeServer::Request& request) {
+    wire::cuGraphAddNode_v2_Request in;
+    EXPECT_TRUE(in.Decode(request.message));
+    nodes[in.graph].push_back({in.node, in.params.type});
+    child[in.node] = in.params.graph;
+    return {};
+  }
+  FakeServer::Answer GetGraph(const FakeServer::Request& request) {
+    wire::cuGraphChildGraphNodeGetGraph_Request in;
+    wire::cuGraphChildGraphNodeGetGraph_Reply out;
+    EXPECT_TRUE(in.Decode(request.message));
+    if (!asked[in.node]) {
+      std::vector<Node> copies = nodes[child[in.node]];
+      for (Node& one : copies) one.handle = 0;
+      nodes[in.graph] = copies;
+      child[in.node] = in.graph;
+      asked[in.node] = true;
+    }
+    out.graph = child[in.node];
+    return {CUDA_SUCCESS, Encoded(out)};
+  }
+  FakeServer::Answer Name(const FakeServer::Request& request) {
+    wire::OpGraphNames_Request in;
+    wire::OpGraphNames_Reply out;
+    EXPECT_TRUE(in.Decode(request.message));
+    auto given = in.nodes.begin();
+    for (Node& one : nodes[in.graph]) {
+      if (one.handle == 0 && given != in.nodes.end()) one.handle = *given++;
+      if (one.handle == 0) ++out.unnamed;
+    }
+    return {CUDA_SUCCESS, Encoded(out)};
+  }
+  FakeServer::Answer List(const FakeServer::Request& request) {
+    wire::cuGraphGetNodes_Request in;
+    wire::cuGraphGetNodes_Reply out;
+    EXPECT_TRUE(in.Decode(request.message));
+    std::string handles;
+    for (const Node& one : nodes[in.hGraph]) handles += Bytes(one.handle);
+    out.nodes = handles;
+    out.numNodes = nodes[in.hGraph].size();
+    return {CUDA_SUCCESS, Encoded(out)};
+  }
+  FakeServer::Answer Type(const FakeServer::Request& request) {
+    wire::cuGraphNodeGetType_Request in;
+    wire::cuGraphNodeGetType_Reply out;
+    EXPECT_TRUE(in.Decode(request.message));
+    for (const auto& [graph, all] : nodes) {
+      for (const Node& one : all) {
+        if (one.handle == in.hNode) out.type = one.type;
+      }
+    }
+    return {CUDA_SUCCESS, Encoded(out)};
+  }
+};
+
+class StagedNodeTest : public CustomTest {
+ protected:
+  void SetUp() override {
+    CustomTest::SetUp();
+    ASSERT_EQ(cuGraphCreate(&graph_, 0), CUDA_SUCCESS);
+    ASSERT_EQ(cuMemAlloc(&memory_, 1 << 16), CUDA_SUCCESS);
+    // Every test begins without pieces: those of earlier tests are out of the way.
+    while (StagedCopy* const one = Session::Get()->staged_copies().Take(0)) earlier_.push_back(one);
+    Answer();
+    Sent();
+  }
+  void TearDown() override {
+    EXPECT_EQ(cuGraphDestroy(graph_), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemFree(memory_), CUDA_SUCCESS);
+    EXPECT_EQ(Session::Get()->lost(), CUDA_SUCCESS);
+  }
+
+  // Has the server answer as it should.
+  void Answer() {
+    server_->On(kCall_cuGraphAddNode_v2, [this](const auto& request) { return graphs_.Add(request); });
+    server_->On(kCall_cuGraphChildGraphNodeGetGraph, [this](const auto& request) { return graphs_.GetGraph(request); });
+    server_->On(kOpGraphNames, [this](const auto& request) { return graphs_.Name(request); });
+    server_->On(kCall_cuGraphGetNodes, [this](const auto& request) { return graphs_.List(request); });
+    server_->On(kCall_cuGraphNodeGetType, [this](const auto& request) { return graphs_.Type(request); });
+    for (const uint32_t call :
+         {uint32_t(kCall_cuGraphCreate), uint32_t(kCall_cuUserObjectCreate), uint32_t(kCall_cuGraphRetainUserObject),
+          uint32_t(kCall_cuGraphNodeSetParams), uint32_t(kCall_cuGraphExecNodeSetParams)})
+      server_->On(call, FakeServer::Answer());
+  }
+
+  // One row between pageable and device memory.
+  CUDA_MEMCPY3D ToDevice(const void* from, size_t bytes) const {
+    CUDA_MEMCPY3D copy{};
+    copy.srcMemoryType = CU_MEMORYTYPE_HOST;
+    copy.srcHost = from;
+    copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    copy.dstDevice = memory_;
+    copy.WidthInBytes = bytes;
+    copy.Height = copy.Depth = 1;
+    return copy;
+  }
+  CUDA_MEMCPY3D ToHost(void* to, size_t bytes) const {
+    CUDA_MEMCPY3D copy{};
+    copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+    copy.srcDevice = memory_;
+    copy.dstMemoryType = CU_MEMORYTYPE_HOST;
+    copy.dstHost = to;
+    copy.WidthInBytes = bytes;
+    copy.Height = copy.Depth = 1;
+    return copy;
+  }
+  CUgraphNode Add(const CUDA_MEMCPY3D& copy) {
+    CUgraphNode node = nullptr;
+    EXPECT_EQ(cuGraphAddMemcpyNode(&node, graph_, nullptr, 0, &copy, nullptr), CUDA_SUCCESS);
+    return node;
+  }
+
+  // Requests of the driver's own calls.
+  struct Requests {
+    Calls calls;
+    std::vector<FakeServer::Request> all;
+    template <typename Request>
+    bool Read(size_t index, Request* request) const {
+      *request = {};
+      return index < all.size() && wire::DecodeAs(all[index].header.call, all[index].message, request);
+    }
+    // The nodes' parameters among them, in their order. Views: they live as long as this.
+    std::vector<wire::NodeParams> Params(int type) const {
+      std::vector<wire::NodeParams> found;
+      for (const FakeServer::Request& one : all) {
+        wire::cuGraphAddNode_v2_Request added;
+        wire::cuGraphNodeSetParams_Request set;
+        wire::cuGraphExecNodeSetParams_Request set_exec;
+        const wire::NodeParams* params = nullptr;
+        if (wire::DecodeAs(one.header.call, one.message, &added)) params = &added.params;
+        if (wire::DecodeAs(one.header.call, one.message, &set)) params = &set.params;
+        if (wire::DecodeAs(one.header.call, one.message, &set_exec)) params = &set_exec.params;
+        if (params && params->type == type) found.push_back(*params);
+      }
+      return found;
+    }
+    // The pinned memory's copy: the last one.
+    CUDA_MEMCPY3D Copy() const {
+      CUDA_MEMCPY3D copy{};
+      const std::vector<wire::NodeParams> found = Params(CU_GRAPH_NODE_TYPE_MEMCPY);
+      EXPECT_FALSE(found.empty());
+      if (!found.empty() && found.back().copy.size() == sizeof copy)
+        memcpy(&copy, found.back().copy.data(), sizeof copy);
+      return copy;
+    }
+    // Runs the host function as a launch would.
+    void Run() const {
+      const std::vector<wire::NodeParams> found = Params(CU_GRAPH_NODE_TYPE_HOST);
+      ASSERT_FALSE(found.empty());
+      CUhostFn function = nullptr;
+      void* data = nullptr;
+      ASSERT_TRUE(Session::Get()->host_functions().FindForGraph(found.back().host_function, &function, &data));
+      function(data);
+    }
+    uint64_t Object() const {
+      wire::cuUserObjectCreate_Request created;
+      for (size_t i = 0; i < all.size(); ++i) {
+        if (Read(i, &created)) return created.object;
+      }
+      return 0;
+    }
+  };
+  Requests Take() {
+    Requests taken;
+    for (const FakeServer::Request& one : SentRequests()) {
+      if (one.header.call >= kFirstOperation) continue;  // how host memory comes to the server, if it has to
+      taken.calls.push_back(one.header.call);
+      taken.all.push_back(one);
+    }
+    return taken;
+  }
+
+  // The server says that nothing has the piece any more. Waits until the client knows.
+  void Gone(uint64_t object) {
+    wire::OpUserObjectGone_Request gone;
+    gone.object = object;
+    server_->Event(kOpUserObjectGone, Encoded(gone));
+    const auto there = [object] {
+      ReaderLock lock(&Session::Get()->objects().mutex());
+      return Session::Get()->objects().handles().Find(Kind::kUserObject, object) != nullptr;
+    };
+    for (int i = 0; i < 30000 && there(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_FALSE(there());
+  }
+  // Whether there is a free piece.
+  static bool HasPiece() {
+    StagedCopy* const one = Session::Get()->staged_copies().Take(0);
+    if (one) Session::Get()->staged_copies().Give({one});
+    return one != nullptr;
+  }
+
+  static size_t Disguised() {
+    ReaderLock lock(&Session::Get()->disguised_nodes().mutex());
+    return Session::Get()->disguised_nodes().nodes().size();
+  }
+  // What the application is told about a node, which is known here.
+  void ExpectSeen(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
+    Sent();
+    CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+    CUDA_MEMCPY3D seen{};
+    EXPECT_EQ(cuGraphNodeGetType(node, &type), CUDA_SUCCESS);
+    EXPECT_EQ(type, CU_GRAPH_NODE_TYPE_MEMCPY);
+    EXPECT_EQ(cuGraphMemcpyNodeGetParams(node, &seen), CUDA_SUCCESS);
+    EXPECT_EQ(Bytes(seen), Bytes(copy));
+    EXPECT_EQ(Sent(), Calls());
+  }
+
+  CUgraph graph_ = nullptr;
+  CUdeviceptr memory_ = 0;
+  Graphs graphs_;  // the serving thread's while a call waits
+  inline static std::vector<StagedCopy*> earlier_;
+};
+
+const Calls kAdded{kCall_cuGraphCreate,     kCall_cuUserObjectCreate, kCall_cuGraphRetainUserObject,
+                   kCall_cuGraphAddNode_v2, kCall_cuGraphAddNode_v2,  kCall_cuGraphAddNode_v2,
+                   kCall_cuGraphDestroy};
+
+TEST_F(StagedNodeTest, ACopyToTheDeviceReadsTheMemoryAtEveryLaunch) {
+  std::string host(1000, 'a');
+  const CUDA_MEMCPY3D copy = ToDevice(host.data(), host.size());
+  const CUgraphNode before = Add(ToDevice(host.data(), 1));
+  Take();
+  CUgraphNode node = nullptr;
+  ASSERT_EQ(cuGraphAddMemcpyNode(&node, graph_, &before, 1, &copy, context_), CUDA_SUCCESS);
+  const Requests sent = Take();
+  ASSERT_EQ(sent.calls, kAdded);
+  wire::cuGraphCreate_Request child;
+  wire::cuUserObjectCreate_Request object;
+  wire::cuGraphRetainUserObject_Request retained;
+  wire::cuGraphAddNode_v2_Request first, second, added;
+  wire::cuGraphDestroy_Request destroyed;
+  ASSERT_TRUE(sent.Read(0, &child) && sent.Read(1, &object) && sent.Read(2, &retained) && sent.Read(3, &first) &&
+              sent.Read(4, &second) && sent.Read(5, &added) && sent.Read(6, &destroyed));
+  // The child graph: the host function, then the copy of pinned memory.
+  EXPECT_EQ(first.graph, child.phGraph);
+  EXPECT_EQ(first.params.type, CU_GRAPH_NODE_TYPE_HOST);
+  EXPECT_TRUE(first.dependencies.empty());
+  EXPECT_EQ(second.graph, child.phGraph);
+  EXPECT_EQ(second.params.type, CU_GRAPH_NODE_TYPE_MEMCPY);
+  EXPECT_EQ(second.dependencies, std::vector<uint64_t>{first.node});
+  EXPECT_EQ(second.params.context, Handle(context_));
+  const CUDA_MEMCPY3D pinned = sent.Copy();
+  EXPECT_EQ(pinned.srcMemoryType, CU_MEMORYTYPE_DEVICE);
+  EXPECT_TRUE(HostArena::Contains(pinned.srcDevice));
+  EXPECT_EQ(pinned.dstMemoryType, CU_MEMORYTYPE_DEVICE);
+  EXPECT_EQ(pinned.dstDevice, memory_);
+  EXPECT_EQ(pinned.WidthInBytes, host.size());
+  // It has the pinned memory as a user object.
+  EXPECT_EQ(object.count, 1u);
+  EXPECT_EQ(object.flags, unsigned(CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
+  EXPECT_EQ(retained.graph, child.phGraph);
+  EXPECT_EQ(retained.object, object.object);
+  EXPECT_EQ(retained.count, 1u);
+  EXPECT_EQ(retained.flags, unsigned(CU_GRAPH_USER_OBJECT_MOVE));
+  // The node is the child graph, which then has served.
+  EXPECT_EQ(added.graph, Handle(graph_));
+  EXPECT_EQ(added.node, Handle(node));
+  EXPECT_EQ(added.dependencies, std::vector<uint64_t>{Handle(before)});
+  EXPECT_EQ(added.params.type, CU_GRAPH_NODE_TYPE_GRAPH);
+  EXPECT_EQ(added.params.graph, child.phGraph);
+  EXPECT_EQ(destroyed.hGraph, child.phGraph);
+  EXPECT_TRUE(InLog(Kind::kGraphNode, Handle(node)));
+
+  for (const char* text : {"one", "another"}) {
+    host.replace(0, strlen(text), text);
+    sent.Run();
+    EXPECT_EQ(std::string(reinterpret_cast<char*>(pinned.srcDevice), host.size()), host);
+  }
+  ExpectSeen(node, copy);
+}
+
+TEST_F(StagedNodeTest, ACopyToTheDeviceGoesByPackedRows) {
+  std::string host = "........ab..cd..........ef..gh..";
+  CUDA_MEMCPY3D copy = ToDevice(host.data(), 2);
+  copy.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
+  copy.Height = copy.Depth = 2;
+  copy.srcPitch = 4;
+  copy.srcHeight = 4;
+  copy.srcY = 2;
+  copy.dstPitch = 32;
+  copy.dstHeight = 3;
+  copy.dstXInBytes = 1;
+  const CUgraphNode node = Add(copy);
+  const Requests sent = Take();
+  EXPECT_EQ(sent.calls, kAdded) << "the other side is known to be the device's";
+  const CUDA_MEMCPY3D pinned = sent.Copy();
+  EXPECT_EQ(pinned.srcPitch, 2u);
+  EXPECT_EQ(pinned.srcHeight, 2u);
+  EXPECT_EQ(pinned.srcXInBytes + pinned.srcY + pinned.srcZ, 0u);
+  EXPECT_EQ(pinned.dstDevice, memory_);
+  EXPECT_EQ(pinned.dstPitch, 32u);
+  EXPECT_EQ(pinned.dstHeight, 3u);
+  EXPECT_EQ(pinned.dstXInBytes, 1u);
+  sent.Run();
+  EXPECT_EQ(std::string(reinterpret_cast<char*>(pinned.srcDevice), 8), "abcdefgh");
+  ExpectSeen(node, copy);
+}
+
+TEST_F(StagedNodeTest, ACopyToTheHostWritesTheShapeOnly) {
+  constexpr size_t kWidth = 5, kHeight = 3, kDepth = 2, kPitch = 11, kRows = 6, kSlices = 4;
+  std::string host(kPitch * kRows * kSlices, '.');
+  CUDA_MEMCPY3D copy = ToHost(&host[0], kWidth);
+  copy.Height = kHeight;
+  copy.Depth = kDepth;
+  copy.dstPitch = kPitch;
+  copy.dstHeight = kRows;
+  copy.dstXInBytes = 2;
+  copy.dstY = 1;
+  copy.dstZ = 1;
+  copy.srcPitch = 64;
+  copy.srcHeight = 8;
+  copy.srcXInBytes = 3;
+  copy.srcY = 4;
+  copy.srcZ = 1;
+  CUgraphNodeParams any{};
+  any.type = CU_GRAPH_NODE_TYPE_MEMCPY;
+  any.memcpy.copyParams = copy;
+  CUgraphNode node = nullptr;
+  ASSERT_EQ(cuGraphAddNode(&node, graph_, nullptr, nullptr, 0, &any), CUDA_SUCCESS);
+  const Requests sent = Take();
+  ASSERT_EQ(sent.calls, kAdded);
+  wire::cuGraphAddNode_v2_Request first, second;
+  ASSERT_TRUE(sent.Read(3, &first) && sent.Read(4, &second));
+  EXPECT_EQ(first.params.type, CU_GRAPH_NODE_TYPE_MEMCPY);
+  EXPECT_EQ(second.params.type, CU_GRAPH_NODE_TYPE_HOST);
+  EXPECT_EQ(second.dependencies, std::vector<uint64_t>{first.node});
+  // The device's side as it was; the pinned one packed.
+  const CUDA_MEMCPY3D pinned = sent.Copy();
+  EXPECT_EQ(pinned.srcDevice, memory_);
+  EXPECT_EQ(pinned.srcPitch, 64u);
+  EXPECT_EQ(pinned.srcHeight, 8u);
+  EXPECT_EQ(pinned.srcXInBytes, 3u);
+  EXPECT_EQ(pinned.srcY, 4u);
+  EXPECT_EQ(pinned.srcZ, 1u);
+  EXPECT_EQ(pinned.dstMemoryType, CU_MEMORYTYPE_DEVICE);
+  EXPECT_EQ(pinned.dstPitch, kWidth);
+  EXPECT_EQ(pinned.dstHeight, kHeight);
+  EXPECT_EQ(pinned.dstXInBytes + pinned.dstY + pinned.dstZ, 0u);
+  EXPECT_EQ(pinned.WidthInBytes, kWidth);
+  EXPECT_EQ(pinned.Height, kHeight);
+  EXPECT_EQ(pinned.Depth, kDepth);
+  char* const from = reinterpret_cast<char*>(pinned.dstDevice);
+  std::string expected = host;
+  for (size_t z = 0, i = 0; z < kDepth; ++z) {
+    for (size_t y = 0; y < kHeight; ++y) {
+      for (size_t x = 0; x < kWidth; ++x, ++i) {
+        from[i] = char('A' + i);
+        expected[((z + 1) * kRows + y + 1) * kPitch + 2 + x] = char('A' + i);
+      }
+    }
+  }
+  sent.Run();
+  EXPECT_EQ(host, expected);
+  ExpectSeen(node, copy);
+}
+
+TEST_F(StagedNodeTest, BetweenTwoPlacesOfTheHostThereIsOnlyTheFunction) {
+  std::string from = "abcdefgh", to(8, '.');
+  CUDA_MEMCPY3D copy = ToHost(&to[0], 2);
+  copy.srcMemoryType = CU_MEMORYTYPE_UNIFIED;  // of a pointer that nobody knows
+  copy.srcDevice = reinterpret_cast<CUdeviceptr>(from.data());
+  copy.srcPitch = 4;
+  copy.dstPitch = 3;
+  copy.Height = 2;
+  const CUgraphNode node = Add(copy);
+  const Requests sent = Take();
+  EXPECT_EQ(sent.calls, (Calls{kCall_cuGraphCreate, kCall_cuUserObjectCreate, kCall_cuGraphRetainUserObject,
+                               kCall_cuGraphAddNode_v2, kCall_cuGraphAddNode_v2, kCall_cuGraphDestroy}));
+  EXPECT_TRUE(sent.Params(CU_GRAPH_NODE_TYPE_MEMCPY).empty());
+  sent.Run();
+  EXPECT_EQ(to, "ab.ef...");
+  ExpectSeen(node, copy);
+}
+
+TEST_F(StagedNodeTest, MemoryThatTheServerReachesIsNotStaged) {
+  void* pinned = nullptr;
+  ASSERT_EQ(cuMemHostAlloc(&pinned, 4096, 0), CUDA_SUCCESS);
+  constexpr uint64_t kManaged = 0x330000000000;
+  {
+    DeviceRange range;
+    range.source = DeviceRange::kManaged;
+    range.managed = true;
+    Session::Get()->memory().set_uses_managed();
+    WriterLock lock(&Session::Get()->memory().mutex());
+    Session::Get()->memory().device_ranges().Insert(kManaged, 4096, range);
+  }
+  for (const void* const from : {static_cast<const void*>(pinned), reinterpret_cast<const void*>(kManaged)}) {
+    CUDA_MEMCPY3D copy = ToDevice(from, 100);
+    for (const CUmemorytype type : {CU_MEMORYTYPE_HOST, CU_MEMORYTYPE_UNIFIED}) {
+      copy.srcMemoryType = type;
+      copy.srcDevice = reinterpret_cast<CUdeviceptr>(from);
+      Take();
+      Add(copy);
+      const Requests sent = Take();
+      EXPECT_EQ(sent.calls, Calls{kCall_cuGraphAddNode_v2});
+      EXPECT_EQ(sent.Copy().srcDevice, reinterpret_cast<CUdeviceptr>(from));
+    }
+  }
+  {
+    WriterLock lock(&Session::Get()->memory().mutex());
+    Session::Get()->memory().device_ranges().Erase(kManaged);
+  }
+  EXPECT_EQ(cuMemFreeHost(pinned), CUDA_SUCCESS);
+}
+
+TEST_F(StagedNodeTest, CopiesThatAreWrong) {
+  std::string host(100, 'a');
+  const CUDA_MEMCPY3D to_device = ToDevice(host.data(), 10), to_host = ToHost(&host[0], 10);
+  const CUgraphNode node = Add(to_device);
+  CUgraphExec exec = nullptr;
+  ASSERT_EQ(cuGraphInstantiate(&exec, graph_, 0), CUDA_SUCCESS);
+  const auto with = [](CUDA_MEMCPY3D copy, const std::function<void(CUDA_MEMCPY3D*)>& change) {
+    change(&copy);
+    return copy;
+  };
+  const struct {
+    const char* what;
+    CUDA_MEMCPY3D copy;
+  } all[] = {
+      {"from nowhere", with(to_device, [](auto* c) { c->srcHost = nullptr; })},
+      {"to nowhere", with(to_host, [](auto* c) { c->dstHost = nullptr; })},
+      {"from nowhere in particular",
+       with(to_device, [](auto* c) { c->srcMemoryType = CU_MEMORYTYPE_UNIFIED, c->srcDevice = 0; })},
+      {"no memory type", with(to_device, [](auto* c) { c->srcMemoryType = CUmemorytype(0); })},
+      {"no memory type there", with(to_device, [](auto* c) { c->dstMemoryType = CUmemorytype(0); })},
+      {"an unknown memory type", with(to_host, [](auto* c) { c->dstMemoryType = CUmemorytype(5); })},
+      {"rows that overlap", with(to_device, [](auto* c) { c->srcPitch = 9, c->Height = 2; })},
+      {"rows that overlap", with(to_host, [](auto* c) { c->dstPitch = 9, c->Height = 2; })},
+      {"nothing, from memory that nobody knows", with(to_device,
+                                                      [&host](auto* c) {
+                                                        c->srcMemoryType = CU_MEMORYTYPE_UNIFIED;
+                                                        c->srcDevice = reinterpret_cast<CUdeviceptr>(host.data());
+                                                        c->WidthInBytes = 0;
+                                                      })},
+      {"nothing", with(to_device, [](auto* c) { c->WidthInBytes = 0; })},
+      {"more than there is memory",
+       with(to_device, [](auto* c) { c->WidthInBytes = (size_t(1) << 40) + 1, c->Height = size_t(1) << 24; })},
+      {"more than there is memory",
+       with(to_host, [](auto* c) { c->Height = size_t(1) << 40, c->Depth = (size_t(1) << 24) + 1; })},
+  };
+  Take();
+  const uint64_t records = Records();
+  for (const auto& one : all) {
+    SCOPED_TRACE(one.what);
+    CUgraphNode made = nullptr;
+    CUgraphNodeParams any{};
+    any.type = CU_GRAPH_NODE_TYPE_MEMCPY;
+    any.memcpy.copyParams = one.copy;
+    EXPECT_EQ(cuGraphAddMemcpyNode(&made, graph_, nullptr, 0, &one.copy, nullptr), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(cuGraphAddNode(&made, graph_, nullptr, nullptr, 0, &any), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(made, nullptr);
+    EXPECT_EQ(cuGraphMemcpyNodeSetParams(node, &one.copy), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(cuGraphNodeSetParams(node, &any), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(cuGraphExecMemcpyNodeSetParams(exec, node, &one.copy, nullptr), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(cuGraphExecNodeSetParams(exec, node, &any), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(Take().calls, Calls());
+  }
+  EXPECT_EQ(Records(), records);
+  ExpectSeen(node, to_device);
+  EXPECT_EQ(cuGraphExecDestroy(exec), CUDA_SUCCESS);
+}
+
+TEST_F(StagedNodeTest, WhatTheServerRefusesLeavesNothing) {
+  std::string host(1000, 'a');
+  const CUDA_MEMCPY3D copy = ToDevice(host.data(), host.size());
+  const uint64_t records = Records();
+  const size_t disguised = Disguised();
+  Take();
+  // Each of the requests up to the one that adds the node.
+  for (size_t refused = 0; refused < 6; ++refused) {
+    SCOPED_TRACE(refused);
+    Answer();
+    size_t begin = refused;
+    while (begin > 0 && kAdded[begin - 1] == kAdded[refused]) --begin;
+    size_t left = refused - begin;
+    server_->On(kAdded[refused], [this, &left](const FakeServer::Request& request) {
+      if (left-- == 0) return FakeServer::Answer(CUDA_ERROR_NOT_SUPPORTED);
+      return request.header.call == kCall_cuGraphAddNode_v2 ? graphs_.Add(request) : FakeServer::Answer();
+    });
+    CUgraphNode node = nullptr;
+    EXPECT_EQ(cuGraphAddMemcpyNode(&node, graph_, nullptr, 0, &copy, nullptr), CUDA_ERROR_NOT_SUPPORTED);
+    EXPECT_EQ(node, nullptr);
+    const Requests sent = Take();
+    EXPECT_EQ(Calls(sent.calls.begin(), sent.calls.begin() + long(refused) + 1),
+              Calls(kAdded.begin(), kAdded.begin() + long(refused) + 1));
+    EXPECT_EQ(std::count(sent.calls.begin(), sent.calls.end(), kCall_cuGraphDestroy), refused > 0 ? 1 : 0);
+    EXPECT_EQ(Disguised(), disguised);
+    if (refused > 1) {
+      // The server drops the object with the graph, or when the client releases it.
+      EXPECT_EQ(std::count(sent.calls.begin(), sent.calls.end(), kCall_cuUserObjectRelease), refused == 2 ? 1 : 0);
+      EXPECT_FALSE(HasPiece());
+      Gone(sent.Object());
+    }
+    EXPECT_EQ(Records(), records);
+    EXPECT_TRUE(HasPiece()) << "a later node can use it";
+  }
+  Answer();
+  // Without pinned memory there is nothing at all.
+  server_->On(kOpHostMap, CUDA_ERROR_OUT_OF_MEMORY);
+  std::string large(8 << 20, 'a');
+  CUgraphNode node = nullptr;
+  const CUDA_MEMCPY3D large_copy = ToDevice(large.data(), large.size());
+  EXPECT_EQ(cuGraphAddMemcpyNode(&node, graph_, nullptr, 0, &large_copy, nullptr), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(Take().calls, Calls());
+  server_->On(kOpHostMap, FakeServer::Answer());
+}
+
+TEST_F(StagedNodeTest, APieceServesAgainWhenNothingHasIt) {
+  std::string host(4096, 'a');
+  Add(ToDevice(host.data(), 2000));
+  const Requests first = Take();
+  Add(ToDevice(host.data(), 2000));
+  const Requests second = Take();
+  EXPECT_NE(second.Copy().srcDevice, first.Copy().srcDevice) << "the first node still has its own";
+  Gone(first.Object());
+  Add(ToDevice(host.data(), 2001));
+  const Requests longer = Take();
+  EXPECT_NE(longer.Copy().srcDevice, first.Copy().srcDevice) << "it is too short";
+  Add(ToDevice(host.data(), 1000));
+  EXPECT_EQ(Take().Copy().srcDevice, first.Copy().srcDevice);
+  // Of several, the shortest that is long enough.
+  Gone(longer.Object());
+  Gone(second.Object());
+  Add(ToDevice(host.data(), 1500));
+  EXPECT_EQ(Take().Copy().srcDevice, second.Copy().srcDevice);
+  Add(ToDevice(host.data(), 1500));
+  EXPECT_EQ(Take().Copy().srcDevice, longer.Copy().srcDevice);
+}
+
+TEST_F(StagedNodeTest, ANodeIsForgottenWithItsGraph) {
+  std::string host(100, 'a');
+  const size_t disguised = Disguised();
+  CUgraph graph = nullptr;
+  ASSERT_EQ(cuGraphCreate(&graph, 0), CUDA_SUCCESS);
+  const CUDA_MEMCPY3D copy = ToDevice(host.data(), 10);
+  CUgraphNode node = nullptr;
+  ASSERT_EQ(cuGraphAddMemcpyNode(&node, graph, nullptr, 0, &copy, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(Disguised(), disguised + 1);
+  ASSERT_EQ(cuGraphDestroy(graph), CUDA_SUCCESS);
+  EXPECT_EQ(Disguised(), disguised);
+  CUDA_MEMCPY3D seen{};
+  EXPECT_EQ(cuGraphMemcpyNodeGetParams(node, &seen), CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_F(StagedNodeTest, ANodeIsChangedInItsGraph) {
+  std::string host(1000, 'a'), other(2000, 'b');
+  const CUDA_MEMCPY3D copy = ToDevice(host.data(), host.size());
+  const CUgraphNode node = Add(copy);
+  const Requests added = Take();
+  CUDA_MEMCPY3D changed = ToDevice(other.data(), other.size());
+  changed.dstXInBytes = 8;
+  ASSERT_EQ(cuGraphMemcpyNodeSetParams(node, &changed), CUDA_SUCCESS);
+  const Requests sent = Take();
+  EXPECT_EQ(std::count(sent.calls.begin(), sent.calls.end(), kCall_cuGraphNodeSetParams), 2);
+  EXPECT_EQ(std::count(sent.calls.begin(), sent.calls.end(), kCall_cuGraphRetainUserObject), 1);
+  const CUDA_MEMCPY3D pinned = sent.Copy();
+  EXPECT_NE(pinned.srcDevice, added.Copy().srcDevice) << "what was made from the graph has the old one";
+  EXPECT_EQ(pinned.dstDevice, memory_);
+  EXPECT_EQ(pinned.dstXInBytes, 8u);
+  EXPECT_EQ(pinned.WidthInBytes, other.size());
+  sent.Run();
+  EXPECT_EQ(std::string(reinterpret_cast<char*>(pinned.srcDevice), other.size()), other);
+  ExpectSeen(node, changed);
+
+  // Refused, it is what it was, and the pinned memory is the graph's until that is gone.
+  for (const uint32_t call : {uint32_t(kCall_cuGraphNodeSetParams), uint32_t(kCall_cuUserObjectCreate)}) {
+    server_->On(call, CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(cuGraphMemcpyNodeSetParams(node, &copy), CUDA_ERROR_INVALID_VALUE);
+    const Requests failed = Take();
+    ExpectSeen(node, changed);
+    EXPECT_EQ(HasPiece(), call == kCall_cuUserObjectCreate);
+    if (call == kCall_cuGraphNodeSetParams) {
+      Gone(failed.Object());
+      EXPECT_TRUE(HasPiece());
+    }
+    Answer();
+  }
+  // A node of another kind of copy.
+  const CUDA_MEMCPY3D back = ToHost(&host[0], host.size());
+  CUDA_MEMCPY3D on_device = back;
+  on_device.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  on_device.dstDevice = memory_ + 8192;
+  Take();
+  EXPECT_EQ(cuGraphMemcpyNodeSetParams(node, &back), CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_EQ(cuGraphMemcpyNodeSetParams(node, &on_device), CUDA_ERROR_NOT_SUPPORTED);
+  const CUgraphNode plain = Add(on_device);
+  Take();
+  EXPECT_EQ(cuGraphMemcpyNodeSetParams(plain, &back), CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_EQ(Take().calls, Calls());
+  ExpectSeen(node, changed);
+}
+
+TEST_F(StagedNodeTest, ANodeIsChangedInExecutables) {
+  std::string host(1000, 'a'), other(2000, 'b');
+  const CUDA_MEMCPY3D copy = ToDevice(host.data(), host.size());
+  const CUgraphNode node = Add(copy);
+  CUgraphExec exec = nullptr, second = nullptr;
+  ASSERT_EQ(cuGraphInstantiate(&exec, graph_, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuGraphInstantiate(&second, graph_, 0), CUDA_SUCCESS);
+  Take();
+  const auto set = [&](CUgraphExec which, const void* from, size_t bytes) {
+    const CUDA_MEMCPY3D changed = ToDevice(from, bytes);
+    EXPECT_EQ(cuGraphExecMemcpyNodeSetParams(which, node, &changed, nullptr), CUDA_SUCCESS);
+    return Take();
+  };
+  const Requests first = set(exec, other.data(), 500);
+  EXPECT_EQ(first.calls, (Calls{kCall_cuGraphCreate, kCall_cuGraphAddNode_v2, kCall_cuGraphAddNode_v2,
+                                kCall_cuGraphExecNodeSetParams, kCall_cuGraphDestroy}));
+  wire::cuGraphCreate_Request child;
+  wire::cuGraphExecNodeSetParams_Request changed;
+  ASSERT_TRUE(first.Read(0, &child) && first.Read(3, &changed));
+  EXPECT_EQ(changed.exec, Handle(exec));
+  EXPECT_EQ(changed.node, Handle(node));
+  EXPECT_EQ(changed.params.type, CU_GRAPH_NODE_TYPE_GRAPH);
+  EXPECT_EQ(changed.params.graph, child.phGraph);
+  const uint64_t pinned = first.Copy().srcDevice;
+  first.Run();
+  EXPECT_EQ(std::string(reinterpret_cast<char*>(pinned), 500), other.substr(0, 500));
+  // Launches of one executable follow one another: it needs one piece.
+  const Requests again = set(exec, host.data(), 400);
+  EXPECT_EQ(again.Copy().srcDevice, pinned);
+  again.Run();
+  EXPECT_EQ(std::string(reinterpret_cast<char*>(pinned), 500), host.substr(0, 400) + other.substr(0, 100));
+  EXPECT_NE(set(second, other.data(), 500).Copy().srcDevice, pinned) << "another executable";
+  EXPECT_NE(set(exec, other.data(), 2000).Copy().srcDevice, pinned) << "a longer copy";
+  ExpectSeen(node, copy);
+
+  // As natively: the kinds of memory stay, and both copies are of one row.
+  CUDA_MEMCPY3D rows = copy, on_device = copy;
+  rows.WidthInBytes = 10;
+  rows.Height = 2;
+  on_device.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+  on_device.srcDevice = memory_ + 8192;
+  const CUgraphNode of_rows = Add(rows), plain = Add(on_device);
+  Take();
+  EXPECT_EQ(cuGraphExecMemcpyNodeSetParams(exec, node, &rows, nullptr), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuGraphExecMemcpyNodeSetParams(exec, node, &on_device, nullptr), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuGraphExecMemcpyNodeSetParams(exec, of_rows, &copy, nullptr), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuGraphExecMemcpyNodeSetParams(exec, plain, &copy, nullptr), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(Take().calls, Calls());
+  EXPECT_EQ(cuGraphExecMemcpyNodeSetParams(nullptr, node, &copy, nullptr), CUDA_ERROR_INVALID_VALUE);
+  // What the server refuses: the child graph is gone all the same.
+  server_->On(kCall_cuGraphExecNodeSetParams, CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+  Take();
+  EXPECT_EQ(cuGraphExecMemcpyNodeSetParams(exec, node, &copy, nullptr), CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+  const Calls calls = Take().calls;
+  EXPECT_EQ(std::count(calls.begin(), calls.end(), kCall_cuGraphCreate), 1);
+  EXPECT_EQ(std::count(calls.begin(), calls.end(), kCall_cuGraphDestroy), 1);
+  EXPECT_EQ(cuGraphExecDestroy(exec), CUDA_SUCCESS);
+  EXPECT_EQ(cuGraphExecDestroy(second), CUDA_SUCCESS);
+}
+
+TEST_F(StagedNodeTest, ACapturedCopyIsANodeOfTheCapturesGraph) {
+  std::string host(1000, 'a');
+  CUstream stream = nullptr;
+  ASSERT_EQ(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  ASSERT_EQ(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+  CUgraphEdgeData edge{};
+  int status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  uint64_t graph = 0, last = 0;
+  server_->On(kCall_cuStreamGetCaptureInfo_v3, [&](const FakeServer::Request& request) {
+    wire::cuStreamGetCaptureInfo_v3_Request in;
+    wire::cuStreamGetCaptureInfo_v3_Reply out;
+    EXPECT_TRUE(in.Decode(request.message));
+    if (graph == 0) graph = in.graph;
+    if (last == 0) last = in.nodes[0];
+    out.status = status;
+    out.graph = graph;
+    out.dependencies = {last};
+    out.dependency_count = 1;
+    const std::string edges = Bytes(edge);
+    out.edges = edges;
+    return FakeServer::Answer(CUDA_SUCCESS, Encoded(out));
+  });
+  Take();
+  std::vector<uint64_t> children;
+  const auto captured = [&](bool to_host, const CUgraphEdgeData* its_edge) {
+    const uint64_t after = last;
+    const Requests sent = Take();
+    Calls expected(kAdded.begin(), kAdded.end() - 1);  // the child graph's end comes with the capture's
+    expected.insert(expected.begin(), kCall_cuStreamGetCaptureInfo_v3);
+    expected.push_back(kCall_cuStreamUpdateCaptureDependencies_v2);
+    EXPECT_EQ(sent.calls, expected);
+    wire::cuGraphCreate_Request child;
+    wire::cuGraphAddNode_v2_Request first, added;
+    wire::cuStreamUpdateCaptureDependencies_v2_Request updated;
+    ASSERT_TRUE(sent.Read(1, &child) && sent.Read(4, &first) && sent.Read(6, &added) && sent.Read(7, &updated));
+    EXPECT_EQ(first.params.type, to_host ? CU_GRAPH_NODE_TYPE_MEMCPY : CU_GRAPH_NODE_TYPE_HOST);
+    EXPECT_EQ(added.graph, graph);
+    if (after != 0) {
+      EXPECT_EQ(added.dependencies, std::vector<uint64_t>{after});
+    }
+    EXPECT_EQ(added.edges, its_edge ? Bytes(*its_edge) : "");
+    EXPECT_EQ(updated.hStream, Handle(stream));
+    EXPECT_EQ(updated.dependencies, Bytes(added.node));
+    EXPECT_EQ(updated.flags, unsigned(CU_STREAM_SET_CAPTURE_DEPENDENCIES));
+    children.push_back(child.phGraph);
+    last = added.node;
+  };
+  EXPECT_EQ(cuMemcpyHtoDAsync(memory_, host.data(), host.size(), stream), CUDA_SUCCESS);
+  captured(false, nullptr);
+  edge.from_port = 1;
+  edge.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
+  EXPECT_EQ(cuMemcpyDtoHAsync(&host[0], memory_, host.size(), stream), CUDA_SUCCESS);
+  captured(true, &edge);
+  edge = {};
+  CUDA_MEMCPY3D shaped = ToDevice(host.data(), 10);
+  shaped.Height = 3;
+  EXPECT_EQ(cuMemcpy3DAsync(&shaped, stream), CUDA_SUCCESS);
+  captured(false, nullptr);
+  // Registered memory may be registered no more when the graph runs.
+  constexpr size_t kPage = 4096;
+  void* const registered = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(registered, MAP_FAILED);
+  ASSERT_EQ(cuMemHostRegister(registered, kPage, 0), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemcpyHtoDAsync(memory_, registered, kPage, stream), CUDA_SUCCESS);
+  captured(false, nullptr);
+  EXPECT_EQ(cuMemHostUnregister(registered), CUDA_SUCCESS);
+  EXPECT_EQ(munmap(registered, kPage), 0);
+  // What is refused is not captured.
+  Take();
+  status = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+  EXPECT_EQ(cuMemcpyHtoDAsync(memory_, host.data(), host.size(), stream), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  EXPECT_EQ(Take().calls, Calls{kCall_cuStreamGetCaptureInfo_v3});
+  const auto record = Session::Get()->captures().End(Handle(stream));
+  ASSERT_NE(record, nullptr);
+  EXPECT_EQ(record->children, children) << "the capture's record names them";
+  server_->On(kCall_cuStreamGetCaptureInfo_v3, FakeServer::Answer());
+  for (const uint64_t child : children) EXPECT_EQ(cuGraphDestroy(reinterpret_cast<CUgraph>(child)), CUDA_SUCCESS);
+  EXPECT_EQ(cuStreamDestroy(stream), CUDA_SUCCESS);
+}
+
+TEST_F(StagedNodeTest, ThreadsHavePiecesOfTheirOwn) {
+  constexpr int kThreads = 2, kNodes = 50;
+  std::vector<std::thread> threads;
+  std::vector<std::string> host(kThreads, std::string(3000, 0));
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      EXPECT_EQ(cuCtxSetCurrent(context_), CUDA_SUCCESS);
+      for (int i = 0; i < kNodes; ++i) {
+        const CUDA_MEMCPY3D copy = ToDevice(host[size_t(t)].data(), host[size_t(t)].size());
+        CUgraphNode node = nullptr;
+        EXPECT_EQ(cuGraphAddMemcpyNode(&node, graph_, nullptr, 0, &copy, nullptr), CUDA_SUCCESS);
+        CUDA_MEMCPY3D seen{};
+        EXPECT_EQ(cuGraphMemcpyNodeGetParams(node, &seen), CUDA_SUCCESS);
+        EXPECT_EQ(seen.srcHost, host[size_t(t)].data());
+      }
+    });
+  }
+  for (std::thread& one : threads) one.join();
+  std::vector<uint64_t> pieces;
+  const Requests sent = Take();
+  for (const wire::NodeParams& one : sent.Params(CU_GRAPH_NODE_TYPE_MEMCPY)) {
+    CUDA_MEMCPY3D copy{};
+    ASSERT_EQ(one.copy.size(), sizeof copy);
+    memcpy(&copy, one.copy.data(), sizeof copy);
+    pieces.push_back(copy.srcDevice);
+  }
+  EXPECT_EQ(pieces.size(), size_t(kThreads * kNodes));
+  std::sort(pieces.begin(), pieces.end());
+  for (size_t i = 1; i < pieces.size(); ++i) EXPECT_GE(pieces[i], pieces[i - 1] + host[0].size());
+}
+
+}  // namespace
+}  // namespace cuda_remote::client
