@@ -14,6 +14,7 @@
 #include "checkpoint/gpu/places.h"
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/cuda_processes.h"
+#include "checkpoint/job/job.h"
 #include "checkpoint/job/job_claim.h"
 #include "checkpoint/job/ranks.h"
 #include "checkpoint/transaction/at_step.h"
@@ -385,6 +386,10 @@ bool Moving::Open(std::string* error) {
   AtStep("open sessions");
   if (!options_.to.empty() && !hosts_.Open(options_.to, -1, error)) return false;
   if (!OpenSessionsOf(FindCudaProcesses(job_, directory_), nullptr, error)) return false;
+  if (moves_.empty() && !JobIsAlive(job_)) {
+    *error = "the job has ended";
+    return false;
+  }
   shared_ = SharedBuffers::Make();
   return true;
 }

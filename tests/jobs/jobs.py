@@ -1587,6 +1587,8 @@ def stale_folders(context):
     context.run(run + ["--name", "next", "--", "true"])
     same("after the next cr-run", sorted(os.listdir(jobs)), ["lasting", "plain"])
     killed("two")
+    said = context.run([context.tool("cr-migrate"), "two", "--to", "unix:/none"], expect=1).stderr
+    same("a move of what was killed", said, "cr-migrate: two was not moved: the job has ended\n")
     # A folder in which nothing was begun yet.
     os.makedirs(f"{jobs}/three/lib", mode=0o700)
     told = context.run([context.tool("cr-ps"), "--prune"]).stdout
