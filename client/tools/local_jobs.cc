@@ -40,13 +40,15 @@ std::vector<LocalJob> LocalJobs() {
     LocalJob local;
     local.directory = found.directory;
     local.job = std::move(found.job);
-    local.alive = JobIsAlive(local.job);
+    const bool seen = JobIsAlive(local.job);
+    // From inside of a job, its own processes and those of others have no numbers, or other ones.
+    local.alive = seen || IsInUse(local.directory);
     // Of a job that was named by its address, its relay's socket is only the way there.
     local.server = Comparable(local.job.server().find(':') != std::string::npos &&
                                       local.job.server().compare(0, sizeof(kUnix) - 1, kUnix) != 0
                                   ? local.job.server()
                                   : GpuServerOf(local.directory));
-    if (local.alive) {
+    if (seen) {
       for (const CudaProcess& process : FindCudaProcesses(local.job, local.directory)) {
         agent::Info info;
         std::string ignored;

@@ -17,7 +17,7 @@ namespace cuda_remote::client::tools {
 struct LocalJob {
   std::string directory;
   checkpoint::Job job;
-  bool alive = false;
+  bool alive = false;                // if its processes cannot be seen from here, the maps below are empty
   std::map<uint64_t, int> sessions;  // of its processes with CUDA; to their numbers on this machine
   std::string server;                // the socket or address that it uses
   std::map<int, int> processes;      // numbers in the job's namespace (here, without one) to this machine's

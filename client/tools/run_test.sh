@@ -66,6 +66,8 @@ expect "nested, with other wishes" 125 "$("$run" -- "$run" --gpu 0 -- true 2>/de
 expect "nested, with other outputs" 125 "$("$run" -- "$run" --output "$folder/none" -- true 2>/dev/null; echo $?)"
 expect "nested, with another environment" 1 \
   "$("$run" -- bash -c "readlink /proc/self/ns/pid; env -i '$run' -- readlink /proc/self/ns/pid" | uniq | wc -l)"
+expect "cr-ps in a job, of that job" running \
+  "$("$run" --name inside -- bash -c "sleep 0.5; env -u CUDA_REMOTE_SERVER '$(dirname "$run")/cr-ps'" | awk '$1 == "inside" { print $2 }')"
 expect "nested, no such program" 127 "$("$run" -- "$run" -- /no/such/program 2>/dev/null; echo $?)"
 
 if [[ $(id -u) == 0 ]]; then
