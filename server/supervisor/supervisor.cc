@@ -809,6 +809,10 @@ void Supervisor::ReadLink(Worker* worker) {
           start_failures_ = 0;
           worker_error_.clear();
         }
+        // Once: it is not what a person with a GPU expects, and is slow. cr-run shows it, too.
+        if (ready.software && !last_ready_.software && options_.driver.empty()) {
+          logging::Error("no usable GPU on this machine: programs compute with the software GPU, slowly");
+        }
         last_ready_ = ready;
         if (worker->kind.gpus.empty()) gpu_count_ = int(std::min(ready.devices, nvml::kMaxGpus));
         logging::Debug("worker {} is ready after {:.2f} s: {}", worker->pid, SecondsSince(worker->since), ready.driver);

@@ -5,6 +5,7 @@
 set -u
 product=$(dirname "$(find -L . -name cr-run -type f | head -n 1)")
 product=$(realpath "$product")
+cuda_program=$(realpath "$(find -L . -name driver_ptx -type f | head -n 1)")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 unset CUDA_REMOTE_SERVER CUDA_REMOTE_JOB_DIR
@@ -56,5 +57,13 @@ says 2 "wrong value: --end = x" cr-ps --end x
 echo "bogus = 3" >"$work/server.conf"
 says 2 "unknown option bogus in the configuration file" cr-server --config "$work/server.conf"
 says 2 "cannot read the file $work/none.conf" cr-server --config "$work/none.conf"
+# Where no driver works, a job's own server says once what computes instead.
+mkdir "$work/broken"
+echo "no library" >"$work/broken/libcuda.so.1"
+line=$(unset CUDA_REMOTE_DRIVER && LD_LIBRARY_PATH=$work/broken timeout 60 "$product/cr-run" -- "$cuda_program" --steps 1 2>&1 >/dev/null)
+if [[ $line != *"no usable GPU on this machine: programs compute with the software GPU"* || $line == *$'\n'* ]]; then
+  echo "cr-run without a GPU did not say in one line that it uses the software GPU but: $line"
+  status=1
+fi
 [[ $count -ge 30 ]] || { echo "only $count cases"; status=1; }
 exit $status
