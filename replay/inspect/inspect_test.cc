@@ -89,7 +89,10 @@ TEST(Inspect, PrintsWhatIsInTheImage) {
         "3  cuStreamCreate", "PTX compute_80", "2 variables, 104 B", "5 records", "engine    criu"}) {
     EXPECT_THAT(result.out, HasSubstr(text));
   }
-  EXPECT_THAT(Inspect("--all " + folder / "image").out, HasSubstr("memory/index"));
+  EXPECT_THAT(result.out, Not(HasSubstr("root_pid")));
+  const std::string all = Inspect("--all " + folder / "image").out;
+  EXPECT_THAT(all, HasSubstr("memory/index"));
+  EXPECT_THAT(all, HasSubstr("root_pid = 4242"));
 }
 
 TEST(Inspect, WhatARestartNeeds) {

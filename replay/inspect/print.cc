@@ -109,8 +109,11 @@ std::string PrintText(const Summary& summary, bool all) {
     }
   }
   out += Row("engine", info.engine == "none" ? "none (GPU side only)" : Printable(info.engine));
-  for (const auto& [key, value] : info.client_info)
-    out += Row("", absl::StrCat(Printable(key), " = ", Printable(value)));
+  // What the engine and the tools have noted for themselves.
+  if (all) {
+    for (const auto& [key, value] : info.client_info)
+      out += Row("", absl::StrCat(Printable(key), " = ", Printable(value)));
+  }
   out += Row("size", absl::StrCat(ByteText(sizes.total_bytes), " in ", reader.files().size() + 1, " files: memory ",
                                   ByteText(sizes.stored_bytes), ", client ", ByteText(sizes.client_bytes), ", log ",
                                   ByteText(sizes.log_bytes)));
