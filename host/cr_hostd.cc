@@ -33,10 +33,9 @@
 #include "host/signature.h"
 #include "host/wire.h"
 #include "host/worker.h"
-#include "proto/cli/wrong_use.h"
+#include "proto/cli/help.h"
 #include "proto/control/credentials.h"
 #include "proto/folder/private_folder.h"
-#include "proto/frame/version.h"
 
 namespace cuda_remote::host {
 namespace {
@@ -56,7 +55,7 @@ need no root and no option for it. A job runs as its user, with that user's grou
 capabilities. An image belongs to its user, and is restored only if it is signed with this host's key, for the same user.
 
 With a certificate, users move whole jobs to other hosts (cr-migrate --whole --to-host HOST), and with --listen jobs come
-here. The authority of --tls-ca must sign hosts only, or --allow-host names them: a host is believed whose job it sends.
+here. The authority of --tls-ca must sign hosts only, or --allow-host must name them: such a host can send a job as any user.
 All hosts need the same --key, and the same users.
 
 Runs in the foreground and writes what it does to standard error. SIGTERM and SIGINT end it; requests that are in progress
@@ -240,57 +239,71 @@ int Main(int argc, char** argv) {
   Options options;
   CLI::App app("Saves and restores jobs of ordinary users, for their cr-run, cr-checkpoint, cr-restart and cr-migrate.",
                kTool);
-  app.failure_message(WrongUse);
+  SetUpProgram(&app);
   app.footer("\nNeeds root and " + checkpoint::NewEngine()->Requirement() + ".\n" + kExamples);
-  app.set_version_flag("--version", VersionLine(kTool));
   app.add_option("--socket", options.socket, "serve this socket; the folders of users' jobs are beside it")
+      ->type_name("FILE")
       ->capture_default_str();
-  app.add_option("--state", options.state, "folder for the key and for images on their way, which need room there")
+  app.add_option("--state", options.state,
+                 "folder for the key, and for images on their way, which need free space there")
+      ->type_name("DIR")
       ->capture_default_str();
   app.add_option("--key", options.key,
-                 "file with the key that signs images, made if it is not there; the same one on all hosts that are to "
-                 "restore each other's images (default: hostd.key in --state)");
-  app.add_option("--user-requests", options.requests, "jobs and requests of one user at a time")
+                 "file with the key that signs images, made if it is missing. Hosts that restore each other's images "
+                 "need the same key (default: hostd.key in --state)")
+      ->type_name("FILE");
+  app.add_option("--user-requests", options.requests, "how many jobs and requests one user may have at a time")
       ->capture_default_str()
       ->check(CLI::Range(size_t{1}, size_t{100000}));
   app.add_option("--listen", options.listen,
-                 "also accept jobs from other hosts: HOST:PORT, usually 0.0.0.0:" + std::string(kHostsPort));
+                 "also accept jobs from other hosts: HOST:PORT, usually 0.0.0.0:" + std::string(kHostsPort))
+      ->type_name("ADDR");
   app.add_option("--tls-cert", options.tls.cert,
-                 "this host's certificate (PEM), with the name by which others reach it");
-  app.add_option("--tls-key", options.tls.key, "its key (PEM)");
-  app.add_option("--tls-ca", options.tls.ca, "the authority that has signed the hosts' certificates (PEM)");
+                 "this host's certificate (PEM), with the name by which others reach it")
+      ->type_name("FILE");
+  app.add_option("--tls-key", options.tls.key, "its key (PEM)")->type_name("FILE");
+  app.add_option("--tls-ca", options.tls.ca, "the authority that has signed the hosts' certificates (PEM)")
+      ->type_name("FILE");
   app.add_option("--allow-host", options.hosts,
-                 "subject of a host's certificate, as in CN=node7,O=lab; if one is given, jobs come from no others")
+                 "subject of a host's certificate, as in CN=node7,O=lab: accept jobs from the hosts that are named so "
+                 "only. May be given several times")
+      ->type_name("SUBJECT")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_option("--known-host", options.known_hosts,
-                 "HOST or HOST:PORT of another cr-hostd, which cr-ps --hosts asks besides this one")
+                 "HOST or HOST:PORT of another cr-hostd, which cr-ps --hosts shows besides this one. May be given "
+                 "several times")
+      ->type_name("HOST")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  app.add_option(
-         "--gpu-server", options.gpu_servers,
-         "unix:PATH or HOST:PORT of a cr-server of this host's, for cr-ps --hosts (default: root's, if it runs)")
+  app.add_option("--gpu-server", options.gpu_servers,
+                 "unix:PATH or HOST:PORT of a cr-server of this host, for cr-ps --hosts (default: root's, if it runs). "
+                 "May be given several times")
+      ->type_name("ADDR")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  app.add_option(
-         "--allow-address", options.addresses,
-         "users may give their jobs addresses of this network (cr-run --address): ADDRESS/PREFIX[@INTERFACE], as in "
-         "10.9.0.0/24 or 10.9.0.0/24@br0; none is allowed otherwise. May be given several times")
+  app.add_option("--allow-address", options.addresses,
+                 "ADDRESS/PREFIX[@INTERFACE], as in 10.9.0.0/24 or 10.9.0.0/24@br0: users may give their jobs "
+                 "addresses of this network (cr-run --address). Without it there are none. May be given several times")
+      ->type_name("NETWORK")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_option("--metrics", options.metrics,
-                 "answer Prometheus at HOST:PORT/metrics; whoever can connect may read it, so take 127.0.0.1 or a "
-                 "management network's address");
+                 "answer Prometheus at HOST:PORT/metrics. Anybody who can connect may read it: choose 127.0.0.1 or a "
+                 "network of operators")
+      ->type_name("ADDR");
   app.add_option("--operator", options.operators,
                  "USER or @GROUP that may list and save other users' jobs, and drain this host (cr-ps --hosts, "
-                 "cr-checkpoint --user, cr-drain); images stay their owners'. May be given several times")
+                 "cr-checkpoint --user, cr-drain); images belong to the jobs' owners. May be given several times")
+      ->type_name("USER")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  app.add_option(
-      "--user-cgroup", options.user_cgroup,
-      "control group for a user's jobs that come from other hosts, as in jobs/user-%u with the user's number "
-      "for %u; it must exist (default: the user's slice of systemd's, if there is one)");
-  app.add_option("--ready-fd", options.ready_fd, "write a line to this descriptor and close it once ready");
+  app.add_option("--user-cgroup", options.user_cgroup,
+                 "control group for users' jobs that come from other hosts, as in jobs/user-%u, with the user's number "
+                 "for %u; it must exist (default: the user's slice of systemd, if there is one)")
+      ->type_name("PATH");
+  app.add_option("--ready-fd", options.ready_fd, "write a line to this descriptor and close it once ready")
+      ->type_name("FD");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

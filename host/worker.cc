@@ -348,7 +348,7 @@ bool Worker::ReadRequest(std::string* error) {
   for (size_t i = 0; tool_->takes_image && i < 3; ++i) {
     if (!IsPipe(fds_[i]) || fstat(fds_[i], &facts) != 0 || facts.st_uid == peer_.account.user) continue;
     *error = "descriptor " + std::to_string(i) + " is a pipe that belongs to user " + std::to_string(facts.st_uid) +
-             ", not to " + NameOf(peer_.account) + "; use a file, or a pipe of her own";
+             ", not to " + NameOf(peer_.account) + "; use a file, or a pipe of that user";
     return false;
   }
   return true;

@@ -4,8 +4,8 @@
 
 Usage: from_help.py man|completion PROGRAM > FILE    PROGRAM: path of an installed or built program
 
-What CLI11 prints has five parts, which this script tells apart: one line that says what the program is for, the usage,
-the positional arguments, the options, and a text with examples and exit codes.
+That text (proto/cli/help.h) has five parts, which this script tells apart: one line that says what the program is for, the
+usage, the positional arguments, the options, and a text with examples and exit codes.
 """
 
 import os
@@ -15,16 +15,17 @@ import sys
 
 OPTION = re.compile(r"^  (-{1,2}[A-Za-z]\S*)(?: (.*?))?(?:\s{2,}(\S.*))?$")
 POSITIONAL = re.compile(r"^  ([A-Z]\S*)(?: (.*?))?(?:\s{2,}(\S.*))?$")
-CHOICES = re.compile(r"TEXT:\{([^}]*)\}")
 
 
 class Item:
-    """An option or a positional argument: its names, what CLI11 says about its value, and its description."""
+    """An option or a positional argument: its names, a word for its value (none: a flag), and its description."""
 
     def __init__(self, names, value, text):
         self.names, self.value, self.text = names.split(","), value or "", text or ""
-        # A flag that turns something off is printed with the value that it sets.
-        self.names = [re.sub(r"\{.*\}$", "", name) for name in self.names]
+
+    def choices(self):
+        """The values that it can have, if there are only some: a word such as `debug|info`."""
+        return self.value.split("|") if "|" in self.value else []
 
 
 class Help:
@@ -35,14 +36,10 @@ class Help:
         self.summary = lines.pop(0).strip()
         self.usage = self.name
         self.positionals, self.options, self.rest = [], [], []
-        # cr-run's usage is in its first line: what follows the options is another program's.
-        own = re.match(rf"^(.*): ({re.escape(self.name)} .*)$", self.summary)
-        if own:
-            self.summary = own.group(1) + "."
         part = None
         for line in lines:
             if line.startswith("Usage: "):
-                self.usage = own.group(2) if own else self.name + " " + line.split(" ", 2)[2]
+                self.usage = self.name + " " + line.split(" ", 2)[2]
             elif line in ("Positionals:", "Options:"):
                 part = line
             elif part and not self.rest and line.startswith("  "):
@@ -67,25 +64,6 @@ def output(program, option):
 def roff(text):
     text = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq")
     return "\\&" + text if text.startswith((".", "\\(aq")) else text
-
-
-def value_name(item):
-    """A word for the option's value: the program's own, or one in place of CLI11's type. Empty for a flag."""
-    if not item.value:
-        return ""
-    kind = re.split(r"[:\s=(]", item.value)[0]
-    return {"INT": "N", "UINT": "N", "FLOAT": "NUMBER"}.get(kind, kind)
-
-
-def remark(item):
-    """The range, default and variable that CLI11 prints with the type."""
-    found = []
-    value = re.sub(r"\[b, kb[^\]]*\]", "", item.value)
-    for form, words in ((r"in \[(\S+) - (\S+)\]", "{} to {}"), (r"=(\S+)$", "default: {}"), (r"\(Env:(\w+)\)", "or ${}")):
-        match = re.search(form, value)
-        if match:
-            found.append(words.format(*match.groups()))
-    return f" ({'; '.join(found)})" if found else ""
 
 
 def manual(helped):
@@ -119,9 +97,8 @@ def manual(helped):
         if items:
             out.append(f".SH {title}")
         for item in items:
-            name = value_name(item) if title == "OPTIONS" else ""
-            out += [".TP", ", ".join(f"\\fB{roff(one)}\\fR" for one in item.names) + (f" \\fI{roff(name)}\\fR" if name else ""),
-                    roff(item.text + remark(item))]
+            out += [".TP", ", ".join(f"\\fB{roff(one)}\\fR" for one in item.names) + (f" \\fI{roff(item.value)}\\fR" if item.value else ""),
+                    roff(item.text)]
     out += [".SH EXAMPLES", ".nf"] + [roff(line) for line in examples] + [".fi"]
     if exits:
         out += [".SH EXIT STATUS", roff(" ".join(exits))]
@@ -132,14 +109,13 @@ def manual(helped):
 def completion(helped):
     function = "_" + helped.name.replace("-", "_")
     options = " ".join(name for item in helped.options for name in item.names)
-    valued = [item for item in helped.options if value_name(item)]
+    valued = [item for item in helped.options if item.value]
     cases = []
     for item in valued:
-        choices = CHOICES.search(item.value)
-        if choices:
-            words = choices.group(1).replace(",", " ")
+        if item.choices():
+            words = " ".join(item.choices())
             cases.append(f'    {"|".join(item.names)}) mapfile -t COMPREPLY < <(compgen -W "{words}" -- "$current"); return ;;')
-    others = "|".join(name for item in valued if not CHOICES.search(item.value) for name in item.names)
+    others = "|".join(name for item in valued if not item.choices() for name in item.names)
     if others:
         cases.append(f'    {others}) mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;')
     takes_program = helped.name == "cr-run"

@@ -42,7 +42,8 @@ bool Caller::Take(int fd, std::string* error) {
   // A number without a name is a user, too.
   if (!FindAccount(std::to_string(facts.user()), &caller->account_, error)) return false;
   if (caller->account_.user != facts.user()) {
-    *error = "another user of this machine has the number " + std::to_string(facts.user()) + " as his name";
+    *error =
+        "another user of this machine has the name " + std::to_string(facts.user()) + ", which is this user's number";
     return false;
   }
   caller->account_.group = facts.group();

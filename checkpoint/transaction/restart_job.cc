@@ -95,7 +95,7 @@ bool RestartJob::ReadImage(std::string* error) {
     return false;
   }
   if (!ReadLogs(error)) return false;
-  report_.Done("comparing the image but for GPU memory");
+  report_.Done("verifying the image, except GPU memory");
   return true;
 }
 
@@ -298,7 +298,7 @@ bool RestartJob::OpenSessions(const std::string& scope, std::string* error) {
     *error = results[i].error;
     return Of(i, error);
   }
-  report_.Done("opening sessions with the GPU server, and making the GPU objects again");
+  report_.Done("opening sessions with the GPU server, and recreating the GPU objects");
   return true;
 }
 

@@ -32,8 +32,7 @@
 #include "checkpoint/job/job.h"
 #include "client/mpi/parts.h"
 #include "proto/base/clock.h"
-#include "proto/cli/wrong_use.h"
-#include "proto/frame/version.h"
+#include "proto/cli/help.h"
 
 extern char** environ;
 
@@ -60,8 +59,8 @@ that is called in the same way: AGENT HOST COMMAND, where COMMAND is for a shell
 folder as here, and a cr-hostd. ADDRESS is an address of the part's own, as with cr-run --address, by which the ranks
 reach each other, and which moves with the part. RANKS (default: 1) is how many ranks the part has room for.
 
-Works with mpirun of Open MPI 4 and with MPICH, which find their hosts in variables (OMPI_MCA_..., HYDRA_...). Leave their
-options for hosts and for the remote shell away. Each part is a job NAME of the user's on its host. Its GPU server is one
+Works with mpirun of Open MPI 4 and with MPICH, which find their hosts in variables (OMPI_MCA_..., HYDRA_...). Omit their
+options for hosts and for the remote shell. Each part is a job NAME of the user's on its host. Its GPU server is one
 of its own, if --server names none. Variables whose names begin with CUDA_REMOTE_ go to all hosts.
 
 Exit codes: mpirun's own; 128 + N if signal N ended it; 121 stopped by cr-checkpoint --stop; 125 a part could not be
@@ -285,29 +284,28 @@ int Runner::Run() {
 int Main(int argc, char** argv) {
   Options options;
   std::vector<std::string> parts;
-  CLI::App app(
-      "Runs an MPI job over several hosts, as a job that can be saved: cr-mpirun [OPTIONS] -- MPIRUN [ARGUMENTS]",
-      kTool);
-  app.failure_message(WrongUse);
+  CLI::App app("Runs an MPI job over several hosts, as a job that can be saved.", kTool);
+  SetUpProgram(&app, "[OPTIONS] -- MPIRUN [ARGUMENTS]");
   app.footer(kExamples);
-  app.set_version_flag("--version", VersionLine(kTool));
-  app.add_option("--name", options.name, "the job's name, on all hosts")->required();
-  app.add_option(
-         "--part", parts,
-         "HOST=ADDRESS[/PREFIX][@INTERFACE][:RANKS]: a host, the address of the job's part there, and how many ranks "
-         "it has room for. Once for each host; the first is this host")
+  app.add_option("--name", options.name, "the job's name, on all hosts")->type_name("NAME")->required();
+  app.add_option("--part", parts,
+                 "HOST=ADDRESS[/PREFIX][@INTERFACE][:RANKS]: a host, the address of the job's part there, and how many "
+                 "ranks it has room for. Once for each host; the first one is this host")
+      ->type_name("PART")
       ->required()
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  app.add_option("--agent", options.agent, "starts a command on another host, with options of its own")
+  app.add_option("--agent", options.agent, "command that starts a command on another host")
+      ->type_name("COMMAND")
       ->capture_default_str();
   app.add_option("--server", options.server,
-                 "the GPU server of all parts: unix:PATH or HOST:PORT (default: each has its own)");
+                 "the GPU server of all parts: unix:PATH or HOST:PORT (default: each has its own)")
+      ->type_name("ADDR");
   app.add_option("--gpu", options.gpu, "the only GPU that a part sees (ordinal; default: all)")
       ->check(CLI::Range(0, 255));
-  app.add_option("--output", options.output, "file for mpirun's standard output");
-  app.add_option("--error", options.error, "file for mpirun's standard error");
-  app.add_flag("--append", options.append, "add to these files");
+  app.add_option("--output", options.output, "file for mpirun's standard output")->type_name("FILE");
+  app.add_option("--error", options.error, "file for mpirun's standard error")->type_name("FILE");
+  app.add_flag("--append", options.append, "append to these files, instead of emptying them");
   int own = 1;
   while (own < argc && strcmp(argv[own], "--") != 0) ++own;
   try {

@@ -25,11 +25,10 @@
 #include "client/relay/relay_session.h"
 #include "proto/base/clock.h"
 #include "proto/channel/handshake.h"
-#include "proto/cli/wrong_use.h"
+#include "proto/cli/help.h"
 #include "proto/control/buffer_memory.h"
 #include "proto/control/credentials.h"
 #include "proto/control/eager_poll.h"
-#include "proto/frame/version.h"
 #include "proto/logging/log.h"
 
 namespace cuda_remote::client {
@@ -89,20 +88,21 @@ int Main(int argc, char** argv) {
   bool remove_folder = false;
   int watch_fd = -1, ready_fd = -1;
   CLI::App app("Brings a cr-server on another host to this one: programs connect to a socket here.", "cr-relay");
-  app.failure_message(WrongUse);
+  SetUpProgram(&app);
   app.footer(kExamples);
-  app.set_version_flag("--version", VersionLine("cr-relay"));
-  app.add_option("--connect", connect, "the server, HOST:PORT")->required();
-  app.add_option("--socket", path, "where programs connect")->required();
-  app.add_option("--tls-cert", tls.cert, "own certificate, PEM");
-  app.add_option("--tls-key", tls.key, "its key");
-  app.add_option("--tls-ca", tls.ca, "who signs the server's certificate");
+  app.add_option("--connect", connect, "the server, HOST:PORT")->type_name("ADDR")->required();
+  app.add_option("--socket", path, "where programs connect")->type_name("FILE")->required();
+  app.add_option("--tls-cert", tls.cert, "own certificate, PEM")->type_name("FILE");
+  app.add_option("--tls-key", tls.key, "its key")->type_name("FILE");
+  app.add_option("--tls-ca", tls.ca, "who signs the server's certificate")->type_name("FILE");
   app.add_option("--idle-exit", idle_exit, "exit after this many seconds without a session")
+      ->type_name("SECONDS")
       ->check(CLI::NonNegativeNumber);
   app.add_flag("--remove-folder", remove_folder, "remove the socket's folder, too, at the end");
-  app.add_option("--watch-fd", watch_fd, "exit when this descriptor is closed at its other end");
-  app.add_option("--ready-fd", ready_fd, "write the address to this descriptor and close it once ready");
-  app.add_option("--log-level", log_level, "trace, debug, info, warn, error")
+  app.add_option("--watch-fd", watch_fd, "exit when this descriptor is closed at its other end")->type_name("FD");
+  app.add_option("--ready-fd", ready_fd, "write the address to this descriptor and close it once ready")
+      ->type_name("FD");
+  app.add_option("--log-level", log_level, "log lines of this level and above")
       ->capture_default_str()
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error"}));
   try {

@@ -17,8 +17,7 @@
 #include "checkpoint/job/job.h"
 #include "client/slurm/options.h"
 #include "client/slurm/submission.h"
-#include "proto/cli/wrong_use.h"
-#include "proto/frame/version.h"
+#include "proto/cli/help.h"
 
 namespace cuda_remote::client::slurm {
 namespace {
@@ -39,7 +38,7 @@ Examples:
 All other words go to sbatch as they are. Lines with #SBATCH in the script work as with sbatch, and may have these
 options, too. The whole script runs under cr-run. It needs no change. srun in it is cr-srun, which starts tasks inside
 of the job. A job on several nodes has a part on each. cr-sbatch adds --requeue, --open-mode=append and
---signal=B:USR1@SECONDS. A requeued job goes on from its newest image, on any nodes and any GPUs. Saving needs what
+--signal=B:USR1@SECONDS. A requeued job continues from its newest image, on any nodes and any GPUs. Saving needs what
 cr-checkpoint needs. The nodes need cr-slurm-run, in the same folder as here.
 
 Exit codes: sbatch's own; 1 the job was not submitted; 2 wrong use.
@@ -80,12 +79,9 @@ int Main(int argc, char** argv) {
   const Submission submission = Divide(std::vector<std::string>(argv + 1, argv + argc));
   CheckpointOptions options;
   int warning = 120;
-  CLI::App app(
-      "Submits a batch script to Slurm, and saves and restarts its job: cr-sbatch [OPTIONS] [SBATCH OPTIONS] [SCRIPT]",
-      kTool);
-  app.failure_message(WrongUse);
+  CLI::App app("Submits a batch script to Slurm, and saves and restarts its job.", kTool);
+  SetUpProgram(&app, "[OPTIONS] [SBATCH OPTIONS] [SCRIPT]");
   app.footer(kExamples);
-  app.set_version_flag("--version", VersionLine(kTool));
   AddCheckpointOptions(&app, &options);
   app.add_option("--checkpoint-warning", warning,
                  "how many seconds before the end of its time Slurm warns the job, which is then saved and requeued")

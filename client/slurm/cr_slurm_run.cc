@@ -35,9 +35,8 @@
 #include "client/slurm/part_plan.h"
 #include "client/slurm/submission.h"
 #include "proto/base/clock.h"
-#include "proto/cli/wrong_use.h"
+#include "proto/cli/help.h"
 #include "proto/folder/private_folder.h"
-#include "proto/frame/version.h"
 
 extern char** environ;
 
@@ -421,21 +420,23 @@ bool PutSrunFirst(const std::string& folder, std::string* error) {
 int Main(int argc, char** argv) {
   CheckpointOptions options;
   int script_line = 0;
-  CLI::App app("Runs a program in a job of Slurm, saves and restarts it: cr-slurm-run [OPTIONS] -- PROGRAM [ARGUMENTS]",
-               kTool);
-  app.failure_message(WrongUse);
+  CLI::App app("Runs a program in a job of Slurm, saves and restarts it.", kTool);
+  SetUpProgram(&app, "[OPTIONS] -- PROGRAM [ARGUMENTS]");
   app.footer(kExamples);
-  app.set_version_flag("--version", VersionLine(kTool));
   AddCheckpointOptions(&app, &options);
   app.add_option("--script-line", script_line,
                  "PROGRAM is a batch script of cr-sbatch: run what begins at this line of it")
       ->type_name("N")
-      ->check(CLI::Range(1, 1 << 30));
+      ->check(CLI::Range(1, 1 << 30))
+      ->group("");
   std::string keys, place;
-  app.add_option("--part", place, "on a further node of the job: run PROGRAM as part I of N there")->type_name("I/N");
+  app.add_option("--part", place, "on a further node of the job: run PROGRAM as part I of N there")
+      ->type_name("I/N")
+      ->group("");
   app.add_option("--serve-gpus", keys,
                  "on the GPU node of a heterogeneous job: serve its GPUs, with keys in this folder")
-      ->type_name("DIR");
+      ->type_name("DIR")
+      ->group("");
   int own = 1;
   while (own < argc && strcmp(argv[own], "--") != 0) ++own;
   try {

@@ -12,13 +12,15 @@ bool CheckpointOptions::On(const std::string& what) const { return std::find(on.
 void AddCheckpointOptions(CLI::App* app, CheckpointOptions* options) {
   app->add_option("--checkpoint-dir", options->directory,
                   "folder for images, on a file system that all nodes have; each job has a folder of its own in it")
+      ->type_name("DIR")
       ->capture_default_str();
   app->add_option("--checkpoint-interval", options->interval,
-                  "also save the job again and again after this time (as in 30s, 10m, 2h), in case its node fails")
+                  "also save the job repeatedly after this time (as in 30s, 10m, 2h), in case its node fails")
+      ->type_name("TIME")
       ->transform(CLI::AsNumberWithUnit(std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}},
                                         CLI::AsNumberWithUnit::CASE_INSENSITIVE));
   app->add_option("--checkpoint-on", options->on,
-                  "when else it is saved and ended: preempt (at SIGTERM), timeout (at the warning, SIGUSR1)")
+                  "when the job is saved and ended: preempt (at SIGTERM), timeout (at the warning, SIGUSR1)")
       ->delimiter(',')
       ->check(CLI::IsMember({"preempt", "timeout"}))
       ->type_name("WHEN,...")
@@ -28,14 +30,18 @@ void AddCheckpointOptions(CLI::App* app, CheckpointOptions* options) {
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
   app->add_option("--checkpoint-output", options->output,
-                  "file for the program's standard output, which is cut back to where an image was made; %j is the "
-                  "job's number, %A the array's and %a the task's (default: Slurm's file)");
-  app->add_option("--checkpoint-error", options->error, "file for its standard error; may be the same one");
+                  "file for the program's standard output, which a restart cuts back to its length at the checkpoint; "
+                  "%j is the job's number, %A the array's and %a the task's (default: Slurm's file)")
+      ->type_name("FILE");
+  app->add_option("--checkpoint-error", options->error, "file for its standard error; may be the same one")
+      ->type_name("FILE");
   app->add_option("--checkpoint-cut", options->cut,
-                  "a file that the program writes: a restart cuts it back to where the image was made");
+                  "a file that the program writes: a restart cuts it back to its length at the checkpoint")
+      ->type_name("FILE");
   app->add_option("--checkpoint-addresses", options->addresses,
-                  "FIRST-LAST[/PREFIX][@INTERFACE]: addresses for the parts of jobs on several nodes, which each such "
-                  "job needs one of for each node; the operator says which ones are for that");
+                  "FIRST-LAST[/PREFIX][@INTERFACE]: network addresses for jobs on several nodes; a job needs one for "
+                  "each of its nodes. Ask the operator which ones to use")
+      ->type_name("RANGE");
 }
 
 std::vector<std::string> ToWords(const CheckpointOptions& options) {

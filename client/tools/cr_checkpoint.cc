@@ -29,9 +29,8 @@
 #include "client/tools/tool_report.h"
 #include "proto/base/clock.h"
 #include "proto/base/text.h"
-#include "proto/cli/wrong_use.h"
+#include "proto/cli/help.h"
 #include "proto/codec/json.h"
-#include "proto/frame/version.h"
 
 namespace cuda_remote::client::tools {
 
@@ -49,9 +48,9 @@ constexpr char kExamples[] = R"(
 Examples:
   cr-checkpoint train /data/train.image           saves the job; it continues
   cr-checkpoint --stop train /data/train.image    saves it and ends it; later: cr-restart /data/train.image
-  cr-checkpoint --every 10m train /data/train.image   again and again; each whole image replaces the one before
-  cr-checkpoint --hosts node1,node2 train /data/train  one job on two hosts; then on each: cr-restart /data/train/member-N
-  cr-checkpoint --hosts node1,node2 --every 10m --keep 3 train /data/train   again and again, the last three of both
+  cr-checkpoint --every 10m train /data/train.image   repeatedly; each complete image replaces the one before
+  cr-checkpoint --hosts node1,node2 train /data/train   a job on two hosts; later: cr-restart --hosts
+  cr-checkpoint --hosts node1,node2 --every 10m --keep 3 train /data/train   repeatedly; keeps the last three sets
   cr-checkpoint --every 10m --keep 3 train /data/train   keeps the last three images, which share what is the same in them
 
 Before the pause, while the job runs, the tool copies GPU memory to host memory and skips memory that the job keeps
@@ -63,18 +62,18 @@ checkpoint that fails, or is interrupted or killed, leaves the job running and n
 With --keep N, DIR holds the last N images of the job (image-000001, ...). GPU memory that an earlier image has is not
 written again. cr-restart DIR takes the newest image, cr-restart DIR/image-000007 this one; cr-inspect DIR lists them.
 
-With --hosts and --keep, DIR/image-N/member-M is the image on the host M. An image is removed only when all hosts have
-newer ones of one moment, as many as are kept. cr-restart DIR --hosts takes the newest that all hosts have.
+With --hosts and --keep, DIR holds sets: DIR/image-N/member-M is the image of the Mth host. Old sets are removed only
+after a new one is complete on all hosts. cr-restart DIR --hosts takes the newest complete set.
 
-With --every, a checkpoint that fails is reported with the time, the last image stays, and the next try follows at the
-next interval.
+With --every, the tool reports a checkpoint that fails with the time, keeps the last image, and tries again after the
+interval.
 
 Exit codes: 0 saved (--every: the job has ended, and was saved at least once), 1 failed (--every: the job has ended and was
 never saved), 2 wrong use, 3 interrupted (the job continues; with --every the last image stays), 4 no such job.
 )";
 
 constexpr char kWithoutRoot[] =
-    "Where cr-hostd runs, an ordinary user saves jobs that her own cr-run has\n"
+    "Where cr-hostd runs, ordinary users save jobs that their own cr-run has\n"
     "started. Where it does not run, root saves jobs that users have started with cr-run --plain.";
 
 struct Options {
@@ -294,45 +293,48 @@ int Main(int argc, char** argv) {
   Options options;
   int caller = -1;
   CLI::App app("Saves a running job: its processes, their GPU objects and their GPU memory.", kTool);
-  app.failure_message(WrongUse);
+  SetUpProgram(&app);
   const std::unique_ptr<SnapshotEngine> engine = NewEngine();
   app.footer(kWhichJob + NeedsText(*engine, kWithoutRoot) + kExamples);
-  app.set_version_flag("--version", VersionLine("cr-checkpoint"));
   app.add_option("JOB", options.job, "which job")->required();
   app.add_option("DIR", options.save.image,
                  "the image, a folder; an older image there is replaced (--keep: the folder of the images)")
       ->required();
   app.add_flag("--stop", options.save.stop, "end the job once it is saved");
   app.add_flag("--tcp-close", options.save.close_tcp,
-               "save a job that has TCP connections with others; after a restart it finds those closed");
+               "save a job that has TCP connections with others; after a restart these connections are closed");
   app.add_option("--every", options.every, "repeat after this time (as in 30s, 10m, 2h) until the job ends")
+      ->type_name("TIME")
       ->transform(CLI::AsNumberWithUnit(std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}},
                                         CLI::AsNumberWithUnit::CASE_INSENSITIVE));
   app.add_option("--keep", options.save.keep,
                  "keep the last N images in the folder DIR; they share data files where they are the same")
       ->type_name("N")
       ->check(CLI::Range(size_t{1}, size_t{10000}));
-  app.add_option("--timeout", options.save.timeout, "seconds to wait for CUDA calls that are in progress")
+  app.add_option("--timeout", options.save.timeout, "how long to wait for CUDA calls in progress")
+      ->type_name("SECONDS")
       ->capture_default_str()
       ->check(CLI::Range(0.001, 86400.0));
   app.add_option(
          "--compress", options.save.compress,
          "Zstandard level for GPU memory; 0: none (default: the fastest one, where it makes the checkpoint faster)")
+      ->type_name("LEVEL")
       ->check(CLI::Range(0, 19));
-  app.add_option(
-         "--pool", options.save.pool,
-         "host memory for GPU memory that waits to be written, as in 16G; of more than this the job waits for the "
-         "files (default: half of what this machine and control group have left; with --stop 1 GiB at most)")
+  app.add_option("--pool", options.save.pool,
+                 "host memory for copies of GPU memory that are not written yet, as in 16G. If it is full, the rest is "
+                 "written in the pause (default: half of the memory that the machine and the control group have left; "
+                 "with --stop at most 1 GiB)")
+      ->type_name("SIZE")
       ->transform(CLI::AsSizeValue(false));
   app.add_option(
-      "--hosts", options.hosts,
-      "HOST,HOST,...: the user's jobs of this name on these hosts, as one: all are saved at the same moment or none "
-      "is; by their cr-hostds, each into DIR/member-N of its host (N: which one in this list, from 1). HOST/NAME is "
-      "a job of another name on that host");
-  app.add_option(
-         "--user", options.user,
-         "the job of that name of this user's, for operators (cr-hostd --operator): the image is its owner's, in "
-         "a folder that the owner may write to")
+         "--hosts", options.hosts,
+         "HOST,HOST,...: save the parts of a job on these hosts at one moment, all or none, through their cr-hostds. "
+         "The image of the Nth host is DIR/member-N there. HOST/NAME: the part has this name on that host")
+      ->type_name("HOST,...");
+  app.add_option("--user", options.user,
+                 "for operators (cr-hostd --operator): save the job of this user. The image belongs to the user, in a "
+                 "folder that the user may write to")
+      ->type_name("USER")
       ->excludes("--hosts");
   app.add_flag("--json", options.json, "print times and sizes as JSON");
   app.add_flag("--times", options.times, "print the duration of each step");

@@ -26,11 +26,10 @@
 #include "checkpoint/job/job.h"
 #include "client/tools/foreground.h"
 #include "host/client.h"
-#include "proto/cli/wrong_use.h"
+#include "proto/cli/help.h"
 #include "proto/codec/text.h"
 #include "proto/control/server_control.h"
 #include "proto/folder/private_folder.h"
-#include "proto/frame/version.h"
 
 namespace cuda_remote::client::tools {
 
@@ -47,13 +46,15 @@ Examples:
   cr-drain --save /data/drain                  all jobs are saved and ended
   cr-drain --undo                              the host accepts jobs again
 
-From the beginning on, this host's cr-hostd starts and accepts no jobs, until --undo or the next start of the machine.
+From then on this host's cr-hostd starts and accepts no jobs, until --undo or the next boot.
 Users' jobs that cr-hostd has started move or are saved as their user does it, with cr-migrate --whole or cr-checkpoint
 --stop. An image is in DIR/USER and belongs to that user. Jobs that root has started are saved in DIR/root; they do not
-move to another host. Jobs that a user has started without cr-hostd are not seen.
+move to another host. cr-drain does not see jobs that
+users have started without cr-hostd.
 
-Needs root, or an operator of this host (cr-hostd --operator), whose --save names a folder that root has made for it: a
-folder of root's that users can enter. What is already moved or saved stays so if it is interrupted; start it again for the rest.
+Needs root, or an operator of this host (cr-hostd --operator). For an operator, root must have created the folder of
+--save so that users can enter it (mode 0755). If cr-drain is interrupted, jobs that were moved or saved stay so. Run it
+again for the rest.
 
 Exit codes: 0 no job is left, 1 failed, 2 wrong use, 4 jobs are left here, or sessions of this host's GPU server.
 )";
@@ -256,20 +257,26 @@ int Drain(const Options& options) {
 int Main(int argc, char** argv) {
   Options options;
   CLI::App app("Moves or saves all jobs of this host, so that it can go down.", kTool);
-  app.failure_message(WrongUse);
+  SetUpProgram(&app);
   app.footer(kExamples);
-  app.set_version_flag("--version", VersionLine(kTool));
-  app.add_option("--to-host", options.to_host, "HOST or HOST:PORT of the cr-hostd to which users' jobs move");
-  app.add_option("--to", options.server, "of --to-host: the GPU server that they use there (default: as they have it)");
-  app.add_option("--save", options.save, "folder in which jobs are saved that do not move; made if it is not there");
-  app.add_option("--reason", options.reason, "text for the error message of users who start a job here")
+  app.add_option("--to-host", options.to_host, "HOST or HOST:PORT of the cr-hostd to which users' jobs move")
+      ->type_name("HOST");
+  app.add_option("--to", options.server,
+                 "with --to-host: the GPU server that jobs use there (default: the same server if it is on the "
+                 "network, else one of the job's own)")
+      ->type_name("ADDR");
+  app.add_option("--save", options.save,
+                 "save and end jobs that do not move, in this folder, which is made if it is missing")
+      ->type_name("DIR");
+  app.add_option("--reason", options.reason, "text for the error message of users who start a job on this host")
       ->capture_default_str();
-  app.add_option("--timeout", options.timeout, "seconds to wait for one job's CUDA calls that are in progress")
+  app.add_option("--timeout", options.timeout, "how long to wait for the CUDA calls in progress of one job")
+      ->type_name("SECONDS")
       ->capture_default_str()
       ->check(CLI::Range(0.001, 86400.0));
   int caller = -1;
   app.add_option("--caller", caller, "used by cr-hostd")->group("");
-  CLI::Option* const undo = app.add_flag("--undo", options.undo, "the host accepts jobs again");
+  CLI::Option* const undo = app.add_flag("--undo", options.undo, "let the host accept jobs again");
   for (const char* other : {"--to-host", "--to", "--save", "--reason", "--timeout"}) undo->excludes(other);
   try {
     app.parse(argc, argv);

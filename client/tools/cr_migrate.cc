@@ -19,9 +19,8 @@
 #include "client/tools/through_hostd.h"
 #include "client/tools/tool_report.h"
 #include "proto/base/text.h"
-#include "proto/cli/wrong_use.h"
+#include "proto/cli/help.h"
 #include "proto/codec/json.h"
-#include "proto/frame/version.h"
 
 namespace cuda_remote::client::tools {
 
@@ -117,28 +116,32 @@ int Main(int argc, char** argv) {
   std::string to_host, output, error_output;
   std::vector<std::string> map;
   CLI::App app("Moves a running job's GPU side to another GPU server, or the whole job to another host.", kTool);
-  app.failure_message(WrongUse);
+  SetUpProgram(&app);
   app.footer(std::string(kWhichJob) + kExamples);
-  app.set_version_flag("--version", VersionLine("cr-migrate"));
   app.add_option("JOB", options.job, "which job")->required();
-  app.add_option("--to", options.move.to, "the GPU server: unix:PATH or HOST:PORT");
+  app.add_option("--to", options.move.to, "the GPU server: unix:PATH or HOST:PORT")->type_name("ADDR");
   app.add_option("--gpu", options.move.gpu, "the only GPU that the job gets there (ordinal)")
       ->check(CLI::Range(0, 255));
   app.add_option("--map", map,
-                 "RANK=SERVER[:GPU,...] or RANK=:GPU,...: where a process goes instead; RANK is a number, N-M or "
+                 "send single processes elsewhere: RANK=SERVER[:GPU,...] or RANK=:GPU,...; RANK is a number, N-M or "
                  "pid:N. May be given several times")
+      ->type_name("RANK=PLACE")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  app.add_option("--timeout", options.move.timeout, "seconds to wait for CUDA calls that are in progress")
+  app.add_option("--timeout", options.move.timeout, "how long to wait for CUDA calls in progress")
+      ->type_name("SECONDS")
       ->capture_default_str()
       ->check(CLI::Range(0.001, 86400.0));
-  app.add_flag("--whole", whole,
-               "move the job's processes, too, with its private files, from this host's cr-hostd to that of --to-host");
-  app.add_option("--to-host", to_host, "of --whole: HOST or HOST:PORT, where the other cr-hostd listens");
-  app.add_option(
-      "--output", output,
-      "of --whole: a file there for the job's standard output, behind what it holds; needed if that is a pipe");
-  app.add_option("--error", error_output, "of --whole: the same for its standard error; may be the same file");
+  app.add_flag(
+      "--whole", whole,
+      "move the job's processes too, with its private files, from this host's cr-hostd to the one of --to-host");
+  app.add_option("--to-host", to_host, "with --whole: HOST or HOST:PORT of the other cr-hostd")->type_name("HOST");
+  app.add_option("--output", output,
+                 "with --whole: file on the other host to which the job's standard output is appended; needed if that "
+                 "is a pipe")
+      ->type_name("FILE");
+  app.add_option("--error", error_output, "with --whole: the same for standard error; may be the same file")
+      ->type_name("FILE");
   app.add_flag("--json", options.json, "print times and sizes as JSON");
   app.add_flag("--quiet", options.quiet, "print errors only");
   app.add_option("--caller", caller, "used by cr-hostd")->group("");

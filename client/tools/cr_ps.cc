@@ -23,12 +23,11 @@
 #include "client/tools/table_text.h"
 #include "host/client.h"
 #include "proto/base/text.h"
-#include "proto/cli/wrong_use.h"
+#include "proto/cli/help.h"
 #include "proto/codec/json.h"
 #include "proto/codec/text.h"
 #include "proto/control/server_control.h"
 #include "proto/folder/private_folder.h"
-#include "proto/frame/version.h"
 
 namespace cuda_remote::client::tools {
 
@@ -42,7 +41,7 @@ constexpr int kExitNoSession = 4;
 constexpr char kExamples[] = R"(
 Examples:
   cr-ps                                     this user's jobs here, and the sessions of this user's cr-server here
-  cr-ps --watch 2                           the same again every two seconds, until Ctrl-C
+  cr-ps --watch 2                           the same every two seconds, until Ctrl-C
   cr-ps --server gpu7:7070 --json
   cr-ps --server unix:/run/cuda-remote      your sessions of root's server here, if it admits you
   cr-ps --end 12 --reason "node goes down"  end session 12
@@ -375,27 +374,30 @@ int Main(int argc, char** argv) {
   double watch = 0;
   uint64_t end = 0;
   CLI::App app("Shows this user's jobs on this machine, or the sessions of a cr-server.", "cr-ps");
-  app.failure_message(WrongUse);
-  app.set_version_flag("--version", VersionLine("cr-ps"));
+  SetUpProgram(&app);
   app.footer(kExamples);
   app.add_option("--server", address,
                  "unix:PATH of the server's socket or folder, or HOST:PORT (default: $CUDA_REMOTE_SERVER, "
-                 "else this user's jobs here, and the sessions of this user's server here, if one runs)");
+                 "else this user's jobs here, and the sessions of this user's server here, if one runs)")
+      ->type_name("ADDR");
   CLI::Option* const all_hosts =
-      app.add_option(
-             "--hosts", hosts,
-             "what there is at other hosts: HOST,HOST:PORT, or nothing for this one and those that its cr-hostd "
-             "knows (cr-hostd --known-host)")
+      app.add_option("--hosts", hosts,
+                     "show other hosts, HOST or HOST:PORT, through this host's cr-hostd; without a list this host and "
+                     "those that its cr-hostd knows (cr-hostd --known-host)")
+          ->type_name("[HOST,...]")
           ->expected(0, 1)
           ->excludes("--server");
-  app.add_flag("--json", json, "for programs");
-  app.add_option("--watch", watch, "show it again every so many seconds")->check(CLI::Range(0.1, 86400.0));
-  app.add_option("--end", end, "end the session of this number")->excludes("--watch")->excludes(all_hosts);
-  app.add_flag("--prune", prune, "remove the folders of this user's jobs here whose cr-run was killed, and name them");
+  app.add_flag("--json", json, "print JSON");
+  app.add_option("--watch", watch, "show everything again and again, after this time")
+      ->type_name("SECONDS")
+      ->check(CLI::Range(0.1, 86400.0));
+  app.add_option("--end", end, "end this session")->type_name("SESSION")->excludes("--watch")->excludes(all_hosts);
+  app.add_flag("--prune", prune,
+               "remove the folders of this user's jobs here whose cr-run was killed, and print their names");
   app.add_option("--reason", reason, "with --end: text for the program's error message");
-  app.add_option("--tls-cert", tls.cert, "own certificate, PEM (or CUDA_REMOTE_TLS_CERT)");
-  app.add_option("--tls-key", tls.key, "its key (or CUDA_REMOTE_TLS_KEY)");
-  app.add_option("--tls-ca", tls.ca, "who signs the server's certificate (or CUDA_REMOTE_TLS_CA)");
+  app.add_option("--tls-cert", tls.cert, "own certificate, PEM (or CUDA_REMOTE_TLS_CERT)")->type_name("FILE");
+  app.add_option("--tls-key", tls.key, "its key (or CUDA_REMOTE_TLS_KEY)")->type_name("FILE");
+  app.add_option("--tls-ca", tls.ca, "who signs the server's certificate (or CUDA_REMOTE_TLS_CA)")->type_name("FILE");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

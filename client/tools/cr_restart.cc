@@ -26,8 +26,7 @@
 #include "client/tools/tool_report.h"
 #include "host/client.h"
 #include "host/report.pb.h"
-#include "proto/cli/wrong_use.h"
-#include "proto/frame/version.h"
+#include "proto/cli/help.h"
 
 namespace cuda_remote::client::tools {
 
@@ -41,7 +40,7 @@ Examples:
   cr-restart /data/train.image                        a GPU server of its own, on this machine
   cr-restart /data/train.image --server gpu8:7070
   cr-restart /data/train                              the newest image that cr-checkpoint --keep has put there
-  cr-restart /data/train/image-000007                 a certain one of these
+  cr-restart /data/train/image-000007                 this one
   cr-restart /data/train.image --server unix:/run/user/1000/cuda-remote/session.sock --gpu 1
   cr-restart /data/train.image --server gpu8:7070 --map 2-3=gpu9:7070   ranks 2 and 3 on another server than the others
   cr-restart /data/train.image --map 0-1=:0 --map 2-3=:1                two ranks on each of two GPUs of this machine
@@ -65,7 +64,7 @@ Exit codes: the job's own; 128 + N if signal N ended it; 121 stopped by cr-check
 )";
 
 constexpr char kWithoutRoot[] =
-    "Where cr-hostd runs, an ordinary user restarts images that it has made\nof her own jobs.";
+    "Where cr-hostd runs, ordinary users restart images that it has made\nof their own jobs.";
 
 int Fail(const std::string& text) {
   Say(kTool, text);
@@ -116,45 +115,46 @@ int Main(int argc, char** argv) {
   int caller = -1;
   std::vector<std::string> map;
   CLI::App app("Brings a saved job back, on this machine and any GPU server.", kTool);
-  app.failure_message(WrongUse);
+  SetUpProgram(&app);
   app.footer(NeedsText(*NewEngine(), kWithoutRoot) + kExamples);
-  app.set_version_flag("--version", VersionLine("cr-restart"));
   CLI::Option* const image =
       app.add_option("DIR", options.restart.image, "the image, or a folder of images, of which the newest is taken");
   app.add_option("--server", options.restart.places.server,
-                 "the GPU server: unix:PATH or HOST:PORT (default: $CUDA_REMOTE_SERVER, else one of the job's own)");
+                 "the GPU server: unix:PATH or HOST:PORT (default: $CUDA_REMOTE_SERVER, else one of the job's own)")
+      ->type_name("ADDR");
   app.add_option("--gpu", options.restart.places.gpu, "the only GPU that the job gets (ordinal)")
       ->check(CLI::Range(0, 255));
   app.add_option("--map", map,
-                 "RANK=SERVER[:GPU,...] or RANK=:GPU,...: where a process goes instead; RANK is a number, N-M or "
+                 "send single processes elsewhere: RANK=SERVER[:GPU,...] or RANK=:GPU,...; RANK is a number, N-M or "
                  "pid:N. May be given several times")
+      ->type_name("RANK=PLACE")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_option("--job-dir", options.restart.directory,
-                 "the job's folder (default: the one that it had); where cr-hostd does the restart, a name for it");
+                 "the job's folder (default: the one that it had); where cr-hostd does the restart, a name for it")
+      ->type_name("DIR");
   AddOutputOptions(&app, &options.restart.outputs);
-  app.add_flag(
-      "--cut-back", options.restart.cut_back,
-      "cut the files that the job had by --output and --error back to their length at the checkpoint; it writes "
-      "the rest again");
+  app.add_flag("--cut-back", options.restart.cut_back,
+               "cut the files that the job had by --output and --error back to their length at the checkpoint; the job "
+               "writes the rest again");
   app.add_option("--cut", options.restart.cut,
-                 "also cut this file back, which the job has open for writing, whoever has written to it since. May be "
-                 "given several times")
+                 "cut this file, which the job has open for writing, back to its length at the checkpoint, no matter "
+                 "which process has written to it. May be given several times")
+      ->type_name("FILE")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_flag("--trust-owner", options.restart.trust_owner,
-               "also take an image that another user owns or may write: he can make the job do what he wants");
+               "also accept an image that another user owns or may write to: that user can make the job do anything");
   app.add_flag("--times", options.times, "print the duration of each step");
-  app.add_option(
-      "--hosts", options.hosts,
-      "HOST,HOST,...: restart the parts of a job on several hosts there, DIR/member-N on the host N, or those "
-      "of the newest set in DIR (cr-checkpoint --hosts --keep), by their cr-hostds: all run, or none. "
-      "HOST/NAME: under that name. --output and --error are then for streams that were pipes or terminals "
-      "(default: /dev/null), with %n for N");
+  app.add_option("--hosts", options.hosts,
+                 "HOST,HOST,...: restart all parts of a job on these hosts, or none, through their cr-hostds: "
+                 "DIR/member-N on the Nth host, or the newest complete set in DIR (cr-checkpoint --hosts --keep). "
+                 "HOST/NAME: the part gets this name on that host. --output and --error then name files for streams "
+                 "that were pipes or terminals (default: /dev/null), with %n for N")
+      ->type_name("HOST,...");
   app.add_flag("--quiet", options.quiet, "print errors only");
   app.add_option("--caller", caller, "used by cr-hostd")->group("");
   app.add_flag("--describe-gpus", options.describe_gpus, "used by cr-hostd")->group("");
-  // Options that may be given several times leave the last word to DIR only because it is required.
   // Options that may be given several times leave the last word to DIR only because it is required.
   image->required(std::none_of(argv, argv + argc, [](const char* word) { return !strcmp(word, "--describe-gpus"); }));
   try {

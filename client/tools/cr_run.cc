@@ -31,10 +31,9 @@
 #include "client/tools/output_options.h"
 #include "host/client.h"
 #include "proto/base/clock.h"
-#include "proto/cli/wrong_use.h"
+#include "proto/cli/help.h"
 #include "proto/codec/text.h"
 #include "proto/folder/this_job.h"
-#include "proto/frame/version.h"
 
 extern char** environ;
 
@@ -142,37 +141,37 @@ int Main(int argc, char** argv) {
   int gpu = -1, caller_fd = -1;
   bool plain = false, io_uring = false, adopt = false;
   OutputOptions output_options;
-  CLI::App app("Runs a CUDA program with its GPU elsewhere: cr-run [OPTIONS] [--] PROGRAM [ARGUMENTS]", kTool);
-  app.failure_message(WrongUse);
+  CLI::App app("Runs a CUDA program with its GPU elsewhere.", kTool);
+  SetUpProgram(&app, "[OPTIONS] [--] PROGRAM [ARGUMENTS]");
   app.footer(kExamples);
-  app.set_version_flag("--version", VersionLine("cr-run"));
   app.add_option("--server", server,
-                 "the GPU server: unix:PATH or HOST:PORT (default: $CUDA_REMOTE_SERVER, else one of the job's own)");
+                 "the GPU server: unix:PATH or HOST:PORT (default: $CUDA_REMOTE_SERVER, else one of the job's own)")
+      ->type_name("ADDR");
   app.add_option("--gpu", gpu, "the only GPU that the program sees (ordinal; default: all)")->check(CLI::Range(0, 255));
   app.add_option("--job-dir", directory,
                  "the job's folder (default: $CUDA_REMOTE_JOB_DIR, else one in $XDG_RUNTIME_DIR/cuda-remote/jobs, "
-                 "/run/cuda-remote/jobs (root), /run/user/UID/cuda-remote/jobs or /tmp/cuda-remote-UID/jobs)");
-  app.add_option("--name", name, "the job's name, for the other tools (default: cr-run's PID)");
+                 "/run/cuda-remote/jobs (root), /run/user/UID/cuda-remote/jobs or /tmp/cuda-remote-UID/jobs)")
+      ->type_name("DIR");
+  app.add_option("--name", name, "the job's name, for the other tools (default: cr-run's PID)")->type_name("NAME");
   AddOutputOptions(&app, &output_options);
-  app.add_option("--user", user, "run the program as this user, with his groups and without capabilities; needs root");
-  app.add_option(
-      "--address", address,
-      "ADDRESS[/PREFIX][@INTERFACE]: an address of the job's own, which no other machine or job has; its TCP "
-      "connections with other machines then continue after a checkpoint, a restart or a move. On INTERFACE, a bridge "
-      "or an Ethernet interface (default: the one in whose network ADDRESS is)");
-  app.add_flag(
-      "--plain", plain,
-      "no namespaces: a static program that changes LD_LIBRARY_PATH or LD_PRELOAD, and one with an RPATH to another "
-      "libcuda.so.1, do not get the library. A job of root's cannot be checkpointed then; that of an ordinary user can "
-      "be, by root");
-  app.add_flag(
-      "--io-uring", io_uring,
-      "programs may use io_uring; a job that does cannot be checkpointed (default: they find none, and most do "
-      "without)");
-  app.add_flag(
-      "--adopt", adopt,
-      "processes whose parents have ended become children of the program, which gets their SIGCHLD; so they are "
-      "saved with the job (default: a job that has any is not saved)");
+  app.add_option("--user", user,
+                 "run the program as this user, with that user's groups and without capabilities; needs root")
+      ->type_name("USER");
+  app.add_option("--address", address,
+                 "ADDRESS[/PREFIX][@INTERFACE]: the job gets this network address, which no other machine or job has; "
+                 "its TCP connections with other machines then continue after a checkpoint, a restart or a move. "
+                 "INTERFACE is a bridge or an Ethernet interface (default: the one in whose network ADDRESS is)")
+      ->type_name("ADDRESS");
+  app.add_flag("--plain", plain,
+               "no namespaces. The library is then missing in programs that a static program starts with another "
+               "LD_LIBRARY_PATH and LD_PRELOAD, and in programs with an RPATH to another libcuda.so.1. Root's jobs "
+               "cannot be checkpointed; root can checkpoint those of an ordinary user");
+  app.add_flag("--io-uring", io_uring,
+               "programs may use io_uring; a job that has one open cannot be checkpointed (default: io_uring is "
+               "unavailable, and most programs do without it)");
+  app.add_flag("--adopt", adopt,
+               "processes whose parents have ended become children of the program, which gets their SIGCHLD, and are "
+               "saved with the job (default: a job with such processes cannot be checkpointed)");
   app.add_option("--caller", caller_fd, "used by cr-hostd")->group("");
   const int own = OwnWords(app, argc, argv);
   try {

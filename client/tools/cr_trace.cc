@@ -20,8 +20,7 @@
 #include "checkpoint/job/own_job.h"
 #include "client/tools/foreground.h"
 #include "proto/base/unique_fd.h"
-#include "proto/cli/wrong_use.h"
-#include "proto/frame/version.h"
+#include "proto/cli/help.h"
 
 namespace cuda_remote::client::tools {
 
@@ -147,16 +146,18 @@ bool Record(const Options& options, const Job& found, const std::string& directo
 int Main(int argc, char** argv) {
   Options options;
   CLI::App app("Records a running job's CUDA calls for some seconds.", kTool);
-  app.failure_message(WrongUse);
+  SetUpProgram(&app);
   app.footer(std::string(kWhichJob) + kExamples);
-  app.set_version_flag("--version", VersionLine("cr-trace"));
   app.add_option("JOB", options.job, "which job")->required();
-  app.add_option("--pid", options.pid, "which of the job's processes, of several that use CUDA (default: the first)");
+  app.add_option("--pid", options.pid, "which process of the job (default: the first one that uses CUDA)")
+      ->type_name("PID");
   app.add_option("-s,--seconds", options.seconds, "for how long")
+      ->type_name("SECONDS")
       ->capture_default_str()
       ->check(CLI::Range(0.001, 86400.0));
-  app.add_option("-o,--output", options.output, "the timeline's file (Chrome's JSON, for ui.perfetto.dev)");
-  app.add_option("--events", options.events, "most calls, and most requests, in the timeline")
+  app.add_option("-o,--output", options.output, "the timeline's file (Chrome's JSON, for ui.perfetto.dev)")
+      ->type_name("FILE");
+  app.add_option("--events", options.events, "maximum number of calls, and of requests, in the timeline")
       ->capture_default_str()
       ->check(CLI::Range(uint64_t(1), uint64_t(100000000)));
   app.add_flag("--totals", options.totals, "record nothing; print the table of all calls so far");

@@ -11,8 +11,9 @@ namespace cuda_remote::client::tools {
 
 inline void AddOutputOptions(CLI::App* app, checkpoint::OutputOptions* options) {
   app->add_option("--output", options->output,
-                  "file for the job's standard output; another job cannot use this file meanwhile");
-  app->add_option("--error", options->error, "file for its standard error; may be the same one");
+                  "file for the job's standard output; another job cannot use this file meanwhile")
+      ->type_name("FILE");
+  app->add_option("--error", options->error, "file for its standard error; may be the same one")->type_name("FILE");
   app->add_flag("--append", options->append, "append to these files, instead of emptying them");
 }
 

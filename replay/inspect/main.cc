@@ -11,9 +11,8 @@
 #include "ckptfmt/needs.h"
 #include "proto/base/clock.h"
 #include "proto/base/text.h"
+#include "proto/cli/help.h"
 #include "proto/cli/progress.h"
-#include "proto/cli/wrong_use.h"
-#include "proto/frame/version.h"
 #include "replay/inspect/print.h"
 #include "replay/inspect/summary.h"
 
@@ -128,9 +127,8 @@ int Run(const Options& options) {
 }
 
 int Main(int argc, char** argv) {
-  CLI::App app{"Prints, verifies and compares checkpoint images."};
-  app.failure_message(WrongUse);
-  app.set_version_flag("--version", VersionLine("cr-inspect"));
+  CLI::App app("Prints, verifies and compares checkpoint images.", "cr-inspect");
+  SetUpProgram(&app);
   Options options;
   app.add_option("DIR", options.dir, "the image, or a folder of images (cr-checkpoint --keep)")->required();
   app.add_option("DIR2", options.other, "another image: list what differs in it (--export: the image to write)");
@@ -140,7 +138,7 @@ int Main(int argc, char** argv) {
   app.add_option("--can-run-on", options.arch, "say for each module whether such a GPU can run it")->type_name("sm_XX");
   app.add_flag("--files-here", options.here, "list the files that a restart needs and this machine lacks");
   app.add_flag("--json", options.json, "print JSON");
-  app.add_flag("--all", options.all, "print all regions, modules and files");
+  app.add_flag("--all", options.all, "print all regions, modules and files, and what the tools noted for themselves");
   app.add_flag("-q,--quiet", options.quiet, "no progress");
   app.footer(
       "Examples:\n"
@@ -151,8 +149,8 @@ int Main(int argc, char** argv) {
       "  cr-inspect /backup/job-7 /backup/job-8      what differs\n"
       "  cr-inspect /backup/train                    the images in a folder: sizes, ages, what is shared\n"
       "  cr-inspect --export /backup/train/image-000007 /mnt/usb/job-7\n"
-      "Of a folder of images the newest is taken where one is needed.\n"
-      "Exit code: 0 fine; 1 the image is damaged, or cannot be read; 2 wrong use;\n"
+      "\nIf you name a folder of images where one image is needed, cr-inspect uses the newest one.\n"
+      "\nExit codes: 0 no problem; 1 the image is damaged, or cannot be read; 2 wrong use;\n"
       "3 the images differ, a module cannot run on that GPU, or files are missing.");
   try {
     app.parse(argc, argv);

@@ -10,8 +10,7 @@
 
 #include "CLI/CLI.hpp"
 #include "proto/channel/handshake.h"
-#include "proto/cli/wrong_use.h"
-#include "proto/frame/version.h"
+#include "proto/cli/help.h"
 #include "proto/logging/log.h"
 #include "server/nvml/answerer.h"
 #include "server/nvml/ask.gen.h"
@@ -77,9 +76,8 @@ int Serve(const Options& options) {
 int main(int argc, char** argv) {
   using cuda_remote::server::Options;
   Options options;
-  CLI::App app("cr-nvml: answers questions about a cr-server's GPUs. Started by cr-server, not by hand.");
-  app.failure_message(cuda_remote::WrongUse);
-  app.set_version_flag("--version", cuda_remote::VersionLine("cr-nvml"));
+  CLI::App app("Answers questions about a cr-server's GPUs. Started by cr-server, not by hand.", "cr-nvml");
+  cuda_remote::SetUpProgram(&app);
   app.add_option("--link-fd", options.link_fd, "socket to cr-server");
   app.add_option("--log-level", options.log_level, "trace, debug, info, warn, error or off");
   app.add_option("--driver", options.driver, "CUDA driver library (default: the machine's own, else the software GPU)");

@@ -23,12 +23,12 @@
 
 #include "proto/base/clock.h"
 #include "proto/channel/handshake.h"
+#include "proto/cli/help.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/control/buffer_memory.h"
 #include "proto/control/credentials.h"
 #include "proto/control/eager_poll.h"
 #include "proto/folder/private_folder.h"
-#include "proto/frame/version.h"
 #include "proto/logging/log.h"
 #include "proto/threads/mutex.h"
 #include "server/supervisor/control_service.h"
@@ -56,7 +56,7 @@ Examples:
   cr-server                                  local jobs of this user; prints the address for cr-run --server
   cr-server --dir /run/user/1000/gpu --workers 2
   cr-server --listen 0.0.0.0:7070 --tls-cert server.pem --tls-key server.key --tls-ca clients.pem
-  cr-server --init-tls /etc/cuda-remote/tls --tls-client alice,bob     certificates, to begin with
+  cr-server --init-tls /etc/cuda-remote/tls --tls-client alice,bob     certificates
   cr-server --new-token carol --tokens /etc/cuda-remote/tokens         a token, for --tokens
   cr-server --listen 0.0.0.0:7070 --insecure-tcp 10.1.2.0/24
   cr-server --dir /run/cuda-remote --allow-group gpu-users --session-user cuda-remote
@@ -64,14 +64,14 @@ Examples:
   cr-server --metrics 127.0.0.1:9400
   cr-server --driver /opt/cuda-remote/libsoftgpu.so --workers 0
 
-Sockets: DIR/session.sock for jobs and cr-ps, DIR/control.sock for gRPC. They serve the same user only, the first one
-also those that are admitted.
+Sockets: DIR/session.sock for jobs and cr-ps, DIR/control.sock for gRPC. They serve the same user only; the first one
+also serves users that --allow-user and --allow-group admit.
 
 A session belongs to who opened it: a user (uid:1000), a client certificate (cert:CN=alice,O=lab), a token
 (token:carol), or a host of --insecure-tcp (address:10.1.2.3). Only the owner and operators can see or end it.
 
 SIGHUP reads the --config file, the certificates and the tokens again; sessions continue. These options are read again:
---operator, --insecure-tcp, --allow-user, --allow-group, the limits and --log-level.
+--operator, --insecure-tcp, --allow-user, --allow-group, --log-level, and the limits of sessions, memory and GPUs.
 
 Exit codes: 0 ended by SIGTERM or SIGINT, 1 failure while running, 2 wrong use,
 3 cannot listen (folder or address in use).
@@ -138,18 +138,23 @@ void LogForGrpc(bool error, const char* line) {
 
 void AddPreparations(CLI::App* app, Preparations* preparations) {
   app->add_option("--init-tls", preparations->tls.directory,
-                  "make an authority, a server's and a client's certificate in this folder, and end");
+                  "make an authority, a certificate for this server and one for a client in this folder, and exit")
+      ->type_name("DIR");
   app->add_option("--tls-name", preparations->tls.names,
                   "with --init-tls: names and addresses by which clients reach this server, besides its host name")
+      ->type_name("NAME,...")
       ->delimiter(',');
   app->add_option("--tls-client", preparations->tls.clients,
                   "with --init-tls: names of the clients' certificates (default: client)")
+      ->type_name("NAME,...")
       ->delimiter(',');
   app->add_option("--tls-days", preparations->tls.days, "with --init-tls: how long certificates are valid")
+      ->type_name("DAYS")
       ->capture_default_str()
       ->check(CLI::Range(kRenewDays + 1, kAuthorityDays));
   app->add_option("--new-token", preparations->new_token,
-                  "add a token of this name to the file that --tokens names, print the token, and end");
+                  "add a token of this name to the file of --tokens, print the token, and exit")
+      ->type_name("NAME");
 }
 
 int PrintInitTls(TlsPlan plan) {
@@ -203,59 +208,72 @@ int PrintNewToken(const std::string& path, const std::string& name) {
 void AddOptions(CLI::App* app, Options* options, Lists* lists) {
   Policy* const policy = &options->policy;
   app->footer(kExamples);
-  app->set_version_flag("--version", VersionLine("cr-server"));
   app->set_config("--config", "", "file with options, one a line, as in: operator = \"CN=ops,O=lab\"")
       ->type_name("FILE");
   // A misspelled option must not be left out silently: it may be a limit.
   app->allow_config_extras(CLI::config_extras_mode::error);
   app->add_option("--dir", options->directory,
                   "folder for the sockets (default: $XDG_RUNTIME_DIR/cuda-remote, /run/cuda-remote (root), "
-                  "/run/user/UID/cuda-remote or /tmp/cuda-remote-UID)");
-  app->add_option("--listen", options->listen, "also serve other hosts, at HOST:PORT (port 0: any free one)");
-  app->add_option("--tls-cert", options->tls.cert, "this server's certificate, PEM (or CUDA_REMOTE_TLS_CERT)");
-  app->add_option("--tls-key", options->tls.key, "its key (or CUDA_REMOTE_TLS_KEY)");
-  app->add_option("--tls-ca", options->tls.ca, "who signs the clients' certificates (or CUDA_REMOTE_TLS_CA)");
+                  "/run/user/UID/cuda-remote or /tmp/cuda-remote-UID)")
+      ->type_name("DIR");
+  app->add_option("--listen", options->listen, "also serve other hosts, at HOST:PORT (port 0: any free one)")
+      ->type_name("ADDR");
+  app->add_option("--tls-cert", options->tls.cert, "this server's certificate, PEM (or CUDA_REMOTE_TLS_CERT)")
+      ->type_name("FILE");
+  app->add_option("--tls-key", options->tls.key, "its key (or CUDA_REMOTE_TLS_KEY)")->type_name("FILE");
+  app->add_option("--tls-ca", options->tls.ca,
+                  "authority that signed the clients' certificates, PEM (or CUDA_REMOTE_TLS_CA)")
+      ->type_name("FILE");
   app->add_option("--tokens", options->tokens,
-                  "file of tokens that clients may show instead of a certificate (--new-token adds one)");
+                  "file of tokens that clients may show instead of a certificate (--new-token adds one)")
+      ->type_name("FILE");
   app->add_option("--insecure-tcp", lists->insecure,
-                  "serve these hosts without encryption and without asking who it is: addresses or networks, as in "
-                  "10.1.2.0/24,10.1.3.7. Any user of such a host can use the GPU")
+                  "serve these hosts, addresses or networks as in 10.1.2.0/24,10.1.3.7, without encryption and "
+                  "authentication: any user of such a host can use the GPU")
+      ->type_name("NETWORK,...")
       ->delimiter(',');
   app->add_option("--operator", lists->operators,
-                  "who may see and end everybody's sessions, besides root and the server's own user: the subject of a "
-                  "client certificate, or uid:USER (may be given several times)");
+                  "who may see and end all sessions, besides root and the server's own user: the subject of a client "
+                  "certificate, or uid:USER (may be given several times)")
+      ->type_name("IDENTITY");
   app->add_option(
          "--allow-user", lists->users,
          "local users who are served besides the server's own (names or numbers; needs root and --session-user)")
+      ->type_name("USER,...")
       ->delimiter(',');
   app->add_option("--allow-group", lists->groups,
                   "serve the members of these local groups (needs root and --session-user)")
+      ->type_name("GROUP,...")
       ->delimiter(',');
   app->add_option("--session-user", lists->session_user,
                   "run the workers of other users' sessions as this user, so that they cannot read the server's files "
-                  "(needs root; the user must have access to the GPU's device files)");
+                  "(needs root; the user must have access to the GPU's device files)")
+      ->type_name("USER");
   app->add_flag("!--unrestricted", options->restrict_workers,
-                "workers keep their capabilities and may make all system calls: only to find out whether that is what "
-                "keeps a driver from working");
-  app->add_flag(
-      "--userfaultfd", options->give_userfaultfd,
-      "let programs of this machine watch their memory by /dev/userfaultfd, which ordinary users may not open: "
-      "managed memory then lives on the GPU for them, too. They get what vm.unprivileged_userfaultfd=1 would "
-      "give everybody, which makes some errors of the kernel easier to exploit");
+                "workers keep their capabilities and may make all system calls; only to find out whether a driver "
+                "needs one of them");
+  app->add_flag("--userfaultfd", options->give_userfaultfd,
+                "pass /dev/userfaultfd, which ordinary users may not open, to programs of this machine, so that their "
+                "managed memory can be on the GPU. This gives them what vm.unprivileged_userfaultfd=1 would give all "
+                "users: some errors of the kernel are easier to exploit");
   app->add_option("--metrics", options->metrics,
-                  "answer Prometheus at HOST:PORT/metrics; whoever can connect may read it, so take 127.0.0.1 or a "
-                  "network of the operators'");
+                  "answer Prometheus at HOST:PORT/metrics. Anybody who can connect may read it: choose 127.0.0.1 or a "
+                  "network of operators")
+      ->type_name("ADDR");
   app->add_option("--workers", options->workers, "workers kept ready for new sessions")
       ->capture_default_str()
       ->check(CLI::Range(0, 64));
   app->add_option("--gpu", options->gpu, "serve this GPU only (ordinal)")->check(CLI::Range(0, 255));
   app->add_option("--driver", options->driver,
                   "driver library (default: libcuda.so.1 if it finds a GPU, else the software GPU)")
+      ->type_name("FILE")
       ->envname("CUDA_REMOTE_DRIVER");
   app->add_option("--memory-limit", policy->memory_limit, "device memory that one session may hold, as in 8GB")
+      ->type_name("SIZE")
       ->transform(CLI::AsSizeValue(false));
   app->add_option("--user-memory-limit", policy->user_memory_limit,
                   "device memory that all sessions of one identity other than the server's own user may hold together")
+      ->type_name("SIZE")
       ->transform(CLI::AsSizeValue(false));
   app->add_option("--max-sessions", policy->max_sessions, "sessions at a time; 0: no limit")
       ->capture_default_str()
@@ -276,14 +294,16 @@ void AddOptions(CLI::App* app, Options* options, Lists* lists) {
                   "TCP connections at a time (default: a quarter of the descriptors that the process may have)")
       ->check(CLI::NonNegativeNumber);
   app->add_option("--grace", options->grace_seconds,
-                  "seconds that a remote session waits for its broken connection to come back")
+                  "how long a session of another host waits for its broken connection to come back")
+      ->type_name("SECONDS")
       ->capture_default_str()
       ->check(CLI::Range(0, 86400));
-  app->add_option("--worker", options->worker, "path of cr-worker (default: beside cr-server)");
-  app->add_option("--log-level", policy->log_level, "trace, debug, info, warn, error")
+  app->add_option("--worker", options->worker, "path of cr-worker (default: beside cr-server)")->type_name("FILE");
+  app->add_option("--log-level", policy->log_level, "log lines of this level and above")
       ->capture_default_str()
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error"}));
-  app->add_option("--ready-fd", options->ready_fd, "write the address to this descriptor and close it once ready");
+  app->add_option("--ready-fd", options->ready_fd, "write the address to this descriptor and close it once ready")
+      ->type_name("FD");
 }
 
 // Takes apart what the command line has as texts. False and one sentence in *error if one of them is wrong.
@@ -418,7 +438,7 @@ int Main(int argc, char** argv) {
   Lists lists;
   Preparations preparations;
   CLI::App app("Serves this machine's GPU to CUDA programs that run under cr-run.", "cr-server");
-  app.failure_message(WrongUse);
+  SetUpProgram(&app);
   AddOptions(&app, &options, &lists);
   AddPreparations(&app, &preparations);
   try {

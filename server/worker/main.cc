@@ -24,11 +24,10 @@
 #include "proto/channel/address_layout.h"
 #include "proto/channel/handshake.h"
 #include "proto/channel/server_channel.h"
-#include "proto/cli/wrong_use.h"
+#include "proto/cli/help.h"
 #include "proto/driverabi/driver_settings.h"
 #include "proto/driverabi/error_names.h"
 #include "proto/driverabi/visible_devices.h"
-#include "proto/frame/version.h"
 #include "proto/logging/log.h"
 #include "server/worker/address_layout.h"
 #include "server/worker/custom/handlers.gen.h"
@@ -375,9 +374,8 @@ int Serve(const Options& options, char** argv) {
 int main(int argc, char** argv) {
   using cuda_remote::server::Options;
   Options options;
-  CLI::App app("cr-worker: serves one cuda-remote session. Started by cr-server, not by hand.");
-  app.failure_message(cuda_remote::WrongUse);
-  app.set_version_flag("--version", cuda_remote::VersionLine("cr-worker"));
+  CLI::App app("Serves one cuda-remote session. Started by cr-server, not by hand.", "cr-worker");
+  cuda_remote::SetUpProgram(&app);
   app.add_option("--link-fd", options.link_fd, "socket to cr-server");
   app.add_option("--log-level", options.log_level, "trace, debug, info, warn, error or off");
   app.add_option("--driver", options.driver, "CUDA driver library (default: the machine's own, else the software GPU)");

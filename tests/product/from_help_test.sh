@@ -45,14 +45,14 @@ complete_words cr-run --server unix:x bas | grep -qx bash || problem "cr-run doe
 grep -q 'Serves this machine' "$work/cr-server.1" || problem "cr-server.1 does not say what cr-server does"
 
 # Each option of cr-server can stand in its configuration file: reading stops at the first unknown name, the last one.
-"$product/cr-server" --help | sed -n '/^Options:/,/^$/p' | grep -oE '^  -\S+( [A-Z]+)?' | sed 's/{[a-z]*}//' |
+"$product/cr-server" --help | sed -n '/^Options:/,/^$/p' | grep -oE '^  -\S+( [A-Z]+)?' |
   while read -r names kind; do
     name=${names##*--}
     case $name:$kind in
       help:* | version:* | config:*) ;;
       log-level:*) echo "$name = \"warn\"" ;;
-      *:TEXT | *:FILE) echo "$name = \"x\"" ;;
-      *:?*) echo "$name = 40" ;; # in the range of each
+      *:N | *:SIZE | *:SECONDS | *:DAYS | *:FD) echo "$name = 40" ;; # in the range of each
+      *:?*) echo "$name = \"x\"" ;;
       *) echo "$name = true" ;;
     esac
   done >"$work/all.conf"

@@ -778,7 +778,9 @@ bool FindCriu(std::string* criu, std::string* error) {
     *criu = place + "/criu";
     if (access(criu->c_str(), X_OK) == 0) return true;
   }
-  *error = "CRIU, which saves the processes of a job, is not installed: run tools/setup-criu, or set CUDA_REMOTE_CRIU";
+  *error =
+      "CRIU, which saves the processes of a job, is not installed: run setup-criu as root (it is in tools, or in "
+      "lib/cuda-remote of an installation), or set CUDA_REMOTE_CRIU";
   return false;
 }
 

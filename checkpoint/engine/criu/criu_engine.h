@@ -19,7 +19,7 @@ class CriuEngine final : public SnapshotEngine {
  public:
   std::string Name() const override { return "criu"; }
   EngineCapabilities Capabilities() const override;
-  std::string Requirement() const override { return "CRIU (tools/setup-criu)"; }
+  std::string Requirement() const override { return "CRIU (setup-criu finds or installs it)"; }
   std::vector<std::string> Environment() const override { return {"CUDA_REMOTE_CRIU"}; }
   void KeepLogs(const std::string& prefix) override { logs_ = prefix; }
   bool CheckUsable(std::string* error) const override;
