@@ -40,6 +40,15 @@ CUevent EventBehind(const DriverTable& driver, CUstream stream, CUresult* result
   return nullptr;
 }
 
+CUevent EventBehindWork(const DriverTable& driver, CUstream stream, CUresult* result) {
+  // During a capture the driver may refuse to answer, and invalidate it.
+  if (CapturesInProgress() == 0 && driver.cuStreamQuery(stream) == CUDA_SUCCESS) {
+    *result = CUDA_SUCCESS;
+    return nullptr;
+  }
+  return EventBehind(driver, stream, result);
+}
+
 Uploads::~Uploads() {
   // One session for each process.
   static auto* const kept = new std::vector<std::shared_ptr<char>>;  // NOLINT(bugprone-unhandled-exception-at-new)
@@ -77,9 +86,9 @@ void Uploads::Settle() {
   for (Reader& reader : readers) {
     MakeCurrent(driver_, reader.context);
     CUresult result;
-    reader.event = EventBehind(driver_, reader.stream, &result);
+    reader.event = EventBehindWork(driver_, reader.stream, &result);
   }
-  // Those that were waited for.
+  // Those that are done.
   readers.erase(std::remove_if(readers.begin(), readers.end(), [](const Reader& reader) { return !reader.event; }),
                 readers.end());
   if (readers.empty()) return;

@@ -98,6 +98,11 @@ class Uploads {
 // after which the stream has been waited for instead.
 CUevent EventBehind(const DriverTable& driver, CUstream stream, CUresult* result);
 
+// The same, but also null if the stream has nothing to do. For events that the worker records of its own accord: a
+// program that has waited for a stream knows that it is idle, and asks again (OpManagedFetch). An event would make the
+// stream busy for a moment. Executor only; the stream's context is current if it is a default stream.
+CUevent EventBehindWork(const DriverTable& driver, CUstream stream, CUresult* result);
+
 }  // namespace cuda_remote::server
 
 #endif  // CUDA_REMOTE_SERVER_WORKER_UPLOADS_H_

@@ -898,8 +898,8 @@ void WorkerSession::MarkStreamWork(CUstream stream) {
 
 void WorkerSession::AddMark(const ContextInfo& context, CUstream stream, std::vector<WorkMark>* marks) {
   CUresult result = CUDA_SUCCESS;
-  const CUevent event = EventBehind(table_, stream, &result);
-  if (event == nullptr) return;  // the stream has been waited for
+  const CUevent event = EventBehindWork(table_, stream, &result);
+  if (event == nullptr) return;  // its work is done
   const DriverTable* const driver = &table_;
   marks->push_back(
       {context.ref.id, context.device, {event, [driver](CUevent mark) { driver->cuEventDestroy_v2(mark); }}});

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the worker says about managed memory, from which clients conclude that a program breaks CUDA's rules: whether
+// work is in progress that the program has not waited for.
+
+#include <cuda.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/worker/managed_memory.h"
+#include "server/worker/testing/client.h"
+#include "server/worker/testing/worker_process.h"
+
+namespace cuda_remote::server {
+namespace {
+
+constexpr uint64_t kBytes = 4096;
+constexpr uint64_t kLegacy = 0;
+
+class ManagedTest : public testing::Test {
+ protected:
+  // On a GPU that is late does nothing before somebody waits for it. So whatever the worker puts into a stream that
+  // nobody waits for stays there.
+  explicit ManagedTest(const char* late_ms = "600000") : late_ms_(late_ms) {}
+  void SetUp() override {
+    setenv("SOFTGPU_LATE_MS", late_ms_, 1);
+    worker_ = std::make_unique<WorkerProcess>(
+        std::vector<std::string>{WorkerPath(), "--driver", "server/softgpu/libsoftgpu.so", "--log-level", "warn"});
+    unsetenv("SOFTGPU_LATE_MS");
+    client_ = std::make_unique<TestClient>(worker_->Connect());
+    client_->OpenContext();
+    memory_ = client_->Allocate(kBytes);
+    ASSERT_NE(memory_, 0u);
+  }
+
+  // Of a client on another machine: no file is needed.
+  void MapManaged() {
+    wire::OpManagedMap_Request in;
+    in.address = kManagedBase;
+    in.bytes = ManagedMemory::kPage;
+    ASSERT_EQ(client_->Call(kOpManagedMap, in), CUDA_SUCCESS);
+  }
+
+  // Work that has a payload.
+  void Work(uint64_t stream) {
+    wire::cuMemcpyHtoDAsync_v2_Request in;
+    in.dst = memory_;
+    in.bytes = kBytes;
+    in.stream = stream;
+    ASSERT_EQ(client_->Call(kCall_cuMemcpyHtoDAsync_v2, in, std::string(kBytes, 'a')), CUDA_SUCCESS);
+  }
+  void Await(uint64_t stream) {
+    wire::cuStreamSynchronize_Request in;
+    in.hStream = stream;
+    ASSERT_EQ(client_->Call(kCall_cuStreamSynchronize, in), CUDA_SUCCESS);
+  }
+  void Destroy(uint64_t stream) {
+    wire::cuStreamDestroy_v2_Request in;
+    in.hStream = stream;
+    ASSERT_EQ(client_->Call(kCall_cuStreamDestroy_v2, in), CUDA_SUCCESS);
+  }
+
+  // Whether an access of the host finds work in progress: any, or that of a stream.
+  bool FindsWork(uint64_t stream = 0) {
+    wire::OpManagedFetch_Request in;
+    in.address = kManagedBase;
+    in.bytes = kBytes;
+    in.wait = stream == 0 ? 3 : 4;
+    in.stream = stream;
+    std::string bytes(kBytes, 0);
+    EXPECT_EQ(client_->Call(kOpManagedFetch, in, {}, &bytes[0], bytes.size()), CUDA_SUCCESS);
+    return client_->Decode<wire::OpManagedFetch_Reply>().busy;
+  }
+
+  const char* const late_ms_;
+  std::unique_ptr<WorkerProcess> worker_;
+  std::unique_ptr<TestClient> client_;
+  uint64_t memory_ = 0;
+};
+
+TEST_F(ManagedTest, StreamsThatWereWaitedForStayIdle) {
+  MapManaged();
+  const uint64_t one = client_->Stream(), other = client_->Stream();
+  for (const uint64_t stream : {one, other, kLegacy}) {
+    Work(stream);
+    Await(stream);
+  }
+  EXPECT_FALSE(FindsWork());
+  // The last moment to record events in it, and in the others that have read payloads.
+  Destroy(other);
+  EXPECT_FALSE(FindsWork());
+  EXPECT_FALSE(FindsWork(one));
+}
+
+TEST_F(ManagedTest, LegacyStreamStaysIdleWhenACaptureBegins) {
+  MapManaged();
+  const uint64_t stream = client_->Stream();
+  Work(kLegacy);
+  Await(kLegacy);
+  wire::cuStreamBeginCapture_v2_Request in;
+  in.hStream = stream;
+  in.mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  ASSERT_EQ(client_->Call(kCall_cuStreamBeginCapture_v2, in), CUDA_SUCCESS);
+  EXPECT_FALSE(FindsWork());
+}
+
+TEST_F(ManagedTest, WorkIsFoundUntilItIsWaitedFor) {
+  MapManaged();
+  const uint64_t one = client_->Stream(), other = client_->Stream();
+  Work(one);
+  EXPECT_TRUE(FindsWork());
+  EXPECT_TRUE(FindsWork(one));
+  EXPECT_FALSE(FindsWork(other));
+  // It goes on without its stream.
+  Destroy(one);
+  EXPECT_TRUE(FindsWork());
+  EXPECT_EQ(client_->Synchronize(), CUDA_SUCCESS);
+  EXPECT_FALSE(FindsWork());
+}
+
+}  // namespace
+}  // namespace cuda_remote::server
