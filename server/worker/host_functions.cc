@@ -68,7 +68,7 @@ void HostFunctions::Turn(Record* record, CUresult status) {
   {
     MutexLock lock(&mutex_);
     if (stop_) return;
-    turn = next_turn_++;
+    turn = record->turn = next_turn_++;
     turns_.insert(turn);
   }
   turn_.NotifyAll();
@@ -83,6 +83,13 @@ void HostFunctions::Turn(Record* record, CUresult status) {
 void HostFunctions::Done(uint64_t turn) {
   MutexLock lock(&mutex_);
   if (turns_.erase(turn) != 0) changed_.NotifyAll();
+}
+
+bool HostFunctions::IsDone(uint64_t id) const {
+  MutexLock lock(&mutex_);
+  const auto it = records_.find(id);
+  if (it == records_.end()) return true;
+  return it->second->turn != 0 && turns_.count(it->second->turn) == 0;
 }
 
 int HostFunctions::waiting() const {

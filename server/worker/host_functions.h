@@ -36,6 +36,8 @@ class HostFunctions {
 
   // The client has run a function's turn. Unknown turns are ignored.
   void Done(uint64_t turn);
+  // Whether the client has run function `id`, which was not captured.
+  bool IsDone(uint64_t id) const;
 
   // Functions whose turn has come and that are not done.
   int waiting() const;
@@ -53,7 +55,8 @@ class HostFunctions {
   struct Record {
     HostFunctions* owner;
     uint64_t id;
-    bool captured;  // in a graph, for good
+    bool captured;      // in a graph, for good
+    uint64_t turn = 0;  // the latest one; 0: none yet
   };
   static void CUDA_CB Call(void* data);
   void Turn(Record* record, CUresult status);

@@ -81,6 +81,31 @@ class ManagedTest : public testing::Test {
   uint64_t memory_ = 0;
 };
 
+class ManagedInTimeTest : public ManagedTest {
+ protected:
+  ManagedInTimeTest() : ManagedTest("0") {}
+
+  // A function of the host's in the stream, until the client has run it.
+  void RunFunction(uint64_t stream) {
+    wire::OpLaunchHostFunc_Request in;
+    in.stream = stream;
+    in.id = ++functions_;
+    ASSERT_EQ(client_->Call(kOpLaunchHostFunc, in), CUDA_SUCCESS);
+    FrameHeader header;
+    std::string message;
+    wire::OpHostFunc_Request event;
+    ASSERT_EQ(client_->channel().ReadEvent(&header, &message, 60000), ChannelStatus::kOk);
+    ASSERT_EQ(header.call, uint32_t(kOpHostFunc));
+    ASSERT_TRUE(event.Decode(message));
+    wire::OpHostFuncDone_Request done;
+    done.id = event.id;
+    done.turn = event.turn;
+    client_->Send(kOpHostFuncDone, done);
+  }
+
+  uint64_t functions_ = 0;
+};
+
 TEST_F(ManagedTest, StreamsThatWereWaitedForStayIdle) {
   MapManaged();
   const uint64_t one = client_->Stream(), other = client_->Stream();
@@ -117,6 +142,41 @@ TEST_F(ManagedTest, WorkIsFoundUntilItIsWaitedFor) {
   // It goes on without its stream.
   Destroy(one);
   EXPECT_TRUE(FindsWork());
+  EXPECT_EQ(client_->Synchronize(), CUDA_SUCCESS);
+  EXPECT_FALSE(FindsWork());
+}
+
+// A program may go by a function of the host's that no work follows. When the client has run it, the driver still has
+// to note that.
+TEST_F(ManagedInTimeTest, AStreamIsIdleBehindItsLastFunction) {
+  MapManaged();
+  const uint64_t one = client_->Stream(), other = client_->Stream();
+  for (int i = 0; i < 300; ++i) {
+    RunFunction(one);
+    EXPECT_FALSE(FindsWork()) << i;
+    RunFunction(other);
+    EXPECT_FALSE(FindsWork(other)) << i;
+  }
+}
+
+TEST_F(ManagedInTimeTest, AFunctionHidesNoOtherWork) {
+  MapManaged();
+  const uint64_t one = client_->Stream(), other = client_->Stream();
+  ASSERT_EQ(client_->Write(memory_, std::string(4, 0)), CUDA_SUCCESS);
+  ASSERT_EQ(client_->Synchronize(), CUDA_SUCCESS);
+  wire::cuStreamWaitValue32_v2_Request wait;
+  wait.stream = other;
+  wait.addr = memory_;
+  wait.value = 1;
+  ASSERT_EQ(client_->Call(kCall_cuStreamWaitValue32_v2, wait), CUDA_SUCCESS);
+  RunFunction(one);
+  EXPECT_TRUE(FindsWork());
+  EXPECT_FALSE(FindsWork(one));
+  wire::cuStreamWriteValue32_v2_Request write;
+  write.stream = one;
+  write.addr = memory_;
+  write.value = 1;
+  ASSERT_EQ(client_->Call(kCall_cuStreamWriteValue32_v2, write), CUDA_SUCCESS);
   EXPECT_EQ(client_->Synchronize(), CUDA_SUCCESS);
   EXPECT_FALSE(FindsWork());
 }

@@ -870,6 +870,23 @@ bool WorkerSession::BlockingStreamIsCaptured() const {
   return captured;
 }
 
+void WorkerSession::NoteHostFunction(uint64_t stream, uint64_t id) {
+  // This request has been counted.
+  if (work_ != last_function_work_ + 1) last_functions_.clear();
+  last_function_work_ = work_;
+  for (LastFunction& last : last_functions_) {
+    if (last.stream == stream && last.context.id == current_ref_.id) {
+      last.id = id;
+      return;
+    }
+  }
+  last_functions_.push_back({current_ref_, stream, id});
+}
+
+std::vector<WorkerSession::LastFunction> WorkerSession::LastFunctions() const {
+  return work_ == last_function_work_ ? last_functions_ : std::vector<LastFunction>();
+}
+
 void WorkerSession::MarkLegacyWork() {
   // Then nothing can have been put into a legacy stream since the last time.
   if (BlockingStreamIsCaptured()) return;

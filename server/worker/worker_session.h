@@ -349,6 +349,16 @@ class WorkerSession : public Session {
   const std::vector<WorkMark>& stream_marks() const { return stream_marks_; }
   bool BlockingStreamIsCaptured() const;
 
+  // A function of the host's that is the last work of a stream, of which this is the virtual handle.
+  struct LastFunction {
+    ContextRef context;
+    uint64_t stream;
+    uint64_t id;
+  };
+  void NoteHostFunction(uint64_t stream, uint64_t id);
+  // Those that are the last work of the whole session: none if other work was asked for since then.
+  std::vector<LastFunction> LastFunctions() const;
+
   // Memory whose free waits for an event in a stream.
   struct PendingFree {
     CUevent event;
@@ -435,6 +445,8 @@ class WorkerSession : public Session {
   std::unordered_map<uint64_t, PhysicalFacts> physical_;
   std::list<PendingFree> pending_frees_;
   std::vector<WorkMark> legacy_marks_, stream_marks_;
+  std::vector<LastFunction> last_functions_;
+  uint64_t last_function_work_ = 0;  // work_ then
   std::unordered_map<uint64_t, LinkFacts> links_;
   Ipc ipc_;
 

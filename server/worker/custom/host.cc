@@ -153,7 +153,10 @@ CUresult OpLaunchHostFunc(Session& session, const Request&, const wire::OpLaunch
   WorkerSession& worker = Worker(session);
   CUstream stream;
   if (!session.RealStream(in.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
-  return worker.host_functions().Launch(session.driver(), stream, in.id, in.callback, IsCaptured(stream));
+  const bool captured = IsCaptured(stream);
+  const CUresult result = worker.host_functions().Launch(session.driver(), stream, in.id, in.callback, captured);
+  if (result == CUDA_SUCCESS && !captured) worker.NoteHostFunction(in.stream, in.id);
+  return result;
 }
 
 CUresult OpHostFuncDone(Session& session, const Request&, const wire::OpHostFuncDone_Request& in,

@@ -65,8 +65,8 @@ std::vector<int> DevicesThatReach(WorkerSession& worker, int device) {
   return devices;
 }
 
-// Whether all of it is done. Leaves another context current.
-bool IsDone(WorkerSession& worker, const Work& work) {
+// Whether the driver has noted the end of all of it. Leaves another context current.
+bool HasEnded(WorkerSession& worker, const Work& work) {
   const DriverTable& driver = worker.driver();
   for (const auto& [context, stream] : work.streams) {
     if (MakeCurrent(driver, context) == CUDA_SUCCESS && driver.cuStreamQuery(stream) == CUDA_ERROR_NOT_READY)
@@ -77,6 +77,28 @@ bool IsDone(WorkerSession& worker, const Work& work) {
   }
   if (work.contexts.empty()) return true;
   return QueryAll(worker, work.contexts) != CUDA_ERROR_NOT_READY;
+}
+
+// If the last work of the session are functions of the host's, and the client has run them: waits until the driver has
+// noted that. A program may go by such a function (CUDA C++ Programming Guide, "Managing Data Visibility and Concurrent
+// CPU + GPU Access with Streams"). Leaves another context current. False if it is not so.
+bool AwaitEndedFunctions(WorkerSession& worker) {
+  const std::vector<WorkerSession::LastFunction> functions = worker.LastFunctions();
+  if (functions.empty() || CapturesInProgress() != 0) return false;
+  for (const auto& [context, handle, id] : functions) {
+    if (!worker.host_functions().IsDone(id)) return false;
+  }
+  for (const auto& [context, handle, id] : functions) {
+    CUstream stream;
+    if (!worker.RealStream(handle, &stream) || MakeCurrent(worker.driver(), context) != CUDA_SUCCESS) continue;
+    worker.driver().cuStreamSynchronize(stream);
+  }
+  return true;
+}
+
+// Whether all of it is done, as far as the program can know. Leaves another context current.
+bool IsDone(WorkerSession& worker, const Work& work) {
+  return HasEnded(worker, work) || (AwaitEndedFunctions(worker) && HasEnded(worker, work));
 }
 
 }  // namespace
