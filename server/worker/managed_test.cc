@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the worker says about managed memory, from which clients conclude that a program breaks CUDA's rules: whether
-// work is in progress that the program has not waited for.
+// work is in progress that the program has not waited for, and whether a write of the GPU's was lost.
 
 #include <cuda.h>
 #include <gtest/gtest.h>
@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "proto/mirror/mirror.h"
 #include "server/worker/managed_memory.h"
 #include "server/worker/testing/client.h"
 #include "server/worker/testing/worker_process.h"
@@ -73,6 +74,19 @@ class ManagedTest : public testing::Test {
     std::string bytes(kBytes, 0);
     EXPECT_EQ(client_->Call(kOpManagedFetch, in, {}, &bytes[0], bytes.size()), CUDA_SUCCESS);
     return client_->Decode<wire::OpManagedFetch_Reply>().busy;
+  }
+
+  void Tell(uint64_t address, std::string_view bytes) {
+    std::string runs;
+    mirror::AppendRun(address, bytes.data(), bytes.size(), &runs);
+    ASSERT_EQ(client_->Call(kOpMirrorWrite, wire::OpMirrorWrite_Request(), runs), CUDA_SUCCESS);
+  }
+  // Whether the client has written over what the GPU had written.
+  bool WasLost() {
+    std::string changes(mirror::kMostRuns, 0);
+    EXPECT_EQ(client_->Call(kOpMirrorRead, wire::OpMirrorRead_Request(), {}, &changes[0], changes.size()),
+              CUDA_SUCCESS);
+    return client_->Decode<wire::OpMirrorRead_Reply>().lost;
   }
 
   const char* const late_ms_;
@@ -179,6 +193,32 @@ TEST_F(ManagedInTimeTest, AFunctionHidesNoOtherWork) {
   ASSERT_EQ(client_->Call(kCall_cuStreamWriteValue32_v2, write), CUDA_SUCCESS);
   EXPECT_EQ(client_->Synchronize(), CUDA_SUCCESS);
   EXPECT_FALSE(FindsWork());
+}
+
+// A client that has been restarted or moved sends all of a variable's bytes to a worker that has just loaded its
+// module.
+TEST_F(ManagedTest, FirstBytesOfAVariableAreNoWriteOfTheGpu) {
+  const uint64_t module = client_->LoadModule(
+      ".version 7.0\n.target sm_75\n.address_size 64\n"
+      ".visible .global .attribute(.managed) .align 4 .b8 variable[4] = {1, 2, 3, 4};\n");
+  wire::cuModuleGetGlobal_v2_Request find;
+  find.hmod = module;
+  find.name = "variable";
+  ASSERT_EQ(client_->Call(kCall_cuModuleGetGlobal_v2, find), CUDA_SUCCESS);
+  const auto variable = client_->Decode<wire::cuModuleGetGlobal_v2_Reply>();
+  wire::OpMirrorAdd_Request add;
+  add.address = variable.dptr;
+  add.bytes = variable.bytes;
+  ASSERT_EQ(client_->Call(kOpMirrorAdd, add), CUDA_SUCCESS);
+  Tell(variable.dptr, "ab");
+  Tell(variable.dptr + 2, "cd");
+  EXPECT_FALSE(WasLost());
+  EXPECT_EQ(client_->Read(variable.dptr, 4), "abcd");
+  // From then on whatever differs is the GPU's.
+  ASSERT_EQ(client_->Write(variable.dptr, "gggg"), CUDA_SUCCESS);
+  ASSERT_EQ(client_->Synchronize(), CUDA_SUCCESS);
+  Tell(variable.dptr, "h");
+  EXPECT_TRUE(WasLost());
 }
 
 }  // namespace

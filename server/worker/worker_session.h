@@ -85,6 +85,9 @@ struct Mirrored {
   uint64_t owner = 0;   // of a variable: its module or library
   bool pinned = false;  // lies in a HostRange of this process's own, and goes with it
   bool lost = false;    // the client has written over what the GPU had written, which it has not been told
+  // Of a variable: from here on its bytes may be those of its module's image, which a client that has been restarted or
+  // moved writes over. Nothing is lost then.
+  uint64_t fresh = 0;
   std::shared_ptr<char> base;
 };
 

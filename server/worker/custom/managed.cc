@@ -84,6 +84,7 @@ CUresult OpMirrorAdd(Session& session, const Request&, const wire::OpMirrorAdd_R
   mirrored.shown = bytes;
   mirrored.owner = fits ? range->owner : 0;
   mirrored.pinned = pinned;
+  mirrored.fresh = mirrored.owner != 0 ? 0 : bytes;
   mirrored.base = std::shared_ptr<char>(static_cast<char*>(base), [bytes](char* p) { munmap(p, bytes); });
   return CUDA_SUCCESS;
 }
@@ -101,8 +102,11 @@ bool WriteMirrored(WorkerSession& worker, std::string_view runs, bool executor) 
     // A variable whose module has just been unloaded is nobody's error.
     if (executor && !IsAlive(worker, it->first, mirrored)) return true;
     // The client can still change the payload: what goes into the memory is what goes into the base.
-    if (!mirror::OverwriteRun(bytes.data(), bytes.size(), reinterpret_cast<char*>(address),
-                              mirrored.base.get() + offset)) {
+    const bool alone = mirror::OverwriteRun(bytes.data(), bytes.size(), reinterpret_cast<char*>(address),
+                                            mirrored.base.get() + offset);
+    if (offset == mirrored.fresh) {
+      mirrored.fresh += bytes.size();
+    } else if (!alone) {
       mirrored.lost = true;
     }
     return true;
@@ -123,6 +127,7 @@ void ReadMirrored(WorkerSession& worker, uint64_t from, bool executor, wire::OpM
     uint64_t at = std::max(from, it->first) - it->first;
     if (mirror::CollectChanges(it->first, reinterpret_cast<const char*>(it->first), mirrored.base.get(), mirrored.shown,
                                false, &at, runs)) {
+      mirrored.fresh = mirrored.shown;
       continue;
     }
     out->next = it->first + at;
