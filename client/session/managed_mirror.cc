@@ -178,7 +178,7 @@ void ManagedMirror::UnwatchSharedLocked() {
 
 void ManagedMirror::WorkBegins() {
   MutexLock lock(&mutex_);
-  if (working_) return;
+  if (working_ || host_functions_ != 0) return;
   if (++looked_at_ > kLooks && looked_at_ % kLooks != 0) return;
   // What was written until now was written beside nothing.
   for (const auto& [address, bytes] : shared_) writes_.Collect(address, bytes, &collected_);
@@ -203,6 +203,17 @@ void ManagedMirror::WorkEnded() {
 void ManagedMirror::WorkMayHaveEnded() {
   MutexLock lock(&mutex_);
   working_ = false;
+}
+
+void ManagedMirror::HostFunctionBegins() {
+  MutexLock lock(&mutex_);
+  working_ = false;
+  ++host_functions_;
+}
+
+void ManagedMirror::HostFunctionEnds() {
+  MutexLock lock(&mutex_);
+  --host_functions_;
 }
 
 void ManagedMirror::StopWatching() {

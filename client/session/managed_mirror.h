@@ -95,6 +95,10 @@ class ManagedMirror {
   void WorkBegins();
   void WorkEnded();
   void WorkMayHaveEnded();
+  // A function of the host's runs in a stream's order. It may write meanwhile, and another thread launch a kernel that
+  // comes behind it.
+  void HostFunctionBegins();
+  void HostFunctionEnds();
 
   // For a snapshot of the process: closes what it cannot contain. The next Push compares everything.
   void StopWatching();
@@ -168,7 +172,8 @@ class ManagedMirror {
   PageWrites writes_ CR_GUARDED_BY(mutex_);
   std::map<uint64_t, uint64_t> shared_ CR_GUARDED_BY(mutex_);  // WatchShared: address -> bytes
   std::atomic<bool> watches_shared_{false};
-  bool working_ CR_GUARDED_BY(mutex_) = false;  // what is written to them now is written beside a kernel
+  bool working_ CR_GUARDED_BY(mutex_) = false;         // what is written to them now is written beside a kernel
+  uint64_t host_functions_ CR_GUARDED_BY(mutex_) = 0;  // running now
   uint64_t looked_at_ CR_GUARDED_BY(mutex_) = 0;
   std::string runs_ CR_GUARDED_BY(mutex_);
   std::string pulled_ CR_GUARDED_BY(mutex_);

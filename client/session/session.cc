@@ -154,10 +154,11 @@ CUresult Session::OpenChannel(const std::string& path, const std::string& visibl
   host_functions_.SetAround(
       [this](ClientChannel* channel) {
         managed_home_.pages().EnterHostFunction();
-        managed_mirror_.WorkMayHaveEnded();
+        managed_mirror_.HostFunctionBegins();
         if (managed_mirror_.active()) managed_mirror_.Pull(channel);
       },
       [this](ClientChannel* channel) {
+        managed_mirror_.HostFunctionEnds();
         if (managed_mirror_.active()) managed_mirror_.Push(channel);
         managed_home_.pages().sending().lock_shared();
         managed_home_.pages().HandOver(channel);
