@@ -639,8 +639,9 @@ void ManagedPages::LoseLocked() {
 
 void ManagedPages::Serve() {
   PageFaults::Fault fault;
-  while (faults_.Next(&fault)) {
-    const uint64_t before = hand_overs_.load(std::memory_order_acquire);
+  uint64_t before = 0;
+  // Before the fault is taken: this thread may be held up right after that, and the program go on meanwhile.
+  while (faults_.Next(&fault, [&] { before = hand_overs_.load(std::memory_order_acquire); })) {
     std::lock_guard<std::shared_mutex> sending(sending_);
     MutexLock lock(&mutex_);
     if (hand_overs_.load(std::memory_order_acquire) == before) {

@@ -125,8 +125,9 @@ void PageFaults::Unregister(uint64_t address, uint64_t bytes) {
   ioctl(fd_, UFFDIO_UNREGISTER, &range);
 }
 
-bool PageFaults::Next(Fault* fault) {
+bool PageFaults::Next(Fault* fault, const std::function<void()>& look) {
   while (true) {
+    if (look) look();
     uffd_msg message;
     const ssize_t got = read(fd_, &message, sizeof message);
     if (got == ssize_t(sizeof message)) {

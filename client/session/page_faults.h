@@ -60,8 +60,9 @@ class PageFaults {
     bool is_write;  // the access is one
     bool protect;   // the page is mapped, but protected against writes
   };
-  // Waits for the next fault. False after Interrupt.
-  bool Next(Fault* fault);
+  // Waits for the next fault. False after Interrupt. `look` is called before each attempt to take one, so that what it
+  // sees is not newer than the fault.
+  bool Next(Fault* fault, const std::function<void()>& look = nullptr);
   void Interrupt();
 
   // Maps pages that the file has, protected against writes or not, and lets those that wait for them go on. Pages that
