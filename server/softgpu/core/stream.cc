@@ -136,15 +136,20 @@ void Stream::Close() {
 }
 
 CUresult Stream::Synchronize() {
-  TaskPtr last;
-  if (kind_ == StreamKind::kLegacy) {
-    // The legacy stream's turn comes after that of all blocking streams.
-    last = Submit(nullptr, {}, true);
-  } else {
+  std::vector<TaskPtr> work;
+  {
     MutexLock lock(&context_->submit_);
-    last = last_;
+    work.push_back(last_);
+    // The legacy stream's turn comes after that of all blocking streams.
+    if (kind_ == StreamKind::kLegacy) {
+      for (const StreamPtr& other : context_->streams_) {
+        if (other->blocking()) work.push_back(other->last_);
+      }
+    }
   }
-  if (last) last->Wait();
+  for (const TaskPtr& task : work) {
+    if (task) task->Wait();
+  }
   context_->FlushOutput();
   return context_->error();
 }
