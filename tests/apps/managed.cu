@@ -64,6 +64,7 @@ class Graphs {
     memset(managed_, 0, bytes);  // new memory is not cleared
     CUDA_CHECK(cudaMalloc(&device_, bytes));
     CUDA_CHECK(cudaMemset(device_, 0, bytes));
+    CUDA_CHECK(cudaDeviceSynchronize());  // a fill of device memory goes on when the call has returned
     cudaGraph_t graph;
     CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     CUDA_CHECK(cudaMemcpyAsync(device_, managed_, bytes, cudaMemcpyDefault, stream));
@@ -314,6 +315,8 @@ int main(int argc, char** argv) {
         CUDA_CHECK(cudaMemcpyAsync(pageable.data(), data, n * sizeof(unsigned), cudaMemcpyDefault, stream));
         CUDA_CHECK(cudaStreamSynchronize(stream));
         CUDA_CHECK(cudaMemcpy(data, pageable.data(), n * sizeof(unsigned), cudaMemcpyDefault));
+        // It may return before the bytes are in the GPU's memory.
+        CUDA_CHECK(cudaStreamSynchronize(cudaStreamLegacy));
     }
     CUDA_CHECK(cudaStreamSynchronize(stream));
     for (int i = 0; i < n; ++i) expected[i] = expected[i] * 3 + i;

@@ -432,6 +432,16 @@ def same(what, got, want):
     raise Failure(f"{what}: the output differs from the native run's\n--- native\n{show(want)}\n--- got\n{show(got)}")
 
 
+# What each line says that accuses a program of breaking CUDA's rules for managed memory.
+ACCUSES = "which devices without concurrentManagedAccess do not allow"
+
+
+def not_accused(process):
+    """Its program keeps the rules, and nothing on its stderr says otherwise."""
+    if ACCUSES in process.stderr():
+        raise Failure(f"{process.name}: the program is accused of what it does not do\n{process.describe()}")
+
+
 def describe_processes(lab):
     """What every process of a lab is doing, for a person who looks for the reason why a case did not end: one text.
 

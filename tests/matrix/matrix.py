@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs test programs in every way and compares the bytes that they print with those of a native run.
+"""Runs test programs in every way and compares the bytes that they print with those of a native run. No line on stderr may
+accuse one of breaking CUDA's rules for managed memory.
 
 Usage:
   matrix.py --product DIR --apps DIR [--driver LIB] [--only APP,...] [--modes MODE,...] [--json FILE]
@@ -528,6 +529,8 @@ def run_case(options, app, mode):
             case = Case(lab, app, os.path.abspath(path), options.case_limit, options.run_seconds, pick)
             try:
                 MODES[mode[len(LATE) :] if mode.startswith(LATE) else mode](case)
+                for process in lab.processes:
+                    harness.not_accused(process)
                 result["ok"] = True
             except Exception:
                 if options.logs:

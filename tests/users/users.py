@@ -672,9 +672,11 @@ print("gpu" if memory.value >= 0x220000000000 else "host")
         got = worked(context.run(user, run + ["--job-dir", jobs + "/where", "--", PYTHON, "-c", where], **variables)).stdout.strip()
         if got != place:
             raise Failure(f"with {options} and {variables} managed memory is on the {got}")
-        out = worked(context.run(user, run + ["--job-dir", jobs + "/random", "--"] + command, **variables)).stdout
-        if out != want:
-            raise Failure(f"with {options} and {variables} managed_random printed\n{out}\nnot\n{want}")
+        done = worked(context.run(user, run + ["--job-dir", jobs + "/random", "--"] + command, **variables))
+        if done.stdout != want:
+            raise Failure(f"with {options} and {variables} managed_random printed\n{done.stdout}\nnot\n{want}")
+        if harness.ACCUSES in done.stderr:
+            raise Failure(f"with {options} and {variables} managed_random is accused of what it does not do:\n{done.stderr}")
         server.terminate()
 
 
