@@ -459,8 +459,9 @@ int MakeInterface(const Place& place, int fd) {
   pair.Put(IFLA_INFO_KIND, std::string("veth"));
   const size_t data = pair.Begin(IFLA_INFO_DATA);
   const size_t peer = pair.Begin(VETH_INFO_PEER);
-  // A bridge takes the lowest hardware address of its parts, and is not to change its own.
-  const HardwareBytes high = {0xfe, 'C', outer_bytes[0], outer_bytes[1], outer_bytes[2], outer_bytes[3]};
+  // A bridge takes the lowest hardware address of its parts, and is not to change its own: nobody would reach this
+  // machine for seconds. Others have random addresses there, or such as begin with 0xfe.
+  const HardwareBytes high = {0xfe, 0xff, outer_bytes[0], outer_bytes[1], outer_bytes[2], outer_bytes[3]};
   pair.Add(ifinfomsg{})
       .Put(IFLA_IFNAME, outer)
       .Put(IFLA_MTU, place.interface.mtu)

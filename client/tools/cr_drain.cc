@@ -49,8 +49,7 @@ Examples:
 From then on this host's cr-hostd starts and accepts no jobs, until --undo or the next boot.
 Users' jobs that cr-hostd has started move or are saved as their user does it, with cr-migrate --whole or cr-checkpoint
 --stop. An image is in DIR/USER and belongs to that user. Jobs that root has started are saved in DIR/root; they do not
-move to another host. cr-drain does not see jobs that
-users have started without cr-hostd.
+move to another host. cr-drain does not see jobs that users have started without cr-hostd.
 
 Needs root, or an operator of this host (cr-hostd --operator). For an operator, root must have created the folder of
 --save so that users can enter it (mode 0755). If cr-drain is interrupted, jobs that were moved or saved stay so. Run it

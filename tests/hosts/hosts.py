@@ -45,7 +45,12 @@ ip link set {link} up
 {bridge}
 ip address add {address}/24 dev {device}
 """
-BRIDGE = "ip link add {device} type bridge && ip link set {device} up && ip link set {link} master {device}"
+# Its hardware address is that of its part with the lowest one. This is a high one, as virtual machines' are: that of a
+# job's part must be higher, or the bridge would change its own when the job comes and goes.
+BRIDGE = (
+    "ip link set {link} address fe:fe:00:00:00:01 && ip link add {device} type bridge && ip link set {device} up && "
+    "ip link set {link} master {device}"
+)
 
 
 def case(function):
