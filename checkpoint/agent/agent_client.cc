@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/agent/agent_client.h"
 
+#include <errno.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -15,6 +16,8 @@ namespace {
 
 // The agent answers at once, except where it says otherwise.
 constexpr int kAnswerMs = 30000;
+// A socket is there a moment before the agent listens.
+constexpr int kMostTries = 20, kTryAgainUs = 5000;
 constexpr char kNonsense[] = "the job sent an answer that this tool cannot read";
 
 }  // namespace
@@ -23,6 +26,10 @@ std::unique_ptr<AgentClient> AgentClient::Connect(const std::string& directory, 
                                                   std::string* error) {
   const std::string folder = SocketFolder(directory);
   int socket = ConnectUnix(folder + "/" + SocketName(pid), error);
+  for (int tries = 1; socket < 0 && errno == ECONNREFUSED && tries < kMostTries; ++tries) {
+    usleep(kTryAgainUs);
+    socket = ConnectUnix(folder + "/" + SocketName(pid), error);
+  }
   if (socket < 0) {
     std::string ignored;
     socket = ConnectUnix(folder + "/" + kOnlySocketName, &ignored);

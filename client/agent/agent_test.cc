@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -713,6 +714,26 @@ TEST_F(AgentTest, ThreadTakesNoSignal) {
   EXPECT_EQ(count, 1);
   EXPECT_EQ(ran.load(), pthread_self());
   signal(SIGUSR1, SIG_DFL);
+}
+
+// A process that begins to use CUDA has a socket a moment before it listens there.
+TEST_F(AgentTest, ToolWaitsUntilItListens) {
+  constexpr uint32_t kOther = 4999999;  // beyond all process numbers
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  const std::string path = directory_ + "/" + SocketName(kOther);
+  ASSERT_LT(path.size(), sizeof(address.sun_path));
+  memcpy(address.sun_path, path.c_str(), path.size());
+  const int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  std::thread starting([listener] {
+    usleep(20000);
+    listen(listener, 1);
+  });
+  EXPECT_NE(AgentClient::Connect(directory_, kOther, "the job", &error_), nullptr) << error_;
+  starting.join();
+  close(listener);
+  unlink(path.c_str());
 }
 
 }  // namespace

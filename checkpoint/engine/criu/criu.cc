@@ -756,6 +756,15 @@ bool SettleStates(const std::set<int>& stopped_before, const std::string& image_
   return ok;
 }
 
+// Whether `check` succeeds, sooner or later: a process may have lost its parent just before its own end.
+bool Becomes(const std::function<bool()>& check) {
+  for (int looks = 1;; ++looks) {
+    if (check()) return true;
+    if (looks == kMostLooks) return false;
+    usleep(kLookAgainUs);
+  }
+}
+
 }  // namespace
 
 bool FindCriu(std::string* criu, std::string* error) {
@@ -830,15 +839,6 @@ std::string CriuCheck(const std::string& criu) {
   return asked && pclose(asked) == 0 ? "" : last_pid;
 }
 
-// Whether `check` succeeds, sooner or later: a process may have lost its parent just before its own end.
-bool Becomes(const std::function<bool()>& check) {
-  for (int looks = 1;; ++looks) {
-    if (check()) return true;
-    if (looks == kMostLooks) return false;
-    usleep(kLookAgainUs);
-  }
-}
-
 bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std::string* error) {
   facts->set_tcp_close(close_tcp);
   if ((!IsIsolated(job) && !job.users_own()) || !job.no_checkpoint().empty()) {
@@ -900,6 +900,7 @@ bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std:
   FindSharedFiles(ProcessesOf(job), job.directory(), facts);
   facts->set_own_loader_cache(HasOwnLoaderCache(job));
   const auto check_tree = [&] {
+    error->clear();
     return IsIsolated(job) ? CheckTree(job, error) && CheckOnlyOnce(job, error)
                            : CheckNamespaces(job, error) && CheckOwnTree(job, error);
   };

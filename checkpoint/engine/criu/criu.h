@@ -44,6 +44,7 @@ bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std:
 // About how much memory of the job's processes a dump saves, in bytes.
 uint64_t SavedBytes(const Job& job);
 
+// What a dump finds out besides the image.
 struct DumpFacts {
   std::set<int> stopped_before;  // for ContinueProcesses
   bool failure_passes = false;   // SnapshotEngine::FailurePasses
