@@ -62,8 +62,8 @@ constexpr int kPidGap = 100;
 // What CRIU says of a connection that is being made, or that nobody has accepted yet.
 constexpr char kBeingMade[] = "In-flight connection";
 constexpr int kMaxLogLines = 3;
-// For what may pass.
-constexpr int kMostLooks = 5;
+// How long a process may be without a parent before its own end.
+constexpr std::chrono::milliseconds kParentless(100);
 constexpr size_t kMostCheckBytes = 1000;
 // What `criu check` says in a container without privileges. Jobs need neither: CRIU has clone3 for process numbers, and
 // a job that has a tunnel open is refused when it is saved.
@@ -241,10 +241,10 @@ class Standstill {
   ~Standstill() { End(); }
   Standstill(const Standstill&) = delete;
   Standstill& operator=(const Standstill&) = delete;
-  // `still`: before the silence; null: nothing.
-  bool Begin(const std::function<bool(std::string*)>& still, std::string* error) {
+  // `still`: before the silence; null: nothing. `leave_stopped`: the dump stops the processes in any case.
+  bool Begin(bool leave_stopped, const std::function<bool(std::string*)>& still, std::string* error) {
     begun_ = job_.has_network();
-    stopped_before_ = StoppedProcesses(job_);
+    if (begun_ || leave_stopped) stopped_before_ = StoppedProcesses(job_);
     const auto stop = [this] { SignalAll(job_, SIGSTOP); };
     const auto run_on = [this] { RunOn(job_, stopped_before_); };
     if (begun_ && !BringToStandstill(job_, stop, run_on, error)) return false;
@@ -717,17 +717,17 @@ bool SettleConnections(const Job& job, const ProcessFacts& facts, const std::str
 }
 
 // Whether the image has all processes of the job: CRIU saves those below the first one, and one may have lost its
-// parent since they were looked at. `before`: those that there were when CRIU was started; `stopped`: all have stood
-// still since CRIU saved them, so none can be newer.
-bool CheckSavedTree(const Job& job, const std::vector<int>& before, bool stopped, const std::string& image_folder,
-                    DumpFacts* found, std::string* error) {
+// parent since they were looked at. `before`: the processes when CRIU was started, since there may be newer ones; null:
+// all have stood still since CRIU saved them, so none can be newer.
+bool CheckSavedTree(const Job& job, const std::vector<int>* before, const std::string& image_folder, DumpFacts* found,
+                    std::string* error) {
   std::vector<int> now = ProcessesOf(job);
   if (!IsIsolated(job)) {
     const std::vector<int> outlived = OutlivedProcessesOf(job);
     now.insert(now.end(), outlived.begin(), outlived.end());
   }
   for (const int pid : now) {
-    if (!stopped && std::find(before.begin(), before.end(), pid) == before.end()) continue;
+    if (before && std::find(before->begin(), before->end(), pid) == before->end()) continue;
     const int number = InnerPid(pid);
     if (number == 0 || !IsRunning(pid)) continue;
     if (access((image_folder + "/core-" + std::to_string(number) + ".img").c_str(), F_OK) == 0) continue;
@@ -754,15 +754,6 @@ bool SettleStates(const std::set<int>& stopped_before, const std::string& image_
   }
   if (list) closedir(list);
   return ok;
-}
-
-// Whether `check` succeeds, sooner or later: a process may have lost its parent just before its own end.
-bool Becomes(const std::function<bool()>& check) {
-  for (int looks = 1;; ++looks) {
-    if (check()) return true;
-    if (looks == kMostLooks) return false;
-    usleep(kLookAgainUs);
-  }
 }
 
 }  // namespace
@@ -904,7 +895,7 @@ bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std:
     return IsIsolated(job) ? CheckTree(job, error) && CheckOnlyOnce(job, error)
                            : CheckNamespaces(job, error) && CheckOwnTree(job, error);
   };
-  return CheckRights(job, error) && Becomes(check_tree) && FindInheritedFiles(job, facts, error) &&
+  return CheckRights(job, error) && Becomes(check_tree, kParentless) && FindInheritedFiles(job, facts, error) &&
          CheckConnections(job, *facts, error);
 }
 
@@ -1012,7 +1003,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
   const std::string log = DumpLog(job, image_folder, work_folder);
   unlink(log.c_str());
   Standstill standstill(job);
-  if (!standstill.Begin(still, error)) {
+  if (!standstill.Begin(leave_stopped, still, error)) {
     for (const int fd : {lock, image, work}) close(fd);
     return false;
   }
@@ -1027,7 +1018,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
   const std::string kernel = CriuFactsPath(criu);
   bool ready = !account || LendFolder(*account, image, error);
   LostWait wait(job);
-  const std::vector<int> before = ProcessesOf(job);
+  const std::vector<int> before = leave_stopped ? std::vector<int>() : ProcessesOf(job);
   const int code = !ready ? -1
                           : InsideJob(
                                 job,
@@ -1083,7 +1074,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
   }
   if (code == 0) {
     unlink(log.c_str());
-    if (CheckSavedTree(job, before, leave_stopped, image_folder, found, error) &&
+    if (CheckSavedTree(job, leave_stopped ? nullptr : &before, image_folder, found, error) &&
         SettleLinks(facts, image_folder, error) && SettleTerminal(job, image_folder, error) &&
         (!job.has_network() || SettleStates(standstill.stopped_before(), image_folder, error)) &&
         SettleConnections(job, facts, image_folder, found, error)) {

@@ -107,7 +107,8 @@ std::vector<std::string> PassingOf(const Job& job) {
   return found;
 }
 
-// Whether that comes about within the time.
+}  // namespace
+
 bool Becomes(const std::function<bool()>& condition, milliseconds limit) {
   const auto end = Now() + limit;
   while (!condition()) {
@@ -116,8 +117,6 @@ bool Becomes(const std::function<bool()>& condition, milliseconds limit) {
   }
   return true;
 }
-
-}  // namespace
 
 std::vector<std::string> ParsePassing(std::istream& lines) {
   std::vector<std::string> found;

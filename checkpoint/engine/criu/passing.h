@@ -12,6 +12,7 @@
 #ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_PASSING_H_
 #define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_PASSING_H_
 
+#include <chrono>
 #include <functional>
 #include <istream>
 #include <set>
@@ -21,6 +22,9 @@
 #include "checkpoint/job/job.h"
 
 namespace cuda_remote::checkpoint {
+
+// Whether that comes about within the time. Looks every millisecond.
+bool Becomes(const std::function<bool()>& condition, std::chrono::milliseconds limit);
 
 // What /proc/PID/net/tcp or tcp6 lists of such connections, for a message.
 std::vector<std::string> ParsePassing(std::istream& lines);
