@@ -24,15 +24,6 @@ namespace {
 // An address of device memory, which nobody looks up.
 constexpr uint64_t kDevice = driverabi::kReservationBase;
 
-template <typename T>
-uint64_t Handle(T* object) {
-  return reinterpret_cast<uint64_t>(object);
-}
-template <typename T>
-std::string Bytes(const T& value) {
-  return {reinterpret_cast<const char*>(&value), sizeof value};
-}
-
 void First(void*) {}
 void Second(void*) {}
 
@@ -53,7 +44,7 @@ class GraphNodesTest : public CustomTest {
 
   // The only request that was sent since the last time, as one of this call. `bytes` holds it, for its views.
   template <typename Request>
-  void Only(Request* request, uint64_t context = Handle(context_)) {
+  void Only(Request* request, uint64_t context = HandleOf(context_)) {
     const std::vector<FakeServer::Request> requests = SentRequests();
     ASSERT_EQ(requests.size(), 1u);
     bytes_ = requests[0].message;
@@ -68,7 +59,7 @@ class GraphNodesTest : public CustomTest {
       wire::OpGraphNodeParams_Request in;
       wire::OpGraphNodeParams_Reply out;
       EXPECT_TRUE(in.Decode(request.message));
-      EXPECT_EQ(in.node, Handle(node));
+      EXPECT_EQ(in.node, HandleOf(node));
       EXPECT_EQ(in.type, type);
       fill(&out.params);
       return FakeServer::Answer(CUDA_SUCCESS, Encoded(out));
@@ -169,14 +160,14 @@ TEST_F(GraphNodesTest, AKernelNodeIsAddedAfterItsDependencies) {
   ASSERT_EQ(cuGraphAddKernelNode(&node, graph_, before, 2, &params), CUDA_SUCCESS);
   wire::cuGraphAddNode_v2_Request request;
   Only(&request);
-  EXPECT_EQ(request.node, Handle(node));
-  EXPECT_EQ(request.graph, Handle(graph_));
-  EXPECT_EQ(request.dependencies, (std::vector<uint64_t>{Handle(before[0]), Handle(before[1])}));
+  EXPECT_EQ(request.node, HandleOf(node));
+  EXPECT_EQ(request.graph, HandleOf(graph_));
+  EXPECT_EQ(request.dependencies, (std::vector<uint64_t>{HandleOf(before[0]), HandleOf(before[1])}));
   EXPECT_EQ(request.edges, "");
-  ExpectLaunch(request.params, Handle(one.kernel()), 42);
+  ExpectLaunch(request.params, HandleOf(one.kernel()), 42);
   EXPECT_EQ(request.params.context, 0u) << "a function is of one context";
-  EXPECT_EQ(KindOf(Handle(node)), Kind::kGraphNode);
-  EXPECT_TRUE(InLog(Kind::kGraphNode, Handle(node)));
+  EXPECT_EQ(KindOf(HandleOf(node)), Kind::kGraphNode);
+  EXPECT_TRUE(InLog(Kind::kGraphNode, HandleOf(node)));
 
   // Edges go as they are.
   CUgraphEdgeData edges[2] = {};
@@ -189,14 +180,14 @@ TEST_F(GraphNodesTest, AKernelNodeIsAddedAfterItsDependencies) {
   ASSERT_EQ(cuGraphAddNode(&node, graph_, before, edges, 2, &any), CUDA_SUCCESS);
   Only(&request);
   EXPECT_EQ(request.edges, std::string(reinterpret_cast<const char*>(edges), sizeof edges));
-  ExpectLaunch(request.params, Handle(one.kernel()), 43);
+  ExpectLaunch(request.params, HandleOf(one.kernel()), 43);
 
   // The first version's struct ends before the kernel and the context.
   CUDA_KERNEL_NODE_PARAMS_v1 old;
   memcpy(&old, &params, sizeof old);
   ASSERT_EQ(Custom_cuGraphAddKernelNode(&node, graph_, nullptr, 0, &old), CUDA_SUCCESS);
   Only(&request);
-  ExpectLaunch(request.params, Handle(one.kernel()), 43);
+  ExpectLaunch(request.params, HandleOf(one.kernel()), 43);
   EXPECT_TRUE(request.dependencies.empty());
 
   // It cannot be made again without its function.
@@ -204,9 +195,9 @@ TEST_F(GraphNodesTest, AKernelNodeIsAddedAfterItsDependencies) {
     const OneKernel two(server_, sizeof(int));
     const CUDA_KERNEL_NODE_PARAMS of_two = Launch(two.kernel(), parameters);
     ASSERT_EQ(cuGraphAddKernelNode(&node, graph_, nullptr, 0, &of_two), CUDA_SUCCESS);
-    EXPECT_TRUE(InLog(Kind::kGraphNode, Handle(node)));
+    EXPECT_TRUE(InLog(Kind::kGraphNode, HandleOf(node)));
   }
-  EXPECT_FALSE(InLog(Kind::kGraphNode, Handle(node)));
+  EXPECT_FALSE(InLog(Kind::kGraphNode, HandleOf(node)));
 }
 
 TEST_F(GraphNodesTest, AKernelNodeOfALibrarysKernelNamesItsContext) {
@@ -225,18 +216,18 @@ TEST_F(GraphNodesTest, AKernelNodeOfALibrarysKernelNamesItsContext) {
   server_->Take();
   ASSERT_EQ(cuGraphAddKernelNode(&node, graph_, nullptr, 0, &params), CUDA_SUCCESS);
   Only(&request);
-  ExpectLaunch(request.params, Handle(kernel), 42);
-  EXPECT_EQ(request.params.context, Handle(context_)) << "a replay is told which was current";
+  ExpectLaunch(request.params, HandleOf(kernel), 42);
+  EXPECT_EQ(request.params.context, HandleOf(context_)) << "a replay is told which was current";
   CUcontext second = nullptr;
   ASSERT_EQ(cuDevicePrimaryCtxRetain(&second, 1), CUDA_SUCCESS);
   Sent();
   params.ctx = second;
   ASSERT_EQ(cuGraphAddKernelNode(&node, graph_, nullptr, 0, &params), CUDA_SUCCESS);
   Only(&request);
-  EXPECT_EQ(request.params.context, Handle(second));
-  EXPECT_TRUE(InLog(Kind::kGraphNode, Handle(node)));
+  EXPECT_EQ(request.params.context, HandleOf(second));
+  EXPECT_TRUE(InLog(Kind::kGraphNode, HandleOf(node)));
   EXPECT_EQ(cuDevicePrimaryCtxReset(1), CUDA_SUCCESS);
-  EXPECT_FALSE(InLog(Kind::kGraphNode, Handle(node))) << "it needed that context";
+  EXPECT_FALSE(InLog(Kind::kGraphNode, HandleOf(node))) << "it needed that context";
   ExpectRefused({{"a context that is gone", [&] { return cuGraphAddKernelNode(&node, graph_, nullptr, 0, &params); },
                   CUDA_ERROR_INVALID_CONTEXT}});
   EXPECT_EQ(cuDevicePrimaryCtxRelease(1), CUDA_SUCCESS);
@@ -338,8 +329,8 @@ TEST_F(GraphNodesTest, WhatTheServerRefusesLeavesNothing) {
   EXPECT_EQ(cuGraphKernelNodeSetParams(node, &params), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cuGraphExecKernelNodeSetParams(exec, node, &params), CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
   EXPECT_EQ(Records(), records);
-  EXPECT_EQ(Setting(Kind::kGraphNode, Handle(node), kCall_cuGraphNodeSetParams), "");
-  EXPECT_EQ(Setting(Kind::kGraphExec, Handle(exec), kCall_cuGraphExecNodeSetParams), "");
+  EXPECT_EQ(Setting(Kind::kGraphNode, HandleOf(node), kCall_cuGraphNodeSetParams), "");
+  EXPECT_EQ(Setting(Kind::kGraphExec, HandleOf(exec), kCall_cuGraphExecNodeSetParams), "");
   EXPECT_EQ(cuGraphExecDestroy(exec), CUDA_SUCCESS);
 }
 
@@ -366,9 +357,9 @@ TEST_F(GraphNodesTest, TheLastParametersThatWereSetStayInTheLog) {
     EXPECT_EQ(set(), CUDA_SUCCESS);
     wire::cuGraphNodeSetParams_Request request;
     Only(&request);
-    EXPECT_EQ(request.node, Handle(node));
-    ExpectLaunch(request.params, Handle(one.kernel()), value);
-    EXPECT_EQ(Setting(Kind::kGraphNode, Handle(node), kCall_cuGraphNodeSetParams), bytes_);
+    EXPECT_EQ(request.node, HandleOf(node));
+    ExpectLaunch(request.params, HandleOf(one.kernel()), value);
+    EXPECT_EQ(Setting(Kind::kGraphNode, HandleOf(node), kCall_cuGraphNodeSetParams), bytes_);
   }
   EXPECT_EQ(Records(), records + 1) << "one for the node";
 
@@ -384,10 +375,10 @@ TEST_F(GraphNodesTest, TheLastParametersThatWereSetStayInTheLog) {
       EXPECT_EQ(set(), CUDA_SUCCESS);
       wire::cuGraphExecNodeSetParams_Request request;
       Only(&request);
-      EXPECT_EQ(request.exec, Handle(exec));
-      EXPECT_EQ(request.node, Handle(which));
-      ExpectLaunch(request.params, Handle(one.kernel()), value);
-      EXPECT_EQ(Setting(Kind::kGraphExec, Handle(exec), kCall_cuGraphExecNodeSetParams), bytes_);
+      EXPECT_EQ(request.exec, HandleOf(exec));
+      EXPECT_EQ(request.node, HandleOf(which));
+      ExpectLaunch(request.params, HandleOf(one.kernel()), value);
+      EXPECT_EQ(Setting(Kind::kGraphExec, HandleOf(exec), kCall_cuGraphExecNodeSetParams), bytes_);
     }
   }
   EXPECT_EQ(Records(), with_exec + 2) << "one for each node in the executable";
@@ -403,7 +394,7 @@ TEST_F(GraphNodesTest, TheParametersOfAKernelNodeStayWhereTheyAre) {
   ASSERT_EQ(cuGraphAddKernelNode(&node, graph_, nullptr, 0, &params), CUDA_SUCCESS);
   ASSERT_EQ(cuGraphAddKernelNode(&other, graph_, nullptr, 0, &params), CUDA_SUCCESS);
   std::string block = Bytes(5);
-  uint64_t function = Handle(one.kernel()), context = 0;
+  uint64_t function = HandleOf(one.kernel()), context = 0;
   const auto fill = [&](wire::NodeParams* p) {
     p->function = function;
     p->grid_x = 11, p->grid_y = 12, p->grid_z = 13;
@@ -441,8 +432,8 @@ TEST_F(GraphNodesTest, TheParametersOfAKernelNodeStayWhereTheyAre) {
   CUkernel kernel = nullptr;
   ASSERT_EQ(cuLibraryLoadData(&library, OneKernel::kImage, nullptr, nullptr, 0, nullptr, nullptr, 0), CUDA_SUCCESS);
   ASSERT_EQ(cuLibraryGetKernel(&kernel, library, "kernel"), CUDA_SUCCESS);
-  function = Handle(kernel);
-  context = Handle(context_);
+  function = HandleOf(kernel);
+  context = HandleOf(context_);
   AnswerParams(node, CU_GRAPH_NODE_TYPE_KERNEL, fill);
   ASSERT_EQ(cuGraphKernelNodeGetParams(node, &seen), CUDA_SUCCESS);
   EXPECT_EQ(seen.func, nullptr);
@@ -466,7 +457,7 @@ TEST_F(GraphNodesTest, ThreadsAskForParametersOfTheirOwnNodes) {
   const CUDA_KERNEL_NODE_PARAMS params = Launch(one.kernel(), parameters);
   constexpr int kThreads = 2, kNodes = 200;
   // The answer is the node's own handle.
-  const uint64_t function = Handle(one.kernel());
+  const uint64_t function = HandleOf(one.kernel());
   server_->On(kOpGraphNodeParams, [function](const FakeServer::Request& request) {
     wire::OpGraphNodeParams_Request in;
     wire::OpGraphNodeParams_Reply out;
@@ -495,17 +486,17 @@ TEST_F(GraphNodesTest, ThreadsAskForParametersOfTheirOwnNodes) {
         seen.push_back(its.kernelParams);
       }
       for (int i = 0; i < kNodes; ++i) {
-        EXPECT_EQ(*static_cast<uint32_t*>(seen[size_t(i)][0]), SlotOf(Handle(nodes[t][size_t(i)])));
+        EXPECT_EQ(*static_cast<uint32_t*>(seen[size_t(i)][0]), SlotOf(HandleOf(nodes[t][size_t(i)])));
       }
     });
   }
   for (std::thread& one_thread : threads) one_thread.join();
   std::set<CUgraphNode> all;
   for (int t = 0; t < kThreads; ++t) {
-    for (const CUgraphNode node : nodes[t]) EXPECT_TRUE(InLog(Kind::kGraphNode, Handle(node)));
+    for (const CUgraphNode node : nodes[t]) EXPECT_TRUE(InLog(Kind::kGraphNode, HandleOf(node)));
     all.insert(nodes[t].begin(), nodes[t].end());
     EXPECT_EQ(cuGraphDestroy(graphs[t]), CUDA_SUCCESS);
-    EXPECT_FALSE(InLog(Kind::kGraphNode, Handle(nodes[t][0])));
+    EXPECT_FALSE(InLog(Kind::kGraphNode, HandleOf(nodes[t][0])));
   }
   EXPECT_EQ(all.size(), size_t(kThreads * kNodes));
 }
@@ -516,10 +507,10 @@ TEST_F(GraphNodesTest, CopiesOfMemoryThatTheServerReaches) {
   wire::cuGraphAddNode_v2_Request request;
   ASSERT_EQ(cuGraphAddMemcpyNode(&node, graph_, nullptr, 0, &copy, nullptr), CUDA_SUCCESS);
   Only(&request);
-  EXPECT_EQ(request.node, Handle(node));
+  EXPECT_EQ(request.node, HandleOf(node));
   EXPECT_EQ(request.params.type, CU_GRAPH_NODE_TYPE_MEMCPY);
   EXPECT_EQ(request.params.copy, Bytes(copy));
-  EXPECT_EQ(request.params.context, Handle(context_));
+  EXPECT_EQ(request.params.context, HandleOf(context_));
   // Pinned memory, and what only looks like host memory, is named by its address.
   void* pinned = nullptr;
   ASSERT_EQ(cuMemHostAlloc(&pinned, 4096, 0), CUDA_SUCCESS);
@@ -565,9 +556,9 @@ TEST_F(GraphNodesTest, CopiesOfMemoryThatTheServerReaches) {
   EXPECT_EQ(sent.dstMemoryType, CU_MEMORYTYPE_DEVICE);
   EXPECT_EQ(sent.dstDevice, device + 16);
 
-  EXPECT_TRUE(InLog(Kind::kGraphNode, Handle(node)));
+  EXPECT_TRUE(InLog(Kind::kGraphNode, HandleOf(node)));
   EXPECT_EQ(cuMemFreeHost(pinned), CUDA_SUCCESS);
-  EXPECT_FALSE(InLog(Kind::kGraphNode, Handle(node))) << "it cannot be made again";
+  EXPECT_FALSE(InLog(Kind::kGraphNode, HandleOf(node))) << "it cannot be made again";
   EXPECT_EQ(cuMemHostUnregister(mapped), CUDA_SUCCESS);
   EXPECT_EQ(munmap(mapped, kPage), 0);
   EXPECT_EQ(cuMemFree(memory), CUDA_SUCCESS);
@@ -602,9 +593,9 @@ TEST_F(GraphNodesTest, CopiesOfArrays) {
   CUDA_MEMCPY3D seen{};
   EXPECT_EQ(cuGraphMemcpyNodeGetParams(node, &seen), CUDA_SUCCESS);
   EXPECT_EQ(Bytes(seen), Bytes(copy));
-  EXPECT_TRUE(InLog(Kind::kGraphNode, Handle(node)));
+  EXPECT_TRUE(InLog(Kind::kGraphNode, HandleOf(node)));
   EXPECT_EQ(cuArrayDestroy(to), CUDA_SUCCESS);
-  EXPECT_FALSE(InLog(Kind::kGraphNode, Handle(node))) << "it cannot be made again";
+  EXPECT_FALSE(InLog(Kind::kGraphNode, HandleOf(node))) << "it cannot be made again";
   ExpectRefused({
       {"an array that is gone", [&] { return cuGraphAddNode(&node, graph_, nullptr, nullptr, 0, &any); },
        CUDA_ERROR_INVALID_HANDLE},
@@ -631,9 +622,9 @@ TEST_F(GraphNodesTest, CopiesAreSetInGraphsAndExecutables) {
     EXPECT_EQ(set(), CUDA_SUCCESS);
     wire::cuGraphNodeSetParams_Request request;
     Only(&request);
-    EXPECT_EQ(request.node, Handle(node));
+    EXPECT_EQ(request.node, HandleOf(node));
     EXPECT_EQ(request.params.copy, Bytes(changed));
-    EXPECT_EQ(request.params.context, Handle(context_));
+    EXPECT_EQ(request.params.context, HandleOf(context_));
   }
   for (const std::function<CUresult()>& set : std::vector<std::function<CUresult()>>{
            [&] { return cuGraphExecMemcpyNodeSetParams(exec, node, &changed, context_); },
@@ -641,7 +632,7 @@ TEST_F(GraphNodesTest, CopiesAreSetInGraphsAndExecutables) {
     EXPECT_EQ(set(), CUDA_SUCCESS);
     wire::cuGraphExecNodeSetParams_Request request;
     Only(&request);
-    EXPECT_EQ(request.exec, Handle(exec));
+    EXPECT_EQ(request.exec, HandleOf(exec));
     EXPECT_EQ(request.params.copy, Bytes(changed));
   }
   EXPECT_EQ(cuGraphExecDestroy(exec), CUDA_SUCCESS);
@@ -663,7 +654,7 @@ TEST_F(GraphNodesTest, MemsetsAndEventsOfTheGeneralCall) {
   EXPECT_EQ(request.params.type, CU_GRAPH_NODE_TYPE_MEMSET);
   const CUDA_MEMSET_NODE_PARAMS_v1 expected{kDevice, 64, 0x1234, 2, 8, 3};
   EXPECT_EQ(request.params.memset, Bytes(expected));
-  EXPECT_EQ(request.params.context, Handle(context_));
+  EXPECT_EQ(request.params.context, HandleOf(context_));
   CUevent event = nullptr;
   ASSERT_EQ(cuEventCreate(&event, 0), CUDA_SUCCESS);
   for (const CUgraphNodeType type : {CU_GRAPH_NODE_TYPE_EVENT_RECORD, CU_GRAPH_NODE_TYPE_WAIT_EVENT}) {
@@ -674,11 +665,11 @@ TEST_F(GraphNodesTest, MemsetsAndEventsOfTheGeneralCall) {
     ASSERT_EQ(cuGraphAddNode(&node, graph_, nullptr, nullptr, 0, &any), CUDA_SUCCESS);
     Only(&request);
     EXPECT_EQ(request.params.type, type);
-    EXPECT_EQ(request.params.event, Handle(event));
-    EXPECT_TRUE(InLog(Kind::kGraphNode, Handle(node)));
+    EXPECT_EQ(request.params.event, HandleOf(event));
+    EXPECT_TRUE(InLog(Kind::kGraphNode, HandleOf(node)));
   }
   ASSERT_EQ(cuEventDestroy(event), CUDA_SUCCESS);
-  EXPECT_FALSE(InLog(Kind::kGraphNode, Handle(node))) << "it cannot be made again";
+  EXPECT_FALSE(InLog(Kind::kGraphNode, HandleOf(node))) << "it cannot be made again";
   ExpectRefused({{"an event that is gone", [&] { return cuGraphAddNode(&node, graph_, nullptr, nullptr, 0, &any); }}});
 }
 
@@ -762,13 +753,13 @@ TEST_F(GraphNodesTest, BatchesOfMemoryOperations) {
   EXPECT_EQ(request.params.memory_operations,
             std::string(reinterpret_cast<const char*>(operations.data()), 256 * sizeof operations[0]));
   EXPECT_EQ(request.params.flags, 3u);
-  EXPECT_EQ(request.params.context, Handle(context_));
+  EXPECT_EQ(request.params.context, HandleOf(context_));
   // The list that is answered stays for as long as nobody asks about the node again.
   std::string answered(reinterpret_cast<const char*>(&operations[5]), 2 * sizeof operations[0]);
   const auto fill = [&](wire::NodeParams* p) {
     p->memory_operations = answered;
     p->flags = 9;
-    p->context = Handle(context_);
+    p->context = HandleOf(context_);
   };
   AnswerParams(node, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, fill);
   CUDA_BATCH_MEM_OP_NODE_PARAMS seen{};
@@ -792,7 +783,7 @@ TEST_F(GraphNodesTest, BatchesOfMemoryOperations) {
   wire::cuGraphExecNodeSetParams_Request set_exec;
   ASSERT_EQ(cuGraphExecBatchMemOpNodeSetParams(exec, node, &params), CUDA_SUCCESS);
   Only(&set_exec);
-  EXPECT_EQ(set_exec.exec, Handle(exec));
+  EXPECT_EQ(set_exec.exec, HandleOf(exec));
   EXPECT_EQ(set_exec.params.memory_operations, Bytes(operations[0]));
   CUgraphNode made = nullptr;
   CUDA_BATCH_MEM_OP_NODE_PARAMS many = params, none = params, foreign = params;
@@ -824,13 +815,13 @@ TEST_F(GraphNodesTest, AChildGraphIsClonedOrMoved) {
   ASSERT_EQ(cuGraphAddNode(&node, graph_, nullptr, nullptr, 0, &any), CUDA_SUCCESS);
   Only(&request);
   EXPECT_EQ(request.params.type, CU_GRAPH_NODE_TYPE_GRAPH);
-  EXPECT_EQ(request.params.graph, Handle(child));
+  EXPECT_EQ(request.params.graph, HandleOf(child));
   EXPECT_FALSE(request.params.moved);
   any.graph.ownership = CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
   CUgraphNode moved = nullptr;
   const auto parent = [](CUgraph graph) {
     ReaderLock lock(&Session::Get()->objects().mutex());
-    const Object* const object = Session::Get()->objects().handles().Find(Kind::kGraph, Handle(graph));
+    const Object* const object = Session::Get()->objects().handles().Find(Kind::kGraph, HandleOf(graph));
     return object ? object->parent : ~uint64_t(0);
   };
   // Refused, it stays the application's.
@@ -845,15 +836,15 @@ TEST_F(GraphNodesTest, AChildGraphIsClonedOrMoved) {
   CUgraphExec of_kept = nullptr;
   ASSERT_EQ(cuGraphInstantiate(&of_kept, kept, 0), CUDA_SUCCESS);
   EXPECT_EQ(cuGraphExecDestroy(of_kept), CUDA_SUCCESS);
-  EXPECT_TRUE(InLog(Kind::kGraph, Handle(kept)));
+  EXPECT_TRUE(InLog(Kind::kGraph, HandleOf(kept)));
   EXPECT_EQ(cuGraphDestroy(kept), CUDA_SUCCESS);
   any.graph.graph = child;
   Sent();
   ASSERT_EQ(cuGraphAddNode(&moved, graph_, nullptr, nullptr, 0, &any), CUDA_SUCCESS);
   Only(&request);
   EXPECT_TRUE(request.params.moved);
-  EXPECT_EQ(request.params.graph, Handle(child));
-  EXPECT_EQ(parent(child), Handle(moved));
+  EXPECT_EQ(request.params.graph, HandleOf(child));
+  EXPECT_EQ(parent(child), HandleOf(moved));
   // In an executable, only what a graph is can be taken over.
   const CUgraphExec exec = Executable();
   CUgraph other = nullptr, gone = nullptr;
@@ -864,11 +855,11 @@ TEST_F(GraphNodesTest, AChildGraphIsClonedOrMoved) {
   ASSERT_EQ(cuGraphExecChildGraphNodeSetParams(exec, node, other), CUDA_SUCCESS);
   wire::cuGraphExecNodeSetParams_Request set;
   Only(&set);
-  EXPECT_EQ(set.exec, Handle(exec));
-  EXPECT_EQ(set.node, Handle(node));
-  EXPECT_EQ(set.params.graph, Handle(other));
+  EXPECT_EQ(set.exec, HandleOf(exec));
+  EXPECT_EQ(set.node, HandleOf(node));
+  EXPECT_EQ(set.params.graph, HandleOf(other));
   EXPECT_EQ(cuGraphDestroy(other), CUDA_SUCCESS);
-  EXPECT_TRUE(InLog(Kind::kGraph, Handle(other))) << "the executable has in it what it was";
+  EXPECT_TRUE(InLog(Kind::kGraph, HandleOf(other))) << "the executable has in it what it was";
   CUgraphNode made = nullptr;
   CUgraphNodeParams of_gone = any;
   of_gone.graph.graph = gone;
@@ -882,7 +873,7 @@ TEST_F(GraphNodesTest, AChildGraphIsClonedOrMoved) {
   of_gone.graph.ownership = CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE;
   ExpectRefused({{"cloned when gone", [&] { return cuGraphAddNode(&made, graph_, nullptr, nullptr, 0, &of_gone); }}});
   EXPECT_EQ(cuGraphExecDestroy(exec), CUDA_SUCCESS);
-  EXPECT_FALSE(InLog(Kind::kGraph, Handle(other)));
+  EXPECT_FALSE(InLog(Kind::kGraph, HandleOf(other)));
 }
 
 TEST_F(GraphNodesTest, AConditionalNodeHasBodies) {
@@ -911,12 +902,12 @@ TEST_F(GraphNodesTest, AConditionalNodeHasBodies) {
   EXPECT_EQ(request.params.conditional, 0x77u);
   EXPECT_EQ(request.params.conditional_type, CU_GRAPH_COND_TYPE_SWITCH);
   EXPECT_EQ(request.params.bodies, 3u);
-  EXPECT_EQ(request.params.context, Handle(context_));
+  EXPECT_EQ(request.params.context, HandleOf(context_));
   EXPECT_EQ(asked, (std::vector<uint32_t>{1, 2, 3}));
   ASSERT_NE(any.conditional.phGraph_out, nullptr);
   std::set<CUgraph> bodies(any.conditional.phGraph_out, any.conditional.phGraph_out + 3);
   EXPECT_EQ(bodies.size(), 3u);
-  for (const CUgraph body : bodies) EXPECT_TRUE(InLog(Kind::kGraph, Handle(body)));
+  for (const CUgraph body : bodies) EXPECT_TRUE(InLog(Kind::kGraph, HandleOf(body)));
   EXPECT_NE(Empty(any.conditional.phGraph_out[2]), nullptr) << "nodes can be added to it";
   server_->On(kCall_cuGraphChildGraphNodeGetGraph, FakeServer::Answer());
 }

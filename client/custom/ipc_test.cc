@@ -25,10 +25,6 @@ constexpr uint64_t kImportedBytes = 5000;
 std::string KeyOf(char letter) { return std::string(kKeyBytes, letter); }
 
 template <typename Handle>
-std::string_view BytesOf(const Handle& handle) {
-  return {reinterpret_cast<const char*>(&handle), sizeof(handle)};
-}
-template <typename Handle>
 Handle HandleWith(const std::string& key) {
   Handle handle;
   static_assert(sizeof(handle) == kKeyBytes, "");
@@ -63,6 +59,14 @@ class IpcTest : public CustomTest {
     });
   }
 
+  // The key that the log has of the call that has shared an object.
+  template <typename Request>
+  static std::string RecordedKey(Kind kind, uint64_t id) {
+    const auto setting = SettingOf(kind, id, Request::kCallId, 0);
+    Request request;
+    EXPECT_TRUE(setting && request.Decode(setting->message));
+    return std::string(request.key);
+  }
   // What is shared gets this key.
   template <typename Reply>
   static void AnswerKey(uint32_t call, const std::string& key = KeyOf('k')) {
@@ -161,11 +165,9 @@ TEST_F(IpcTest, SharedEventsAreRecordedInTheirContext) {
   ASSERT_EQ(cuIpcGetEventHandle(&handle, event), CUDA_SUCCESS);
   EXPECT_EQ(BytesOf(handle), KeyOf('k'));
   EXPECT_EQ(SentOne<wire::cuIpcGetEventHandle_Request>().event, reinterpret_cast<uint64_t>(event));
-  const auto setting = SettingOf(Kind::kEvent, reinterpret_cast<uint64_t>(event), kCall_cuIpcGetEventHandle, 0);
-  wire::cuIpcGetEventHandle_Request again;
+  EXPECT_EQ(RecordedKey<wire::cuIpcGetEventHandle_Request>(Kind::kEvent, HandleOf(event)), KeyOf('k'));
+  const auto setting = SettingOf(Kind::kEvent, HandleOf(event), kCall_cuIpcGetEventHandle, 0);
   ASSERT_TRUE(setting);
-  ASSERT_TRUE(again.Decode(setting->message));
-  EXPECT_EQ(again.key, KeyOf('k'));
   const auto context = reinterpret_cast<uint64_t>(context_);
   EXPECT_EQ(setting->header.context_or_result, SlotOf(context));
   EXPECT_TRUE(DependsOn(*setting, Kind::kContext, context));
@@ -280,11 +282,7 @@ TEST_F(IpcTest, PhysicalMemoryGoesByFile) {
   int fd = -1;
   ASSERT_EQ(cuMemExportToShareableHandle(&fd, memory, kFile, 0), CUDA_SUCCESS);
   EXPECT_EQ(SentOne<wire::cuMemExportToShareableHandle_Request>().handle, memory);
-  const auto setting = SettingOf(Kind::kPhysicalMemory, memory, kCall_cuMemExportToShareableHandle, 0);
-  wire::cuMemExportToShareableHandle_Request again;
-  ASSERT_TRUE(setting);
-  ASSERT_TRUE(again.Decode(setting->message));
-  EXPECT_EQ(again.key, KeyOf('k'));
+  EXPECT_EQ(RecordedKey<wire::cuMemExportToShareableHandle_Request>(Kind::kPhysicalMemory, memory), KeyOf('k'));
   // The driver's can be passed on and closed; nobody can change what it names.
   ASSERT_GE(fd, 0);
   EXPECT_NE(fcntl(fd, F_GETFD) & FD_CLOEXEC, 0);
@@ -324,12 +322,7 @@ TEST_F(IpcTest, PoolsGoByFile) {
   int fd = -1;
   ASSERT_EQ(cuMemPoolExportToShareableHandle(&fd, pool, kFile, 0), CUDA_SUCCESS);
   EXPECT_EQ(SentOne<wire::cuMemPoolExportToShareableHandle_Request>().pool, reinterpret_cast<uint64_t>(pool));
-  const auto setting =
-      SettingOf(Kind::kMemoryPool, reinterpret_cast<uint64_t>(pool), kCall_cuMemPoolExportToShareableHandle, 0);
-  wire::cuMemPoolExportToShareableHandle_Request again;
-  ASSERT_TRUE(setting);
-  ASSERT_TRUE(again.Decode(setting->message));
-  EXPECT_EQ(again.key, KeyOf('k'));
+  EXPECT_EQ(RecordedKey<wire::cuMemPoolExportToShareableHandle_Request>(Kind::kMemoryPool, HandleOf(pool)), KeyOf('k'));
   CUmemoryPool imported = nullptr;
   ASSERT_EQ(cuMemPoolImportFromShareableHandle(&imported, AsHandle(fd), kFile, 0), CUDA_SUCCESS);
   close(fd);
@@ -406,11 +399,7 @@ TEST_F(IpcTest, PointersOfAPoolAreRecordedWithTheirKey) {
   ASSERT_EQ(cuMemPoolExportPointer(&data, memory), CUDA_SUCCESS);
   EXPECT_EQ(BytesOf(data), KeyOf('k'));
   EXPECT_EQ(SentOne<wire::cuMemPoolExportPointer_Request>().address, memory);
-  const auto setting = SettingOf(Kind::kDeviceMemory, memory, kCall_cuMemPoolExportPointer, 0);
-  wire::cuMemPoolExportPointer_Request again;
-  ASSERT_TRUE(setting);
-  ASSERT_TRUE(again.Decode(setting->message));
-  EXPECT_EQ(again.key, KeyOf('k'));
+  EXPECT_EQ(RecordedKey<wire::cuMemPoolExportPointer_Request>(Kind::kDeviceMemory, memory), KeyOf('k'));
   EXPECT_EQ(cuMemFree(memory), CUDA_SUCCESS);
   EXPECT_EQ(cuStreamDestroy(stream), CUDA_SUCCESS);
 }

@@ -18,7 +18,6 @@
 namespace cuda_remote::client {
 namespace {
 
-uint64_t HandleOf(CUlinkState state) { return reinterpret_cast<uint64_t>(state); }
 void* Number(uint64_t value) { return reinterpret_cast<void*>(value); }
 
 class LinkTest : public CustomTest {

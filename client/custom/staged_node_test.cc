@@ -26,15 +26,6 @@
 namespace cuda_remote::client {
 namespace {
 
-template <typename T>
-uint64_t Handle(T* object) {
-  return reinterpret_cast<uint64_t>(object);
-}
-template <typename T>
-std::string Bytes(const T& value) {
-  return {reinterpret_cast<const char*>(&value), sizeof value};
-}
-
 // What the server knows of graphs: enough to answer for the copy of a child graph that a node has in it.
 struct Graphs {
   struct Node {
@@ -285,7 +276,7 @@ TEST_F(StagedNodeTest, ACopyToTheDeviceReadsTheMemoryAtEveryLaunch) {
   EXPECT_EQ(second.graph, child.phGraph);
   EXPECT_EQ(second.params.type, CU_GRAPH_NODE_TYPE_MEMCPY);
   EXPECT_EQ(second.dependencies, std::vector<uint64_t>{first.node});
-  EXPECT_EQ(second.params.context, Handle(context_));
+  EXPECT_EQ(second.params.context, HandleOf(context_));
   const CUDA_MEMCPY3D pinned = sent.Copy();
   EXPECT_EQ(pinned.srcMemoryType, CU_MEMORYTYPE_DEVICE);
   EXPECT_TRUE(HostArena::Contains(pinned.srcDevice));
@@ -300,13 +291,13 @@ TEST_F(StagedNodeTest, ACopyToTheDeviceReadsTheMemoryAtEveryLaunch) {
   EXPECT_EQ(retained.count, 1u);
   EXPECT_EQ(retained.flags, unsigned(CU_GRAPH_USER_OBJECT_MOVE));
   // The node is the child graph, which then has served.
-  EXPECT_EQ(added.graph, Handle(graph_));
-  EXPECT_EQ(added.node, Handle(node));
-  EXPECT_EQ(added.dependencies, std::vector<uint64_t>{Handle(before)});
+  EXPECT_EQ(added.graph, HandleOf(graph_));
+  EXPECT_EQ(added.node, HandleOf(node));
+  EXPECT_EQ(added.dependencies, std::vector<uint64_t>{HandleOf(before)});
   EXPECT_EQ(added.params.type, CU_GRAPH_NODE_TYPE_GRAPH);
   EXPECT_EQ(added.params.graph, child.phGraph);
   EXPECT_EQ(destroyed.hGraph, child.phGraph);
-  EXPECT_TRUE(InLog(Kind::kGraphNode, Handle(node)));
+  EXPECT_TRUE(InLog(Kind::kGraphNode, HandleOf(node)));
 
   for (const char* text : {"one", "another"}) {
     host.replace(0, strlen(text), text);
@@ -656,8 +647,8 @@ TEST_F(StagedNodeTest, ANodeIsChangedInExecutables) {
   wire::cuGraphCreate_Request child;
   wire::cuGraphExecNodeSetParams_Request changed;
   ASSERT_TRUE(first.Read(0, &child) && first.Read(3, &changed));
-  EXPECT_EQ(changed.exec, Handle(exec));
-  EXPECT_EQ(changed.node, Handle(node));
+  EXPECT_EQ(changed.exec, HandleOf(exec));
+  EXPECT_EQ(changed.node, HandleOf(node));
   EXPECT_EQ(changed.params.type, CU_GRAPH_NODE_TYPE_GRAPH);
   EXPECT_EQ(changed.params.graph, child.phGraph);
   const uint64_t pinned = first.Copy().srcDevice;
@@ -738,7 +729,7 @@ TEST_F(StagedNodeTest, ACapturedCopyIsANodeOfTheCapturesGraph) {
       EXPECT_EQ(added.dependencies, std::vector<uint64_t>{after});
     }
     EXPECT_EQ(added.edges, its_edge ? Bytes(*its_edge) : "");
-    EXPECT_EQ(updated.hStream, Handle(stream));
+    EXPECT_EQ(updated.hStream, HandleOf(stream));
     EXPECT_EQ(updated.dependencies, Bytes(added.node));
     EXPECT_EQ(updated.flags, unsigned(CU_STREAM_SET_CAPTURE_DEPENDENCIES));
     children.push_back(child.phGraph);
@@ -769,7 +760,7 @@ TEST_F(StagedNodeTest, ACapturedCopyIsANodeOfTheCapturesGraph) {
   status = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
   EXPECT_EQ(cuMemcpyHtoDAsync(memory_, host.data(), host.size(), stream), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   EXPECT_EQ(Take().calls, Calls{kCall_cuStreamGetCaptureInfo_v3});
-  const auto record = Session::Get()->captures().End(Handle(stream));
+  const auto record = Session::Get()->captures().End(HandleOf(stream));
   ASSERT_NE(record, nullptr);
   EXPECT_EQ(record->children, children) << "the capture's record names them";
   server_->On(kCall_cuStreamGetCaptureInfo_v3, FakeServer::Answer());

@@ -18,11 +18,6 @@ namespace {
 constexpr uint64_t kValue = 5;
 constexpr CUdeviceptr kMemory = 0x340000000000;
 
-template <typename T>
-std::string_view BytesOf(const T& value) {
-  return {reinterpret_cast<const char*>(&value), sizeof(value)};
-}
-
 // How tables and log name an object of the context.
 uint64_t KeyOf(CUcontext context, uint64_t value) {
   return uint64_t(SlotOf(reinterpret_cast<uint64_t>(context))) << 40 | value;

@@ -20,15 +20,6 @@
 namespace cuda_remote::client {
 namespace {
 
-template <typename Message>
-std::string Encoded(const Message& message) {
-  std::string bytes;
-  message.Encode(&bytes);
-  return bytes;
-}
-
-using Calls = std::vector<uint32_t>;
-
 // The process has one session, so all tests share it.
 class CallTest : public ::testing::Test {
  protected:

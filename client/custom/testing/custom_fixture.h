@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "client/session/session.h"
@@ -27,14 +28,21 @@
 
 namespace cuda_remote::client {
 
-template <typename Message>
-std::string Encoded(const Message& message) {
-  std::string bytes;
-  message.Encode(&bytes);
-  return bytes;
+// A handle of the driver's as the log and the wire have it.
+template <typename T>
+uint64_t HandleOf(T* object) {
+  return reinterpret_cast<uint64_t>(object);
 }
 
-using Calls = std::vector<uint32_t>;
+// The memory of an object that outlives the result, and a copy of an object's memory.
+template <typename T>
+std::string_view BytesOf(const T& value) {
+  return {reinterpret_cast<const char*>(&value), sizeof value};
+}
+template <typename T>
+std::string Bytes(const T& value) {
+  return std::string(BytesOf(value));
+}
 
 // A module with one kernel, which has one parameter of so many bytes. Of the current context.
 class OneKernel {

@@ -27,6 +27,16 @@
 
 namespace cuda_remote::client {
 
+template <typename Message>
+std::string Encoded(const Message& message) {
+  std::string bytes;
+  message.Encode(&bytes);
+  return bytes;
+}
+
+// Numbers of calls, such as those of requests.
+using Calls = std::vector<uint32_t>;
+
 class FakeServer {
  public:
   struct Request {
