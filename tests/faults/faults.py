@@ -82,13 +82,18 @@ class Context:
         command = command or self.app()
         server = self.lab.server("first")
         job = self.lab.job("job", command, server.unix, pause_at=[step])
-        job.wait_paused(step, 60)
-        image = self.path(name)
-        self.lab.run("checkpoint", [self.lab.tool("cr-checkpoint"), "--stop", job.id, image])
-        job.wait(30)
-        job.go(step)
+        image = self.stopped_at(job, step, name)
         server.end()
         return job, image
+
+    def stopped_at(self, job, step, name="image", limit=60):
+        """Saves a job that pauses at this step, and ends it. Restarted, it goes on at once. Returns the image."""
+        job.wait_paused(step, limit)
+        image = self.path(name)
+        self.lab.run("checkpoint-" + name, [self.lab.tool("cr-checkpoint"), "--stop", job.id, image])
+        job.wait(30)
+        job.go(step)
+        return image
 
     def restart(self, image, server, name="restart", address=None):
         """Restarts the image on `server`, at `address` if that is another one of the server's."""
@@ -221,11 +226,7 @@ def ends_in_restart(context):
     for name, arguments in (("at_once", []), ("after_a_call", ["--call"])):
         server = lab.server(f"server_{name}")
         job = lab.job(f"job_{name}", [context.program("leaver")] + arguments, server.unix, pause_at=[1])
-        job.wait_paused(1, 60)
-        image = context.path(f"image_{name}")
-        lab.run(f"checkpoint_{name}", [lab.tool("cr-checkpoint"), "--stop", job.id, image])
-        job.wait(30)
-        job.go(1)
+        image = context.stopped_at(job, 1, f"image_{name}")
         for number in range(4):
             attempt = context.restart(image, server, f"restart_{name}{number}")
             if attempt.wait(60) != 7:
@@ -635,11 +636,7 @@ def managed_once(context):
     for way in ("ring", "grpc"):
         server = lab.server(f"server-{way}", listen=True)
         job = lab.job(f"job-{way}", command, server.unix if way == "ring" else server.tcp, pause_at=[6])
-        job.wait_paused(6, 60)
-        image = context.path(f"image-{way}")
-        lab.run(f"checkpoint-{way}", [lab.tool("cr-checkpoint"), "--stop", job.id, image])
-        job.wait(30)
-        job.go(6)
+        image = context.stopped_at(job, 6, f"image-{way}")
         size = sum(os.stat(path).st_blocks * 512 for path in files_of(image)) >> 20
         # The program has as much ordinary memory: its model.
         if not 2 * mib <= size < 2.6 * mib:
@@ -1846,11 +1843,7 @@ def across_gpus(context):
     job.wait_paused(20, 60)
     move(job, 0)
     job.go(20)
-    job.wait_paused(30, 60)
-    image = context.path("image")
-    lab.run("checkpoint", [lab.tool("cr-checkpoint"), "--stop", job.id, image])
-    job.wait(30)
-    job.go(30)
+    image = context.stopped_at(job, 30)
     restarted = lab.start(harness.Process(lab, "restart", [lab.tool("cr-restart"), image, "--server", server.unix, "--gpu", "1"]))
     restarted.expect_success(60)
     harness.same("moved between GPUs", job.stdout(), context.expected(command))
@@ -1955,11 +1948,7 @@ def managed_beyond(context):
             job.expect_success(120)
             harness.same(name, job.stdout(), expected)
         job = lab.job("job", command, server.unix, pause_at=[1])
-        job.wait_paused(1, 120)
-        image = context.path("image")
-        lab.run("checkpoint", [lab.tool("cr-checkpoint"), "--stop", job.id, image])
-        job.wait(30)
-        job.go(1)
+        image = context.stopped_at(job, 1, limit=120)
         context.restart(image, server).expect_success(120)
         harness.same("restarted", job.stdout(), expected)
 
@@ -1997,11 +1986,7 @@ def managed_rules_kept(context):
         for place, env in (("gpu", {}), ("host", {"CUDA_REMOTE_MANAGED": "host"})):
             name = f"{place}-{seed}"
             job = lab.job(name, command, server.unix, env=env, pause_at=[5])
-            job.wait_paused(5, 60)
-            image = context.path(f"image-{name}")
-            lab.run(f"checkpoint-{name}", [lab.tool("cr-checkpoint"), "--stop", job.id, image])
-            job.wait(30)
-            job.go(5)
+            image = context.stopped_at(job, 5, f"image-{name}")
             context.restart(image, server, f"restart-{name}").expect_success(60)
             harness.same(name, job.stdout(), expected)
             harness.not_accused(job)
@@ -2114,11 +2099,7 @@ def managed_on_host(context):
     command = context.app("managed_random", 12)
     for way, address in (("ring", server.unix), ("grpc", server.tcp)):
         job = lab.job(way, command, address, env=env, pause_at=[6])
-        job.wait_paused(6, 120)
-        image = context.path(f"image-{way}")
-        lab.run(f"checkpoint-{way}", [lab.tool("cr-checkpoint"), "--stop", job.id, image])
-        job.wait(30)
-        job.go(6)
+        image = context.stopped_at(job, 6, f"image-{way}", limit=120)
         context.restart(image, server, f"restart-{way}").expect_success(120)
         harness.same(way, job.stdout(), context.expected(command))
 
