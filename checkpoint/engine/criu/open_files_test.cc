@@ -59,6 +59,19 @@ TEST(OpenFilesTest, Parses) {
   EXPECT_FALSE(ParseFiles("something else", job, &files));
 }
 
+// A program that was just starting had it open. A restart makes it again, perhaps of another length.
+TEST(OpenFilesTest, TheLoadersCacheIsTheJobsOwn) {
+  std::string image = EmptyFilesImage();
+  Add(&image, "/etc/ld.so.cache", O_RDONLY, true, 5, false);
+  ProcessFacts job;
+  std::vector<SavedFile> files;
+  ASSERT_TRUE(ParseFiles(image, job, &files));
+  EXPECT_EQ(files.size(), 1u);
+  job.set_own_loader_cache(true);
+  ASSERT_TRUE(ParseFiles(image, job, &files));
+  EXPECT_TRUE(files.empty());
+}
+
 TEST(OpenFilesTest, ComparesAndCutsBack) {
   char folder[] = "/tmp/open-files-XXXXXX";
   ASSERT_NE(mkdtemp(folder), nullptr);

@@ -492,6 +492,21 @@ void Zombies() {
   MUST(waitpid(killed, &status, 0) == killed && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 }
 
+// A grandchild whose parent ends when it is told to.
+void LosesParent() {
+  const pid_t parent = Child([] {
+    Child([] {
+      prctl(PR_SET_NAME, "bereft");
+      Touch("orphan");
+      while (!Exists(g_folder + "/end-orphan")) usleep(5000);
+    });
+    while (!Exists(g_folder + "/leave")) usleep(5000);
+  });
+  while (!Exists(g_folder + "/orphan")) usleep(5000);
+  Pause();
+  Join(parent);
+}
+
 // A program that has stopped a child, and would notice if somebody continued either.
 void Stopped() {
   static volatile sig_atomic_t continued;
@@ -554,6 +569,7 @@ const std::map<std::string, void (*)()> kSubjects = {
     {"Zombies", Zombies},
     {"Sessions", Sessions},
     {"Stopped", Stopped},
+    {"LosesParent", LosesParent},
 };
 
 std::string Contents(const std::string& path) {
@@ -889,6 +905,32 @@ TEST_F(TreeTest, AsyncQueueIsWithheld) { SaveAndRestore("NoAsyncQueue"); }
 TEST_F(TreeTest, ProcessesWithoutParents) {
   adopt_ = true;
   SaveAndRestore("Orphans");
+}
+
+// After the job was looked at. CRIU knows nothing of it: an image without it would come from this dump.
+TEST_F(TreeTest, ProcessThatLosesItsParentMeanwhile) {
+  std::string error;
+  ASSERT_NO_FATAL_FAILURE(StartSubject("LosesParent"));
+  ASSERT_TRUE(DescribeProcesses(job_, /*close_tcp=*/false, &facts_, &error)) << error;
+  Touch("leave");
+  ProcessFacts now;
+  for (int i = 0; i < 500 && DescribeProcesses(job_, /*close_tcp=*/false, &now, &error); ++i) usleep(10000);
+  for (const bool stop : {false, true}) {
+    found_ = {};
+    PageReceiver pages(SavedBytes(job_));
+    EXPECT_FALSE(
+        DumpProcesses(job_, facts_, g_folder + "/image", g_folder + "/job", stop, nullptr, &pages, &found_, &error));
+    EXPECT_NE(error.find("(bereft) of the job lost its parent"), std::string::npos) << error;
+    EXPECT_TRUE(found_.failure_passes);
+    EmptyImage();
+  }
+  // It continues, and can be saved without that process.
+  Touch("end-orphan");
+  for (int i = 0; i < 500 && !DescribeProcesses(job_, /*close_tcp=*/false, &now, &error); ++i) usleep(10000);
+  ASSERT_NO_FATAL_FAILURE(Save(true));
+  ASSERT_NO_FATAL_FAILURE(Kill());
+  ASSERT_NO_FATAL_FAILURE(Restore());
+  Finish();
 }
 
 // What would not come back is named. Without it the job is saved.
