@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// What abseil's status becomes of the client library's, and that functions hand both on alike.
+#include <gtest/gtest.h>
+
+#include "proto/base/status.h"
+#include "proto/base/status_macros.h"
+#include "proto/errors/absl_status.h"
+
+namespace cuda_remote {
+namespace {
+
+Status Fails(bool fails) { return fails ? Error("it failed") : OkStatus(); }
+
+absl::StatusOr<int> DoubledByAbsl(absl::StatusOr<int> number) {
+  CR_ASSIGN_OR_RETURN(const int once, std::move(number));
+  CR_RETURN_IF_ERROR(ToAbsl(Fails(once < 0)));
+  return 2 * once;
+}
+
+TEST(AbslStatusTest, SentenceStaysTheSame) {
+  EXPECT_TRUE(ToAbsl(OkStatus()).ok());
+  EXPECT_EQ(ToAbsl(Error("it failed")), absl::UnknownError("it failed"));
+  EXPECT_EQ(*ToAbsl(StatusOr<int>(3)), 3);
+  EXPECT_EQ(ToAbsl(StatusOr<int>(Error("none"))).status(), absl::UnknownError("none"));
+}
+
+TEST(AbslStatusTest, MacrosWorkWithBoth) {
+  EXPECT_EQ(*DoubledByAbsl(4), 8);
+  EXPECT_EQ(DoubledByAbsl(-1).status().message(), "it failed");
+  EXPECT_EQ(DoubledByAbsl(absl::NotFoundError("gone")).status(), absl::NotFoundError("gone"));
+}
+
+}  // namespace
+}  // namespace cuda_remote
