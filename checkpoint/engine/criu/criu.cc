@@ -57,8 +57,6 @@ namespace {
 
 constexpr const char* kSystemV[] = {"/proc/sysvipc/shm", "/proc/sysvipc/sem", "/proc/sysvipc/msg"};
 constexpr char kPrivateCriu[] = "/opt/cuda-remote/criu/criu";
-// Between the job's numbers and those of CRIU's own processes during a restore.
-constexpr int kPidGap = 100;
 // What CRIU says of a connection that is being made, or that nobody has accepted yet.
 constexpr char kBeingMade[] = "In-flight connection";
 constexpr int kMaxLogLines = 3;
@@ -267,15 +265,6 @@ class Standstill {
   bool begun_ = false;
   std::set<int> stopped_before_;
 };
-
-// The highest process or thread number, as seen inside.
-int LastNumber(const Job& job) {
-  int highest = job.inner_pid();
-  for (const int pid : ProcessesOf(job)) {
-    for (const int thread : ThreadsOf(pid)) highest = std::max(highest, InnerPid(thread));
-  }
-  return highest;
-}
 
 // The group of processes that has the job's terminal, as numbered inside; 0 if there is none any more.
 int TerminalGroup(const Job& job) {
@@ -882,7 +871,6 @@ bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std:
     if (!FindCriu(&criu, error)) return false;
     facts->set_criu_version(CriuVersion(criu));
   }
-  facts->set_last_pid(LastNumber(job));
   // Those of this machine, also if the job was started on one with fewer: what it has loaded since may use them all.
   facts->clear_instruction_sets();
   for (const std::string& name : InstructionSetsHere()) facts->add_instruction_sets(name);
@@ -1235,14 +1223,6 @@ bool RestoreCommand(const Job& job, const ProcessFacts& facts, const std::string
     command->insert(command->end(), {"--inherit-fd", "fd[" + std::to_string(fd) + "]:" + file.id()});
   }
   return true;
-}
-
-int FreePid(const ProcessFacts& facts) {
-  int most = 32768;
-  std::ifstream("/proc/sys/kernel/pid_max") >> most;
-  const int next = facts.last_pid() + kPidGap;
-  // Past the end the numbers begin again at 300, where a job that used them all has long left room.
-  return next + 10 * kPidGap < most ? next : 300;
 }
 
 }  // namespace cuda_remote::checkpoint

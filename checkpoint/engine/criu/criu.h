@@ -36,9 +36,9 @@ std::string CriuVersion(const std::string& criu);
 // does not need is no reason.
 std::string CriuCheck(const std::string& criu);
 
-// Fills in what an image must remember of the job's processes: standard streams, inherited files, the highest process
-// number, and whether it has TCP connections. `close_tcp`: those with others are to be closed in the image. False if
-// there is something that cannot be saved.
+// Fills in what an image must remember of the job's processes: standard streams, inherited files, and what they use of
+// the processor and the kernel. `close_tcp`: TCP connections with others are to be closed in the image. False if there
+// is something that cannot be saved.
 bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std::string* error);
 
 // About how much memory of the job's processes a dump saves, in bytes.
@@ -76,9 +76,6 @@ bool RestoreCommand(const Job& job, const ProcessFacts& facts, const std::string
 
 // Whether the restore needs a terminal.
 bool NeedsTerminal(const ProcessFacts& facts);
-
-// A process number from which on none is used in the image.
-int FreePid(const ProcessFacts& facts);
 
 // The first errors in CRIU's log `path`, for a message.
 std::string CriuErrors(const std::string& path);

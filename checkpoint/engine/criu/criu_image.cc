@@ -99,6 +99,14 @@ bool ReadEntries(std::string_view image, uint32_t magic, const std::function<voi
   return true;
 }
 
+std::vector<uint64_t> NumbersIn(protozero::pbf_reader* field) {
+  if (field->wire_type() == protozero::pbf_wire_type::varint) return {field->get_uint64()};
+  if (field->wire_type() != protozero::pbf_wire_type::length_delimited)
+    throw protozero::unknown_pbf_wire_type_exception();
+  const auto packed = field->get_packed_uint64();
+  return {packed.begin(), packed.end()};
+}
+
 bool ReadImageFile(const std::string& path, std::string* bytes) {
   std::ifstream in(path, std::ios::binary);
   bytes->assign(std::istreambuf_iterator<char>(in), {});

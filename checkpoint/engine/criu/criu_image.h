@@ -9,6 +9,7 @@
 #include <protozero/pbf_reader.hpp>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace cuda_remote::checkpoint {
 
@@ -24,6 +25,9 @@ bool WriteImageFile(const std::string& path, const std::string& bytes, std::stri
 // Calls `use` with each entry of one of those files that begin with CRIU's common magic number and `magic`. False if
 // `image` is not such a file, or `use` has thrown what protozero throws. Any input is safe.
 bool ReadEntries(std::string_view image, uint32_t magic, const std::function<void(protozero::pbf_reader)>& use);
+
+// The numbers of a field, packed or not. Throws what protozero throws.
+std::vector<uint64_t> NumbersIn(protozero::pbf_reader* field);
 
 // Calls `entry` with the message of each open file of this kind in CRIU's files.img: RegFileEntry or InetSkEntry. False
 // if `image` is not such a file, or `entry` has thrown what protozero throws. Any input is safe.

@@ -19,6 +19,7 @@
 #include "checkpoint/engine/criu/criu.h"
 #include "checkpoint/engine/criu/criu_facts.h"
 #include "checkpoint/engine/criu/criu_image.h"
+#include "checkpoint/engine/criu/free_numbers.h"
 #include "checkpoint/engine/criu/hold.h"
 #include "checkpoint/job/own_ptys.h"
 #include "proto/folder/private_folder.h"
@@ -141,7 +142,6 @@ bool CriuRestore::Begin(const std::string& image_folder, std::string* error) {
   Plan plan;
   plan.restored_pid = job_.inner_pid();
   plan.own_processes = plan.own_ipc = plan.own_ptys = true;  // CRIU brings back the filter against io_uring
-  plan.first_pid = FreePid(facts_);
   if (directory_ != job_.directory()) {
     plan.folder = directory_;
     plan.seen_as = job_.directory();
@@ -188,6 +188,12 @@ bool CriuRestore::Begin(const std::string& image_folder, std::string* error) {
   opened_.push_back(image);
   if (!files_image_.empty() && !ShowImage(image, error)) return false;
   const std::string here = "/proc/self/fd/" + std::to_string(image);
+  const absl::StatusOr<int> free = FreeNumberBeside(here);
+  if (!free.ok()) {
+    *error = std::string(free.status().message());
+    return false;
+  }
+  plan.first_pid = *free;
   std::string files, remaps;
   // There is none where no file was deleted.
   if (ReadImageFile(here + "/" + kRemapsImage, &remaps) && ReadImageFile(here + "/" + kFilesImage, &files) &&

@@ -34,14 +34,6 @@ constexpr const char* kForeign[] = {"userns-", "netns-", "utsns-", "ipcns-", "pi
 
 bool StartsWith(const std::string& text, const std::string& start) { return text.compare(0, start.size(), start) == 0; }
 
-// The numbers of a field, packed or not.
-std::vector<uint64_t> Numbers(protozero::pbf_reader* field) {
-  if (field->wire_type() == pbf_wire_type::varint) return {field->get_uint64()};
-  std::vector<uint64_t> numbers;
-  for (const uint64_t number : field->get_packed_uint64()) numbers.push_back(number);
-  return numbers;
-}
-
 // What is wrong with a thread's credentials; empty: nothing.
 std::string WrongIn(protozero::pbf_reader creds, const Account& account) {
   std::vector<gid_t> groups;
@@ -53,7 +45,7 @@ std::string WrongIn(protozero::pbf_reader creds, const Account& account) {
       creds.skip();
       continue;
     }
-    for (const uint64_t number : Numbers(&creds)) {
+    for (const uint64_t number : NumbersIn(&creds)) {
       if (tag >= kFirstUser && tag <= kLastNumber) {
         // User and group take turns.
         const bool user = tag % 2 == 1;
@@ -115,7 +107,7 @@ std::string WrongInCore(std::string_view image, const Account& account, const Na
             continue;
           }
           // The last of several counts.
-          for (const uint64_t state : Numbers(&task)) ++(state == kDead ? dead : alive);
+          for (const uint64_t state : NumbersIn(&task)) ++(state == kDead ? dead : alive);
         }
         continue;
       }

@@ -27,6 +27,7 @@
 
 #include "checkpoint/engine/criu/criu.h"
 #include "checkpoint/engine/criu/criu_engine.h"
+#include "checkpoint/engine/criu/free_numbers.h"
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
 
@@ -233,7 +234,9 @@ class SnapshotTest : public testing::Test {
     Plan plan;
     plan.restored_pid = job_.inner_pid();
     plan.own_processes = plan.own_ipc = plan.own_ptys = true;
-    plan.first_pid = FreePid(facts_);
+    const absl::StatusOr<int> free = FreeNumberBeside(folder_ + image);
+    ASSERT_TRUE(free.ok()) << free.status().message();
+    plan.first_pid = *free;
     plan.restorer_output = 2;
     plan.environment = {std::string("PATH=") + getenv("PATH")};
     const int before = fcntl(1, F_DUPFD_CLOEXEC, 10);

@@ -36,6 +36,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -48,6 +49,7 @@
 
 #include "checkpoint/engine/criu/criu.h"
 #include "checkpoint/engine/criu/criu_engine.h"
+#include "checkpoint/engine/criu/free_numbers.h"
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
 #include "proto/base/clock.h"
@@ -550,6 +552,60 @@ void Sessions() {
   in_group.End();
 }
 
+// Threads that stay, and have the numbers that they were made with.
+class Numbered {
+ public:
+  explicit Numbered(int count) : numbers_(size_t(count)) {
+    for (std::atomic<int>& number : numbers_) {
+      threads_.emplace_back([&] {
+        number = int(syscall(SYS_gettid));
+        while (!end_) usleep(5000);
+        MUST(syscall(SYS_gettid) == number);
+        ++kept_;
+      });
+      while (number == 0) usleep(100);
+    }
+  }
+  int Lowest() const { return *std::min_element(numbers_.begin(), numbers_.end()); }
+  int Highest() const { return *std::max_element(numbers_.begin(), numbers_.end()); }
+  // Ends them.
+  bool HaveTheirNumbers() {
+    end_ = true;
+    for (std::thread& thread : threads_) thread.join();
+    return kept_ == int(numbers_.size());
+  }
+
+ private:
+  std::vector<std::atomic<int>> numbers_;
+  std::vector<std::thread> threads_;
+  std::atomic<bool> end_ = false;
+  std::atomic<int> kept_ = 0;
+};
+
+// After it was looked at for a checkpoint, it makes threads: those that stay have the numbers from 90 to 140 above
+// those that it had, since nobody else makes any in its namespace.
+void NewThreads() {
+  Touch("ready");
+  while (!Exists(g_folder + "/more")) usleep(1000);
+  for (int i = 0; i < 90; ++i) std::thread([] {}).join();
+  Numbered threads(50);
+  Touch("made");
+  Pause();
+  MUST(threads.HaveTheirNumbers());
+}
+
+// Its numbers have reached the end and begun again.
+void NumbersBeginAgain() {
+  int limit = 0;
+  std::ifstream("/proc/sys/kernel/pid_max") >> limit;
+  std::ofstream last("/proc/sys/kernel/ns_last_pid");
+  MUST(last << limit - 20 << std::flush);
+  Numbered threads(50);
+  MUST(threads.Lowest() < 1000 && threads.Highest() == limit - 1);
+  Pause();
+  MUST(threads.HaveTheirNumbers());
+}
+
 const std::map<std::string, void (*)()> kSubjects = {
     {"AsyncQueue", AsyncQueue},
     {"NoAsyncQueue", NoAsyncQueue},
@@ -570,6 +626,8 @@ const std::map<std::string, void (*)()> kSubjects = {
     {"Sessions", Sessions},
     {"Stopped", Stopped},
     {"LosesParent", LosesParent},
+    {"NewThreads", NewThreads},
+    {"NumbersBeginAgain", NumbersBeginAgain},
 };
 
 std::string Contents(const std::string& path) {
@@ -641,12 +699,13 @@ class TreeTest : public testing::Test {
     ASSERT_TRUE(Exists(g_folder + "/ready")) << Contents(g_folder + "/failed");
   }
 
-  void Save(bool stop) {
+  // `still`: between the look at the processes and the dump.
+  void Save(bool stop, const std::function<bool(std::string*)>& still = nullptr) {
     std::string error;
     ASSERT_TRUE(DescribeProcesses(job_, /*close_tcp=*/false, &facts_, &error)) << error;
     PageReceiver pages(SavedBytes(job_));
     ASSERT_TRUE(
-        DumpProcesses(job_, facts_, g_folder + "/image", g_folder + "/job", stop, nullptr, &pages, &found_, &error))
+        DumpProcesses(job_, facts_, g_folder + "/image", g_folder + "/job", stop, still, &pages, &found_, &error))
         << error << "\n"
         << LastLines(g_folder + "/job/engine-dump.log");
     ASSERT_TRUE(pages.Finish(&error)) << error;
@@ -664,7 +723,9 @@ class TreeTest : public testing::Test {
     std::string error;
     plan.restored_pid = job_.inner_pid();
     plan.own_processes = plan.own_ipc = plan.own_ptys = true;
-    plan.first_pid = FreePid(facts_);
+    const absl::StatusOr<int> free = FreeNumberBeside(g_folder + "/image");
+    ASSERT_TRUE(free.ok()) << free.status().message();
+    plan.first_pid = *free;
     plan.restorer_output = 2;
     plan.environment = {std::string("PATH=") + getenv("PATH")};
     std::vector<int> opened;
@@ -968,6 +1029,21 @@ TEST_F(TreeTest, ProcessOfAnEndedLeaderIsRefused) {
   ASSERT_NO_FATAL_FAILURE(Restore());
   Finish();
 }
+
+// CRIU's own processes have none of the numbers that the job has at the dump.
+TEST_F(TreeTest, ThreadsThatWereNotThereWhenTheJobWasLookedAt) {
+  ASSERT_NO_FATAL_FAILURE(StartSubject("NewThreads"));
+  ASSERT_NO_FATAL_FAILURE(Save(true, [](std::string*) {
+    Touch("more");
+    for (int i = 0; i < 3000 && !Exists(g_folder + "/made"); ++i) usleep(10000);
+    return Exists(g_folder + "/made");
+  }));
+  ASSERT_NO_FATAL_FAILURE(Kill());
+  ASSERT_NO_FATAL_FAILURE(Restore());
+  Finish();
+}
+
+TEST_F(TreeTest, NumbersBeginAgain) { SaveAndRestore("NumbersBeginAgain"); }
 
 TEST_F(TreeTest, InstructionSetsThatAreMissingAreNamed) {
   ASSERT_NO_FATAL_FAILURE(StartSubject("Zombies"));
