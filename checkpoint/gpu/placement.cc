@@ -73,25 +73,26 @@ std::string Listed(const std::vector<PlacedProcess>& processes, const std::vecto
 
 }  // namespace
 
-bool ParsePlacement(const std::vector<std::string>& words, std::vector<PlacementRule>* rules, std::string* error) {
+absl::StatusOr<std::vector<PlacementRule>> ParsePlacement(const std::vector<std::string>& words) {
+  std::vector<PlacementRule> rules;
   for (const std::string& word : words) {
     PlacementRule rule;
     rule.text = word;
     const size_t equals = word.find('=');
     if (equals == std::string::npos || !ToWho(word.substr(0, equals), &rule) ||
         !ToPlace(word.substr(equals + 1), &rule.place)) {
-      *error = "--map " + word +
-               " is not understood: it is RANK=SERVER, RANK=SERVER:GPU,... or RANK=:GPU,..., with a "
-               "rank (2), ranks (0-3) or pid:N, and unix:PATH or HOST:PORT as the server";
-      return false;
+      return absl::InvalidArgumentError(
+          "--map " + word +
+          " is not understood: it is RANK=SERVER, RANK=SERVER:GPU,... or RANK=:GPU,..., with a rank (2), ranks (0-3) "
+          "or pid:N, and unix:PATH or HOST:PORT as the server");
     }
-    rules->push_back(std::move(rule));
+    rules.push_back(std::move(rule));
   }
-  return true;
+  return rules;
 }
 
-bool PlaceProcesses(const std::vector<PlacementRule>& rules, const Place& otherwise,
-                    const std::vector<PlacedProcess>& processes, std::vector<Place>* places, std::string* error) {
+absl::StatusOr<std::vector<Place>> PlaceProcesses(const std::vector<PlacementRule>& rules, const Place& otherwise,
+                                                  const std::vector<PlacedProcess>& processes) {
   std::vector<int> ranks;
   for (const PlacedProcess& process : processes) ranks.push_back(process.rank);
   if (std::all_of(ranks.begin(), ranks.end(), [](int rank) { return rank < 0; })) {
@@ -101,7 +102,7 @@ bool PlaceProcesses(const std::vector<PlacementRule>& rules, const Place& otherw
                                    [&](const PlacedProcess& other) { return other.pid < processes[i].pid; }));
     }
   }
-  places->assign(processes.size(), otherwise);
+  std::vector<Place> places(processes.size(), otherwise);
   std::vector<const PlacementRule*> by(processes.size(), nullptr);
   for (const PlacementRule& rule : rules) {
     for (uint32_t number = rule.first; number <= rule.last; ++number) {
@@ -110,20 +111,19 @@ bool PlaceProcesses(const std::vector<PlacementRule>& rules, const Place& otherw
         if (rule.by_pid ? processes[i].pid != number : ranks[i] != int(number)) continue;
         found = true;
         if (by[i]) {
-          *error = "--map " + by[i]->text + " and --map " + rule.text + " both place " + processes[i].name;
-          return false;
+          return absl::InvalidArgumentError("--map " + by[i]->text + " and --map " + rule.text + " both place " +
+                                            processes[i].name);
         }
         by[i] = &rule;
-        (*places)[i] = rule.place;
-        if (rule.place.server.empty()) (*places)[i].server = otherwise.server;
+        places[i] = rule.place;
+        if (rule.place.server.empty()) places[i].server = otherwise.server;
       }
       if (found) continue;
-      *error = "--map " + rule.text + ": there is no " + (rule.by_pid ? "process " : "rank ") + std::to_string(number) +
-               "; " + Listed(processes, ranks);
-      return false;
+      return absl::InvalidArgumentError("--map " + rule.text + ": there is no " + (rule.by_pid ? "process " : "rank ") +
+                                        std::to_string(number) + "; " + Listed(processes, ranks));
     }
   }
-  return true;
+  return places;
 }
 
 std::string ToText(const Place& place) {

@@ -11,13 +11,16 @@
 // Ranks are those of the launcher (checkpoint/job/ranks.h); if no process has one, the processes are counted from 0, by
 // the numbers that the job knows, which a restart does not change.
 //
-// Functions return false and one sentence in *error. No state.
+// No state.
 #ifndef CUDA_REMOTE_CHECKPOINT_GPU_PLACEMENT_H_
 #define CUDA_REMOTE_CHECKPOINT_GPU_PLACEMENT_H_
 
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "absl/status/statusor.h"
+#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -42,12 +45,23 @@ struct PlacementRule {
 };
 
 // `words`: what stands behind each --map.
-bool ParsePlacement(const std::vector<std::string>& words, std::vector<PlacementRule>* rules, std::string* error);
+absl::StatusOr<std::vector<PlacementRule>> ParsePlacement(const std::vector<std::string>& words);
 
-// The place of each process: of the rules that name it, else `otherwise`. Fails if a rule names no process, or two name
-// the same one; *error then lists the processes.
-bool PlaceProcesses(const std::vector<PlacementRule>& rules, const Place& otherwise,
-                    const std::vector<PlacedProcess>& processes, std::vector<Place>* places, std::string* error);
+// The place of each process: of the rules that name it, else `otherwise`. Fails, with a list of the processes, if a
+// rule names no process, or two name the same one.
+absl::StatusOr<std::vector<Place>> PlaceProcesses(const std::vector<PlacementRule>& rules, const Place& otherwise,
+                                                  const std::vector<PlacedProcess>& processes);
+
+// Until all callers have it: see took.h.
+inline bool ParsePlacement(const std::vector<std::string>& words, std::vector<PlacementRule>* rules,
+                           std::string* error) {
+  return Took(ParsePlacement(words), rules, error);
+}
+inline bool PlaceProcesses(const std::vector<PlacementRule>& rules, const Place& otherwise,
+                           const std::vector<PlacedProcess>& processes, std::vector<Place>* places,
+                           std::string* error) {
+  return Took(PlaceProcesses(rules, otherwise, processes), places, error);
+}
 
 // "gpu8:7070", "GPU 1 of gpu8:7070": for messages.
 std::string ToText(const Place& place);

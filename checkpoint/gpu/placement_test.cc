@@ -21,13 +21,11 @@ std::vector<PlacedProcess> Processes(const std::vector<int>& ranks) {
 
 // The places, or the error as the only one.
 std::vector<Place> Placed(const std::vector<std::string>& words, const std::vector<int>& ranks) {
-  std::vector<PlacementRule> rules;
-  std::vector<Place> places;
-  std::string error;
-  if (!ParsePlacement(words, &rules, &error) || !PlaceProcesses(rules, kJobs, Processes(ranks), &places, &error)) {
-    return {{error, {}}};
-  }
-  return places;
+  const auto rules = ParsePlacement(words);
+  if (!rules.ok()) return {{std::string(rules.status().message()), {}}};
+  const auto places = PlaceProcesses(*rules, kJobs, Processes(ranks));
+  if (!places.ok()) return {{std::string(places.status().message()), {}}};
+  return *places;
 }
 
 TEST(Placement, ServersAndGpus) {
@@ -76,13 +74,12 @@ TEST(Placement, WithoutRanksProcessesAreCounted) {
 }
 
 TEST(Placement, WithoutRanksTheOrderOfTheListDoesNotCount) {
-  std::vector<PlacementRule> rules;
-  std::vector<Place> places;
-  std::string error;
-  ASSERT_TRUE(ParsePlacement({"0=gpu8:7070", "2=gpu9:7070"}, &rules, &error)) << error;
+  const auto rules = ParsePlacement({"0=gpu8:7070", "2=gpu9:7070"});
+  ASSERT_TRUE(rules.ok()) << rules.status();
   const std::vector<PlacedProcess> processes = {{30, -1, "app"}, {10, -1, "app"}, {20, -1, "app"}};
-  ASSERT_TRUE(PlaceProcesses(rules, kJobs, processes, &places, &error)) << error;
-  EXPECT_THAT(places, testing::ElementsAre(Place{"gpu9:7070", {}}, Place{"gpu8:7070", {}}, kJobs));
+  const auto places = PlaceProcesses(*rules, kJobs, processes);
+  ASSERT_TRUE(places.ok()) << places.status();
+  EXPECT_THAT(*places, testing::ElementsAre(Place{"gpu9:7070", {}}, Place{"gpu8:7070", {}}, kJobs));
 }
 
 TEST(Placement, ByProcessNumber) {
