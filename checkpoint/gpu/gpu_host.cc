@@ -6,7 +6,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -20,6 +19,7 @@
 #include "checkpoint/job/caller.h"
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
+#include "proto/base/status_macros.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -41,14 +41,10 @@ void ShowLog(int log) {
 
 // Starts a server or relay and waits until it says that it listens. `log`: -1, or it is nobody's child, and has this
 // file in place of standard error. A reader of this tool's output would wait for it otherwise.
-pid_t StartDaemon(std::vector<std::string> command, int log, const std::optional<Account>& account,
-                  std::string* error) {
+absl::StatusOr<pid_t> StartDaemon(std::vector<std::string> command, int log, const std::optional<Account>& account) {
   const bool detached = log >= 0;
   int ready[2], number[2];
-  if (pipe(ready) != 0 || pipe2(number, O_CLOEXEC) != 0) {
-    *error = std::string("pipe: ") + strerror(errno);
-    return -1;
-  }
+  if (pipe(ready) != 0 || pipe2(number, O_CLOEXEC) != 0) return absl::ErrnoToStatus(errno, "pipe");
   fcntl(ready[0], F_SETFD, FD_CLOEXEC);
   command.push_back("--ready-fd");
   command.push_back(std::to_string(ready[1]));
@@ -105,31 +101,30 @@ pid_t StartDaemon(std::vector<std::string> command, int log, const std::optional
     if (!detached) waitpid(child, nullptr, 0);
   }
   if (detached) ShowLog(log);
-  *error = command[0] + " did not start; see its message above";
-  return -1;
+  return absl::FailedPreconditionError(command[0] + " did not start; see its message above");
 }
 
-bool TooLong(const std::string& path, std::string* error) {
-  if (path.size() < sizeof(sockaddr_un::sun_path)) return false;
-  *error = "the socket's path " + path + " is too long (at most " + std::to_string(sizeof(sockaddr_un::sun_path) - 1) +
-           " characters): choose another job folder";
-  return true;
+absl::Status CheckLength(const std::string& path) {
+  if (path.size() < sizeof(sockaddr_un::sun_path)) return absl::OkStatus();
+  return absl::InvalidArgumentError("the socket's path " + path + " is too long (at most " +
+                                    std::to_string(sizeof(sockaddr_un::sun_path) - 1) +
+                                    " characters): choose another job folder");
 }
 
 }  // namespace
 
-bool CheckServerAddress(const std::string& address, std::string* error) {
-  if (address.compare(0, 5, "unix:") == 0) return true;
+absl::Status CheckServerAddress(const std::string& address) {
+  if (address.compare(0, 5, "unix:") == 0) return absl::OkStatus();
   const size_t colon = address.rfind(':');
   const std::string port = colon == std::string::npos ? "" : address.substr(colon + 1);
   const bool number = !port.empty() && port.size() <= 5 && port.find_first_not_of("0123456789") == std::string::npos;
-  if (colon != 0 && number && std::stoi(port) >= 1 && std::stoi(port) <= 65535) return true;
-  *error = "\"" + address + "\" is not a server address: write unix:PATH, or HOST:PORT with a port from 1 to 65535";
-  return false;
+  if (colon != 0 && number && std::stoi(port) >= 1 && std::stoi(port) <= 65535) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "\"" + address + "\" is not a server address: write unix:PATH, or HOST:PORT with a port from 1 to 65535");
 }
 
-std::unique_ptr<GpuHost> GpuHost::Open(const std::string& address, int gpu, const std::string& folder, bool detached,
-                                       const std::optional<Account>& account, std::string* error) {
+absl::StatusOr<std::unique_ptr<GpuHost>> GpuHost::Open(const std::string& address, int gpu, const std::string& folder,
+                                                       bool detached, const std::optional<Account>& account) {
   std::unique_ptr<GpuHost> host(new GpuHost);
   host->detached_ = detached;
   if (address.compare(0, 5, "unix:") == 0) {
@@ -142,19 +137,18 @@ std::unique_ptr<GpuHost> GpuHost::Open(const std::string& address, int gpu, cons
   if (address.empty()) {
     const std::string server = FindCompanion("cr-server");
     if (server.empty()) {
-      *error = "cr-server is not beside this program: the installation is incomplete (or name a server with --server)";
-      return nullptr;
+      return absl::NotFoundError(
+          "cr-server is not beside this program: the installation is incomplete (or name a server with --server)");
     }
     host->path_ = folder + "/server/session.sock";
     // Why no session could be opened, the program says itself, on the same stderr.
     command = {server, "--dir", folder + "/server", "--workers", "1", "--log-level", detached ? "warn" : "error"};
     if (gpu >= 0) command.insert(command.end(), {"--gpu", std::to_string(gpu)});
   } else {
-    if (!CheckServerAddress(address, error)) return nullptr;
+    CR_RETURN_IF_ERROR(CheckServerAddress(address));
     const std::string relay = FindCompanion("cr-relay");
     if (relay.empty()) {
-      *error = "cr-relay is not beside this program: the installation is incomplete";
-      return nullptr;
+      return absl::NotFoundError("cr-relay is not beside this program: the installation is incomplete");
     }
     host->path_ = folder + "/relay.sock";
     // A job that moves may still use its first relay.
@@ -163,33 +157,27 @@ std::unique_ptr<GpuHost> GpuHost::Open(const std::string& address, int gpu, cons
     command = {relay, "--connect", address, "--socket", host->path_};
     if (detached) command.insert(command.end(), {"--idle-exit", "10"});
   }
-  if (TooLong(host->path_, error)) return nullptr;
+  CR_RETURN_IF_ERROR(CheckLength(host->path_));
   int log = -1;
   if (detached) {
     // relay2.log beside relay2.sock.
     const std::string path =
         address.empty() ? folder + "/server.log" : host->path_.substr(0, host->path_.rfind('.')) + ".log";
     log = OpenLog(path, account);
-    if (log < 0) {
-      *error = "cannot make " + path + ": " + strerror(errno);
-      return nullptr;
-    }
+    if (log < 0) return absl::ErrnoToStatus(errno, "cannot make " + path);
   }
-  host->process_ = StartDaemon(std::move(command), log, account, error);
+  const absl::StatusOr<pid_t> started = StartDaemon(std::move(command), log, account);
   if (log >= 0) close(log);
-  if (host->process_ < 0) {
-    host->process_ = 0;
-    return nullptr;
-  }
+  CR_RETURN_IF_ERROR(started.status());
+  host->process_ = *started;
   return host;
 }
 
-GpuHost* GpuHosts::Open(const std::string& address, int gpu, std::string* error) {
+absl::StatusOr<GpuHost*> GpuHosts::Open(const std::string& address, int gpu) {
   for (const Entry& known : hosts_) {
     if (known.address == address) return known.host.get();
   }
-  std::unique_ptr<GpuHost> host = GpuHost::Open(address, gpu, folder_, detached_, account_, error);
-  if (!host) return nullptr;
+  CR_ASSIGN_OR_RETURN(std::unique_ptr<GpuHost> host, GpuHost::Open(address, gpu, folder_, detached_, account_));
   // The same socket may have been named in another way.
   for (const Entry& known : hosts_) {
     if (known.host->socket_path() == host->socket_path()) return known.host.get();

@@ -14,21 +14,27 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/job/account.h"
+#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
-// Whether `address` is "unix:PATH" or "HOST:PORT" with a port from 1 to 65535; *error says what it is not.
-bool CheckServerAddress(const std::string& address, std::string* error);
+// Fails unless `address` is "unix:PATH" or "HOST:PORT" with a port from 1 to 65535.
+absl::Status CheckServerAddress(const std::string& address);
+// Until all callers have it: see took.h.
+inline bool CheckServerAddress(const std::string& address, std::string* error) {
+  return Took(CheckServerAddress(address), error);
+}
 
 class GpuHost {
  public:
   // `address`: "unix:PATH" (a socket, or cr-server's folder), "HOST:PORT", or empty for an own server that serves `gpu`
   // only (-1: all). Its sockets go to `folder`. `detached`: what is started outlives this tool, and ends by itself when
-  // it has had no session for a while. `account`: whom that runs as; `folder` is his then. Null and one sentence in
-  // *error on failure.
-  static std::unique_ptr<GpuHost> Open(const std::string& address, int gpu, const std::string& folder, bool detached,
-                                       const std::optional<Account>& account, std::string* error);
+  // it has had no session for a while. `account`: whom that runs as; `folder` is his then.
+  static absl::StatusOr<std::unique_ptr<GpuHost>> Open(const std::string& address, int gpu, const std::string& folder,
+                                                       bool detached, const std::optional<Account>& account);
   ~GpuHost();
   GpuHost(const GpuHost&) = delete;
   GpuHost& operator=(const GpuHost&) = delete;
@@ -54,8 +60,14 @@ class GpuHosts {
   GpuHosts(std::string folder, bool detached, std::optional<Account> account)
       : folder_(std::move(folder)), detached_(detached), account_(std::move(account)) {}
 
-  // The way to `address`, which lives as long as this; null and one sentence in *error on failure.
-  GpuHost* Open(const std::string& address, int gpu, std::string* error);
+  // The way to `address`, which lives as long as this.
+  absl::StatusOr<GpuHost*> Open(const std::string& address, int gpu);
+  // Until all callers have it: see took.h.
+  GpuHost* Open(const std::string& address, int gpu, std::string* error) {
+    GpuHost* host = nullptr;
+    Took(Open(address, gpu), &host, error);
+    return host;
+  }
   // Whether `pid` is a server or relay that was started.
   bool Started(pid_t pid) const;
 

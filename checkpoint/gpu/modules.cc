@@ -5,6 +5,7 @@
 #include <set>
 
 #include "proto/api/call_names.gen.h"
+#include "proto/base/status_macros.h"
 #include "replay/modimg/modimg.h"
 
 namespace cuda_remote::checkpoint {
@@ -23,11 +24,11 @@ bool AnyRuns(const replay::ParsedImage& image, const std::vector<ckptfmt::Device
   return false;
 }
 
-bool EnoughDevices(size_t before, size_t after, const std::string& where, std::string* error) {
-  if (after >= before) return true;
-  *error = "it sees " + std::to_string(before) + " GPU" + (before == 1 ? "" : "s") + "; there " +
-           (after == 1 ? "is " : "are ") + std::to_string(after) + " at " + where;
-  return false;
+absl::Status EnoughDevices(size_t before, size_t after, const std::string& where) {
+  if (after >= before) return absl::OkStatus();
+  return absl::FailedPreconditionError("it sees " + std::to_string(before) + " GPU" + (before == 1 ? "" : "s") +
+                                       "; there " + (after == 1 ? "is " : "are ") + std::to_string(after) + " at " +
+                                       where);
 }
 
 // The first figures of the hash, as cr-inspect prints it.
@@ -35,57 +36,65 @@ std::string ShortName(const Hash128& hash) { return ToHex(hash).substr(0, 12); }
 
 }  // namespace
 
-bool CheckModules(const replay::Log& log, const std::vector<ckptfmt::DeviceFacts>& before,
-                  const std::vector<ckptfmt::DeviceFacts>& after, std::string* error) {
-  if (after.empty()) return true;
+absl::Status CheckModules(const replay::Log& log, const std::vector<ckptfmt::DeviceFacts>& before,
+                          const std::vector<ckptfmt::DeviceFacts>& after) {
+  if (after.empty()) return absl::OkStatus();
   std::set<std::string> seen;
+  std::string first;
   size_t others = 0;
-  error->clear();
   for (const replay::Record* record : log.InOrder()) {
     if (!record->image || !seen.insert(ToHex(*record->image)).second) continue;
     const std::string* const bytes = log.FindImage(*record->image);
     replay::ParsedImage image;
     std::string problem;
+    // Until ListEntries gives a status.
     if (!bytes || !replay::ListEntries(*bytes, &image, &problem)) continue;
     if (!AnyRuns(image, before) || AnyRuns(image, after)) continue;
-    if (!error->empty()) {
+    if (!first.empty()) {
       ++others;
       continue;
     }
     std::string code;
     for (const replay::ImageEntry& entry : image.entries) code += (code.empty() ? "" : ", ") + replay::NameOf(entry);
-    *error = "the job's module " + ShortName(*record->image) + " (" + CallIdName(record->header.call) + ", " +
-             std::to_string(bytes->size()) + " bytes, code: " + code + ") cannot run on the GPU there, a " +
-             after[0].name + " of compute capability " + std::to_string(after[0].compute_major) + "." +
-             std::to_string(after[0].compute_minor);
+    first = "the job's module " + ShortName(*record->image) + " (" + CallIdName(record->header.call) + ", " +
+            std::to_string(bytes->size()) + " bytes, code: " + code + ") cannot run on the GPU there, a " +
+            after[0].name + " of compute capability " + std::to_string(after[0].compute_major) + "." +
+            std::to_string(after[0].compute_minor);
   }
-  if (others > 0) *error += ", and neither can " + std::to_string(others) + " more";
-  return error->empty();
+  if (first.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      first + (others > 0 ? ", and neither can " + std::to_string(others) + " more" : std::string()));
 }
 
-bool CheckDevices(const replay::Log& log, const std::vector<ckptfmt::DeviceFacts>& before,
-                  const std::vector<ckptfmt::DeviceFacts>& after, const std::string& where, std::string* error) {
-  return EnoughDevices(before.size(), after.size(), where, error) && CheckModules(log, before, after, error);
+absl::Status CheckDevices(const replay::Log& log, const std::vector<ckptfmt::DeviceFacts>& before,
+                          const std::vector<ckptfmt::DeviceFacts>& after, const std::string& where) {
+  CR_RETURN_IF_ERROR(EnoughDevices(before.size(), after.size(), where));
+  return CheckModules(log, before, after);
 }
 
-bool ListRefusals(const ckptfmt::ImageReader& image, const std::vector<ckptfmt::DeviceFacts>& after,
-                  const std::string& where, std::vector<std::string>* refusals, std::string* error) {
+absl::StatusOr<std::vector<std::string>> ListRefusals(const ckptfmt::ImageReader& image,
+                                                      const std::vector<ckptfmt::DeviceFacts>& after,
+                                                      const std::string& where) {
+  std::vector<std::string> refusals;
   const ckptfmt::ImageInfo& info = image.info();
   for (size_t i = 0; i < info.processes.size(); ++i) {
     const ckptfmt::ProcessInfo& process = info.processes[i];
     const std::string name = process.program + " (PID " + std::to_string(process.pid) + "): ";
     const absl::StatusOr<std::string> bytes = image.ReadLog(i);
+    absl::Status status = bytes.status();
     replay::Log log;
-    if (!bytes.ok()) *error = std::string(bytes.status().message());
-    if (!bytes.ok() || !replay::Log::Parse(*bytes, &log, error)) {
-      *error = name + "its replay log cannot be read: " + *error;
-      return false;
+    std::string error;
+    // Until Log::Parse gives a status.
+    if (bytes.ok() && !replay::Log::Parse(*bytes, &log, &error)) status = absl::DataLossError(error);
+    if (!status.ok()) {
+      return absl::Status(status.code(), name + "its replay log cannot be read: " + std::string(status.message()));
     }
-    std::string refusal;
-    if (!EnoughDevices(process.devices.size(), after.size(), where, &refusal)) refusals->push_back(name + refusal);
-    if (!CheckModules(log, process.devices, after, &refusal)) refusals->push_back(name + refusal);
+    for (const absl::Status& refusal :
+         {EnoughDevices(process.devices.size(), after.size(), where), CheckModules(log, process.devices, after)}) {
+      if (!refusal.ok()) refusals.push_back(name + std::string(refusal.message()));
+    }
   }
-  return true;
+  return refusals;
 }
 
 }  // namespace cuda_remote::checkpoint

@@ -6,27 +6,45 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "ckptfmt/image_reader.h"
 #include "ckptfmt/types.h"
+#include "proto/base/took.h"
 #include "replay/log/log.h"
 
 namespace cuda_remote::checkpoint {
 
-// False, and one sentence in *error that names the first such module and counts the others, if the log has a module
-// with code for one of the GPUs `before` and for none of `after`. A module that no GPU of before could run, or that
-// cannot be read, is left to the driver. Memory: one list of entries at a time; nothing is unpacked.
-bool CheckModules(const replay::Log& log, const std::vector<ckptfmt::DeviceFacts>& before,
-                  const std::vector<ckptfmt::DeviceFacts>& after, std::string* error);
+// Fails if the log has a module with code for one of the GPUs `before` and for none of `after`: names the first such
+// module and counts the others. A module that no GPU of before could run, or that cannot be read, is left to the
+// driver. Memory: one list of entries at a time; nothing is unpacked.
+absl::Status CheckModules(const replay::Log& log, const std::vector<ckptfmt::DeviceFacts>& before,
+                          const std::vector<ckptfmt::DeviceFacts>& after);
 
 // Whether a process that saw the GPUs `before` can go on with `after`, at `where` (for messages): there are as many,
 // and they can run its modules.
-bool CheckDevices(const replay::Log& log, const std::vector<ckptfmt::DeviceFacts>& before,
-                  const std::vector<ckptfmt::DeviceFacts>& after, const std::string& where, std::string* error);
+absl::Status CheckDevices(const replay::Log& log, const std::vector<ckptfmt::DeviceFacts>& before,
+                          const std::vector<ckptfmt::DeviceFacts>& after, const std::string& where);
 
 // Why the processes of an image cannot go on with the GPUs `after`, at `where`: a sentence for each reason, with the
-// process. False and *error if a log cannot be read.
-bool ListRefusals(const ckptfmt::ImageReader& image, const std::vector<ckptfmt::DeviceFacts>& after,
-                  const std::string& where, std::vector<std::string>* refusals, std::string* error);
+// process. Fails if a log cannot be read.
+absl::StatusOr<std::vector<std::string>> ListRefusals(const ckptfmt::ImageReader& image,
+                                                      const std::vector<ckptfmt::DeviceFacts>& after,
+                                                      const std::string& where);
+
+// Until all callers have it: see took.h.
+inline bool CheckDevices(const replay::Log& log, const std::vector<ckptfmt::DeviceFacts>& before,
+                         const std::vector<ckptfmt::DeviceFacts>& after, const std::string& where, std::string* error) {
+  return Took(CheckDevices(log, before, after, where), error);
+}
+// Adds to *refusals.
+inline bool ListRefusals(const ckptfmt::ImageReader& image, const std::vector<ckptfmt::DeviceFacts>& after,
+                         const std::string& where, std::vector<std::string>* refusals, std::string* error) {
+  std::vector<std::string> listed;
+  if (!Took(ListRefusals(image, after, where), &listed, error)) return false;
+  refusals->insert(refusals->end(), listed.begin(), listed.end());
+  return true;
+}
 
 }  // namespace cuda_remote::checkpoint
 

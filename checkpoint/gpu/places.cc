@@ -12,22 +12,20 @@
 #include "replay/replayer/sharing_groups.h"
 
 namespace cuda_remote::checkpoint {
-bool CheckSharing(const std::vector<Placed>& placed, const std::vector<const replay::Log*>& logs, std::string* error) {
+absl::Status CheckSharing(const std::vector<Placed>& placed, const std::vector<const replay::Log*>& logs) {
   const std::vector<size_t> groups = replay::SharingGroups(logs);
   for (size_t i = 0; i < placed.size(); ++i) {
     const Placed &one = placed[groups[i]], &other = placed[i];
     if (one.host == other.host) continue;
-    *error = one.name + " and " + other.name +
-             " share GPU memory, events or pools, directly or through others, and need one server, but they are to go "
-             "to " +
-             one.place.server + " and " + other.place.server;
-    return false;
+    return absl::FailedPreconditionError(
+        one.name + " and " + other.name +
+        " share GPU memory, events or pools, directly or through others, and need one server, but they are to go to " +
+        one.place.server + " and " + other.place.server);
   }
-  return true;
+  return absl::OkStatus();
 }
 
-bool CheckRoom(const std::vector<Placed>& placed, const std::vector<std::vector<ckptfmt::Region>>& regions,
-               std::string* error) {
+absl::Status CheckRoom(const std::vector<Placed>& placed, const std::vector<std::vector<ckptfmt::Region>>& regions) {
   struct Need {
     Place gpu;
     uint64_t bytes = 0;
@@ -50,12 +48,11 @@ bool CheckRoom(const std::vector<Placed>& placed, const std::vector<std::vector<
   for (const auto& [where, need] : needs) {
     uint64_t free = 0;
     if (!AskFreeMemory(where.first->server(), where.second, &free) || need.bytes <= free) continue;
-    *error = ToText(need.gpu) + " has " + ByteText(double(free)) + " of free memory, too little for " +
-             ByteText(double(need.bytes)) + " of " + need.names + "; " + ByteText(double(need.bytes - free)) +
-             " more are needed";
-    return false;
+    return absl::ResourceExhaustedError(ToText(need.gpu) + " has " + ByteText(double(free)) +
+                                        " of free memory, too little for " + ByteText(double(need.bytes)) + " of " +
+                                        need.names + "; " + ByteText(double(need.bytes - free)) + " more are needed");
   }
-  return true;
+  return absl::OkStatus();
 }
 
 std::vector<std::vector<std::string>> OwnerlessAt(const std::vector<Placed>& placed,

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whether the processes of a job can go to the places that are meant for them (placement.h), asked before anything is
-// restored or moved. Functions return false and one sentence in *error, which names the processes. Not thread-safe.
+// restored or moved. Failures name the processes. Not thread-safe.
 #ifndef CUDA_REMOTE_CHECKPOINT_GPU_PLACES_H_
 #define CUDA_REMOTE_CHECKPOINT_GPU_PLACES_H_
 
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "checkpoint/gpu/gpu_host.h"
 #include "checkpoint/gpu/placement.h"
 #include "ckptfmt/types.h"
+#include "proto/base/took.h"
 #include "replay/log/log.h"
 
 namespace cuda_remote::checkpoint {
@@ -22,12 +24,21 @@ struct Placed {
 };
 
 // What processes share on the GPU must be on one server.
-bool CheckSharing(const std::vector<Placed>& placed, const std::vector<const replay::Log*>& logs, std::string* error);
+absl::Status CheckSharing(const std::vector<Placed>& placed, const std::vector<const replay::Log*>& logs);
 
 // Each GPU has room for the memory of all processes that go there, as far as its server says how much is free.
 // `regions`: of each process.
-bool CheckRoom(const std::vector<Placed>& placed, const std::vector<std::vector<ckptfmt::Region>>& regions,
-               std::string* error);
+absl::Status CheckRoom(const std::vector<Placed>& placed, const std::vector<std::vector<ckptfmt::Region>>& regions);
+
+// Until all callers have it: see took.h.
+inline bool CheckSharing(const std::vector<Placed>& placed, const std::vector<const replay::Log*>& logs,
+                         std::string* error) {
+  return Took(CheckSharing(placed, logs), error);
+}
+inline bool CheckRoom(const std::vector<Placed>& placed, const std::vector<std::vector<ckptfmt::Region>>& regions,
+                      std::string* error) {
+  return Took(CheckRoom(placed, regions), error);
+}
 
 // replay::Ownerless, for each process of those at its server.
 std::vector<std::vector<std::string>> OwnerlessAt(const std::vector<Placed>& placed,
