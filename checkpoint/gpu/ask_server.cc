@@ -21,7 +21,7 @@ bool AskServer(const std::string& address, nvml::Question question, nvml::Answer
   std::string error, body, path = address.substr(sizeof(kUnix) - 1);
   struct stat facts;
   if (stat(path.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode)) path += "/session.sock";
-  const int socket = ConnectServer(path, &error);
+  const int socket = ConnectServer(path, &error);  // Until ConnectServer gives a status.
   if (socket < 0) return false;
   question.pid = uint32_t(getpid());
   EncodeQuestion(question, &body);

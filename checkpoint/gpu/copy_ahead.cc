@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "checkpoint/gpu/memory_transfer.h"
+#include "proto/base/status_macros.h"
 #include "proto/codec/codec.h"
 #include "proto/frame/frame.h"
 #include "proto/threads/mutex.h"
@@ -36,29 +37,28 @@ PrecopyTimes CopyAhead::times() const {
   return times;
 }
 
-bool CopyAhead::Run(SideRequests* from, SharedBuffers* shared, const std::function<void()>& progress,
-                    const std::function<bool()>& cancelled, std::string* error) {
+absl::Status CopyAhead::Run(SideRequests* from, SharedBuffers* shared, const std::function<void()>& progress,
+                            const std::function<bool()>& cancelled) {
   progress_ = progress;
-  bool ok = copies_.Look(from, cancelled, error) && copies_.Run(from, shared, UINT64_MAX, cancelled, error);
-  std::string problem;
-  if (!Finish(&problem) && ok) {
-    *error = problem;
-    ok = false;
-  }
+  absl::Status status = copies_.Look(from, cancelled);
+  if (status.ok()) status = copies_.Run(from, shared, UINT64_MAX, cancelled);
+  status.Update(Finish());
   progress_ = nullptr;
-  return ok;
+  return status;
 }
 
-bool CopyAhead::List(SideRequests* requests, Blocks* blocks, std::string* error) {
-  const auto take = [blocks](const wire::OpListBlocks_Reply& listed) {
-    for (const wire::Block& block : listed.blocks) (*blocks)[block.address] = {block.bytes, block.device};
+absl::StatusOr<CopyAhead::Blocks> CopyAhead::List(SideRequests* requests) {
+  Blocks blocks;
+  const auto take = [&blocks](const wire::OpListBlocks_Reply& listed) {
+    for (const wire::Block& block : listed.blocks) blocks[block.address] = {block.bytes, block.device};
     return true;
   };
-  return AskForPieces<wire::OpListBlocks_Reply>(requests, wire::OpListBlocks_Request{}, "list its memory", take, error);
+  CR_RETURN_IF_ERROR(
+      AskForPieces<wire::OpListBlocks_Reply>(requests, wire::OpListBlocks_Request{}, "list its memory", take));
+  return blocks;
 }
 
-void CopyAhead::Outdated(const Blocks& now, wire::OpStageBlocks_Request* request,
-                         std::vector<std::pair<uint64_t, uint64_t>>* lost) {
+void CopyAhead::Outdated(const Blocks& now, wire::OpStageBlocks_Request* request, Ranges* lost) {
   for (auto it = staged_.begin(); it != staged_.end();) {
     const auto same = now.find(it->first);
     if (same != now.end() && same->second == it->second) {
@@ -76,48 +76,47 @@ void CopyAhead::Index() {
   for (const auto& [address, block] : staged_) blocks_.Add(address, block.first);
 }
 
-bool CopyAhead::Stage(const wire::OpStageBlocks_Request& request, const Blocks& wanted,
-                      std::vector<std::pair<uint64_t, uint64_t>>* lost, std::string* error) {
+absl::Status CopyAhead::Stage(const wire::OpStageBlocks_Request& request, const Blocks& wanted, Ranges* lost) {
   begun_ = true;
   ChannelRequests requests(to_);
-  agent::SideAnswer answer;
-  if (!AskAndWait(&requests, SideRequestOf(kOpStageBlocks, request), &answer, error)) {
-    NoteFailure(*error);
-    return false;
+  const absl::StatusOr<agent::SideAnswer> answer = AskAndWait(&requests, SideRequestOf(kOpStageBlocks, request));
+  if (!answer.ok()) {
+    NoteFailure(answer.status());
+    return answer.status();
   }
   // As of an older server.
-  if (answer.result != 0) return Failed("make memory ahead of the move", answer.result, error);
+  if (answer->result != 0) return Failed("make memory ahead of the move", answer->result);
   wire::OpStageBlocks_Reply reply;
-  if (!reply.Decode(answer.message)) return Malformed(error);
+  if (!reply.Decode(answer->message)) return Malformed();
   for (const uint64_t address : reply.staged) {
     const auto block = wanted.find(address);
-    if (block == wanted.end()) return Malformed(error);
+    if (block == wanted.end()) return Malformed();
     staged_.insert(*block);
     if (lost != nullptr) lost->emplace_back(address, address + block->second.first);
   }
-  return true;
+  return absl::OkStatus();
 }
 
-bool CopyAhead::Follow(SideRequests* requests, std::vector<std::pair<uint64_t, uint64_t>>* lost, std::string* error) {
-  Blocks now;
-  if (!List(requests, &now, error)) return false;
+absl::StatusOr<CopySink::Ranges> CopyAhead::Follow(SideRequests* requests) {
+  CR_ASSIGN_OR_RETURN(const Blocks now, List(requests));
   wire::OpStageBlocks_Request request;
-  Outdated(now, &request, lost);
+  Ranges lost;
+  Outdated(now, &request, &lost);
   Blocks wanted;
-  bool ok = true;
+  absl::Status status;
   const auto send = [&] {
-    ok = (request.drop.empty() && request.blocks.empty()) || Stage(request, wanted, lost, error);
+    if (!request.drop.empty() || !request.blocks.empty()) status = Stage(request, wanted, &lost);
     request = {};
     wanted.clear();
   };
   // What is freed makes room first.
-  while (ok && request.drop.size() > kMostBlocks) {
+  while (status.ok() && request.drop.size() > kMostBlocks) {
     wire::OpStageBlocks_Request part;
     part.drop.assign(request.drop.end() - kMostBlocks, request.drop.end());
     request.drop.resize(request.drop.size() - kMostBlocks);
-    ok = Stage(part, {}, lost, error);
+    status = Stage(part, {}, &lost);
   }
-  for (auto it = now.begin(); ok && it != now.end(); ++it) {
+  for (auto it = now.begin(); status.ok() && it != now.end(); ++it) {
     if (staged_.count(it->first) != 0) continue;
     wire::Block block;
     block.address = it->first;
@@ -127,17 +126,17 @@ bool CopyAhead::Follow(SideRequests* requests, std::vector<std::pair<uint64_t, u
     wanted.insert(*it);
     if (request.blocks.size() == kMostBlocks) send();
   }
-  if (ok) send();
+  if (status.ok()) send();
   Index();
-  return ok;
+  CR_RETURN_IF_ERROR(status);
+  return lost;
 }
 
-bool CopyAhead::DropFreed(ClientChannel* from, std::string* error) {
-  if (staged_.empty()) return true;
-  Blocks now;
+absl::Status CopyAhead::DropFreed(ClientChannel* from) {
+  if (staged_.empty()) return absl::OkStatus();
   ChannelRequests requests(from);
   wire::OpStageBlocks_Request request;
-  if (!List(&requests, &now, error)) return false;
+  CR_ASSIGN_OR_RETURN(const Blocks now, List(&requests));
   Outdated(now, &request, nullptr);
   Index();
   while (!request.drop.empty()) {
@@ -145,9 +144,9 @@ bool CopyAhead::DropFreed(ClientChannel* from, std::string* error) {
     const size_t count = std::min(request.drop.size(), kMostBlocks);
     part.drop.assign(request.drop.end() - count, request.drop.end());
     request.drop.resize(request.drop.size() - count);
-    if (!Stage(part, {}, nullptr, error)) return false;
+    CR_RETURN_IF_ERROR(Stage(part, {}, nullptr));
   }
-  return true;
+  return absl::OkStatus();
 }
 
 bool CopyAhead::Put(const Peeker::Chunk& chunk, const char* bytes) {
@@ -171,9 +170,7 @@ bool CopyAhead::Put(const Peeker::Chunk& chunk, const char* bytes) {
     if (oldest != 0) Await(oldest);
     const uint64_t number = to_->Begin(header, message, piece, nullptr, 0);
     if (number == 0) {
-      std::string why;
-      Gone(to_, ChannelStatus::kClosed, &why);
-      NoteFailure(why);
+      NoteFailure(Gone(to_, ChannelStatus::kClosed));
       return false;
     }
     MutexLock lock(&mutex_);
@@ -184,7 +181,7 @@ bool CopyAhead::Put(const Peeker::Chunk& chunk, const char* bytes) {
   return true;
 }
 
-void CopyAhead::NoteFailure(const std::string& why) {
+void CopyAhead::NoteFailure(const absl::Status& why) {
   MutexLock lock(&mutex_);
   if (!lost_) problem_ = why;
   lost_ = true;
@@ -193,24 +190,19 @@ void CopyAhead::NoteFailure(const std::string& why) {
 void CopyAhead::Await(uint64_t number) {
   Reply reply;
   const ChannelStatus status = to_->Wait(number, &reply);
-  std::string why;
   if (status != ChannelStatus::kOk) {
-    Gone(to_, status, &why);
+    NoteFailure(Gone(to_, status));
   } else if (reply.result != 0) {
-    Failed("take memory ahead of the move", reply.result, &why);
+    NoteFailure(Failed("take memory ahead of the move", reply.result));
   }
-  if (!why.empty()) NoteFailure(why);
 }
 
-bool CopyAhead::Finish(std::string* error) {
+absl::Status CopyAhead::Finish() {
   while (true) {
     uint64_t oldest = 0;
     {
       MutexLock lock(&mutex_);
-      if (open_.empty()) {
-        if (lost_) *error = problem_;
-        return !lost_;
-      }
+      if (open_.empty()) return problem_;
       oldest = open_.front();
       open_.pop_front();
     }
@@ -218,7 +210,7 @@ bool CopyAhead::Finish(std::string* error) {
   }
 }
 
-bool CopyAhead::Compare(ClientChannel* from, const std::vector<Region>& regions, std::string* error) {
+absl::Status CopyAhead::Compare(ClientChannel* from, const std::vector<Region>& regions) {
   there_.assign(regions.size(), {});
   kept_bytes_ = 0;
   std::vector<Region> both;
@@ -228,36 +220,34 @@ bool CopyAhead::Compare(ClientChannel* from, const std::vector<Region>& regions,
     both.push_back(regions[i]);
     numbers.push_back(i);
   }
-  if (both.empty()) return true;
+  if (both.empty()) return absl::OkStatus();
   struct Side {
     ClientChannel* channel;
-    std::vector<std::vector<ChunkHash>> hashes;
-    std::string error;
     uint32_t refused = 0;
-    bool ok = false;
+    absl::StatusOr<std::vector<std::vector<ChunkHash>>> hashes{};
     void Hash(const std::vector<Region>& all) {
       ChannelRequests requests(channel);
-      ok = HashRegions(&requests, all, &hashes, &error, &refused);
+      hashes = HashRegions(&requests, all, &refused);
     }
-  } before{from, {}, {}, 0, false}, now{to_, {}, {}, 0, false};
+  } before{from}, now{to_};
   std::thread other([&] { before.Hash(both); });
   now.Hash(both);
   other.join();
   for (const Side* side : {&before, &now}) {
-    if (side->ok) continue;
-    *error = side->error;
+    if (side->hashes.ok()) continue;
     // What cannot be hashed is copied.
-    return side->refused != 0;
+    return side->refused != 0 ? absl::OkStatus() : side->hashes.status();
   }
   for (size_t i = 0; i < both.size(); ++i) {
     std::vector<bool>& there = there_[numbers[i]];
-    there.resize(before.hashes[i].size());
+    const std::vector<ChunkHash>&hashes_before = (*before.hashes)[i], &hashes_now = (*now.hashes)[i];
+    there.resize(hashes_before.size());
     for (size_t chunk = 0; chunk < there.size(); ++chunk) {
-      there[chunk] = before.hashes[i][chunk] == now.hashes[i][chunk];
+      there[chunk] = hashes_before[chunk] == hashes_now[chunk];
       if (there[chunk]) kept_bytes_ += std::min(kChunkBytes, both[i].bytes - chunk * kChunkBytes);
     }
   }
-  return true;
+  return absl::OkStatus();
 }
 
 }  // namespace cuda_remote::checkpoint

@@ -12,7 +12,7 @@
 // in the pause. Nothing of the job's depends on it before the move is decided: when the new session ends, all of it
 // goes.
 //
-// Not thread-safe, except Put. Functions that fail return false and one sentence in *error.
+// Not thread-safe, except Put.
 #ifndef CUDA_REMOTE_CHECKPOINT_GPU_COPY_AHEAD_H_
 #define CUDA_REMOTE_CHECKPOINT_GPU_COPY_AHEAD_H_
 
@@ -25,12 +25,15 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/gpu/chunk_pool.h"
 #include "checkpoint/gpu/hand_over.h"
 #include "checkpoint/gpu/precopy.h"
 #include "checkpoint/gpu/shared_buffers.h"
 #include "checkpoint/gpu/side_requests.h"
 #include "ckptfmt/types.h"
+#include "proto/base/took.h"
 #include "proto/channel/client_channel.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/threads/mutex.h"
@@ -53,10 +56,10 @@ class CopyAhead final : public CopySink {
   }
 
   // The rounds, through requests beside the job's calls; later more of them. `shared`: null, or buffers that nobody
-  // else uses meanwhile, nor the pool. `progress`: null, or called when more was sent. False if nothing more can be
+  // else uses meanwhile, nor the pool. `progress`: null, or called when more was sent. Fails if nothing more can be
   // asked, or if is_lost(); what is there may be used all the same in the first case.
-  bool Run(SideRequests* from, SharedBuffers* shared, const std::function<void()>& progress,
-           const std::function<bool()>& cancelled, std::string* error);
+  absl::Status Run(SideRequests* from, SharedBuffers* shared, const std::function<void()>& progress,
+                   const std::function<bool()>& cancelled);
   // The new session is of no use any more.
   bool is_lost() const override { return lost_; }
   // It has memory that only the end of a replay makes the job's (KeepBlocks), or that goes.
@@ -65,37 +68,45 @@ class CopyAhead final : public CopySink {
   // What was sent in all rounds so far. Any thread.
   uint64_t put_bytes() const { return put_bytes_.load(std::memory_order_relaxed); }
 
-  // In the pause, before the replay: drops what the job has freed. False if a session is lost.
-  bool DropFreed(ClientChannel* from, std::string* error);
+  // In the pause, before the replay: drops what the job has freed. Fails if a session is lost.
+  absl::Status DropFreed(ClientChannel* from);
   // Whether all of the region has memory there now.
   bool Has(const ckptfmt::Region& region) const override { return blocks_.Have(region); }
 
-  // In the pause, after the replay: finds out which chunks of the old session's regions are there. False if a session
+  // In the pause, after the replay: finds out which chunks of the old session's regions are there. Fails if a session
   // is lost.
-  bool Compare(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, std::string* error);
+  absl::Status Compare(ClientChannel* from, const std::vector<ckptfmt::Region>& regions);
   // After that; the numbers are those of Compare's regions.
   bool IsThere(size_t region, uint64_t index) const {
     return region < there_.size() && index < there_[region].size() && there_[region][index];
+  }
+
+  // Until all callers have it: see took.h.
+  bool Run(SideRequests* from, SharedBuffers* shared, const std::function<void()>& progress,
+           const std::function<bool()>& cancelled, std::string* error) {
+    return Took(Run(from, shared, progress, cancelled), error);
+  }
+  bool DropFreed(ClientChannel* from, std::string* error) { return Took(DropFreed(from), error); }
+  bool Compare(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, std::string* error) {
+    return Took(Compare(from, regions), error);
   }
 
   // kept_bytes: as of Compare.
   PrecopyTimes times() const;
 
   // CopySink.
-  bool Follow(SideRequests* requests, std::vector<std::pair<uint64_t, uint64_t>>* lost, std::string* error) override;
+  absl::StatusOr<Ranges> Follow(SideRequests* requests) override;
   bool Put(const Peeker::Chunk& chunk, const char* bytes) override;
-  bool Finish(std::string* error) override;
+  absl::Status Finish() override;
 
  private:
   using Blocks = std::map<uint64_t, std::pair<uint64_t, int32_t>>;  // address -> bytes, device
-  static bool List(SideRequests* requests, Blocks* blocks, std::string* error);
-  bool Stage(const wire::OpStageBlocks_Request& request, const Blocks& wanted,
-             std::vector<std::pair<uint64_t, uint64_t>>* lost, std::string* error);
+  static absl::StatusOr<Blocks> List(SideRequests* requests);
+  absl::Status Stage(const wire::OpStageBlocks_Request& request, const Blocks& wanted, Ranges* lost);
   // Drops what is not among `now`.
-  void Outdated(const Blocks& now, wire::OpStageBlocks_Request* request,
-                std::vector<std::pair<uint64_t, uint64_t>>* lost);
+  void Outdated(const Blocks& now, wire::OpStageBlocks_Request* request, Ranges* lost);
   void Await(uint64_t number);
-  void NoteFailure(const std::string& why);
+  void NoteFailure(const absl::Status& why);
   void Index();
 
   ClientChannel* const to_;
@@ -109,7 +120,7 @@ class CopyAhead final : public CopySink {
   Mutex mutex_;  // also of calls of progress_
   std::deque<uint64_t> open_ CR_GUARDED_BY(mutex_);
   std::atomic<uint64_t> put_bytes_{0};
-  std::string problem_ CR_GUARDED_BY(mutex_);
+  absl::Status problem_ CR_GUARDED_BY(mutex_);
   std::atomic<bool> lost_{false};
 
   Precopy copies_;

@@ -5,6 +5,7 @@
 #include <deque>
 
 #include "checkpoint/gpu/side_requests.h"
+#include "proto/base/status_macros.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -40,18 +41,17 @@ class Line {
 
   size_t size() const { return open_.size(); }
   template <typename Request>
-  bool Begin(uint32_t operation, const Request& request, size_t region, std::string* error) {
-    uint64_t number = 0;
-    if (!requests_.Begin(SideRequestOf(operation, request), &number, error)) return false;
+  absl::Status Begin(uint32_t operation, const Request& request, size_t region) {
+    CR_ASSIGN_OR_RETURN(const uint64_t number, requests_.Begin(SideRequestOf(operation, request)));
     open_.emplace_back(number, region);
-    return true;
+    return absl::OkStatus();
   }
   // The oldest one's.
-  bool Wait(agent::SideAnswer* answer, size_t* region, std::string* error) {
+  absl::StatusOr<agent::SideAnswer> Wait(size_t* region) {
     const uint64_t number = open_.front().first;
     *region = open_.front().second;
     open_.pop_front();
-    return requests_.Wait(number, answer, error);
+    return requests_.Wait(number);
   }
 
  private:
@@ -61,69 +61,58 @@ class Line {
 
 }  // namespace
 
-bool CopyDirectly(ClientChannel* from, ClientChannel* to, const std::vector<Region>& regions, const Continue& go_on,
-                  std::vector<bool>* copied, std::string* error) {
-  copied->assign(regions.size(), false);
+absl::StatusOr<std::vector<bool>> CopyDirectly(ClientChannel* from, ClientChannel* to,
+                                               const std::vector<Region>& regions, const Continue& go_on) {
+  std::vector<bool> copied(regions.size(), false);
   // Otherwise one of them is on another machine, as far as this process knows.
-  if (!from->welcome().shared_memory || !to->welcome().shared_memory) return true;
+  if (!from->welcome().shared_memory || !to->welcome().shared_memory) return copied;
   uint64_t total = 0, done = 0;
   for (const Region& region : regions) total += region.bytes;
   const std::vector<size_t> worth = WorthCopying(regions);
   Line offers(from), copies(to);
   size_t refused = 0;
   const auto given_up = [&] { return done == 0 && refused >= kEnough; };
-  const auto finish = [&] {
-    agent::SideAnswer answer;
+  const auto finish = [&]() -> absl::Status {
     size_t region;
-    if (!copies.Wait(&answer, &region, error)) return false;
+    CR_ASSIGN_OR_RETURN(const agent::SideAnswer answer, copies.Wait(&region));
     if (answer.result != 0) {
       ++refused;
-      return true;
+      return absl::OkStatus();
     }
-    (*copied)[region] = true;
+    copied[region] = true;
     done += regions[region].bytes;
-    if (!go_on || go_on(done, total)) return true;
-    *error = "interrupted";
-    return false;
+    if (!go_on || go_on(done, total)) return absl::OkStatus();
+    return absl::CancelledError("interrupted");
   };
-  const auto take = [&] {
-    agent::SideAnswer answer;
+  const auto take = [&]() -> absl::Status {
     size_t region;
-    if (!offers.Wait(&answer, &region, error)) return false;
+    CR_ASSIGN_OR_RETURN(const agent::SideAnswer answer, offers.Wait(&region));
     wire::OpOfferMemory_Reply offer;
     if (answer.result != 0 || !offer.Decode(answer.message) || offer.bytes != regions[region].bytes) {
       ++refused;
-      return true;
+      return absl::OkStatus();
     }
-    while (copies.size() >= kMostCopies) {
-      if (!finish()) return false;
-    }
+    while (copies.size() >= kMostCopies) CR_RETURN_IF_ERROR(finish());
     wire::OpFetchMemory_Request fetch;
     fetch.key = offer.key;
     fetch.address = regions[region].address;
     fetch.bytes = regions[region].bytes;
     fetch.context = regions[region].context;
-    return copies.Begin(kOpFetchMemory, fetch, region, error);
+    return copies.Begin(kOpFetchMemory, fetch, region);
   };
   for (size_t i = 0; i < worth.size() && !given_up(); ++i) {
-    while (offers.size() >= kMostOffers) {
-      if (!take()) return false;
-    }
+    while (offers.size() >= kMostOffers) CR_RETURN_IF_ERROR(take());
     wire::OpOfferMemory_Request offer;
     offer.address = regions[worth[i]].address;
-    if (!offers.Begin(kOpOfferMemory, offer, worth[i], error)) return false;
+    CR_RETURN_IF_ERROR(offers.Begin(kOpOfferMemory, offer, worth[i]));
     // The first answer says a lot about all others.
     while (done == 0 && offers.size() + copies.size() > 0) {
-      if (!(offers.size() > 0 ? take() : finish())) return false;
+      CR_RETURN_IF_ERROR(offers.size() > 0 ? take() : finish());
     }
   }
-  while (offers.size() > 0) {
-    if (!take()) return false;
-  }
-  while (copies.size() > 0) {
-    if (!finish()) return false;
-  }
-  return true;
+  while (offers.size() > 0) CR_RETURN_IF_ERROR(take());
+  while (copies.size() > 0) CR_RETURN_IF_ERROR(finish());
+  return copied;
 }
 
 }  // namespace cuda_remote::checkpoint

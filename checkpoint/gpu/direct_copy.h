@@ -6,20 +6,20 @@
 #define CUDA_REMOTE_CHECKPOINT_GPU_DIRECT_COPY_H_
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "checkpoint/gpu/memory_transfer.h"
 #include "ckptfmt/types.h"
 #include "proto/channel/client_channel.h"
 
 namespace cuda_remote::checkpoint {
 
-// Copies what is worth two requests and can go this way. copied->at(i): all of region i is at the second server.
-// `go_on`: with the bytes of copied regions, and those of all regions. False and *error if a session is lost, or
+// Copies what is worth two requests and can go this way. The result says of each region whether all of it is at the
+// second server. `go_on`: with the bytes of copied regions, and those of all regions. Fails if a session is lost, or
 // `go_on` says so; then no request is on the way either.
-bool CopyDirectly(ClientChannel* from, ClientChannel* to, const std::vector<ckptfmt::Region>& regions,
-                  const Continue& go_on, std::vector<bool>* copied, std::string* error);
+absl::StatusOr<std::vector<bool>> CopyDirectly(ClientChannel* from, ClientChannel* to,
+                                               const std::vector<ckptfmt::Region>& regions, const Continue& go_on);
 
 }  // namespace cuda_remote::checkpoint
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <utility>
 
+#include "proto/base/status_macros.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/driverabi/job_addresses.h"
 #include "proto/frame/handle.h"
@@ -44,8 +45,7 @@ uint64_t RunBytes(const Region& region, uint64_t first, uint64_t chunks) {
 
 }  // namespace
 
-bool GpuSnapshot::Take(ClientChannel* channel, const std::vector<Region>& regions, const SkipChunk& skip,
-                       std::string* error) {
+absl::Status GpuSnapshot::Take(ClientChannel* channel, const std::vector<Region>& regions, const SkipChunk& skip) {
   taken_.assign(regions.size(), {});
   contexts_.clear();
   std::map<int32_t, std::vector<Piece>> by_device;
@@ -73,7 +73,7 @@ bool GpuSnapshot::Take(ClientChannel* channel, const std::vector<Region>& region
       index = end;
     }
   }
-  if (all < kWorthIt) return true;
+  if (all < kWorthIt) return absl::OkStatus();
   ChannelRequests requests(channel);
   struct Open {
     uint64_t number;
@@ -81,12 +81,11 @@ bool GpuSnapshot::Take(ClientChannel* channel, const std::vector<Region>& region
     uint64_t at;
   };
   std::deque<Open> open;
-  const auto finish = [&] {
+  const auto finish = [&]() -> absl::Status {
     const Open one = open.front();
     open.pop_front();
-    agent::SideAnswer answer;
-    if (!requests.Wait(one.number, &answer, error)) return false;
-    if (answer.result != 0) return true;  // it is read in the pause
+    CR_ASSIGN_OR_RETURN(const agent::SideAnswer answer, requests.Wait(one.number));
+    if (answer.result != 0) return absl::OkStatus();  // it is read in the pause
     for (uint64_t i = 0; i < one.run.chunks; ++i) {
       const uint64_t index = one.run.first + i;
       const size_t bytes = size_t(std::min(kChunkBytes, regions[one.run.region].bytes - index * kChunkBytes));
@@ -94,20 +93,18 @@ bool GpuSnapshot::Take(ClientChannel* channel, const std::vector<Region>& region
       taken_[one.run.region][index] = true;
       bytes_ += bytes;
     }
-    return true;
+    return absl::OkStatus();
   };
-  bool ok = true;
   for (auto& [device, pieces] : by_device) {
     for (Piece& piece : pieces) {
       wire::OpMemAlloc_Request allocate;
       allocate.bytes = piece.bytes;
       allocate.device = device;
       allocate.flags = driverabi::kAllocateSnapshot;
-      agent::SideAnswer answer;
-      ok = ok && AskAndWait(&requests, SideRequestOf(kOpMemAlloc, allocate), &answer, error);
+      CR_ASSIGN_OR_RETURN(const agent::SideAnswer answer, AskAndWait(&requests, SideRequestOf(kOpMemAlloc, allocate)));
       wire::OpMemAlloc_Reply reply;
       // No room, or a server that has no such memory.
-      if (!ok || answer.result != 0 || !reply.Decode(answer.message)) break;
+      if (answer.result != 0 || !reply.Decode(answer.message)) break;
       piece.address = reply.address;
       pieces_.push_back(piece.address);
       for (const auto& [run, offset] : piece.runs) {
@@ -116,59 +113,52 @@ bool GpuSnapshot::Take(ClientChannel* channel, const std::vector<Region>& region
         copy.bytes = run.bytes;
         copy.context = regions[run.region].context;
         copy.to = piece.address + offset;
-        if (open.size() >= kMostOpen) ok = ok && finish();
-        uint64_t number = 0;
-        ok = ok && requests.Begin(SideRequestOf(kOpPeekMemory, copy), &number, error);
-        if (!ok) break;
+        if (open.size() >= kMostOpen) CR_RETURN_IF_ERROR(finish());
+        CR_ASSIGN_OR_RETURN(const uint64_t number, requests.Begin(SideRequestOf(kOpPeekMemory, copy)));
         open.push_back({number, run, copy.to});
       }
     }
   }
-  while (ok && !open.empty()) ok = finish();
-  return ok;
+  while (!open.empty()) CR_RETURN_IF_ERROR(finish());
+  return absl::OkStatus();
 }
 
-bool GpuSnapshot::Read(SideRequests* requests, SharedBuffers* shared, ChunkPool* pool, const UseChunk& use,
-                       const Continue& go_on, std::string* error) {
-  if (chunks_.empty()) return true;
-  bool ok = true;
-  SharedBuffers* const attached = Peeker::Attach(requests, shared, &ok, error);
-  if (!ok) return false;
+absl::Status GpuSnapshot::Read(SideRequests* requests, SharedBuffers* shared, ChunkPool* pool, const UseChunk& use,
+                               const Continue& go_on) {
+  if (chunks_.empty()) return absl::OkStatus();
+  CR_ASSIGN_OR_RETURN(SharedBuffers* const attached, Peeker::Attach(requests, shared));
   Mutex mutex;
-  std::string problem;
+  absl::Status status, problem;
   uint64_t done = 0;
   size_t used = 0;
   {
     const auto use_chunk = [&](const Peeker::Chunk& chunk, char* slot) {
       const Chunk& from = chunks_[chunk.number];
-      std::string why;
-      const bool fine = use(from.region, from.index, slot, from.bytes, &why);
+      const absl::Status handed_on = use(from.region, from.index, slot, from.bytes);
       MutexLock lock(&mutex);
-      if (!fine) problem = why;
-      used += fine;
+      if (!handed_on.ok()) problem = handed_on;
+      used += handed_on.ok();
       done += from.bytes;
-      if (fine && problem.empty() && go_on && !go_on(done, bytes_)) problem = "interrupted";
+      if (problem.ok() && go_on && !go_on(done, bytes_)) problem = absl::CancelledError("interrupted");
     };
     Peeker peeker(requests, attached, pool, use_chunk, Peeker::Captures::kAwait);
     const auto failed = [&] {
       MutexLock lock(&mutex);
-      return !problem.empty();
+      return !problem.ok();
     };
-    for (size_t i = 0; ok && i < chunks_.size() && peeker.refused() == 0 && !failed(); ++i) {
+    for (size_t i = 0; status.ok() && i < chunks_.size() && peeker.refused() == 0 && !failed(); ++i) {
       // The image's threads give slots back; this one must not wait for those that it holds up itself.
       char* slot = pool->TryTake();
-      if (slot == nullptr) ok = peeker.Finish(error);
-      if (ok && slot == nullptr) slot = pool->Take();
-      if (ok) ok = peeker.Add({chunks_[i].at, chunks_[i].bytes, contexts_[chunks_[i].region], i}, slot, error);
+      if (slot == nullptr) status = peeker.Finish();
+      if (status.ok() && slot == nullptr) slot = pool->Take();
+      if (status.ok()) status = peeker.Add({chunks_[i].at, chunks_[i].bytes, contexts_[chunks_[i].region], i}, slot);
     }
-    ok = peeker.Finish(error) && ok;
-    if (ok && peeker.refused() != 0) ok = Failed("read what it kept on the GPU", peeker.refused(), error);
+    if (const absl::Status rest = peeker.Finish(); !rest.ok()) status = rest;
+    if (status.ok() && peeker.refused() != 0) status = Failed("read what it kept on the GPU", peeker.refused());
   }
-  if (!problem.empty()) {
-    *error = problem;
-    ok = false;
-  }
-  return ok && used == chunks_.size();
+  CR_RETURN_IF_ERROR(problem);
+  CR_RETURN_IF_ERROR(status);
+  return used == chunks_.size() ? absl::OkStatus() : absl::DataLossError("");
 }
 
 void GpuSnapshot::Drop(ClientChannel* channel) {
@@ -176,9 +166,7 @@ void GpuSnapshot::Drop(ClientChannel* channel) {
   for (const uint64_t address : pieces_) {
     wire::OpMemFree_Request free;
     free.address = address;
-    agent::SideAnswer answer;
-    std::string ignored;
-    if (!AskAndWait(&requests, SideRequestOf(kOpMemFree, free), &answer, &ignored)) break;
+    if (!AskAndWait(&requests, SideRequestOf(kOpMemFree, free)).ok()) break;
   }
   pieces_.clear();
   chunks_.clear();

@@ -10,26 +10,31 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "checkpoint/gpu/memory_transfer.h"
 #include "checkpoint/gpu/peeker.h"
 #include "ckptfmt/types.h"
+#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
 class GpuSnapshot {
  public:
-  // In the pause: copies what `skip` does not leave out, as far as there is room. False and *error if the session is
-  // lost.
-  bool Take(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, const SkipChunk& skip,
-            std::string* error);
+  // In the pause: copies what `skip` does not leave out, as far as there is room. Fails if the session is lost.
+  absl::Status Take(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, const SkipChunk& skip);
   // Whether a chunk has been taken.
   bool Has(size_t region, uint64_t index) const { return region < taken_.size() && taken_[region][index]; }
   uint64_t bytes() const { return bytes_; }
 
   // When the job runs again: reads all into slots of `pool` and hands them to `use`. `shared`: null, or buffers that
   // nobody else uses meanwhile. The server frees what has been read.
+  absl::Status Read(SideRequests* requests, SharedBuffers* shared, ChunkPool* pool, const UseChunk& use,
+                    const Continue& go_on);
+  // Until all callers have it: see took.h.
   bool Read(SideRequests* requests, SharedBuffers* shared, ChunkPool* pool, const UseChunk& use, const Continue& go_on,
-            std::string* error);
+            std::string* error) {
+    return Took(Read(requests, shared, pool, use, go_on), error);
+  }
 
   // In the pause, of a checkpoint that has failed: frees all.
   void Drop(ClientChannel* channel);

@@ -17,6 +17,7 @@
 #include "checkpoint/gpu/direct_copy.h"
 #include "checkpoint/gpu/side_requests.h"
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
 #include "proto/base/text.h"
 #include "proto/channel/handshake.h"
 #include "proto/chunkhash/chunk_hash.h"
@@ -40,19 +41,19 @@ constexpr uint64_t kWorthAttaching = 16 << 20;
 // Chunks of up to this wait in memory of their own size, and not in a slot.
 constexpr uint64_t kSmallChunk = 64 << 10;
 
-// One request that is answered. The message of `reply` is what answers point into.
+// One request that is answered. The message of the reply is what answers point into.
 template <typename Request>
-bool Ask(ClientChannel* channel, uint32_t operation, const Request& request, const std::string& what, Reply* reply,
-         std::string* error) {
+absl::StatusOr<Reply> Ask(ClientChannel* channel, uint32_t operation, const Request& request, const std::string& what) {
   std::string message;
   request.Encode(&message);
   FrameHeader header;
   header.call = operation;
-  const ChannelStatus status = channel->Call(header, message, {}, nullptr, 0, reply);
-  if (status != ChannelStatus::kOk) return Gone(channel, status, error);
-  if (reply->result != 0) return Failed(what, reply->result, error);
-  if (reply->pending_error != 0) return Failed(what, reply->pending_error, error);
-  return true;
+  Reply reply;
+  const ChannelStatus status = channel->Call(header, message, {}, nullptr, 0, &reply);
+  if (status != ChannelStatus::kOk) return Gone(channel, status);
+  if (reply.result != 0) return Failed(what, reply.result);
+  if (reply.pending_error != 0) return Failed(what, reply.pending_error);
+  return reply;
 }
 
 // Of a server or a relay on this machine: "unix:PATH". Empty: the address is another one.
@@ -63,10 +64,11 @@ std::string SocketOf(const std::string& address) {
 
 }  // namespace
 
-std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid, const std::string& program,
-                                           const std::string& job, const std::vector<int>& gpus,
-                                           const std::string& driver_settings, uint32_t address_layout,
-                                           std::string* error) {
+absl::StatusOr<std::unique_ptr<ClientChannel>> OpenSession(const std::string& path, uint32_t pid,
+                                                           const std::string& program, const std::string& job,
+                                                           const std::vector<int>& gpus,
+                                                           const std::string& driver_settings,
+                                                           uint32_t address_layout) {
   Hello hello;
   hello.pid = pid;
   hello.program = program;
@@ -79,8 +81,12 @@ std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid
   hello.address_layout = address_layout;
   hello.replaying = true;
   Welcome welcome;
-  std::unique_ptr<ClientChannel> channel = ClientChannel::Connect(path, hello, &welcome, error);
-  if (!channel) *error = "cannot open a session with the GPU server at " + path + ": " + *error;
+  std::string error;
+  // Until Connect gives a status.
+  std::unique_ptr<ClientChannel> channel = ClientChannel::Connect(path, hello, &welcome, &error);
+  if (!channel) {
+    return absl::UnavailableError("cannot open a session with the GPU server at " + path + ": " + error);
+  }
   return channel;
 }
 
@@ -95,6 +101,7 @@ void TellSaved(const std::string& address, uint64_t session, uint64_t unix_ms, u
   saved->set_bytes(bytes);
   control::ControlAnswer ignored;
   std::string problem;
+  // Until CallOnSocket gives a status.
   control::CallOnSocket(path, call, kTellMs, &ignored, &problem);
 }
 
@@ -116,57 +123,56 @@ bool AskFreeMemory(const std::string& address, int gpu, uint64_t* bytes) {
   return true;
 }
 
-bool Drain(ClientChannel* channel, std::string* error) {
-  Reply reply;
-  if (!Ask(channel, kOpDrain, wire::OpDrain_Request{}, "finish its work", &reply, error)) return false;
+absl::Status Drain(ClientChannel* channel) {
+  CR_ASSIGN_OR_RETURN(const Reply reply, Ask(channel, kOpDrain, wire::OpDrain_Request{}, "finish its work"));
   wire::OpDrain_Reply drained;
-  if (!drained.Decode(reply.message)) return Malformed(error);
+  if (!drained.Decode(reply.message)) return Malformed();
   if (drained.sticky_error != 0) {
-    *error = "the job's GPU work has failed with " + driverabi::DescribeError(drained.sticky_error);
-    return false;
+    return absl::FailedPreconditionError("the job's GPU work has failed with " +
+                                         driverabi::DescribeError(drained.sticky_error));
   }
   if (drained.captures != 0) {
-    *error = "the job is recording a CUDA graph (stream capture); try again when it is done";
-    return false;
+    return absl::FailedPreconditionError(
+        "the job is recording a CUDA graph (stream capture); try again when it is done");
   }
-  return true;
+  return absl::OkStatus();
 }
 
 // `request` says what is no refusal.
-static bool ListRegions(ClientChannel* channel, wire::OpRegions_Request request, std::vector<ckptfmt::Region>* regions,
-                        std::string* error) {
-  regions->clear();
+static absl::StatusOr<std::vector<ckptfmt::Region>> ListRegions(ClientChannel* channel,
+                                                                wire::OpRegions_Request request) {
+  std::vector<ckptfmt::Region> regions;
   bool more = true;
   while (more) {
-    request.after = regions->size();
-    Reply reply;
-    if (!Ask(channel, kOpRegions, request, "list its memory", &reply, error)) return false;
+    request.after = regions.size();
+    CR_ASSIGN_OR_RETURN(const Reply reply, Ask(channel, kOpRegions, request, "list its memory"));
     wire::OpRegions_Reply listed;
-    if (!listed.Decode(reply.message)) return Malformed(error);
+    if (!listed.Decode(reply.message)) return Malformed();
     if (!listed.refusals.empty()) {
-      *error = "the job has GPU state that cannot be saved:";
-      for (std::string_view refusal : listed.refusals) *error += " " + std::string(refusal) + ";";
-      error->pop_back();
-      return false;
+      std::string refusals;
+      for (std::string_view refusal : listed.refusals) {
+        refusals += (refusals.empty() ? " " : "; ") + std::string(refusal);
+      }
+      return absl::FailedPreconditionError("the job has GPU state that cannot be saved:" + refusals);
     }
-    if (!AppendRegions(listed, regions)) return Malformed(error);
+    if (!AppendRegions(listed, &regions)) return Malformed();
     more = listed.more && !listed.regions.empty();
   }
-  return true;
+  return regions;
 }
 
-bool ListRegions(ClientChannel* channel, std::vector<ckptfmt::Region>* regions, std::string* error,
-                 const std::vector<uint64_t>& sessions) {
+absl::StatusOr<std::vector<ckptfmt::Region>> ListRegions(ClientChannel* channel,
+                                                         const std::vector<uint64_t>& sessions) {
   wire::OpRegions_Request request;
   request.sessions = sessions;
-  return ListRegions(channel, request, regions, error);
+  return ListRegions(channel, request);
 }
 
-bool DescribeServer(ClientChannel* channel, ckptfmt::ProcessInfo* info, std::string* error) {
-  Reply reply;
-  if (!Ask(channel, kOpSessionInfo, wire::OpSessionInfo_Request{}, "describe itself", &reply, error)) return false;
+absl::Status DescribeServer(ClientChannel* channel, ckptfmt::ProcessInfo* info) {
+  CR_ASSIGN_OR_RETURN(const Reply reply,
+                      Ask(channel, kOpSessionInfo, wire::OpSessionInfo_Request{}, "describe itself"));
   wire::OpSessionInfo_Reply facts;
-  if (!facts.Decode(reply.message)) return Malformed(error);
+  if (!facts.Decode(reply.message)) return Malformed();
   info->driver_version = facts.driver_version;
   for (const wire::DeviceInfo& from : facts.devices) {
     // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR.
@@ -182,7 +188,7 @@ bool DescribeServer(ClientChannel* channel, ckptfmt::ProcessInfo* info, std::str
     }
     info->devices.push_back(std::move(device));
   }
-  return true;
+  return absl::OkStatus();
 }
 
 uint64_t PoolBytesFor(const std::vector<ckptfmt::Region>& regions, const SkipChunk& skip) {
@@ -203,37 +209,26 @@ uint64_t PoolBytesFor(const std::vector<ckptfmt::Region>& regions, const SkipChu
 static std::vector<std::vector<ChunkHash>> HashesInPause(ClientChannel* channel,
                                                          const std::vector<ckptfmt::Region>& regions) {
   ChannelRequests requests(channel);
-  std::vector<std::vector<ChunkHash>> hashes;
-  std::string ignored;
-  if (!HashRegions(&requests, regions, &hashes, &ignored)) hashes.assign(regions.size(), {});
-  return hashes;
+  return HashRegions(&requests, regions).value_or(std::vector<std::vector<ChunkHash>>(regions.size()));
 }
 
-bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, ckptfmt::ImageWriter* image,
-                ChunkPool* pool, bool holds, SharedBuffers* shared, Precopy* copies, GpuSnapshot* snapshot,
-                UseChunk* later, const Continue& go_on, SaveTimes* times, std::string* error) {
+absl::Status SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions,
+                        ckptfmt::ImageWriter* image, ChunkPool* pool, bool holds, SharedBuffers* shared,
+                        Precopy* copies, GpuSnapshot* snapshot, UseChunk* later, const Continue& go_on,
+                        SaveTimes* times) {
   std::vector<uint32_t> numbers;
   for (const ckptfmt::Region& region : regions) {
-    const absl::StatusOr<uint32_t> number = image->AddRegion(region);
-    if (!number.ok()) {
-      *error = std::string(number.status().message());
-      return false;
-    }
-    numbers.push_back(*number);
+    CR_ASSIGN_OR_RETURN(const uint32_t number, image->AddRegion(region));
+    numbers.push_back(number);
   }
-  const UseChunk use = [numbers, image, pool, holds](size_t region, uint64_t index, char* slot, size_t bytes,
-                                                     std::string* why) {
-    absl::Status status;
+  const UseChunk use = [numbers, image, pool, holds](size_t region, uint64_t index, char* slot, size_t bytes) {
     if (holds && bytes <= kSmallChunk) {
       // A module's variables are thousands of these, and a slot for each would be gigabytes that nobody has prepared.
       const auto copy = std::make_shared<std::string>(slot, bytes);
       pool->Give(slot);
-      status = image->AddChunk(numbers[region], index, *copy, [copy] {});
-    } else {
-      status = image->AddChunk(numbers[region], index, {slot, bytes}, [pool, slot] { pool->Give(slot); });
+      return image->AddChunk(numbers[region], index, *copy, [copy] {});
     }
-    if (!status.ok()) *why = std::string(status.message());
-    return status.ok();
+    return image->AddChunk(numbers[region], index, {slot, bytes}, [pool, slot] { pool->Give(slot); });
   };
   // What need not be read from here on. Without hashes that is nothing.
   std::vector<std::vector<bool>> given(regions.size());
@@ -252,7 +247,7 @@ bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regi
           given[i][index] = true;
           times->unread_bytes += bytes;
         } else if (char* const slot = copied ? copies->Take(regions[i], index) : nullptr) {
-          if (!use(i, index, slot, bytes, error)) return false;
+          CR_RETURN_IF_ERROR(use(i, index, slot, bytes));
           given[i][index] = true;
         }
       }
@@ -265,7 +260,7 @@ bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regi
   if (snapshot) {
     *later = use;
     const Moment taking = Now();
-    if (!snapshot->Take(channel, regions, is_given, error)) return false;
+    CR_RETURN_IF_ERROR(snapshot->Take(channel, regions, is_given));
     times->taking += SecondsSince(taking);
   }
   const auto skip = [&](size_t region, uint64_t index) {
@@ -276,27 +271,26 @@ bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regi
   const Moment start = Now();
   SharedBuffers* const attached = shared && shared->Attach(channel) ? shared : nullptr;
   times->attaching += SecondsSince(start);
-  const bool ok = ReadMemory(channel, regions, pool, attached, use, go_on, error, &times->reading, skip);
+  absl::Status status = ReadMemory(channel, regions, pool, attached, use, go_on, &times->reading, skip);
   const Moment read = Now();
   if (attached) attached->Detach();
   times->detaching += SecondsSince(read);
-  return ok;
+  return status;
 }
 
-bool FindMovedCode(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, MovedCode* moved,
-                   std::string* error) {
+absl::StatusOr<MovedCode> FindMovedCode(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions) {
+  MovedCode moved;
   const auto holds_code = [](const ckptfmt::Region& region) {
     return region.flags != 0 &&
            (region.kind == ckptfmt::RegionKind::kModuleSymbol || region.kind == ckptfmt::RegionKind::kLibrarySymbol);
   };
-  if (std::none_of(regions.begin(), regions.end(), holds_code)) return true;
+  if (std::none_of(regions.begin(), regions.end(), holds_code)) return moved;
   std::map<std::pair<uint64_t, uint64_t>, uint64_t> hashes;  // by module and context
   wire::OpCodeWords_Request request;
   for (bool more = true; more;) {
-    Reply reply;
-    if (!Ask(channel, kOpCodeWords, request, "tell where functions lie", &reply, error)) return false;
+    CR_ASSIGN_OR_RETURN(const Reply reply, Ask(channel, kOpCodeWords, request, "tell where functions lie"));
     wire::OpCodeWords_Reply found;
-    if (!found.Decode(reply.message)) return Malformed(error);
+    if (!found.Decode(reply.message)) return Malformed();
     std::set<uint64_t> modules;
     for (wire::ModuleCode& one : found.modules) {
       modules.insert(one.module);
@@ -304,7 +298,7 @@ bool FindMovedCode(ClientChannel* channel, const std::vector<ckptfmt::Region>& r
         for (uint64_t& word : *words) word = ~word;
       }
       hashes[{one.module, one.context}] = driverabi::HashOfAddresses(one.before);
-      if (one.counts.size() != one.symbols.size() || one.now.size() != one.offsets.size()) return Malformed(error);
+      if (one.counts.size() != one.symbols.size() || one.now.size() != one.offsets.size()) return Malformed();
       // Other variables than before: the hash says so below.
       if (one.before.size() != one.now.size()) {
         hashes[{one.module, one.context}] = 0;
@@ -312,12 +306,12 @@ bool FindMovedCode(ClientChannel* channel, const std::vector<ckptfmt::Region>& r
       }
       size_t next = 0;
       for (size_t i = 0; i < one.symbols.size(); ++i) {
-        if (one.counts[i] > one.offsets.size() - next) return Malformed(error);
+        if (one.counts[i] > one.offsets.size() - next) return Malformed();
         std::vector<MovedCode::Word> words;
         for (const size_t end = next + one.counts[i]; next < end; ++next) {
           words.push_back({one.offsets[next], one.before[next], one.now[next]});
         }
-        moved->Add(one.module, one.context, std::string(one.symbols[i]), words);
+        moved.Add(one.module, one.context, std::string(one.symbols[i]), words);
       }
     }
     request.after += modules.size();
@@ -326,26 +320,24 @@ bool FindMovedCode(ClientChannel* channel, const std::vector<ckptfmt::Region>& r
   for (const ckptfmt::Region& region : regions) {
     const auto known = hashes.find({region.object, region.context});
     if (!holds_code(region) || (known != hashes.end() && known->second == region.flags)) continue;
-    *error = "the GPU functions whose addresses the variable " + region.symbol +
-             " holds lie elsewhere on this server than before, and it is not known where they lay";
-    return false;
+    return absl::FailedPreconditionError(
+        "the GPU functions whose addresses the variable " + region.symbol +
+        " holds lie elsewhere on this server than before, and it is not known where they lay");
   }
-  return true;
+  return moved;
 }
 
 // The driver places variables and the kernels' heaps; the program, and other variables, may hold their addresses.
 // Variables that the program asked for by name are compared in the replay; this finds the others, and heaps.
-static bool ComparePlaces(ClientChannel* channel, const std::vector<ckptfmt::Region>& wanted, bool heaps,
-                          std::string* error) {
+static absl::Status ComparePlaces(ClientChannel* channel, const std::vector<ckptfmt::Region>& wanted, bool heaps) {
   const auto is_variable = [heaps](const ckptfmt::Region& region) {
     return region.kind == ckptfmt::RegionKind::kModuleSymbol || region.kind == ckptfmt::RegionKind::kLibrarySymbol ||
            (heaps && region.kind == ckptfmt::RegionKind::kHeap);
   };
-  if (std::none_of(wanted.begin(), wanted.end(), is_variable)) return true;
-  std::vector<ckptfmt::Region> found;
+  if (std::none_of(wanted.begin(), wanted.end(), is_variable)) return absl::OkStatus();
   wire::OpRegions_Request request;
   request.replayed = true;
-  if (!ListRegions(channel, request, &found, error)) return false;
+  CR_ASSIGN_OR_RETURN(const std::vector<ckptfmt::Region> found, ListRegions(channel, request));
   using Name = std::tuple<uint64_t, uint64_t, std::string>;
   std::map<Name, const ckptfmt::Region*> here;
   for (const ckptfmt::Region& region : found) {
@@ -356,27 +348,27 @@ static bool ComparePlaces(ClientChannel* channel, const std::vector<ckptfmt::Reg
     const auto there = here.find(Name(region.object, region.context, region.symbol));
     if (region.kind == ckptfmt::RegionKind::kHeap && there != here.end() &&
         (there->second->address != region.address || there->second->bytes != region.bytes)) {
-      *error = "the heap of the job's kernels lies at " + Hex(there->second->address) + " on this server (" +
-               std::to_string(there->second->bytes) + " bytes), but at " + Hex(region.address) + " before (" +
-               std::to_string(region.bytes) + " bytes), and addresses in it would be wrong";
-      return false;
+      return absl::FailedPreconditionError(
+          "the heap of the job's kernels lies at " + Hex(there->second->address) + " on this server (" +
+          std::to_string(there->second->bytes) + " bytes), but at " + Hex(region.address) + " before (" +
+          std::to_string(region.bytes) + " bytes), and addresses in it would be wrong");
     }
     if (there == here.end() || there->second->address != region.address) {
-      *error = "the GPU variable " + region.symbol + " lies at " +
-               (there == here.end() ? std::string("no address") : Hex(there->second->address)) +
-               " on this server, but at " + Hex(region.address) + " before, and the job may have kept that address";
-      return false;
+      return absl::FailedPreconditionError(
+          "the GPU variable " + region.symbol + " lies at " +
+          (there == here.end() ? std::string("no address") : Hex(there->second->address)) + " on this server, but at " +
+          Hex(region.address) + " before, and the job may have kept that address");
     }
   }
-  return true;
+  return absl::OkStatus();
 }
 
-bool CheckVariables(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, std::string* error) {
-  return ComparePlaces(channel, regions, /*heaps=*/false, error);
+absl::Status CheckVariables(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions) {
+  return ComparePlaces(channel, regions, /*heaps=*/false);
 }
 
-bool LoadMemory(const ckptfmt::ImageReader& image, uint32_t process, ClientChannel* channel, const Continue& go_on,
-                std::string* error) {
+absl::Status LoadMemory(const ckptfmt::ImageReader& image, uint32_t process, ClientChannel* channel,
+                        const Continue& go_on) {
   std::vector<ckptfmt::Region> regions;
   std::vector<size_t> numbers;  // in the image
   for (size_t i = 0; i < image.regions().size(); ++i) {
@@ -384,24 +376,25 @@ bool LoadMemory(const ckptfmt::ImageReader& image, uint32_t process, ClientChann
     regions.push_back(image.regions()[i]);
     numbers.push_back(i);
   }
-  MovedCode moved;
-  if (!FindMovedCode(channel, regions, &moved, error)) return false;
-  const auto fill = [&](size_t region, uint64_t index, char* out, size_t bytes, std::string* why) {
+  CR_ASSIGN_OR_RETURN(const MovedCode moved, FindMovedCode(channel, regions));
+  const auto fill = [&](size_t region, uint64_t index, char* out, size_t bytes) {
     bool zero;
     const absl::Status status = image.ReadChunk(numbers[region], index, out, &zero);
-    if (!status.ok()) *why = std::string(status.message());
-    return status.ok() && (zero || moved.Translate(regions[region], index * ckptfmt::kChunkBytes, out, bytes, why));
+    if (!status.ok() || zero) return status;
+    return moved.Translate(regions[region], index * ckptfmt::kChunkBytes, out, bytes);
   };
   const std::unique_ptr<SharedBuffers> shared = SharedBuffers::Make();
   SharedBuffers* const attached = shared && shared->Attach(channel) ? shared.get() : nullptr;
-  const bool ok = WriteMemory(channel, regions, attached, fill, go_on, error);
+  const absl::Status written = WriteMemory(channel, regions, attached, fill, go_on);
   if (attached) attached->Detach();
-  return ok && Drain(channel, error) && ComparePlaces(channel, regions, /*heaps=*/true, error);
+  CR_RETURN_IF_ERROR(written);
+  CR_RETURN_IF_ERROR(Drain(channel));
+  return ComparePlaces(channel, regions, /*heaps=*/true);
 }
 
-bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, ClientChannel* to,
-                const MovedCode& moved, const SharedBlocks& handed_over, const SkipChunk& is_there,
-                SharedBuffers* shared, const Continue& go_on, CopiedBytes* bytes, std::string* error) {
+absl::Status CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, ClientChannel* to,
+                        const MovedCode& moved, const SharedBlocks& handed_over, const SkipChunk& is_there,
+                        SharedBuffers* shared, const Continue& go_on, CopiedBytes* bytes) {
   uint64_t before = 0, total = 0;
   std::vector<ckptfmt::Region> to_copy;
   std::vector<size_t> numbers;  // of these in `regions`
@@ -417,13 +410,15 @@ bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions
   bytes->handed_over += before;
   // The translation would change the old server's memory, too.
   if (before != 0 && !moved.empty()) {
-    *error = "functions lie elsewhere on the new server, and its memory is still the old one's";
-    return false;
+    return absl::FailedPreconditionError(
+        "functions lie elsewhere on the new server, and its memory is still the old one's");
   }
   const Continue go_on_with_copies = [&](uint64_t done, uint64_t) { return !go_on || go_on(before + done, total); };
   std::vector<bool> copied(to_copy.size(), false);
   // Addresses that have changed are looked for, and changed, on the way through the host.
-  if (moved.empty() && !CopyDirectly(from, to, to_copy, go_on_with_copies, &copied, error)) return false;
+  if (moved.empty()) {
+    CR_ASSIGN_OR_RETURN(copied, CopyDirectly(from, to, to_copy, go_on_with_copies));
+  }
   std::vector<ckptfmt::Region> rest;
   std::vector<size_t> rest_numbers;
   uint64_t direct = 0, there = 0;
@@ -448,33 +443,34 @@ bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions
   const Continue go_on_with_rest = [&](uint64_t done, uint64_t) { return !go_on || go_on(before + done, total); };
   ChunkPool pool(kCopyPool);
   if (!pool.ok()) {
-    *error = "out of memory: no buffer for copies between the host and the GPU";
-    return false;
+    return absl::ResourceExhaustedError("out of memory: no buffer for copies between the host and the GPU");
   }
-  const auto use = [&](size_t region, uint64_t index, char* slot, size_t count, std::string* why) {
+  const auto use = [&](size_t region, uint64_t index, char* slot, size_t count) {
     const uint64_t offset = index * ckptfmt::kChunkBytes;
-    const bool sent = moved.Translate(rest[region], offset, slot, count, why) &&
-                      SendBytes(to, rest[region], offset, {slot, count}, why);
+    absl::Status status = moved.Translate(rest[region], offset, slot, count);
+    if (status.ok()) status = SendBytes(to, rest[region], offset, {slot, count});
     pool.Give(slot);
-    return sent;
+    return status;
   };
   const bool worth = total - before >= kWorthAttaching;
   SharedBuffers* const attached = worth && shared && shared->Attach(from) ? shared : nullptr;
-  bool ok = false;
+  absl::Status status;
   if (attached && attached->Attach(to)) {
-    const auto change = [&](size_t region, uint64_t index, char* data, size_t count, std::string* why) {
-      return moved.Translate(rest[region], index * ckptfmt::kChunkBytes, data, count, why);
+    const auto change = [&](size_t region, uint64_t index, char* data, size_t count) {
+      return moved.Translate(rest[region], index * ckptfmt::kChunkBytes, data, count);
     };
-    ok = CopyBetween(from, to, rest, attached, change, go_on_with_rest, error, skip);
+    status = CopyBetween(from, to, rest, attached, change, go_on_with_rest, skip);
   } else {
-    ok = ReadMemory(from, rest, &pool, attached, use, go_on_with_rest, error, nullptr, skip);
+    status = ReadMemory(from, rest, &pool, attached, use, go_on_with_rest, nullptr, skip);
   }
   if (attached) attached->Detach();
-  return ok && Drain(to, error) && ComparePlaces(to, regions, /*heaps=*/true, error);
+  CR_RETURN_IF_ERROR(status);
+  CR_RETURN_IF_ERROR(Drain(to));
+  return ComparePlaces(to, regions, /*heaps=*/true);
 }
 
-bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* error, const std::string& scope,
-               const std::vector<std::string>& ownerless, const replay::Log* ahead) {
+absl::Status ReplayLog(const replay::Log& log, ClientChannel* channel, const std::string& scope,
+                       const std::vector<std::string>& ownerless, const replay::Log* ahead) {
   replay::ChannelTarget target(*channel);
   // The session that it replaces may still be there, and answers for the same keys.
   std::string own = scope;
@@ -484,18 +480,20 @@ bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* erro
     if (getrandom(&own[0], own.size(), 0) != ssize_t(own.size())) own.clear();
     own_ownerless = replay::Ownerless({&log});
   }
-  if (!own.empty() && !replay::ShareIn(own, target, error, own_ownerless)) return false;
-  if (replay::Replay(log, target, nullptr, error, replay::Part::kBeforePinned, ahead)) {
-    return Drain(channel, error);
+  std::string error;
+  // Until ShareIn gives a status.
+  if (!own.empty() && !replay::ShareIn(own, target, &error, own_ownerless)) return absl::FailedPreconditionError(error);
+  // Until Replay gives a status.
+  if (!replay::Replay(log, target, nullptr, &error, replay::Part::kBeforePinned, ahead)) {
+    return absl::FailedPreconditionError("the job's GPU objects cannot be recreated on this server: " + error);
   }
-  *error = "the job's GPU objects cannot be recreated on this server: " + *error;
-  return false;
+  return Drain(channel);
 }
 
 bool ReplayCode(const replay::Log& log, ClientChannel* channel) {
   replay::ChannelTarget target(*channel);
   std::string ignored;
-  return replay::ReplayCode(log, target, &ignored);
+  return replay::ReplayCode(log, target, &ignored);  // Until ReplayCode gives a status.
 }
 
 }  // namespace cuda_remote::checkpoint

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The GPU's side of a process, through its channel: list, save, load and copy its memory, and recreate its objects.
 //
-// memory_transfer.h says how memory is transferred. Functions that fail return false and one sentence in *error. They
-// borrow all pointers for the call only. Not thread-safe: nobody else may use the channels meanwhile.
+// memory_transfer.h says how memory is transferred. Functions borrow all pointers for the call only. Not thread-safe:
+// nobody else may use the channels meanwhile.
 #ifndef CUDA_REMOTE_CHECKPOINT_GPU_GPU_STATE_H_
 #define CUDA_REMOTE_CHECKPOINT_GPU_GPU_STATE_H_
 
@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/gpu/chunk_pool.h"
 #include "checkpoint/gpu/gpu_snapshot.h"
 #include "checkpoint/gpu/hand_over.h"
@@ -20,6 +22,7 @@
 #include "ckptfmt/image_reader.h"
 #include "ckptfmt/image_writer.h"
 #include "ckptfmt/types.h"
+#include "proto/base/took.h"
 #include "proto/channel/client_channel.h"
 #include "replay/log/log.h"
 
@@ -28,10 +31,10 @@ namespace cuda_remote::checkpoint {
 // Opens a session for a job that is being restarted or moved. `path`: GpuHost::socket_path(); `pid`: of the program, as
 // it knows itself; `gpus`: the only ones that it sees, in this order; empty: all; `driver_settings`, `address_layout`:
 // those of the session that it had.
-std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid, const std::string& program,
-                                           const std::string& job, const std::vector<int>& gpus,
-                                           const std::string& driver_settings, uint32_t address_layout,
-                                           std::string* error);
+absl::StatusOr<std::unique_ptr<ClientChannel>> OpenSession(const std::string& path, uint32_t pid,
+                                                           const std::string& program, const std::string& job,
+                                                           const std::vector<int>& gpus,
+                                                           const std::string& driver_settings, uint32_t address_layout);
 
 // The calls in a log that created objects which cannot be recreated on another server; empty if it has nothing.
 std::string NotReplayableIn(const replay::Log& log);
@@ -44,16 +47,16 @@ bool AskFreeMemory(const std::string& address, int gpu, uint64_t* bytes);
 void TellSaved(const std::string& address, uint64_t session, uint64_t unix_ms, uint64_t bytes);
 
 // Waits until the GPU is idle. Fails if the GPU has an error, or a stream capture is in progress.
-bool Drain(ClientChannel* channel, std::string* error);
+absl::Status Drain(ClientChannel* channel);
 
 // Lists the regions that must be saved. Fails with the server's message if there is state that cannot be saved.
 // `sessions`: the sessions of the same server that are saved together with this one. If this one shares objects with
 // any other session, that is such state.
-bool ListRegions(ClientChannel* channel, std::vector<ckptfmt::Region>* regions, std::string* error,
-                 const std::vector<uint64_t>& sessions = {});
+absl::StatusOr<std::vector<ckptfmt::Region>> ListRegions(ClientChannel* channel,
+                                                         const std::vector<uint64_t>& sessions = {});
 
-// The server's GPUs and driver, for the manifest.
-bool DescribeServer(ClientChannel* channel, ckptfmt::ProcessInfo* info, std::string* error);
+// Adds the server's GPUs and driver, for the manifest.
+absl::Status DescribeServer(ClientChannel* channel, ckptfmt::ProcessInfo* info);
 
 // The size of a pool, in bytes, that holds all chunks of these regions at once, but for what `skip` leaves out. Null:
 // nothing.
@@ -77,13 +80,14 @@ struct SaveTimes {
 //
 // `holds`: the image holds chunks (ImageWriter::HoldChunks). Here they are released if the pool has no room for what is
 // read in the pause: what earlier images have, what was copied before and what stays on the GPU needs none.
-bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, ckptfmt::ImageWriter* image,
-                ChunkPool* pool, bool holds, SharedBuffers* shared, Precopy* copies, GpuSnapshot* snapshot,
-                UseChunk* later, const Continue& go_on, SaveTimes* times, std::string* error);
+absl::Status SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions,
+                        ckptfmt::ImageWriter* image, ChunkPool* pool, bool holds, SharedBuffers* shared,
+                        Precopy* copies, GpuSnapshot* snapshot, UseChunk* later, const Continue& go_on,
+                        SaveTimes* times);
 // Loads the memory of one process; `process`: its number in the image. Compares each chunk with its checksum before it
 // sends it.
-bool LoadMemory(const ckptfmt::ImageReader& image, uint32_t process, ClientChannel* channel, const Continue& go_on,
-                std::string* error);
+absl::Status LoadMemory(const ckptfmt::ImageReader& image, uint32_t process, ClientChannel* channel,
+                        const Continue& go_on);
 // How a copy went: bytes.
 struct CopiedBytes {
   uint64_t handed_over = 0;  // not copied at all: the second server has the same memory
@@ -96,26 +100,68 @@ struct CopiedBytes {
 // FindMovedCode for `to`; where functions have moved, nothing may have been handed over. `is_there`: null, or which
 // chunks the second server has, after CopyAhead::Compare; where functions have moved, that does not count. `shared`:
 // null, or not attached. Adds to *bytes.
-bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, ClientChannel* to,
-                const MovedCode& moved, const SharedBlocks& handed_over, const SkipChunk& is_there,
-                SharedBuffers* shared, const Continue& go_on, CopiedBytes* bytes, std::string* error);
+absl::Status CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, ClientChannel* to,
+                        const MovedCode& moved, const SharedBlocks& handed_over, const SkipChunk& is_there,
+                        SharedBuffers* shared, const Continue& go_on, CopiedBytes* bytes);
 
 // Recreates the objects of the log in their order, and compares the answers with the recorded ones. Leaves to the
 // process what needs its pinned memory (replay::Part). `scope`: of the sessions that are replayed together
 // (replay::ShareIn); empty: this one is replayed alone. `ownerless`: the result of replay::Ownerless for all their
 // logs.
 // `ahead`: null, or the log of which ReplayCode has made the code here.
-bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* error, const std::string& scope = "",
-               const std::vector<std::string>& ownerless = {}, const replay::Log* ahead = nullptr);
+absl::Status ReplayLog(const replay::Log& log, ClientChannel* channel, const std::string& scope = "",
+                       const std::vector<std::string>& ownerless = {}, const replay::Log* ahead = nullptr);
 // The job's contexts, modules and functions, while it runs on elsewhere. On failure the session is of no use.
 bool ReplayCode(const replay::Log& log, ClientChannel* channel);
-// After a replay: false, with the name of one, if a variable among these regions lies elsewhere in this session. Heaps
+// After a replay: fails, with the name of one, if a variable among these regions lies elsewhere in this session. Heaps
 // are not compared: a new session has none before its memory is there.
-bool CheckVariables(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, std::string* error);
+absl::Status CheckVariables(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions);
 // Functions that lie elsewhere in this session than before, of the modules whose variables, in these regions, hold
-// addresses of functions. After a replay. False also if that cannot be known.
-bool FindMovedCode(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, MovedCode* moved,
-                   std::string* error);
+// addresses of functions. After a replay. Fails also if that cannot be known.
+absl::StatusOr<MovedCode> FindMovedCode(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions);
+
+// Until all callers have it: see took.h.
+inline std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid, const std::string& program,
+                                                  const std::string& job, const std::vector<int>& gpus,
+                                                  const std::string& driver_settings, uint32_t address_layout,
+                                                  std::string* error) {
+  std::unique_ptr<ClientChannel> channel;
+  Took(OpenSession(path, pid, program, job, gpus, driver_settings, address_layout), &channel, error);
+  return channel;
+}
+inline bool Drain(ClientChannel* channel, std::string* error) { return Took(Drain(channel), error); }
+inline bool ListRegions(ClientChannel* channel, std::vector<ckptfmt::Region>* regions, std::string* error,
+                        const std::vector<uint64_t>& sessions = {}) {
+  return Took(ListRegions(channel, sessions), regions, error);
+}
+inline bool DescribeServer(ClientChannel* channel, ckptfmt::ProcessInfo* info, std::string* error) {
+  return Took(DescribeServer(channel, info), error);
+}
+inline bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, ckptfmt::ImageWriter* image,
+                       ChunkPool* pool, bool holds, SharedBuffers* shared, Precopy* copies, GpuSnapshot* snapshot,
+                       UseChunk* later, const Continue& go_on, SaveTimes* times, std::string* error) {
+  return Took(SaveMemory(channel, regions, image, pool, holds, shared, copies, snapshot, later, go_on, times), error);
+}
+inline bool LoadMemory(const ckptfmt::ImageReader& image, uint32_t process, ClientChannel* channel,
+                       const Continue& go_on, std::string* error) {
+  return Took(LoadMemory(image, process, channel, go_on), error);
+}
+inline bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, ClientChannel* to,
+                       const MovedCode& moved, const SharedBlocks& handed_over, const SkipChunk& is_there,
+                       SharedBuffers* shared, const Continue& go_on, CopiedBytes* bytes, std::string* error) {
+  return Took(CopyMemory(from, regions, to, moved, handed_over, is_there, shared, go_on, bytes), error);
+}
+inline bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* error, const std::string& scope = "",
+                      const std::vector<std::string>& ownerless = {}, const replay::Log* ahead = nullptr) {
+  return Took(ReplayLog(log, channel, scope, ownerless, ahead), error);
+}
+inline bool CheckVariables(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, std::string* error) {
+  return Took(CheckVariables(channel, regions), error);
+}
+inline bool FindMovedCode(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, MovedCode* moved,
+                          std::string* error) {
+  return Took(FindMovedCode(channel, regions), moved, error);
+}
 
 }  // namespace cuda_remote::checkpoint
 

@@ -4,6 +4,8 @@
 #include <deque>
 #include <utility>
 
+#include "proto/base/status_macros.h"
+
 namespace cuda_remote::checkpoint {
 namespace {
 
@@ -26,15 +28,15 @@ bool MayHandOver(const SideRequests& running, const ClientChannel& to) {
 }
 
 void PrepareHandOver(SideRequests* running) {
-  std::string ignored;
-  AskForPieces<wire::OpExportBlocks_Reply>(
-      running, wire::OpExportBlocks_Request{}, "export its memory",
-      [](const wire::OpExportBlocks_Reply&) { return true; }, &ignored);
+  AskForPieces<wire::OpExportBlocks_Reply>(running, wire::OpExportBlocks_Request{}, "export its memory",
+                                           [](const wire::OpExportBlocks_Reply&) { return true; })
+      .IgnoreError();
 }
 
-bool HandOver(ClientChannel* from, ClientChannel* to, SharedBlocks* mapped, std::string* error) {
+absl::StatusOr<SharedBlocks> HandOver(ClientChannel* from, ClientChannel* to) {
+  SharedBlocks mapped;
   // Otherwise one of them is on another machine, as far as this process knows.
-  if (!from->welcome().shared_memory || !to->welcome().shared_memory) return true;
+  if (!from->welcome().shared_memory || !to->welcome().shared_memory) return mapped;
   ChannelRequests offers(from), adoptions(to);
   struct Open {
     uint64_t number;
@@ -42,26 +44,26 @@ bool HandOver(ClientChannel* from, ClientChannel* to, SharedBlocks* mapped, std:
   };
   std::deque<Open> open;
   bool refused = false;
-  const auto finish = [&] {
-    agent::SideAnswer answer;
+  const auto finish = [&]() -> absl::Status {
     const Open oldest = std::move(open.front());
     open.pop_front();
-    if (!adoptions.Wait(oldest.number, &answer, error)) return false;
+    CR_ASSIGN_OR_RETURN(const agent::SideAnswer answer, adoptions.Wait(oldest.number));
     wire::OpAdoptBlocks_Reply adopted;
     if (answer.result != 0) {
       refused = true;
-      return true;
+      return absl::OkStatus();
     }
-    if (!adopted.Decode(answer.message)) return Malformed(error);
+    if (!adopted.Decode(answer.message)) return Malformed();
     refused = refused || adopted.adopted.empty();
     for (const uint64_t address : adopted.adopted) {
       const auto block = oldest.blocks.find(address);
-      if (block == oldest.blocks.end()) return Malformed(error);
-      mapped->Add(block->first, block->second);
+      if (block == oldest.blocks.end()) return Malformed();
+      mapped.Add(block->first, block->second);
     }
-    return true;
+    return absl::OkStatus();
   };
-  bool first = true, ok = true;
+  bool first = true;
+  absl::Status status;  // of what the new session was asked
   const auto adopt = [&](const wire::OpOfferBlocks_Reply& offered) {
     if (offered.blocks.empty()) return true;
     wire::OpAdoptBlocks_Request request;
@@ -70,32 +72,35 @@ bool HandOver(ClientChannel* from, ClientChannel* to, SharedBlocks* mapped, std:
       request.blocks.push_back(block);
       one.blocks[block.address] = block.bytes;
     }
-    ok = adoptions.Begin(SideRequestOf(kOpAdoptBlocks, request), &one.number, error);
-    if (ok) open.push_back(std::move(one));
+    const absl::StatusOr<uint64_t> number = adoptions.Begin(SideRequestOf(kOpAdoptBlocks, request));
+    status = number.status();
+    if (!status.ok()) return false;
+    one.number = *number;
+    open.push_back(std::move(one));
     // The first answer says a lot about all others.
-    while (ok && open.size() >= (first ? 1 : kMostOpen)) ok = finish();
+    while (status.ok() && open.size() >= (first ? 1 : kMostOpen)) status = finish();
     first = false;
-    return ok && !refused;
+    return status.ok() && !refused;
   };
   uint32_t unwilling = 0;
-  ok = AskForPieces<wire::OpOfferBlocks_Reply>(&offers, wire::OpOfferBlocks_Request{}, "offer its memory", adopt, error,
-                                               &unwilling) &&
-       ok;
-  if (!ok && unwilling == 0) return false;
-  while (!open.empty()) {
-    if (!finish()) return false;
-  }
-  return true;
+  const absl::Status offered = AskForPieces<wire::OpOfferBlocks_Reply>(&offers, wire::OpOfferBlocks_Request{},
+                                                                       "offer its memory", adopt, &unwilling);
+  if (unwilling == 0) CR_RETURN_IF_ERROR(offered);
+  CR_RETURN_IF_ERROR(status);
+  while (!open.empty()) CR_RETURN_IF_ERROR(finish());
+  return mapped;
 }
 
-bool KeepHandedOver(ClientChannel* to, SharedBlocks* kept, std::string* error) {
+absl::StatusOr<SharedBlocks> KeepHandedOver(ClientChannel* to) {
   ChannelRequests requests(to);
-  const auto take = [kept](const wire::OpKeepBlocks_Reply& reply) {
-    for (const wire::Block& block : reply.blocks) kept->Add(block.address, block.bytes);
+  SharedBlocks kept;
+  const auto take = [&kept](const wire::OpKeepBlocks_Reply& reply) {
+    for (const wire::Block& block : reply.blocks) kept.Add(block.address, block.bytes);
     return true;
   };
-  return AskForPieces<wire::OpKeepBlocks_Reply>(&requests, wire::OpKeepBlocks_Request{},
-                                                "keep the memory that it was handed", take, error);
+  CR_RETURN_IF_ERROR(AskForPieces<wire::OpKeepBlocks_Reply>(&requests, wire::OpKeepBlocks_Request{},
+                                                            "keep the memory that it was handed", take));
+  return kept;
 }
 
 }  // namespace cuda_remote::checkpoint

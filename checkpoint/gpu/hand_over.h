@@ -14,8 +14,10 @@
 #include <map>
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "checkpoint/gpu/side_requests.h"
 #include "ckptfmt/types.h"
+#include "proto/base/took.h"
 #include "proto/channel/client_channel.h"
 
 namespace cuda_remote::checkpoint {
@@ -39,12 +41,20 @@ bool MayHandOver(const SideRequests& running, const ClientChannel& to);
 // nothing of errors.
 void PrepareHandOver(SideRequests* running);
 
-// Before the replay: the new session maps what it may of the old one's memory. *mapped: that. False and *error only if
-// a session is lost.
-bool HandOver(ClientChannel* from, ClientChannel* to, SharedBlocks* mapped, std::string* error);
+// Before the replay: the new session maps what it may of the old one's memory, and this is that. Fails only if a
+// session is lost.
+absl::StatusOr<SharedBlocks> HandOver(ClientChannel* from, ClientChannel* to);
 
 // After the replay: what the new session's allocations got of it. The new session unmaps the rest.
-bool KeepHandedOver(ClientChannel* to, SharedBlocks* kept, std::string* error);
+absl::StatusOr<SharedBlocks> KeepHandedOver(ClientChannel* to);
+
+// Until all callers have it: see took.h.
+inline bool HandOver(ClientChannel* from, ClientChannel* to, SharedBlocks* mapped, std::string* error) {
+  return Took(HandOver(from, to), mapped, error);
+}
+inline bool KeepHandedOver(ClientChannel* to, SharedBlocks* kept, std::string* error) {
+  return Took(KeepHandedOver(to), kept, error);
+}
 
 }  // namespace cuda_remote::checkpoint
 

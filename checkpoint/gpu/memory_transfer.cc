@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
 #include "proto/base/text.h"
 #include "proto/codec/codec.h"
 #include "proto/frame/handle.h"
@@ -144,33 +145,29 @@ class Transfer {
   }
 
   // The first failure is the one that is told.
-  void Fail(const std::string& error) {
+  void Fail(const absl::Status& failure) {
     MutexLock lock(&mutex_);
-    if (!stopped_) error_ = error;
+    failure_.Update(failure);
     stopped_ = true;
   }
-  void FailGone(ChannelStatus status) {
-    std::string error;
-    Gone(channel_, status, &error);
-    Fail(error);
-  }
+  void FailGone(ChannelStatus status) { Fail(Gone(channel_, status)); }
 
   void Advance(size_t bytes) {
     MutexLock lock(&mutex_);
     done_ += bytes;
     if (stopped_ || !go_on_ || go_on_(done_, total_)) return;
-    error_ = "interrupted";
+    failure_ = absl::CancelledError("interrupted");
     stopped_ = true;
   }
 
-  // Runs share(thread, of how many) on several threads. False and *error if one of them failed.
-  bool Run(unsigned most, const std::function<void(size_t thread, size_t count)>& share, std::string* error) {
+  // Runs share(thread, of how many) on several threads. Fails if one of them did.
+  absl::Status Run(unsigned most, const std::function<void(size_t thread, size_t count)>& share) {
     const size_t count = std::min<size_t>(most, std::max<size_t>(chunks_.size(), 1));
     const auto run = [&](size_t thread) {
       try {
         share(thread, count);
       } catch (const std::exception& exception) {
-        Fail(exception.what());
+        Fail(absl::InternalError(exception.what()));
       }
     };
     std::vector<std::thread> threads;
@@ -182,8 +179,7 @@ class Transfer {
     run(0);
     for (std::thread& thread : threads) thread.join();
     MutexLock lock(&mutex_);
-    if (stopped_) *error = error_;
-    return !stopped_;
+    return failure_;
   }
 
  private:
@@ -198,7 +194,7 @@ class Transfer {
   std::atomic<bool> stopped_{false};
   Mutex mutex_;
   uint64_t done_ CR_GUARDED_BY(mutex_) = 0;
-  std::string error_ CR_GUARDED_BY(mutex_);
+  absl::Status failure_ CR_GUARDED_BY(mutex_);
 };
 
 // One thread's part of ReadMemory.
@@ -332,24 +328,23 @@ class ReadShare {
       free_buffers_.push_back(flight.buffer);
     }
     const Transfer::Chunk& chunk = *flight.chunk;
-    std::string error;
-    if (status != ChannelStatus::kOk) {
-      Gone(transfer_->channel(), status, &error);
-    } else if (result != 0 || got != chunk.bytes) {
-      Failed("read " + NameOf(transfer_->RegionOf(chunk)), result, &error);
-    } else if (!transfer_->stopped()) {
+    if (status == ChannelStatus::kOk && result == 0 && got == chunk.bytes && !transfer_->stopped()) {
       const Moment using_it = Now();
-      const bool used = use_(chunk.region, chunk.index, flight.slot, chunk.bytes, &error);
+      const absl::Status used = use_(chunk.region, chunk.index, flight.slot, chunk.bytes);
       times_.using_ += SecondsSince(using_it);
-      if (used) {
+      if (used.ok()) {
         transfer_->Advance(chunk.bytes);
       } else {
-        transfer_->Fail(error);
+        transfer_->Fail(used);
       }
       return;
     }
     pool_->Give(flight.slot);
-    if (!error.empty()) transfer_->Fail(error);
+    if (status != ChannelStatus::kOk) {
+      transfer_->FailGone(status);
+    } else if (result != 0 || got != chunk.bytes) {
+      transfer_->Fail(Failed("read " + NameOf(transfer_->RegionOf(chunk)), result));
+    }
   }
 
   void Waited(const Flight& flight, double seconds) {
@@ -404,10 +399,9 @@ class WriteShare {
   };
 
   bool Fill(const Transfer::Chunk& chunk, char* out) {
-    std::string error;
-    if (fill_(chunk.region, chunk.index, out, chunk.bytes, &error)) return true;
-    transfer_->Fail(error);
-    return false;
+    const absl::Status filled = fill_(chunk.region, chunk.index, out, chunk.bytes);
+    if (!filled.ok()) transfer_->Fail(filled);
+    return filled.ok();
   }
 
   void Share(const Transfer::Chunk& chunk, size_t turn) {
@@ -433,12 +427,10 @@ class WriteShare {
 
   // The first `count` bytes of a chunk, through the channel.
   bool SendFrom(const Transfer::Chunk& chunk, const char* bytes, size_t count) {
-    std::string error;
-    if (SendBytes(transfer_->channel(), transfer_->RegionOf(chunk), chunk.offset(), {bytes, count}, &error)) {
-      return true;
-    }
-    transfer_->Fail(error);
-    return false;
+    const absl::Status sent =
+        SendBytes(transfer_->channel(), transfer_->RegionOf(chunk), chunk.offset(), {bytes, count});
+    if (!sent.ok()) transfer_->Fail(sent);
+    return sent.ok();
   }
 
   void Finish(size_t turn) {
@@ -450,10 +442,8 @@ class WriteShare {
       transfer_->FailGone(status);
       return;
     }
-    std::string error;
     if (reply_.pending_error != 0) {
-      Failed("write " + NameOf(transfer_->RegionOf(*flight.chunk)), reply_.pending_error, &error);
-      transfer_->Fail(error);
+      transfer_->Fail(Failed("write " + NameOf(transfer_->RegionOf(*flight.chunk)), reply_.pending_error));
       return;
     }
     // Something that this way does not reach; if the other one does not either, the Drain tells.
@@ -569,12 +559,10 @@ class CopyShare {
   void Written(const Flight& flight) {
     const Transfer::Chunk& chunk = *flight.chunk;
     const ChannelStatus status = to_->Wait(flight.write, &reply_);
-    std::string error;
     if (status != ChannelStatus::kOk) {
       GoneSecond(status);
     } else if (reply_.pending_error != 0) {
-      Failed("write " + NameOf(transfer_->RegionOf(chunk)), reply_.pending_error, &error);
-      transfer_->Fail(error);
+      transfer_->Fail(Failed("write " + NameOf(transfer_->RegionOf(chunk)), reply_.pending_error));
     } else if (reply_.result == 0 || Send(chunk, transfer_->shared()->data(flight.buffer), chunk.bytes)) {
       transfer_->Advance(chunk.bytes);
     }
@@ -598,15 +586,13 @@ class CopyShare {
   void Pass(const Transfer::Chunk& chunk) {
     if (!own_) own_.reset(new char[kChunkBytes]);
     const Region& region = transfer_->RegionOf(chunk);
-    std::string error;
     for (size_t at = 0; at < chunk.bytes; at += kPiece) {
       const size_t bytes = std::min<size_t>(kPiece, chunk.bytes - at);
       const uint64_t read = BeginRead(transfer_->channel(), region, chunk.offset() + at, own_.get() + at, bytes);
       const ChannelStatus status = read != 0 ? transfer_->channel()->Wait(read, &reply_) : ChannelStatus::kClosed;
       if (status != ChannelStatus::kOk) return transfer_->FailGone(status);
       if (reply_.result == 0 && reply_.payload_bytes == bytes) continue;
-      Failed("read " + NameOf(region), reply_.result, &error);
-      return transfer_->Fail(error);
+      return transfer_->Fail(Failed("read " + NameOf(region), reply_.result));
     }
     if (!Change(chunk, own_.get()) || !Send(chunk, own_.get(), chunk.bytes)) return;
     transfer_->Opened(chunk);
@@ -615,24 +601,18 @@ class CopyShare {
   }
 
   bool Change(const Transfer::Chunk& chunk, char* bytes) {
-    std::string error;
-    if (change_(chunk.region, chunk.index, bytes, chunk.bytes, &error)) return true;
-    transfer_->Fail(error);
-    return false;
+    const absl::Status changed = change_(chunk.region, chunk.index, bytes, chunk.bytes);
+    if (!changed.ok()) transfer_->Fail(changed);
+    return changed.ok();
   }
 
   bool Send(const Transfer::Chunk& chunk, const char* bytes, size_t count) {
-    std::string error;
-    if (SendBytes(to_, transfer_->RegionOf(chunk), chunk.offset(), {bytes, count}, &error)) return true;
-    transfer_->Fail(error);
-    return false;
+    const absl::Status sent = SendBytes(to_, transfer_->RegionOf(chunk), chunk.offset(), {bytes, count});
+    if (!sent.ok()) transfer_->Fail(sent);
+    return sent.ok();
   }
 
-  void GoneSecond(ChannelStatus status) {
-    std::string error;
-    Gone(to_, status, &error);
-    transfer_->Fail(error);
-  }
+  void GoneSecond(ChannelStatus status) { transfer_->Fail(Gone(to_, status)); }
 
   Transfer* const transfer_;
   ClientChannel* const to_;
@@ -654,9 +634,9 @@ unsigned Threads(unsigned eighths, unsigned most) {
 
 }  // namespace
 
-bool ReadMemory(ClientChannel* channel, const std::vector<Region>& regions, ChunkPool* pool, SharedBuffers* shared,
-                const UseChunk& use, const Continue& go_on, std::string* error, TransferTimes* times,
-                const SkipChunk& skip) {
+absl::Status ReadMemory(ClientChannel* channel, const std::vector<Region>& regions, ChunkPool* pool,
+                        SharedBuffers* shared, const UseChunk& use, const Continue& go_on, TransferTimes* times,
+                        const SkipChunk& skip) {
   Transfer transfer(channel, regions, shared, go_on, skip);
   Mutex mutex;
   TransferTimes all;
@@ -670,11 +650,11 @@ bool ReadMemory(ClientChannel* channel, const std::vector<Region>& regions, Chun
     all.Add(mine.times());
     ++all.threads;
   };
-  const bool ok = transfer.Run(Threads(3, kMostCopying), share, error);
+  absl::Status status = transfer.Run(Threads(3, kMostCopying), share);
   getrusage(RUSAGE_SELF, &after);
   all.page_faults = uint64_t(after.ru_minflt + after.ru_majflt - before.ru_minflt - before.ru_majflt);
   if (times) times->Add(all);
-  return ok;
+  return status;
 }
 
 void TransferTimes::Add(const TransferTimes& other) {
@@ -696,25 +676,25 @@ void TransferTimes::Add(const TransferTimes& other) {
   longest_chunk = other.longest_chunk;
 }
 
-bool WriteMemory(ClientChannel* channel, const std::vector<Region>& regions, SharedBuffers* shared,
-                 const FillChunk& fill, const Continue& go_on, std::string* error) {
+absl::Status WriteMemory(ClientChannel* channel, const std::vector<Region>& regions, SharedBuffers* shared,
+                         const FillChunk& fill, const Continue& go_on) {
   Transfer transfer(channel, regions, shared, go_on, nullptr);
   const auto share = [&](size_t thread, size_t count) { WriteShare(&transfer, fill, thread, count).Run(); };
-  return transfer.Run(Threads(7, kMostFilling), share, error);
+  return transfer.Run(Threads(7, kMostFilling), share);
 }
 
-bool CopyBetween(ClientChannel* from, ClientChannel* to, const std::vector<Region>& regions, SharedBuffers* shared,
-                 const ChangeChunk& change, const Continue& go_on, std::string* error, const SkipChunk& skip) {
+absl::Status CopyBetween(ClientChannel* from, ClientChannel* to, const std::vector<Region>& regions,
+                         SharedBuffers* shared, const ChangeChunk& change, const Continue& go_on,
+                         const SkipChunk& skip) {
   Transfer transfer(from, regions, shared, go_on, skip);
   const auto opened = std::make_unique<std::atomic<bool>[]>(regions.size());
   const auto share = [&](size_t thread, size_t count) {
     CopyShare(&transfer, to, opened.get(), change, thread, count).Run();
   };
-  return transfer.Run(Threads(3, kMostCopying), share, error);
+  return transfer.Run(Threads(3, kMostCopying), share);
 }
 
-bool SendBytes(ClientChannel* channel, const Region& region, uint64_t offset, std::string_view bytes,
-               std::string* error) {
+absl::Status SendBytes(ClientChannel* channel, const Region& region, uint64_t offset, std::string_view bytes) {
   for (uint64_t at = 0; at < bytes.size(); at += kPiece) {
     const std::string_view piece = bytes.substr(at, kPiece);
     FrameHeader header;
@@ -722,9 +702,9 @@ bool SendBytes(ClientChannel* channel, const Region& region, uint64_t offset, st
     std::string message;
     Place<wire::OpWriteMemory_Request>(region, offset + at, piece.size()).Encode(&message);
     const ChannelStatus status = channel->Send(header, message, piece);
-    if (status != ChannelStatus::kOk) return Gone(channel, status, error);
+    if (status != ChannelStatus::kOk) return Gone(channel, status);
   }
-  return true;
+  return absl::OkStatus();
 }
 
 }  // namespace cuda_remote::checkpoint

@@ -5,7 +5,7 @@
 // the threads do what memory bandwidth and hashing cost. Everything else, and everything where there are no such
 // buffers, goes as payload of requests through the channel.
 //
-// Functions return false and one sentence in *error. When they return, no request is on the way and no thread left.
+// When functions return, also after a failure, no request is on the way and no thread left.
 #ifndef CUDA_REMOTE_CHECKPOINT_GPU_MEMORY_TRANSFER_H_
 #define CUDA_REMOTE_CHECKPOINT_GPU_MEMORY_TRANSFER_H_
 
@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "checkpoint/gpu/chunk_pool.h"
 #include "checkpoint/gpu/shared_buffers.h"
 #include "checkpoint/gpu/side_requests.h"
@@ -27,10 +28,10 @@ namespace cuda_remote::checkpoint {
 using Continue = std::function<bool(uint64_t done, uint64_t total)>;
 
 // Called with a chunk (kChunkBytes, the last one of a region shorter) in a slot of the pool. The callee owns the slot
-// from then on, also if it returns false. Called from several threads at once, in any order.
-using UseChunk = std::function<bool(size_t region, uint64_t index, char* slot, size_t bytes, std::string* error)>;
+// from then on, also if it fails. Called from several threads at once, in any order.
+using UseChunk = std::function<absl::Status(size_t region, uint64_t index, char* slot, size_t bytes)>;
 // Writes a chunk's bytes to `out`. Called from several threads at once.
-using FillChunk = std::function<bool(size_t region, uint64_t index, char* out, size_t bytes, std::string* error)>;
+using FillChunk = std::function<absl::Status(size_t region, uint64_t index, char* out, size_t bytes)>;
 
 // Whether a chunk is to be left out. Called before the transfer begins.
 using SkipChunk = std::function<bool(size_t region, uint64_t index)>;
@@ -55,26 +56,25 @@ struct TransferTimes {
 
 // Reads all regions into slots of `pool` and gives them to `use`; other threads may give slots back at the same time.
 // `shared`: null, or attached to this channel's server. Adds to *times if that is not null.
-bool ReadMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, ChunkPool* pool,
-                SharedBuffers* shared, const UseChunk& use, const Continue& go_on, std::string* error,
-                TransferTimes* times = nullptr, const SkipChunk& skip = nullptr);
+absl::Status ReadMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, ChunkPool* pool,
+                        SharedBuffers* shared, const UseChunk& use, const Continue& go_on,
+                        TransferTimes* times = nullptr, const SkipChunk& skip = nullptr);
 
 // May change a chunk on its way. Called by several threads at once.
-using ChangeChunk = std::function<bool(size_t region, uint64_t index, char* bytes, size_t count, std::string* error)>;
+using ChangeChunk = std::function<absl::Status(size_t region, uint64_t index, char* bytes, size_t count)>;
 
 // Copies all regions from one server on this machine to another, through buffers that both have mapped: one GPU writes
 // to them, the other one reads. What goes wrong at the second server is only known after a Drain.
-bool CopyBetween(ClientChannel* from, ClientChannel* to, const std::vector<ckptfmt::Region>& regions,
-                 SharedBuffers* shared, const ChangeChunk& change, const Continue& go_on, std::string* error,
-                 const SkipChunk& skip = nullptr);
+absl::Status CopyBetween(ClientChannel* from, ClientChannel* to, const std::vector<ckptfmt::Region>& regions,
+                         SharedBuffers* shared, const ChangeChunk& change, const Continue& go_on,
+                         const SkipChunk& skip = nullptr);
 
 // Writes all regions. Call Drain afterwards: only it reports errors of the server. `shared` as above.
-bool WriteMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, SharedBuffers* shared,
-                 const FillChunk& fill, const Continue& go_on, std::string* error);
+absl::Status WriteMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, SharedBuffers* shared,
+                         const FillChunk& fill, const Continue& go_on);
 
 // Sends bytes of one region, at `offset`, without waiting: a Drain tells whether all went well. Thread-safe.
-bool SendBytes(ClientChannel* channel, const ckptfmt::Region& region, uint64_t offset, std::string_view bytes,
-               std::string* error);
+absl::Status SendBytes(ClientChannel* channel, const ckptfmt::Region& region, uint64_t offset, std::string_view bytes);
 
 // For tests: so many threads, at most SharedBuffers::kCount; 0: by the number of processors.
 extern unsigned g_transfer_threads_for_testing;

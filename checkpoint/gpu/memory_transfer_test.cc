@@ -50,6 +50,7 @@ class Server {
     Welcome welcome;
     welcome.shared_memory = true;
     std::string error;
+    // Until Create, ClientHandshake and Adopt give a status.
     std::thread worker([&] {
       Packet hello;
       EXPECT_EQ(ReceivePacket(sockets[0], &hello, 5000), ChannelStatus::kOk);
@@ -363,10 +364,9 @@ TEST(SaveMemory, SmallRegionsWaitInMemoryOfTheirOwnSize) {
   ASSERT_TRUE(image.ok()) << image.status();
   (*image)->HoldChunks();  // nothing comes back meanwhile
   SaveTimes times;
-  std::string error;
-  ASSERT_TRUE(SaveMemory(server.channel(), regions, image->get(), &pool, /*holds=*/true, nullptr, nullptr, nullptr,
-                         nullptr, nullptr, &times, &error))
-      << error;
+  ASSERT_EQ(SaveMemory(server.channel(), regions, image->get(), &pool, /*holds=*/true, nullptr, nullptr, nullptr,
+                       nullptr, nullptr, &times),
+            absl::OkStatus());
   EXPECT_EQ(times.reading.regions, regions.size());
   EXPECT_EQ(times.reading.channel_chunks + times.reading.shared_chunks, regions.size() + 2);
   ASSERT_TRUE((*image)->WriteLog("").ok());
@@ -413,10 +413,9 @@ TEST(SaveMemory, HoldsChunksIfWhatIsReadFits) {
     ASSERT_TRUE(image.ok()) << image.status();
     (*image)->HoldChunks();
     SaveTimes times;
-    std::string error;
-    ASSERT_TRUE(SaveMemory(server.channel(), regions, image->get(), &pool, /*holds=*/true, nullptr, nullptr, nullptr,
-                           nullptr, nullptr, &times, &error))
-        << error;
+    ASSERT_EQ(SaveMemory(server.channel(), regions, image->get(), &pool, /*holds=*/true, nullptr, nullptr, nullptr,
+                         nullptr, nullptr, &times),
+              absl::OkStatus());
     if (expected > 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
     while (expected == 0 && pool.free_bytes() < pool.limit()) std::this_thread::yield();
     EXPECT_EQ(pool.limit() - pool.free_bytes(), expected * ChunkPool::kSlotBytes);
@@ -462,10 +461,9 @@ TEST(SaveMemory, ReadsWhatEarlierImagesDoNotHave) {
     ASSERT_TRUE(image.ok()) << image.status();
     const std::unique_ptr<SharedBuffers> shared = share ? SharedBuffers::Make() : nullptr;
     SaveTimes times;
-    std::string error;
-    ASSERT_TRUE(SaveMemory(server.channel(), regions, image->get(), &pool, /*holds=*/true, shared.get(), nullptr,
-                           nullptr, nullptr, nullptr, &times, &error))
-        << error;
+    ASSERT_EQ(SaveMemory(server.channel(), regions, image->get(), &pool, /*holds=*/true, shared.get(), nullptr, nullptr,
+                         nullptr, nullptr, &times),
+              absl::OkStatus());
     EXPECT_FALSE(server.too_early);
     ASSERT_TRUE((*image)->WriteLog("").ok());
     ckptfmt::ImageInfo info;
@@ -553,11 +551,11 @@ TEST_P(MemoryTransfer, ReadsEverythingThroughASmallPool) {
         usleep(1000);
       }
     });
-    const auto use = [&](size_t region, uint64_t index, char* slot, size_t bytes, std::string*) {
+    const auto use = [&](size_t region, uint64_t index, char* slot, size_t bytes) {
       memcpy(&got[region][index * kChunkBytes], slot, bytes);
       std::lock_guard<std::mutex> lock(mutex);
       used.push_back(slot);
-      return true;
+      return absl::OkStatus();
     };
     uint64_t last = 0;
     const auto go_on = [&](uint64_t done, uint64_t total) {
@@ -566,8 +564,7 @@ TEST_P(MemoryTransfer, ReadsEverythingThroughASmallPool) {
       last = done;
       return true;
     };
-    std::string error;
-    EXPECT_TRUE(ReadMemory(server.channel(), sample.regions, &pool, attached, use, go_on, &error)) << error;
+    EXPECT_EQ(ReadMemory(server.channel(), sample.regions, &pool, attached, use, go_on), absl::OkStatus());
     end = true;
     giver.join();
     EXPECT_EQ(last, sample.total);
@@ -594,21 +591,23 @@ TEST_P(MemoryTransfer, ReadingStopsAtTheFirstFailure) {
     if (kind == kGone) server.die_after = 17;
     ChunkPool pool(0);
     std::atomic<int> uses{0};
-    const auto use = [&](size_t, uint64_t, char* slot, size_t, std::string* error) {
+    const auto use = [&](size_t, uint64_t, char* slot, size_t) -> absl::Status {
       pool.Give(slot);
-      if (kind != kUse || ++uses < 5) return true;
-      *error = "the disk is full";
-      return false;
+      if (kind != kUse || ++uses < 5) return absl::OkStatus();
+      return absl::ResourceExhaustedError("the disk is full");
     };
     const auto go_on = [&](uint64_t done, uint64_t total) { return kind != kCancelled || done < total / 3; };
-    std::string error;
-    EXPECT_FALSE(ReadMemory(server.channel(), sample.regions, &pool, attached, use, go_on, &error));
+    const absl::Status status = ReadMemory(server.channel(), sample.regions, &pool, attached, use, go_on);
+    static constexpr absl::StatusCode kCodes[] = {absl::StatusCode::kResourceExhausted, absl::StatusCode::kCancelled,
+                                                  absl::StatusCode::kFailedPrecondition,
+                                                  absl::StatusCode::kUnavailable};
+    EXPECT_EQ(status.code(), kCodes[kind]);
     static constexpr const char* kErrors[] = {
         "the disk is full", "interrupted",
         "could not read GPU memory at 0x100060000000: CUDA_ERROR_INVALID_VALUE (1, invalid argument)",
         "the session with the GPU server was lost: told to die"};
-    EXPECT_THAT(error, HasSubstr(kErrors[kind]));
-    EXPECT_EQ(FreeSlots(&pool), ChunkPool::kLeastSlots) << error;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(kErrors[kind]));
+    EXPECT_EQ(FreeSlots(&pool), ChunkPool::kLeastSlots) << status;
     if (attached) attached->Detach();
   }
 }
@@ -620,17 +619,16 @@ TEST_P(MemoryTransfer, WritesEverything) {
     server.refuse_copies = refuse;
     for (const Region& region : sample.regions) server.Have(region, std::string(region.bytes, '\0'));
     SharedBuffers* const attached = Attach(&server);
-    const auto fill = [&](size_t region, uint64_t index, char* out, size_t bytes, std::string*) {
+    const auto fill = [&](size_t region, uint64_t index, char* out, size_t bytes) {
       memcpy(out, &sample.bytes[region][index * kChunkBytes], bytes);
-      return true;
+      return absl::OkStatus();
     };
     uint64_t last = 0;
     const auto go_on = [&](uint64_t done, uint64_t) {
       last = done;
       return true;
     };
-    std::string error;
-    EXPECT_TRUE(WriteMemory(server.channel(), sample.regions, attached, fill, go_on, &error)) << error;
+    EXPECT_EQ(WriteMemory(server.channel(), sample.regions, attached, fill, go_on), absl::OkStatus());
     if (attached) attached->Detach();
     EXPECT_EQ(server.Sync(), 0u);
     EXPECT_EQ(last, sample.total);
@@ -651,15 +649,14 @@ TEST_P(MemoryTransfer, WritingStopsAtTheFirstFailure) {
     SharedBuffers* const attached = Attach(&server);
     if (kind == kGone) server.die_after = 17;
     std::atomic<int> fills{0};
-    const auto fill = [&](size_t, uint64_t, char* out, size_t bytes, std::string* error) {
+    const auto fill = [&](size_t, uint64_t, char* out, size_t bytes) -> absl::Status {
       memset(out, 1, bytes);
-      if (kind != kFill || ++fills < 7) return true;
-      *error = "data-00000 is damaged";
-      return false;
+      if (kind != kFill || ++fills < 7) return absl::OkStatus();
+      return absl::DataLossError("data-00000 is damaged");
     };
     const auto go_on = [&](uint64_t done, uint64_t total) { return kind != kCancelled || done < total / 3; };
-    std::string error;
-    if (WriteMemory(server.channel(), sample.regions, attached, fill, go_on, &error)) {
+    const absl::Status status = WriteMemory(server.channel(), sample.regions, attached, fill, go_on);
+    if (status.ok()) {
       // All of it had room in the ring of a server that was gone: the Drain that follows is what finds out.
       EXPECT_EQ(kind, kGone);
       FrameHeader header;
@@ -670,7 +667,7 @@ TEST_P(MemoryTransfer, WritingStopsAtTheFirstFailure) {
     }
     static constexpr const char* kErrors[] = {"data-00000 is damaged", "interrupted",
                                               "the session with the GPU server was lost: told to die"};
-    EXPECT_THAT(error, HasSubstr(kErrors[kind]));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(kErrors[kind]));
     if (attached) attached->Detach();
   }
 }
@@ -709,10 +706,10 @@ TEST(CopyBetween, CopiesEverything) {
     ASSERT_TRUE(shared->Attach(first.channel()));
     ASSERT_TRUE(shared->Attach(second.channel()));
     // As a table of functions that lie elsewhere.
-    const auto change = [&](size_t region, uint64_t index, char* bytes, size_t count, std::string*) {
+    const auto change = [&](size_t region, uint64_t index, char* bytes, size_t count) {
       EXPECT_LE(index * kChunkBytes + count, sample.regions[region].bytes);
       bytes[0] ^= 1;
-      return true;
+      return absl::OkStatus();
     };
     uint64_t last = 0;
     const auto go_on = [&](uint64_t done, uint64_t total) {
@@ -720,9 +717,8 @@ TEST(CopyBetween, CopiesEverything) {
       last = done;
       return true;
     };
-    std::string error;
-    ASSERT_TRUE(CopyBetween(first.channel(), second.channel(), sample.regions, shared.get(), change, go_on, &error))
-        << error;
+    ASSERT_EQ(CopyBetween(first.channel(), second.channel(), sample.regions, shared.get(), change, go_on),
+              absl::OkStatus());
     EXPECT_EQ(second.Sync(), 0u);
     EXPECT_EQ(last, sample.total);
     for (size_t i = 0; i < sample.regions.size(); ++i) {
@@ -756,19 +752,19 @@ TEST(CopyBetween, StopsAtTheFirstFailure) {
     if (kind == kFirstGone) first.die_after = 12;
     if (kind == kSecondGone) second.die_after = 12;
     std::atomic<int> changes{0};
-    const auto change = [&](size_t, uint64_t, char*, size_t, std::string* error) {
-      if (kind != kChange || ++changes < 5) return true;
-      *error = "an address of code";
-      return false;
+    const auto change = [&](size_t, uint64_t, char*, size_t) -> absl::Status {
+      if (kind != kChange || ++changes < 5) return absl::OkStatus();
+      return absl::FailedPreconditionError("an address of code");
     };
     const auto go_on = [&](uint64_t done, uint64_t total) { return kind != kCancelled || done < total / 3; };
-    std::string error;
-    EXPECT_FALSE(CopyBetween(first.channel(), second.channel(), sample.regions, shared.get(), change, go_on, &error));
+    const absl::Status status =
+        CopyBetween(first.channel(), second.channel(), sample.regions, shared.get(), change, go_on);
+    EXPECT_FALSE(status.ok()) << kind;
     static constexpr const char* kErrors[] = {"an address of code", "interrupted",
                                               "could not read GPU memory at 0x100060000000: CUDA_ERROR_INVALID_VALUE",
                                               "the session with the GPU server was lost: told to die",
                                               "the session with the GPU server was lost: told to die"};
-    EXPECT_THAT(error, HasSubstr(kErrors[kind])) << kind;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(kErrors[kind])) << kind;
     shared->Detach();
   }
   g_transfer_threads_for_testing = 0;
@@ -805,11 +801,9 @@ TEST(CopyMemory, GoesDirectly) {
         last = done;
         return true;
       };
-      std::string error;
       CopiedBytes bytes;
-      ASSERT_TRUE(
-          CopyMemory(first.channel(), regions, second.channel(), {}, {}, nullptr, shared.get(), go_on, &bytes, &error))
-          << error;
+      ASSERT_EQ(CopyMemory(first.channel(), regions, second.channel(), {}, {}, nullptr, shared.get(), go_on, &bytes),
+                absl::OkStatus());
       EXPECT_EQ(second.Sync(), 0u);
       EXPECT_EQ(bytes.direct, worth) << refused;
       EXPECT_EQ(bytes.handed_over, 0u);
@@ -844,10 +838,8 @@ TEST(CopyMemory, StopsAskingInVain) {
     second.Have(region, std::string(5000, '?'));
   }
   CopiedBytes bytes;
-  std::string error;
-  ASSERT_TRUE(
-      CopyMemory(first.channel(), sample.regions, second.channel(), {}, {}, nullptr, nullptr, nullptr, &bytes, &error))
-      << error;
+  ASSERT_EQ(CopyMemory(first.channel(), sample.regions, second.channel(), {}, {}, nullptr, nullptr, nullptr, &bytes),
+            absl::OkStatus());
   EXPECT_EQ(second.Sync(), 0u);
   EXPECT_EQ(bytes.direct, 0u);
   EXPECT_LT(second.fetches, 12);
@@ -896,10 +888,9 @@ TEST(CopyMemory, LeavesOutWhatWasHandedOver) {
     return true;
   };
   CopiedBytes bytes;
-  std::string error;
-  ASSERT_TRUE(CopyMemory(first.channel(), sample.regions, second.channel(), {}, handed_over, nullptr, nullptr, go_on,
-                         &bytes, &error))
-      << error;
+  ASSERT_EQ(
+      CopyMemory(first.channel(), sample.regions, second.channel(), {}, handed_over, nullptr, nullptr, go_on, &bytes),
+      absl::OkStatus());
   EXPECT_EQ(second.Sync(), 0u);
   EXPECT_EQ(bytes.handed_over, expected);
   EXPECT_EQ(bytes.direct, total - expected);
@@ -913,9 +904,10 @@ TEST(CopyMemory, LeavesOutWhatWasHandedOver) {
   MovedCode moved;
   moved.Add(1, 2, "table", {{0, 0x7f0000001000, 0x7f0000002000}});
   ASSERT_FALSE(moved.empty());
-  EXPECT_FALSE(CopyMemory(first.channel(), sample.regions, second.channel(), moved, handed_over, nullptr, nullptr,
-                          go_on, &bytes, &error));
-  EXPECT_THAT(error, HasSubstr("functions lie elsewhere"));
+  const absl::Status refused = CopyMemory(first.channel(), sample.regions, second.channel(), moved, handed_over,
+                                          nullptr, nullptr, go_on, &bytes);
+  EXPECT_FALSE(refused.ok());
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("functions lie elsewhere"));
 }
 
 TEST(CopyMemory, ADirectCopyEnds) {
@@ -930,10 +922,9 @@ TEST(CopyMemory, ADirectCopyEnds) {
     if (kind == kFirstGone) first.die_after = 2;
     if (kind == kSecondGone) second.die_after = 2;
     const Continue go_on = [&](uint64_t done, uint64_t total) { return kind != kCancelled || done < total / 3; };
-    std::vector<bool> copied;
-    std::string error;
-    EXPECT_FALSE(CopyDirectly(first.channel(), second.channel(), sample.regions, go_on, &copied, &error));
-    EXPECT_THAT(error, HasSubstr(kind == kCancelled ? "interrupted" : "told to die")) << kind;
+    const absl::Status status = CopyDirectly(first.channel(), second.channel(), sample.regions, go_on).status();
+    EXPECT_EQ(status.code(), kind == kCancelled ? absl::StatusCode::kCancelled : absl::StatusCode::kUnavailable);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(kind == kCancelled ? "interrupted" : "told to die")) << kind;
   }
 }
 

@@ -29,9 +29,8 @@ void MovedCode::Add(uint64_t module, uint64_t context, const std::string& symbol
   }
 }
 
-bool MovedCode::Translate(const ckptfmt::Region& region, uint64_t offset, char* bytes, size_t count,
-                          std::string* error) const {
-  if (empty()) return true;
+absl::Status MovedCode::Translate(const ckptfmt::Region& region, uint64_t offset, char* bytes, size_t count) const {
+  if (empty()) return absl::OkStatus();
   // Words that are done: [begin, end) of each is no address any more that anybody searches for.
   std::vector<std::pair<size_t, uint64_t>> translated;
   const auto variable = variables_.find({region.object, region.context, region.symbol});
@@ -53,14 +52,13 @@ bool MovedCode::Translate(const ckptfmt::Region& region, uint64_t offset, char* 
   }
   const size_t found = search_.Find(bytes, count);
   for (const auto& [at, now] : translated) std::memcpy(bytes + at, &now, sizeof(now));
-  if (found == driverabi::AddressSearch::kNone) return true;
+  if (found == driverabi::AddressSearch::kNone) return absl::OkStatus();
   uint64_t value;
   std::memcpy(&value, bytes + found, sizeof(value));
   const auto name = names_.find(value);
-  *error = PlaceOf(region, offset + found) +
-           " holds the address of a GPU function that lies elsewhere on this server " + "than before" +
-           (name != names_.end() ? " (one of those in the variable " + name->second + ")" : std::string());
-  return false;
+  return absl::FailedPreconditionError(
+      PlaceOf(region, offset + found) + " holds the address of a GPU function that lies elsewhere on this server " +
+      "than before" + (name != names_.end() ? " (one of those in the variable " + name->second + ")" : std::string()));
 }
 
 }  // namespace cuda_remote::checkpoint

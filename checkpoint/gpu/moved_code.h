@@ -16,6 +16,7 @@
 #include <tuple>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "ckptfmt/types.h"
 #include "proto/driverabi/address_search.h"
 
@@ -34,9 +35,9 @@ class MovedCode {
   // No function lies elsewhere.
   bool empty() const { return search_.empty(); }
 
-  // Translates `count` bytes of a region that begin at `offset` of it, in place, on their way to the new server. False
-  // and one sentence in *error if they hold an address that cannot be translated. Any thread.
-  bool Translate(const ckptfmt::Region& region, uint64_t offset, char* bytes, size_t count, std::string* error) const;
+  // Translates `count` bytes of a region that begin at `offset` of it, in place, on their way to the new server. Fails
+  // if they hold an address that cannot be translated. Any thread.
+  absl::Status Translate(const ckptfmt::Region& region, uint64_t offset, char* bytes, size_t count) const;
 
  private:
   // Module or library, context, variable.

@@ -37,9 +37,9 @@ class MovedCodeTest : public testing::Test {
   // What becomes of these words of a region; empty if they are refused.
   std::vector<uint64_t> After(const ckptfmt::Region& region, const std::vector<uint64_t>& words, uint64_t offset = 0) {
     std::string bytes = Bytes(words);
-    error_.clear();
-    return moved_.Translate(region, offset, bytes.data(), bytes.size(), &error_) ? Words(bytes)
-                                                                                 : std::vector<uint64_t>();
+    const absl::Status status = moved_.Translate(region, offset, bytes.data(), bytes.size());
+    error_ = std::string(status.message());
+    return status.ok() ? Words(bytes) : std::vector<uint64_t>();
   }
 
   MovedCode moved_;
@@ -81,7 +81,7 @@ TEST_F(MovedCodeTest, OtherPlacesAreRefused) {
   EXPECT_TRUE(After(Variable("table", kOtherContext), {kA}).empty());
   // Where it does not begin at a multiple of eight.
   std::string bytes = "abc" + Bytes({kA}) + "defgh";
-  EXPECT_FALSE(moved_.Translate(memory, 0, bytes.data(), bytes.size(), &error_));
+  EXPECT_FALSE(moved_.Translate(memory, 0, bytes.data(), bytes.size()).ok());
 }
 
 // The same address is another function in another context.

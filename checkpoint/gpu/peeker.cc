@@ -11,6 +11,7 @@
 
 #include "ckptfmt/types.h"
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/frame/frame.h"
 #include "proto/threads/mutex.h"
@@ -31,14 +32,12 @@ constexpr std::chrono::milliseconds kBetweenQuestions(5);
 
 }  // namespace
 
-SharedBuffers* Peeker::Attach(SideRequests* requests, SharedBuffers* shared, bool* ok, std::string* error) {
-  *ok = true;
+absl::StatusOr<SharedBuffers*> Peeker::Attach(SideRequests* requests, SharedBuffers* shared) {
   if (shared == nullptr || !requests->shared_memory()) return nullptr;
   agent::SideRequest map;
-  agent::SideAnswer answer;
   shared->MapRequest(&map);
-  *ok = AskAndWait(requests, map, &answer, error);
-  return *ok && answer.result == 0 ? shared : nullptr;
+  CR_ASSIGN_OR_RETURN(const agent::SideAnswer answer, AskAndWait(requests, map));
+  return answer.result == 0 ? shared : nullptr;
 }
 
 Peeker::Peeker(SideRequests* requests, SharedBuffers* shared, ChunkPool* pool, Use use, Captures captures)
@@ -54,8 +53,7 @@ Peeker::Peeker(SideRequests* requests, SharedBuffers* shared, ChunkPool* pool, U
 }
 
 Peeker::~Peeker() {
-  std::string ignored;
-  while (!flights_.empty()) FinishOne(&ignored);
+  while (!flights_.empty()) FinishOne().IgnoreError();
   {
     MutexLock lock(&mutex_);
     over_ = true;
@@ -64,19 +62,20 @@ Peeker::~Peeker() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-bool Peeker::Add(const Chunk& chunk, char* slot, std::string* error) {
+absl::Status Peeker::Add(const Chunk& chunk, char* slot) {
   Flight flight{{chunk, slot, kNone}, {}, {}, {}};
-  bool ok = shared_ != nullptr || flights_.size() < kChannelFlights || FinishOne(error);
-  while (ok && shared_ != nullptr && !TakeBuffer(&flight.what.buffer)) {
+  absl::Status status;
+  if (shared_ == nullptr && flights_.size() >= kChannelFlights) status = FinishOne();
+  while (status.ok() && shared_ != nullptr && !TakeBuffer(&flight.what.buffer)) {
     if (!flights_.empty()) {
-      ok = FinishOne(error);
+      status = FinishOne();
       continue;
     }
     MutexLock lock(&mutex_);
     while (free_buffers_.empty()) changed_.Wait(&mutex_);
   }
   const uint64_t piece = shared_ != nullptr ? kChunkBytes : kMaxPayloadBytes;
-  for (uint64_t at = 0; ok && at < chunk.bytes; at += piece) {
+  for (uint64_t at = 0; status.ok() && at < chunk.bytes; at += piece) {
     wire::OpPeekMemory_Request peek;
     peek.address = chunk.address + at;
     peek.bytes = std::min<uint64_t>(piece, chunk.bytes - at);
@@ -84,58 +83,53 @@ bool Peeker::Add(const Chunk& chunk, char* slot, std::string* error) {
     if (shared_ != nullptr) peek.to = shared_->address(flight.what.buffer);
     agent::SideRequest asked = SideRequestOf(kOpPeekMemory, peek);
     if (shared_ == nullptr) asked.payload_bytes = peek.bytes;
-    uint64_t number = 0;
-    ok = requests_->Begin(asked, &number, error);
-    if (!ok) break;
+    const absl::StatusOr<uint64_t> number = requests_->Begin(asked);
+    status = number.status();
+    if (!status.ok()) break;
     flight.asked.push_back(std::move(asked));
-    flight.numbers.push_back(number);
+    flight.numbers.push_back(*number);
     flight.sizes.push_back(peek.bytes);
   }
   flights_.push_back(std::move(flight));
-  return ok;
+  return status;
 }
 
-bool Peeker::Finish(std::string* error) {
-  bool ok = true;
-  while (!flights_.empty()) {
-    std::string problem;
-    if (FinishOne(&problem) || !ok) continue;
-    *error = problem;
-    ok = false;
-  }
-  return ok;
+absl::Status Peeker::Finish() {
+  absl::Status status;
+  while (!flights_.empty()) status.Update(FinishOne());
+  return status;
 }
 
-bool Peeker::WaitFor(const agent::SideRequest& asked, uint64_t number, agent::SideAnswer* answer, std::string* error) {
+absl::StatusOr<agent::SideAnswer> Peeker::WaitFor(const agent::SideRequest& asked, uint64_t number) {
   const auto end = Now() + kLongestCapture;
-  while (requests_->Wait(number, answer, error)) {
+  while (true) {
+    CR_ASSIGN_OR_RETURN(agent::SideAnswer answer, requests_->Wait(number));
     // After one that was refused for so long, no other waits.
-    if (captures_ == Captures::kRefuse || refused_ != 0 || answer->result != kCapturing || Now() > end) return true;
+    if (captures_ == Captures::kRefuse || refused_ != 0 || answer.result != kCapturing || Now() > end) return answer;
     std::this_thread::sleep_for(kBetweenQuestions);
-    if (!requests_->Begin(asked, &number, error)) return false;
+    CR_ASSIGN_OR_RETURN(number, requests_->Begin(asked));
   }
-  return false;
 }
 
 // Waits for the oldest chunk.
-bool Peeker::FinishOne(std::string* error) {
+absl::Status Peeker::FinishOne() {
   const Flight flight = std::move(flights_.front());
   flights_.pop_front();
   const Arrived& what = flight.what;
-  bool ok = true, here = true;
+  absl::Status status;
+  bool here = true;
   size_t at = 0;
   for (size_t i = 0; i < flight.numbers.size(); ++i) {
-    agent::SideAnswer answer;
-    std::string problem;
-    if (!WaitFor(flight.asked[i], flight.numbers[i], &answer, &problem)) {
-      if (ok) *error = problem;
-      ok = here = false;
-    } else if (answer.result != 0) {
-      refused_ = answer.result;
+    const absl::StatusOr<agent::SideAnswer> answer = WaitFor(flight.asked[i], flight.numbers[i]);
+    status.Update(answer.status());
+    if (!answer.ok()) {
+      here = false;
+    } else if (answer->result != 0) {
+      refused_ = answer->result;
       here = false;
     } else if (shared_ == nullptr) {
-      here = here && answer.payload.size() == flight.sizes[i];
-      if (here) memcpy(what.slot + at, answer.payload.data(), flight.sizes[i]);
+      here = here && answer->payload.size() == flight.sizes[i];
+      if (here) memcpy(what.slot + at, answer->payload.data(), flight.sizes[i]);
     }
     at += flight.sizes[i];
   }
@@ -149,7 +143,7 @@ bool Peeker::FinishOne(std::string* error) {
     arrived_.push_back(what);
     changed_.NotifyAll();
   }
-  return ok;
+  return status;
 }
 
 bool Peeker::TakeBuffer(size_t* buffer) {

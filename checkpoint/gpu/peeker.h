@@ -8,10 +8,11 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/gpu/chunk_pool.h"
 #include "checkpoint/gpu/shared_buffers.h"
 #include "checkpoint/gpu/side_requests.h"
@@ -31,8 +32,8 @@ class Peeker {
   using Use = std::function<void(const Chunk& chunk, char* slot)>;
 
   // Lets the server map the buffers, which ends with the connection behind `requests`. Null if they cannot be used;
-  // *ok is false, and *error says why, if nothing can be asked.
-  static SharedBuffers* Attach(SideRequests* requests, SharedBuffers* shared, bool* ok, std::string* error);
+  // fails if nothing can be asked.
+  static absl::StatusOr<SharedBuffers*> Attach(SideRequests* requests, SharedBuffers* shared);
 
   // The server refuses while the job captures a stream. Captures end, so what must be copied can wait for that.
   enum class Captures { kRefuse, kAwait };
@@ -45,11 +46,10 @@ class Peeker {
   Peeker(const Peeker&) = delete;
   Peeker& operator=(const Peeker&) = delete;
 
-  // Begins to copy a chunk into `slot`, which is the peeker's from then on. False and *error if nothing more can be
-  // asked.
-  bool Add(const Chunk& chunk, char* slot, std::string* error);
-  // Waits for all. False as above, or if an earlier one has failed like that.
-  bool Finish(std::string* error);
+  // Begins to copy a chunk into `slot`, which is the peeker's from then on. Fails if nothing more can be asked.
+  absl::Status Add(const Chunk& chunk, char* slot);
+  // Waits for all. Fails as above, or if an earlier one has failed like that.
+  absl::Status Finish();
   // What the server answered to the last chunk that it refused; 0 if it refused none.
   uint32_t refused() const { return refused_; }
 
@@ -67,9 +67,9 @@ class Peeker {
     std::vector<size_t> sizes;
   };
 
-  bool FinishOne(std::string* error);
+  absl::Status FinishOne();
   // The answer to a request that has begun as `number`; it may have to be asked again.
-  bool WaitFor(const agent::SideRequest& asked, uint64_t number, agent::SideAnswer* answer, std::string* error);
+  absl::StatusOr<agent::SideAnswer> WaitFor(const agent::SideRequest& asked, uint64_t number);
   bool TakeBuffer(size_t* buffer);
   void GiveBuffer(size_t buffer);
   void Work();

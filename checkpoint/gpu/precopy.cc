@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
 #include "proto/threads/mutex.h"
 
 namespace cuda_remote::checkpoint {
@@ -76,22 +77,20 @@ void Precopy::Clear() {
   copies_.clear();
 }
 
-bool Precopy::Follow(SideRequests* requests, std::string* error) {
-  if (sink_ == nullptr) return true;
-  std::vector<std::pair<uint64_t, uint64_t>> lost;
-  if (!sink_->Follow(requests, &lost, error)) return false;
+absl::Status Precopy::Follow(SideRequests* requests) {
+  if (sink_ == nullptr) return absl::OkStatus();
+  CR_ASSIGN_OR_RETURN(CopySink::Ranges lost, sink_->Follow(requests));
   std::sort(lost.begin(), lost.end());
   const auto is_lost = [&](uint64_t address) {
     const auto after = std::upper_bound(lost.begin(), lost.end(), std::make_pair(address, UINT64_MAX));
     return after != lost.begin() && address < std::prev(after)->second;
   };
   for (auto it = copies_.begin(); it != copies_.end();) it = is_lost(it->first) ? copies_.erase(it) : std::next(it);
-  return true;
+  return absl::OkStatus();
 }
 
-bool Precopy::Round(SideRequests* requests, SharedBuffers* shared, size_t most_slots,
-                    const std::vector<Peeker::Chunk>& wanted, const std::function<bool()>& cancelled,
-                    std::string* error) {
+absl::Status Precopy::Round(SideRequests* requests, SharedBuffers* shared, size_t most_slots,
+                            const std::vector<Peeker::Chunk>& wanted, const std::function<bool()>& cancelled) {
   ++times_.rounds;
   for (const Peeker::Chunk& chunk : wanted) Drop(chunk.address);
   const size_t room = most_slots - std::min(most_slots, copies_.size());
@@ -119,48 +118,54 @@ bool Precopy::Round(SideRequests* requests, SharedBuffers* shared, size_t most_s
       char* const slot = sink_ != nullptr ? pool_->Take() : pool_->TryTake();
       if (slot == nullptr) break;
       ++begun;
-      if (!peeker.Add(chunk, slot, error)) return false;
+      CR_RETURN_IF_ERROR(peeker.Add(chunk, slot));
     }
   }
-  return sink_ == nullptr || sink_->Finish(error);
+  return sink_ == nullptr ? absl::OkStatus() : sink_->Finish();
 }
 
-bool Precopy::Look(SideRequests* requests, const std::function<bool()>& cancelled, uint32_t* refused,
-                   std::string* error) {
+absl::Status Precopy::Look(SideRequests* requests, const std::function<bool()>& cancelled, uint32_t* refused) {
+  absl::Status status;
   // The job may free memory in between; and the first time the GPU has to be idle for a moment.
   int left = kMostLooks;
   for (int attempt = 0; attempt < kMostIdleLooks && left > 0; ++attempt) {
     *refused = 0;
-    if (!ListNow(requests, &regions_, error)) break;
-    if (HashRegions(requests, regions_, &hashes_, error, refused)) {
+    absl::StatusOr<std::vector<Region>> regions = ListNow(requests);
+    status = regions.status();
+    if (!status.ok()) break;
+    absl::StatusOr<std::vector<std::vector<ChunkHash>>> hashes = HashRegions(requests, *regions, refused);
+    status = hashes.status();
+    if (status.ok()) {
+      regions_ = *std::move(regions);
+      hashes_ = *std::move(hashes);
       looked_ = Now();
-      return true;
+      return status;
     }
     if (*refused == 0 || !Sleep(kPause, cancelled)) break;
     if (*refused != kNotReady) --left;
   }
   regions_.clear();
   hashes_.clear();
-  return false;
+  return status;
 }
 
-bool Precopy::Look(SideRequests* requests, const std::function<bool()>& cancelled, std::string* error) {
+absl::Status Precopy::Look(SideRequests* requests, const std::function<bool()>& cancelled) {
   const Moment start = Now();
   uint32_t refused = 0;
   known_bytes_ = 0;
-  const bool ok = Look(requests, cancelled, &refused, error);
+  const absl::Status status = Look(requests, cancelled, &refused);
   times_.seconds += SecondsSince(start);
-  if (!ok) return refused != 0;
+  if (!status.ok()) return refused != 0 ? absl::OkStatus() : status;
   for (size_t i = 0; is_known_ && i < regions_.size(); ++i) {
     for (uint64_t index = 0; index < hashes_[i].size(); ++index) {
       if (is_known_(regions_[i], index, hashes_[i][index])) known_bytes_ += BytesOf(regions_[i], index);
     }
   }
-  return true;
+  return absl::OkStatus();
 }
 
-bool Precopy::Run(SideRequests* requests, SharedBuffers* shared, uint64_t most_bytes,
-                  const std::function<bool()>& cancelled, std::string* error) {
+absl::Status Precopy::Run(SideRequests* requests, SharedBuffers* shared, uint64_t most_bytes,
+                          const std::function<bool()>& cancelled) {
   const Moment start = Now();
   struct Stop {
     Precopy* owner;
@@ -179,7 +184,7 @@ bool Precopy::Run(SideRequests* requests, SharedBuffers* shared, uint64_t most_b
       }
     }
   };
-  if (!Follow(requests, error)) return false;
+  CR_RETURN_IF_ERROR(Follow(requests));
   const uint64_t little = sink_ != nullptr ? kLittleToSink : kLittle;
   std::unordered_map<uint64_t, ChunkHash> before;
   uint64_t unknown = 0;
@@ -188,17 +193,17 @@ bool Precopy::Run(SideRequests* requests, SharedBuffers* shared, uint64_t most_b
     unknown += chunk.bytes;
   });
   // With most of it known, the wait for another look would be longer than reading this in the pause.
-  if (before.empty() || (known_bytes_ > 0 && unknown <= kLittle)) return true;
-  bool ok = true;
-  SharedBuffers* const attached = Peeker::Attach(requests, shared, &ok, error);
-  if (!ok) return false;
+  if (before.empty() || (known_bytes_ > 0 && unknown <= kLittle)) return absl::OkStatus();
+  CR_ASSIGN_OR_RETURN(SharedBuffers* const attached, Peeker::Attach(requests, shared));
   const auto rest = std::chrono::duration_cast<std::chrono::milliseconds>(looked_ + kLook - Now());
   uint64_t last = UINT64_MAX;
   for (int round = 0; round < kMostRounds && Sleep(round == 0 ? rest : std::chrono::milliseconds(0), cancelled);
        ++round) {
     uint32_t refused = 0;
-    if (!Look(requests, cancelled, &refused, error)) return refused != 0;
-    if (!Follow(requests, error)) return false;
+    if (const absl::Status status = Look(requests, cancelled, &refused); !status.ok()) {
+      return refused != 0 ? absl::OkStatus() : status;
+    }
+    CR_RETURN_IF_ERROR(Follow(requests));
     // What has not changed since the last look, and is not there already. What has changed may go on changing.
     std::vector<Peeker::Chunk> wanted;
     std::unordered_set<uint64_t> there;
@@ -226,9 +231,9 @@ bool Precopy::Run(SideRequests* requests, SharedBuffers* shared, uint64_t most_b
     for_each([&](const Peeker::Chunk& chunk, const ChunkHash& hash) { before[chunk.address] = hash; });
     if (wanted.empty() || (round > 0 && (bytes <= little || double(bytes) > kHelps * double(last)))) break;
     last = bytes;
-    if (!Round(requests, attached, most_bytes / ChunkPool::kSlotBytes, wanted, cancelled, error)) return false;
+    CR_RETURN_IF_ERROR(Round(requests, attached, most_bytes / ChunkPool::kSlotBytes, wanted, cancelled));
   }
-  return true;
+  return absl::OkStatus();
 }
 
 void Precopy::Compare(const std::vector<Region>& regions, const std::vector<std::vector<ChunkHash>>& hashes) {

@@ -21,12 +21,15 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/gpu/chunk_pool.h"
 #include "checkpoint/gpu/peeker.h"
 #include "checkpoint/gpu/shared_buffers.h"
 #include "checkpoint/gpu/side_requests.h"
 #include "ckptfmt/types.h"
 #include "proto/base/clock.h"
+#include "proto/base/took.h"
 #include "proto/chunkhash/chunk_hash.h"
 
 namespace cuda_remote::checkpoint {
@@ -45,10 +48,12 @@ using IsKnown = std::function<bool(const ckptfmt::Region& region, uint64_t index
 // Where copies go instead of staying in slots of the pool.
 class CopySink {
  public:
+  using Ranges = std::vector<std::pair<uint64_t, uint64_t>>;  // [begin, end) of each
+
   virtual ~CopySink() = default;
-  // The memory as of a look that was just made through `requests`: what Has answers from. Addresses for which it keeps
-  // no copy any more go to *lost, as [begin, end). False and *error: it can take no more copies.
-  virtual bool Follow(SideRequests* requests, std::vector<std::pair<uint64_t, uint64_t>>* lost, std::string* error) = 0;
+  // The memory as of a look that was just made through `requests`: what Has answers from. The result are addresses for
+  // which it keeps no copy any more. Fails if it can take no more copies.
+  virtual absl::StatusOr<Ranges> Follow(SideRequests* requests) = 0;
   // Whether it takes copies of this region.
   virtual bool Has(const ckptfmt::Region& region) const = 0;
   // Takes a copy; the bytes are valid during the call only. False: it has none of these addresses now. Any thread.
@@ -56,7 +61,7 @@ class CopySink {
   // It takes no more copies. Any thread.
   virtual bool is_lost() const = 0;
   // After a round: waits for what is on its way. As Follow.
-  virtual bool Finish(std::string* error) = 0;
+  virtual absl::Status Finish() = 0;
 };
 
 class Precopy {
@@ -72,16 +77,25 @@ class Precopy {
   // Enough for all copies that are on their way to a sink.
   static constexpr uint64_t kSinkSlots = 64;
 
-  // Has the GPU hash the memory, while the job runs, and so finds known_bytes(). Takes nothing of the pool. False and
-  // *error if the job cannot be asked.
-  bool Look(SideRequests* requests, const std::function<bool()>& cancelled, std::string* error);
+  // Has the GPU hash the memory, while the job runs, and so finds known_bytes(). Takes nothing of the pool. Fails if
+  // the job cannot be asked.
+  absl::Status Look(SideRequests* requests, const std::function<bool()>& cancelled);
   // How much of the memory is known, as of Look.
   uint64_t known_bytes() const { return known_bytes_; }
 
   // The rounds, after Look. Takes no more of the pool than `most_bytes`. `shared`: null, or buffers that nobody else
-  // uses meanwhile. False and *error if nothing more can be asked; the copies that there are may be used all the same.
+  // uses meanwhile. Fails if nothing more can be asked; the copies that there are may be used all the same.
+  absl::Status Run(SideRequests* requests, SharedBuffers* shared, uint64_t most_bytes,
+                   const std::function<bool()>& cancelled);
+
+  // Until all callers have it: see took.h.
+  bool Look(SideRequests* requests, const std::function<bool()>& cancelled, std::string* error) {
+    return Took(Look(requests, cancelled), error);
+  }
   bool Run(SideRequests* requests, SharedBuffers* shared, uint64_t most_bytes, const std::function<bool()>& cancelled,
-           std::string* error);
+           std::string* error) {
+    return Took(Run(requests, shared, most_bytes, cancelled), error);
+  }
 
   // Without a sink. In the pause: keeps the copies that are right by these hashes of the regions (HashRegions).
   void Compare(const std::vector<ckptfmt::Region>& regions, const std::vector<std::vector<ChunkHash>>& hashes);
@@ -101,13 +115,14 @@ class Precopy {
     size_t bytes = 0;
     ChunkHash hash;
   };
-  // Lists and hashes the memory as it is now. False with *refused: the job could be asked, but it does not stand still.
-  bool Look(SideRequests* requests, const std::function<bool()>& cancelled, uint32_t* refused, std::string* error);
-  bool Round(SideRequests* requests, SharedBuffers* shared, size_t most_slots, const std::vector<Peeker::Chunk>& wanted,
-             const std::function<bool()>& cancelled, std::string* error);
+  // Lists and hashes the memory as it is now. A failure with *refused: the job could be asked, but it does not stand
+  // still.
+  absl::Status Look(SideRequests* requests, const std::function<bool()>& cancelled, uint32_t* refused);
+  absl::Status Round(SideRequests* requests, SharedBuffers* shared, size_t most_slots,
+                     const std::vector<Peeker::Chunk>& wanted, const std::function<bool()>& cancelled);
   void Drop(uint64_t address);
   // After a look.
-  bool Follow(SideRequests* requests, std::string* error);
+  absl::Status Follow(SideRequests* requests);
   bool MayCopy(const ckptfmt::Region& region, size_t bytes) const;
 
   ChunkPool* const pool_;

@@ -41,33 +41,27 @@ class Server final : public SideRequests {
   }
 
   bool shared_memory() const override { return shares_; }
-  bool Begin(const agent::SideRequest& request, uint64_t* number, std::string* error) override {
-    if (die_after >= 0 && die_after-- == 0) {
-      *error = "the job has ended";
-      dead_ = true;
-    }
-    if (dead_) return false;
+  absl::StatusOr<uint64_t> Begin(const agent::SideRequest& request) override {
+    if (die_after >= 0 && die_after-- == 0) dead_ = true;
+    if (dead_) return absl::UnavailableError("the job has ended");
     EXPECT_LT(open_.size(), 64u);
-    *number = ++last_;
-    open_[*number] = request;
-    if (request.operation != kOpHostMap) return true;
+    const uint64_t number = ++last_;
+    open_[number] = request;
+    if (request.operation != kOpHostMap) return number;
     wire::OpHostMap_Request map;
     EXPECT_TRUE(map.Decode(request.message));
     buffers_ = static_cast<char*>(mmap(nullptr, map.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, request.fd, 0));
     EXPECT_NE(buffers_, MAP_FAILED);
     buffers_at_ = map.address;
     buffer_bytes_ = map.bytes;
-    return true;
+    return number;
   }
-  bool Wait(uint64_t number, agent::SideAnswer* answer, std::string* error) override {
+  absl::StatusOr<agent::SideAnswer> Wait(uint64_t number) override {
     const agent::SideRequest request = open_.at(number);
     open_.erase(number);
-    if (dead_) {
-      *error = "the job has ended";
-      return false;
-    }
+    if (dead_) return absl::UnavailableError("the job has ended");
     if (change) change();
-    *answer = {};
+    agent::SideAnswer answer;
     if (request.operation == kOpRegions) {
       wire::OpRegions_Request in;
       EXPECT_TRUE(in.Decode(request.message));
@@ -89,13 +83,13 @@ class Server final : public SideRequests {
         region.context = 7;
         out.regions.push_back(region);
       }
-      out.Encode(&answer->message);
+      out.Encode(&answer.message);
     } else if (request.operation == kOpHashMemory) {
-      answer->result = Hash(request, &answer->payload);
+      answer.result = Hash(request, &answer.payload);
     } else if (request.operation == kOpPeekMemory) {
-      answer->result = Peek(request, &answer->payload);
+      answer.result = Peek(request, &answer.payload);
     }
-    return true;
+    return answer;
   }
 
   std::vector<Region> Regions() const {
@@ -207,12 +201,11 @@ bool HasAllSlots(ChunkPool* pool) {
 // Keeps copies by their addresses.
 class Sink final : public CopySink {
  public:
-  bool Follow(SideRequests*, std::vector<std::pair<uint64_t, uint64_t>>* lost, std::string* error) override {
-    ++follows;
-    *lost = std::exchange(lose, {});
-    for (const auto& [begin, end] : *lost) copies.erase(copies.lower_bound(begin), copies.lower_bound(end));
-    *error = "the new server is gone";
-    return follows != fail_at;
+  absl::StatusOr<Ranges> Follow(SideRequests*) override {
+    if (++follows == fail_at) return absl::UnavailableError("the new server is gone");
+    Ranges lost = std::exchange(lose, {});
+    for (const auto& [begin, end] : lost) copies.erase(copies.lower_bound(begin), copies.lower_bound(end));
+    return lost;
   }
   bool Has(const Region& region) const override { return region.address != without; }
   bool Put(const Peeker::Chunk& chunk, const char* bytes) override {
@@ -222,11 +215,11 @@ class Sink final : public CopySink {
     return true;
   }
   bool is_lost() const override { return false; }
-  bool Finish(std::string*) override { return true; }
+  absl::Status Finish() override { return absl::OkStatus(); }
 
   std::map<uint64_t, std::string> copies;
-  std::vector<std::pair<uint64_t, uint64_t>> lose;  // at the next Follow
-  uint64_t without = 0, refuse = 0;                 // a region, and a chunk
+  Ranges lose;                       // at the next Follow
+  uint64_t without = 0, refuse = 0;  // a region, and a chunk
   int follows = 0, fail_at = -1;
 
  private:
@@ -239,20 +232,22 @@ class PrecopyTest : public testing::TestWithParam<bool> {
     if (GetParam()) shared_ = SharedBuffers::Make();
   }
   bool Run(Precopy* copies, uint64_t most_bytes = 64 * kChunkBytes) {
-    return copies->Look(&server_, nullptr, &error_) &&
-           copies->Run(&server_, shared_.get(), most_bytes, nullptr, &error_);
+    status_ = copies->Look(&server_, nullptr);
+    if (status_.ok()) status_ = copies->Run(&server_, shared_.get(), most_bytes, nullptr);
+    return status_.ok();
   }
   // As in the pause.
   bool Compare(Precopy* copies) {
-    std::vector<std::vector<ChunkHash>> hashes;
-    const bool ok = HashRegions(&server_, server_.Regions(), &hashes, &error_);
-    copies->Compare(server_.Regions(), ok ? hashes : std::vector<std::vector<ChunkHash>>(server_.Regions().size()));
-    return ok;
+    const auto hashes = HashRegions(&server_, server_.Regions());
+    status_ = hashes.status();
+    copies->Compare(server_.Regions(),
+                    hashes.ok() ? *hashes : std::vector<std::vector<ChunkHash>>(server_.Regions().size()));
+    return status_.ok();
   }
 
   std::unique_ptr<SharedBuffers> shared_;
   Server server_;
-  std::string error_;
+  absl::Status status_;  // of the last of these
 };
 
 INSTANTIATE_TEST_SUITE_P(, PrecopyTest, testing::Bool(),
@@ -267,14 +262,14 @@ TEST_P(PrecopyTest, CopiesWhatStandsAndLeavesWhatChanges) {
   server_.change = [&] { ++server_.memory[kBusy][kChunkBytes + 77]; };  // the second chunk
   ChunkPool pool(32 * kChunkBytes);
   Precopy copies(&pool);
-  ASSERT_TRUE(Run(&copies)) << error_;
+  ASSERT_TRUE(Run(&copies)) << status_;
   EXPECT_EQ(server_.copied, 7 * kChunkBytes + 300000);
   EXPECT_EQ(server_.at.count(kBusy + kChunkBytes), 0u);
   EXPECT_EQ(server_.at.count(kSmall), 0u);
   server_.change = nullptr;
   // Between the last round and the lock.
   ++server_.memory[kStill][2 * kChunkBytes + 5];
-  ASSERT_TRUE(Compare(&copies)) << error_;
+  ASSERT_TRUE(Compare(&copies)) << status_;
   EXPECT_EQ(TakeAll(&copies, &pool, server_), 6 * kChunkBytes + 300000);
   EXPECT_EQ(copies.times().kept_bytes, 6 * kChunkBytes + 300000);
   EXPECT_TRUE(HasAllSlots(&pool));
@@ -288,7 +283,7 @@ TEST_P(PrecopyTest, CopiesNothingOfAJobThatChangesEverything) {
   };
   ChunkPool pool(32 * kChunkBytes);
   Precopy copies(&pool);
-  ASSERT_TRUE(Run(&copies)) << error_;
+  ASSERT_TRUE(Run(&copies)) << status_;
   EXPECT_EQ(server_.copied, 0u);
   EXPECT_EQ(copies.times().rounds, 0u);
 }
@@ -343,10 +338,10 @@ TEST_P(PrecopyTest, NeverUsesAWrongCopy) {
     ChunkPool pool(64 * kChunkBytes);
     {
       Precopy copies(&pool);
-      ASSERT_TRUE(Run(&copies)) << error_ << " seed " << seed;
+      ASSERT_TRUE(Run(&copies)) << status_ << " seed " << seed;
       for (int i = 0; i < 20; ++i) server_.change();
       server_.change = nullptr;
-      ASSERT_TRUE(Compare(&copies)) << error_;
+      ASSERT_TRUE(Compare(&copies)) << status_;
       const uint64_t right = TakeAll(&copies, &pool, server_);
       EXPECT_EQ(right, copies.times().kept_bytes);
       all_right += right;
@@ -377,7 +372,7 @@ TEST_P(PrecopyTest, CopiesIntoASink) {
     }
     return bytes;
   };
-  ASSERT_TRUE(Run(&copies, UINT64_MAX)) << error_;
+  ASSERT_TRUE(Run(&copies, UINT64_MAX)) << status_;
   EXPECT_EQ(right(), (kMany + 1) * kChunkBytes + 300000);  // all but two chunks
   EXPECT_EQ(copies.times().copied_bytes, (kMany + 1) * kChunkBytes + 300000);
   EXPECT_EQ(server_.at.count(kWithout), 0u);
@@ -390,7 +385,7 @@ TEST_P(PrecopyTest, CopiesIntoASink) {
   sink.lose = {{kStill + 7 * kChunkBytes, kStill + 9 * kChunkBytes},
                {kStill + 40 * kChunkBytes, kStill + 41 * kChunkBytes}};
   ++server_.memory[kStill][70 * kChunkBytes + 1];
-  ASSERT_TRUE(Run(&copies, UINT64_MAX)) << error_;
+  ASSERT_TRUE(Run(&copies, UINT64_MAX)) << status_;
   EXPECT_EQ(right(), (kMany + 3) * kChunkBytes + 300000);
   std::set<uint64_t> wanted = {kBusy + kChunkBytes};
   for (const uint64_t index : {5, 7, 8, 40, 70}) wanted.insert(kStill + index * kChunkBytes);
@@ -399,7 +394,7 @@ TEST_P(PrecopyTest, CopiesIntoASink) {
   // A sink that is of no use any more.
   sink.fail_at = sink.follows + 2;
   EXPECT_FALSE(Run(&copies, UINT64_MAX));
-  EXPECT_EQ(error_, "the new server is gone");
+  EXPECT_EQ(status_.message(), "the new server is gone");
   EXPECT_TRUE(HasAllSlots(&pool));
 }
 
@@ -408,9 +403,9 @@ TEST_P(PrecopyTest, TakesNoMoreOfThePoolThanItMay) {
   server_.memory[0x10000000] = Random(&random, 20 * kChunkBytes);
   ChunkPool pool(32 * kChunkBytes);
   Precopy copies(&pool);
-  ASSERT_TRUE(Run(&copies, 6 * kChunkBytes)) << error_;
+  ASSERT_TRUE(Run(&copies, 6 * kChunkBytes)) << status_;
   EXPECT_EQ(copies.held_bytes(), 6 * kChunkBytes);
-  ASSERT_TRUE(Compare(&copies)) << error_;
+  ASSERT_TRUE(Compare(&copies)) << status_;
   EXPECT_EQ(TakeAll(&copies, &pool, server_), 6 * kChunkBytes);
 }
 
@@ -427,21 +422,21 @@ TEST_P(PrecopyTest, LeavesWhatIsKnown) {
   ChunkPool pool(64 * kChunkBytes);
   {
     Precopy copies(&pool, is_known);
-    ASSERT_TRUE(copies.Look(&server_, nullptr, &error_)) << error_;
+    ASSERT_EQ(copies.Look(&server_, nullptr), absl::OkStatus());
     EXPECT_EQ(copies.known_bytes(), 3 * kChunkBytes);
     EXPECT_EQ(copies.held_bytes(), 0u);
     // Changes before the rounds begin, and stays so.
     ++server_.memory[kAt][(kMuch + 1) * kChunkBytes + 9];
-    ASSERT_TRUE(copies.Run(&server_, shared_.get(), 64 * kChunkBytes, nullptr, &error_)) << error_;
+    ASSERT_EQ(copies.Run(&server_, shared_.get(), 64 * kChunkBytes, nullptr), absl::OkStatus());
     for (const uint64_t index : {kMuch, kMuch + 2}) EXPECT_EQ(server_.at.count(kAt + index * kChunkBytes), 0u);
-    ASSERT_TRUE(Compare(&copies)) << error_;
+    ASSERT_TRUE(Compare(&copies)) << status_;
     EXPECT_GE(TakeAll(&copies, &pool, server_), kMuch * kChunkBytes);
   }
   // Little is unknown: no second look.
   server_.at.clear();
   const auto all_but_two = [&](const Region&, uint64_t index, const ChunkHash&) { return index >= 2; };
   Precopy copies(&pool, all_but_two);
-  ASSERT_TRUE(Run(&copies)) << error_;
+  ASSERT_TRUE(Run(&copies)) << status_;
   EXPECT_EQ(copies.known_bytes(), (kMuch + 1) * kChunkBytes);
   EXPECT_TRUE(server_.at.empty());
   EXPECT_EQ(copies.times().rounds, 0u);
@@ -455,8 +450,8 @@ TEST_P(PrecopyTest, OutlivesAJobThatEndsAndACapture) {
   {
     server_.refuse_after = 4;
     Precopy copies(&pool);
-    ASSERT_TRUE(Run(&copies)) << error_;
-    ASSERT_TRUE(Compare(&copies)) << error_;
+    ASSERT_TRUE(Run(&copies)) << status_;
+    ASSERT_TRUE(Compare(&copies)) << status_;
     EXPECT_GT(TakeAll(&copies, &pool, server_), 0u);
     server_.refuse_after = -1;
   }
@@ -465,7 +460,7 @@ TEST_P(PrecopyTest, OutlivesAJobThatEndsAndACapture) {
   {
     Precopy copies(&pool);
     EXPECT_FALSE(Run(&copies));
-    EXPECT_EQ(error_, "the job has ended");
+    EXPECT_EQ(status_.message(), "the job has ended");
     EXPECT_FALSE(copies.held_bytes() > 0 && Compare(&copies));
     EXPECT_EQ(TakeAll(&copies, &pool, server_), 0u);
   }
@@ -480,9 +475,8 @@ TEST_P(PrecopyTest, PeekerAwaitsTheEndOfACapture) {
   server_.memory[kAt] = memory;
   ChunkPool pool(32 * kChunkBytes);
   const std::unique_ptr<SharedBuffers> shared = SharedBuffers::Make();
-  bool ok = true;
-  SharedBuffers* const attached = Peeker::Attach(&server_, shared.get(), &ok, &error_);
-  ASSERT_TRUE(ok) << error_;
+  const absl::StatusOr<SharedBuffers*> attached = Peeker::Attach(&server_, shared.get());
+  ASSERT_TRUE(attached.ok()) << attached.status();
   for (const Peeker::Captures captures : {Peeker::Captures::kRefuse, Peeker::Captures::kAwait}) {
     std::mutex mutex;
     std::set<size_t> right;
@@ -495,11 +489,11 @@ TEST_P(PrecopyTest, PeekerAwaitsTheEndOfACapture) {
         std::lock_guard<std::mutex> lock(mutex);
         if (same) right.insert(chunk.number);
       };
-      Peeker peeker(&server_, attached, &pool, use, captures);
+      Peeker peeker(&server_, *attached, &pool, use, captures);
       for (size_t i = 0; i < kChunks; ++i) {
-        ASSERT_TRUE(peeker.Add({kAt + i * kChunkBytes, size_t(kChunkBytes), 7, i}, pool.Take(), &error_)) << error_;
+        ASSERT_EQ(peeker.Add({kAt + i * kChunkBytes, size_t(kChunkBytes), 7, i}, pool.Take()), absl::OkStatus());
       }
-      ASSERT_TRUE(peeker.Finish(&error_)) << error_;
+      ASSERT_EQ(peeker.Finish(), absl::OkStatus());
       refused = peeker.refused();
     }
     const bool awaits = captures == Peeker::Captures::kAwait;

@@ -32,26 +32,23 @@ bool IsWorthHashing(const Region& region) {
 
 }  // namespace
 
-bool Gone(ClientChannel* channel, ChannelStatus status, std::string* error) {
+absl::Status Gone(ClientChannel* channel, ChannelStatus status) {
   const std::string reason = channel->end_reason();
-  *error = "the session with the GPU server was lost: " + (reason.empty() ? ChannelStatusName(status) : reason);
-  return false;
+  return absl::UnavailableError("the session with the GPU server was lost: " +
+                                (reason.empty() ? ChannelStatusName(status) : reason));
 }
 
-bool Failed(const std::string& what, uint32_t result, std::string* error) {
-  *error = "the GPU server could not " + what + ": " + driverabi::DescribeError(result);
-  return false;
+absl::Status Failed(const std::string& what, uint32_t result) {
+  return absl::FailedPreconditionError("the GPU server could not " + what + ": " + driverabi::DescribeError(result));
 }
 
-bool Malformed(std::string* error) {
-  *error = "the GPU server's answer is malformed: it is of another version";
-  return false;
+absl::Status Malformed() {
+  return absl::DataLossError("the GPU server's answer is malformed: it is of another version");
 }
 
-bool AskAndWait(SideRequests* requests, const agent::SideRequest& request, agent::SideAnswer* answer,
-                std::string* error) {
-  uint64_t number = 0;
-  return requests->Begin(request, &number, error) && requests->Wait(number, answer, error);
+absl::StatusOr<agent::SideAnswer> AskAndWait(SideRequests* requests, const agent::SideRequest& request) {
+  CR_ASSIGN_OR_RETURN(const uint64_t number, requests->Begin(request));
+  return requests->Wait(number);
 }
 
 bool AppendRegions(const wire::OpRegions_Reply& listed, std::vector<Region>* regions) {
@@ -73,72 +70,70 @@ bool AppendRegions(const wire::OpRegions_Reply& listed, std::vector<Region>* reg
 }
 
 ChannelRequests::~ChannelRequests() {
-  agent::SideAnswer answer;
-  std::string error;
-  while (!payloads_.empty()) Wait(payloads_.begin()->first, &answer, &error);
+  while (!payloads_.empty()) Wait(payloads_.begin()->first).IgnoreError();
 }
 
-bool ChannelRequests::Begin(const agent::SideRequest& request, uint64_t* number, std::string* error) {
+absl::StatusOr<uint64_t> ChannelRequests::Begin(const agent::SideRequest& request) {
   if (request.tag != 0) {
     const ChannelStatus status = channel_->SendFd(request.tag, request.fd);
-    if (status != ChannelStatus::kOk) return Gone(channel_, status, error);
+    if (status != ChannelStatus::kOk) return Gone(channel_, status);
   }
   auto payload = std::make_unique<std::string>(request.payload_bytes, 0);
   FrameHeader header;
   header.call = request.operation;
-  *number = channel_->Begin(header, request.message, {}, &(*payload)[0], payload->size());
-  if (*number == 0) return Gone(channel_, ChannelStatus::kClosed, error);
-  payloads_[*number] = std::move(payload);
-  return true;
+  const uint64_t number = channel_->Begin(header, request.message, {}, &(*payload)[0], payload->size());
+  if (number == 0) return Gone(channel_, ChannelStatus::kClosed);
+  payloads_[number] = std::move(payload);
+  return number;
 }
 
-bool ChannelRequests::Wait(uint64_t number, agent::SideAnswer* answer, std::string* error) {
+absl::StatusOr<agent::SideAnswer> ChannelRequests::Wait(uint64_t number) {
   Reply reply;
+  agent::SideAnswer answer;
   const ChannelStatus status = channel_->Wait(number, &reply);
   const auto payload = payloads_.find(number);
   if (payload != payloads_.end()) {
-    answer->payload = std::move(*payload->second);
+    answer.payload = std::move(*payload->second);
     payloads_.erase(payload);
   }
-  if (status != ChannelStatus::kOk) return Gone(channel_, status, error);
-  answer->payload.resize(std::min<size_t>(answer->payload.size(), reply.payload_bytes));
-  answer->result = reply.result;
-  answer->message = std::move(reply.message);
-  return true;
+  if (status != ChannelStatus::kOk) return Gone(channel_, status);
+  answer.payload.resize(std::min<size_t>(answer.payload.size(), reply.payload_bytes));
+  answer.result = reply.result;
+  answer.message = std::move(reply.message);
+  return answer;
 }
 
-bool ListNow(SideRequests* requests, std::vector<Region>* regions, std::string* error) {
-  regions->clear();
+absl::StatusOr<std::vector<Region>> ListNow(SideRequests* requests) {
+  std::vector<Region> regions;
   for (bool more = true; more;) {
     wire::OpRegions_Request request;
-    request.after = regions->size();
+    request.after = regions.size();
     request.replayed = true;  // whether it is shared with others is no matter yet
-    agent::SideAnswer answer;
-    if (!AskAndWait(requests, SideRequestOf(kOpRegions, request), &answer, error)) return false;
-    if (answer.result != 0) return Failed("list its memory", answer.result, error);
+    CR_ASSIGN_OR_RETURN(const agent::SideAnswer answer, AskAndWait(requests, SideRequestOf(kOpRegions, request)));
+    if (answer.result != 0) return Failed("list its memory", answer.result);
     wire::OpRegions_Reply listed;
-    if (!listed.Decode(answer.message) || !AppendRegions(listed, regions)) return Malformed(error);
+    if (!listed.Decode(answer.message) || !AppendRegions(listed, &regions)) return Malformed();
     more = listed.more && !listed.regions.empty();
   }
-  return true;
+  return regions;
 }
 
-bool HashRegions(SideRequests* requests, const std::vector<Region>& regions,
-                 std::vector<std::vector<ChunkHash>>* hashes, std::string* error, uint32_t* refused) {
+absl::StatusOr<std::vector<std::vector<ChunkHash>>> HashRegions(SideRequests* requests,
+                                                                const std::vector<Region>& regions, uint32_t* refused) {
   if (refused) *refused = 0;
-  hashes->assign(regions.size(), {});
+  std::vector<std::vector<ChunkHash>> hashes(regions.size());
   // One request is about one context.
   std::map<std::pair<uint64_t, int32_t>, std::vector<size_t>> by_context;
   for (size_t i = 0; i < regions.size(); ++i) {
     if (!IsWorthHashing(regions[i])) continue;
     by_context[{regions[i].context, regions[i].device}].push_back(i);
-    (*hashes)[i].resize((regions[i].bytes + kChunkBytes - 1) / kChunkBytes);
+    hashes[i].resize((regions[i].bytes + kChunkBytes - 1) / kChunkBytes);
   }
   std::vector<std::vector<Part>> batches;
   for (const auto& [context, members] : by_context) {
     size_t chunks = kMostChunks;  // full
     for (const size_t i : members) {
-      const uint64_t all = (*hashes)[i].size();
+      const uint64_t all = hashes[i].size();
       for (uint64_t first = 0; first < all;) {
         if (chunks == kMostChunks || batches.back().size() == kMostRegions) {
           batches.emplace_back();
@@ -152,28 +147,27 @@ bool HashRegions(SideRequests* requests, const std::vector<Region>& regions,
     }
   }
   std::deque<std::pair<uint64_t, const std::vector<Part>*>> open;
-  const auto finish = [&] {
+  const auto finish = [&]() -> absl::Status {
     const auto [number, parts] = open.front();
     open.pop_front();
-    agent::SideAnswer answer;
-    if (!requests->Wait(number, &answer, error)) return false;
+    CR_ASSIGN_OR_RETURN(const agent::SideAnswer answer, requests->Wait(number));
     if (answer.result != 0) {
       if (refused) *refused = answer.result;
-      return Failed("hash its memory", answer.result, error);
+      return Failed("hash its memory", answer.result);
     }
     size_t at = 0;
     for (const Part& part : *parts) {
       const size_t bytes = part.chunks * sizeof(ChunkHash);
-      if (answer.payload.size() - at < bytes) return Malformed(error);
-      memcpy(&(*hashes)[part.region][part.first], answer.payload.data() + at, bytes);
+      if (answer.payload.size() - at < bytes) return Malformed();
+      memcpy(&hashes[part.region][part.first], answer.payload.data() + at, bytes);
       at += bytes;
     }
-    return true;
+    return absl::OkStatus();
   };
-  bool ok = true;
+  absl::Status status;
   for (const std::vector<Part>& parts : batches) {
-    if (ok && open.size() >= kMostOpen) ok = finish();
-    if (!ok) break;
+    if (open.size() >= kMostOpen) status = finish();
+    if (!status.ok()) break;
     wire::OpHashMemory_Request request;
     request.chunk_bytes = kChunkBytes;
     size_t chunks = 0;
@@ -189,21 +183,21 @@ bool HashRegions(SideRequests* requests, const std::vector<Region>& regions,
     }
     agent::SideRequest asked = SideRequestOf(kOpHashMemory, request);
     asked.payload_bytes = chunks * sizeof(ChunkHash);
-    uint64_t number = 0;
-    ok = requests->Begin(asked, &number, error);
-    if (ok) open.emplace_back(number, &parts);
+    const absl::StatusOr<uint64_t> number = requests->Begin(asked);
+    status = number.status();
+    if (!status.ok()) break;
+    open.emplace_back(*number, &parts);
   }
   while (!open.empty()) {
-    if (ok) {
-      ok = finish();
+    if (status.ok()) {
+      status = finish();
       continue;
     }
-    agent::SideAnswer ignored;
-    std::string nothing;
-    requests->Wait(open.front().first, &ignored, &nothing);
+    requests->Wait(open.front().first).IgnoreError();
     open.pop_front();
   }
-  return ok;
+  CR_RETURN_IF_ERROR(status);
+  return hashes;
 }
 
 }  // namespace cuda_remote::checkpoint

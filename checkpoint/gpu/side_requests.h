@@ -10,8 +10,12 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "ckptfmt/types.h"
 #include "proto/agent/types.h"
+#include "proto/base/status_macros.h"
+#include "proto/base/took.h"
 #include "proto/channel/client_channel.h"
 #include "proto/chunkhash/chunk_hash.h"
 #include "proto/codec/operations.gen.h"
@@ -19,21 +23,38 @@
 namespace cuda_remote::checkpoint {
 
 // "the session with the GPU server was lost: WHY", "the GPU server could not DO: ERROR", and what is said of an answer
-// that nobody can read or that makes no sense. All return false.
-bool Gone(ClientChannel* channel, ChannelStatus status, std::string* error);
-bool Failed(const std::string& what, uint32_t result, std::string* error);
-bool Malformed(std::string* error);
+// that nobody can read or that makes no sense.
+absl::Status Gone(ClientChannel* channel, ChannelStatus status);
+absl::Status Failed(const std::string& what, uint32_t result);
+absl::Status Malformed();
 
-// Not thread-safe. False and one sentence in *error if there is no answer to be had; what the server refuses is an
-// answer.
+// Not thread-safe. Functions fail if there is no answer to be had; what the server refuses is an answer.
 class SideRequests {
  public:
   virtual ~SideRequests() = default;
   // Whether the server can map this process's memory.
   virtual bool shared_memory() const = 0;
-  // At most kMostAsked (proto/agent/message.h) may be open at one time; each needs one Wait.
-  virtual bool Begin(const agent::SideRequest& request, uint64_t* number, std::string* error) = 0;
-  virtual bool Wait(uint64_t number, agent::SideAnswer* answer, std::string* error) = 0;
+  // The request's number. At most kMostAsked (proto/agent/message.h) may be open at one time; each needs one Wait.
+  virtual absl::StatusOr<uint64_t> Begin(const agent::SideRequest& request) {
+    uint64_t number = 0;
+    std::string error;
+    if (!Begin(request, &number, &error)) return absl::UnavailableError(error);
+    return number;
+  }
+  virtual absl::StatusOr<agent::SideAnswer> Wait(uint64_t number) {
+    agent::SideAnswer answer;
+    std::string error;
+    if (!Wait(number, &answer, &error)) return absl::UnavailableError(error);
+    return answer;
+  }
+  // Until all callers have it: see took.h.
+  // A class overrides either these two or the two above.
+  virtual bool Begin(const agent::SideRequest& request, uint64_t* number, std::string* error) {
+    return Took(Begin(request), number, error);
+  }
+  virtual bool Wait(uint64_t number, agent::SideAnswer* answer, std::string* error) {
+    return Took(Wait(number), answer, error);
+  }
 };
 
 // A request with this message and nothing else.
@@ -46,29 +67,27 @@ agent::SideRequest SideRequestOf(uint32_t operation, const Request& message) {
 }
 
 // Begin and Wait in one.
-bool AskAndWait(SideRequests* requests, const agent::SideRequest& request, agent::SideAnswer* answer,
-                std::string* error);
+absl::StatusOr<agent::SideAnswer> AskAndWait(SideRequests* requests, const agent::SideRequest& request);
 
 // Asks for a list that the server gives in pieces: each request says `after` what, each reply what is `next`, or 0 at
 // the end. take(const List&) says whether to go on. `to_do`: for the error, as Failed wants it. *refused, if not null:
 // the server's error; 0 if it could not be asked.
 template <typename List, typename Request, typename Take>
-bool AskForPieces(SideRequests* requests, Request request, const std::string& to_do, const Take& take,
-                  std::string* error, uint32_t* refused = nullptr) {
+absl::Status AskForPieces(SideRequests* requests, Request request, const std::string& to_do, const Take& take,
+                          uint32_t* refused = nullptr) {
   if (refused) *refused = 0;
   for (bool more = true; more;) {
-    agent::SideAnswer answer;
-    if (!AskAndWait(requests, SideRequestOf(Request::kCallId, request), &answer, error)) return false;
+    CR_ASSIGN_OR_RETURN(const agent::SideAnswer answer, AskAndWait(requests, SideRequestOf(Request::kCallId, request)));
     if (answer.result != 0) {
       if (refused) *refused = answer.result;
-      return Failed(to_do, answer.result, error);
+      return Failed(to_do, answer.result);
     }
     List list;
-    if (!list.Decode(answer.message) || (list.next != 0 && list.next <= request.after)) return Malformed(error);
+    if (!list.Decode(answer.message) || (list.next != 0 && list.next <= request.after)) return Malformed();
     more = take(list) && list.next != 0;
     request.after = list.next;
   }
-  return true;
+  return absl::OkStatus();
 }
 
 // Adds the regions of an answer to kOpRegions. False if they make no sense: the server is of another version.
@@ -80,8 +99,8 @@ class ChannelRequests final : public SideRequests {
   explicit ChannelRequests(ClientChannel* channel) : channel_(channel) {}
   ~ChannelRequests() override;
   bool shared_memory() const override { return channel_->welcome().shared_memory; }
-  bool Begin(const agent::SideRequest& request, uint64_t* number, std::string* error) override;
-  bool Wait(uint64_t number, agent::SideAnswer* answer, std::string* error) override;
+  absl::StatusOr<uint64_t> Begin(const agent::SideRequest& request) override;
+  absl::StatusOr<agent::SideAnswer> Wait(uint64_t number) override;
 
  private:
   ClientChannel* const channel_;
@@ -89,7 +108,7 @@ class ChannelRequests final : public SideRequests {
 };
 
 // The session's memory as it is now: of what a checkpoint would save (ListRegions), also while it could not.
-bool ListNow(SideRequests* requests, std::vector<ckptfmt::Region>* regions, std::string* error);
+absl::StatusOr<std::vector<ckptfmt::Region>> ListNow(SideRequests* requests);
 
 // Smaller allocations, and chunks, are read as fast as they are hashed.
 inline constexpr uint64_t kWorthHashing = 64 << 10;
@@ -97,8 +116,9 @@ inline constexpr uint64_t kWorthHashing = 64 << 10;
 // The hashes of all chunks of each region, computed by the GPU; none of regions that are not worth it: small ones, and
 // all but allocations. *refused, if not null: the server's error, as when a region is not there any more; 0 if it could
 // not be asked.
-bool HashRegions(SideRequests* requests, const std::vector<ckptfmt::Region>& regions,
-                 std::vector<std::vector<ChunkHash>>* hashes, std::string* error, uint32_t* refused = nullptr);
+absl::StatusOr<std::vector<std::vector<ChunkHash>>> HashRegions(SideRequests* requests,
+                                                                const std::vector<ckptfmt::Region>& regions,
+                                                                uint32_t* refused = nullptr);
 
 }  // namespace cuda_remote::checkpoint
 

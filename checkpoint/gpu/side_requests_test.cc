@@ -15,20 +15,15 @@ class Answers final : public SideRequests {
  public:
   explicit Answers(std::vector<agent::SideAnswer> answers) : answers_(std::move(answers)) {}
   bool shared_memory() const override { return false; }
-  bool Begin(const agent::SideRequest& request, uint64_t* number, std::string* error) override {
+  absl::StatusOr<uint64_t> Begin(const agent::SideRequest& request) override {
     wire::OpListBlocks_Request asked;
     EXPECT_TRUE(asked.Decode(request.message));
     after.push_back(asked.after);
-    *number = after.size();
-    return true;
+    return after.size();
   }
-  bool Wait(uint64_t number, agent::SideAnswer* answer, std::string* error) override {
-    if (number > answers_.size()) {
-      *error = "gone";
-      return false;
-    }
-    *answer = answers_[number - 1];
-    return true;
+  absl::StatusOr<agent::SideAnswer> Wait(uint64_t number) override {
+    if (number > answers_.size()) return absl::UnavailableError("gone");
+    return answers_[number - 1];
   }
 
   std::vector<uint64_t> after;  // what was asked
@@ -51,9 +46,8 @@ agent::SideAnswer Piece(std::vector<uint64_t> addresses, uint64_t next) {
 }
 
 struct Asked {
-  bool ok = false;
+  absl::Status status;
   std::vector<uint64_t> addresses;
-  std::string error;
   uint32_t refused = 0;
 };
 
@@ -63,8 +57,8 @@ Asked Ask(Answers* answers, size_t most = 100) {
     for (const wire::Block& block : list.blocks) asked.addresses.push_back(block.address);
     return asked.addresses.size() < most;
   };
-  asked.ok = AskForPieces<wire::OpListBlocks_Reply>(answers, wire::OpListBlocks_Request{}, "list its memory", take,
-                                                    &asked.error, &asked.refused);
+  asked.status = AskForPieces<wire::OpListBlocks_Reply>(answers, wire::OpListBlocks_Request{}, "list its memory", take,
+                                                        &asked.refused);
   return asked;
 }
 
@@ -73,7 +67,7 @@ constexpr char kMalformed[] = "the GPU server's answer is malformed: it is of an
 TEST(AskForPieces, AsksBehindEachPieceUntilTheLast) {
   Answers answers({Piece({1, 2}, 2), Piece({}, 7), Piece({9}, 0), Piece({10}, 0)});
   const Asked asked = Ask(&answers);
-  EXPECT_TRUE(asked.ok);
+  EXPECT_TRUE(asked.status.ok()) << asked.status.message();
   EXPECT_EQ(asked.addresses, (std::vector<uint64_t>{1, 2, 9}));
   EXPECT_EQ(answers.after, (std::vector<uint64_t>{0, 2, 7}));
 }
@@ -81,19 +75,19 @@ TEST(AskForPieces, AsksBehindEachPieceUntilTheLast) {
 TEST(AskForPieces, StopsWhereTheCallerHasEnough) {
   Answers answers({Piece({1, 2}, 2), Piece({3}, 3)});
   const Asked asked = Ask(&answers, 2);
-  EXPECT_TRUE(asked.ok);
+  EXPECT_TRUE(asked.status.ok()) << asked.status.message();
   EXPECT_EQ(answers.after.size(), 1u);
 }
 
 TEST(AskForPieces, AListThatGoesBackIsMalformed) {
   Answers answers({Piece({1, 2}, 2), Piece({1, 2}, 2)});
   const Asked asked = Ask(&answers);
-  EXPECT_FALSE(asked.ok);
-  EXPECT_EQ(asked.error, kMalformed);
+  EXPECT_EQ(asked.status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(asked.status.message(), kMalformed);
   agent::SideAnswer nonsense;
   nonsense.message = "\xff\xff\xff";
   Answers unreadable({nonsense});
-  EXPECT_EQ(Ask(&unreadable).error, kMalformed);
+  EXPECT_EQ(Ask(&unreadable).status.message(), kMalformed);
 }
 
 TEST(AskForPieces, SaysWhatTheServerRefusesAndThatItIsGone) {
@@ -101,15 +95,15 @@ TEST(AskForPieces, SaysWhatTheServerRefusesAndThatItIsGone) {
   refusal.result = 801;
   Answers refuses({Piece({1}, 1), refusal});
   const Asked refused = Ask(&refuses);
-  EXPECT_FALSE(refused.ok);
+  EXPECT_EQ(refused.status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(refused.refused, 801u);
-  EXPECT_EQ(refused.error.find("the GPU server could not list its memory: CUDA_ERROR_NOT_SUPPORTED"), 0u)
-      << refused.error;
+  EXPECT_EQ(refused.status.message().find("the GPU server could not list its memory: CUDA_ERROR_NOT_SUPPORTED"), 0u)
+      << refused.status.message();
   Answers gone({Piece({1}, 1)});
   const Asked lost = Ask(&gone);
-  EXPECT_FALSE(lost.ok);
+  EXPECT_EQ(lost.status.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(lost.refused, 0u);
-  EXPECT_EQ(lost.error, "gone");
+  EXPECT_EQ(lost.status.message(), "gone");
 }
 
 }  // namespace
