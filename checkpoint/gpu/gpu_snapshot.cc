@@ -158,7 +158,8 @@ absl::Status GpuSnapshot::Read(SideRequests* requests, SharedBuffers* shared, Ch
   }
   CR_RETURN_IF_ERROR(problem);
   CR_RETURN_IF_ERROR(status);
-  return used == chunks_.size() ? absl::OkStatus() : absl::DataLossError("");
+  // An answer was shorter than its chunk.
+  return used == chunks_.size() ? absl::OkStatus() : Malformed();
 }
 
 void GpuSnapshot::Drop(ClientChannel* channel) {

@@ -44,6 +44,8 @@ constexpr uint32_t kInvalidValue = CUDA_ERROR_INVALID_VALUE;
 // A GPU server's answers to what transfers ask, with memory of its own, and with faults on demand.
 class Server {
  public:
+  static constexpr uint64_t kFirstAllocation = 0x180000000000;
+
   Server() {
     int sockets[2];
     EXPECT_TRUE(SocketPair(sockets));
@@ -77,8 +79,9 @@ class Server {
     return client_.get();
   }
 
-  // Memory that may be read and written; named regions by their object. Before channel().
+  // Memory that may be read and written; named regions by their object.
   void Have(const Region& region, std::string bytes) {
+    std::lock_guard<std::mutex> lock(mutex_);
     memory_[region.kind == RegionKind::kAllocation ? region.address : region.object] = std::move(bytes);
   }
   const std::string& At(uint64_t key) {
@@ -95,7 +98,7 @@ class Server {
     return first_error_;
   }
 
-  std::atomic<bool> refuse_map{false}, refuse_copies{false}, refuse_hashes{false};
+  std::atomic<bool> refuse_map{false}, refuse_copies{false}, refuse_hashes{false}, shorten_peeks{false};
   std::atomic<int> refuse_offers{0}, refuse_fetches{0};  // so many
   std::atomic<int> fetches{0};
   std::atomic<int> die_after{-1};                // requests
@@ -126,6 +129,8 @@ class Server {
       std::string answer;
       if (header.call == kOpOfferMemory) result = Offer(message, &answer);
       if (header.call == kOpFetchMemory) result = Fetch(message);
+      if (header.call == kOpMemAlloc) result = Allocate(message, &answer);
+      if (header.call == kOpPeekMemory) result = Peek(message, &out);
       if (header.call == kOpDrain) wire::OpDrain_Reply().Encode(&answer);
       if (header.call == kOpHostUnmap) result = UnmapBuffers() ? 0 : kInvalidValue;
       if (header.flags & kFlagNoReply) {
@@ -206,6 +211,30 @@ class Server {
     memcpy(to_host ? buffers_ + offset : memory, to_host ? memory : buffers_ + offset, in.bytes);
     return 0;
   }
+  uint32_t Allocate(const std::string& message, std::string* answer) {
+    wire::OpMemAlloc_Request in;
+    if (!in.Decode(message)) return kInvalidValue;
+    wire::OpMemAlloc_Reply out;
+    out.address = next_allocation_;
+    next_allocation_ += uint64_t{1} << 32;
+    memory_[out.address].resize(in.bytes);
+    out.Encode(answer);
+    return 0;
+  }
+  uint32_t Peek(const std::string& message, std::string_view* out) {
+    wire::OpPeekMemory_Request in;
+    if (!in.Decode(message)) return kInvalidValue;
+    const char* const from = FindAddress(in.address, in.bytes);
+    if (!from || in.address == unreadable) return kInvalidValue;
+    if (in.to == 0) {
+      *out = {from, in.bytes - (shorten_peeks ? 1 : 0)};
+      return 0;
+    }
+    char* const to = FindAddress(in.to, in.bytes);
+    if (!to) return kInvalidValue;
+    memcpy(to, from, in.bytes);
+    return 0;
+  }
   // The two servers are of one process, so a key is where the bytes lie.
   uint32_t Offer(const std::string& message, std::string* answer) {
     wire::OpOfferMemory_Request in;
@@ -260,6 +289,7 @@ class Server {
   std::map<uint64_t, std::string> memory_;
   std::set<uint64_t> opened_;
   std::string hashes_;  // of the last answer
+  uint64_t next_allocation_ = kFirstAllocation;
   std::atomic<uint32_t> first_error_{0};
   char* buffers_ = nullptr;
   uint64_t buffers_at_ = 0, buffers_bytes_ = 0;
@@ -517,6 +547,60 @@ TEST(SaveMemory, ReadsWhatEarlierImagesDoNotHave) {
     EXPECT_EQ(chunks(), 1u);
   }
   std::filesystem::remove_all(folder);
+}
+
+// What the GPU copied in the pause is read later as it was then.
+TEST(GpuSnapshot, ReadsWhatItTookOrSaysWhyNot) {
+  enum Kind { kAll, kUse, kCancelled, kUnreadable, kShort, kGone };
+  static constexpr struct {
+    absl::StatusCode code;
+    const char* message;
+  } kOutcomes[] = {
+      {absl::StatusCode::kOk, ""},
+      {absl::StatusCode::kResourceExhausted, "the disk is full"},
+      {absl::StatusCode::kCancelled, "interrupted"},
+      {absl::StatusCode::kFailedPrecondition,
+       "the GPU server could not read what it kept on the GPU: CUDA_ERROR_INVALID_VALUE"},
+      {absl::StatusCode::kDataLoss, "the GPU server's answer is malformed"},
+      {absl::StatusCode::kUnavailable, "the session with the GPU server was lost: told to die"},
+  };
+  constexpr uint64_t kChunks = 6, kLeftOut = 1;
+  Region region;
+  region.address = 0x100000000000;
+  region.bytes = (kChunks - 1) * kChunkBytes + 12345;
+  region.context = 0x7000000000010;
+  const std::string memory = Noise(region.bytes, 7);
+  for (const Kind kind : {kAll, kUse, kCancelled, kUnreadable, kShort, kGone}) {
+    Server server;
+    server.Have(region, memory);
+    GpuSnapshot snapshot;
+    ASSERT_EQ(snapshot.Take(server.channel(), {region}, [](size_t, uint64_t index) { return index == kLeftOut; }),
+              absl::OkStatus());
+    for (uint64_t index = 0; index < kChunks; ++index) EXPECT_EQ(snapshot.Has(0, index), index != kLeftOut);
+    EXPECT_EQ(snapshot.bytes(), region.bytes - kChunkBytes);
+    // The job goes on.
+    server.Have(region, Noise(region.bytes, 8));
+    if (kind == kUnreadable) server.unreadable = Server::kFirstAllocation;
+    server.shorten_peeks = kind == kShort;
+    if (kind == kGone) server.die_after = 2;
+    ChunkPool pool(0);
+    size_t uses = 0;
+    const auto use = [&](size_t, uint64_t index, char* slot, size_t bytes) -> absl::Status {
+      EXPECT_EQ(memory.compare(index * kChunkBytes, bytes, slot, bytes), 0) << index;
+      pool.Give(slot);
+      if (++uses == 3 && kind == kUse) return absl::ResourceExhaustedError("the disk is full");
+      return absl::OkStatus();
+    };
+    const auto go_on = [&](uint64_t done, uint64_t total) { return kind != kCancelled || done < total / 3; };
+    ChannelRequests requests(server.channel());
+    const absl::Status status = snapshot.Read(&requests, nullptr, &pool, use, go_on);
+    EXPECT_EQ(status.code(), kOutcomes[kind].code) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(kOutcomes[kind].message));
+    if (kind == kAll) {
+      EXPECT_EQ(uses, kChunks - 1);
+    }
+    EXPECT_EQ(FreeSlots(&pool), ChunkPool::kLeastSlots) << status;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, MemoryTransfer, testing::Bool(),
