@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What abseil's status becomes of the client library's, and that functions hand both on alike.
+#include <errno.h>
 #include <gtest/gtest.h>
 
 #include "proto/base/status.h"
@@ -22,6 +23,12 @@ TEST(AbslStatusTest, SentenceStaysTheSame) {
   EXPECT_EQ(ToAbsl(Error("it failed")), absl::UnknownError("it failed"));
   EXPECT_EQ(*ToAbsl(StatusOr<int>(3)), 3);
   EXPECT_EQ(ToAbsl(StatusOr<int>(Error("none"))).status(), absl::UnknownError("none"));
+}
+
+TEST(AbslStatusTest, ErrnoIsAFailureEvenIfItIsZero) {
+  errno = ENOENT;
+  EXPECT_EQ(ErrnoStatus("cannot read X"), absl::NotFoundError("cannot read X: No such file or directory"));
+  EXPECT_EQ(ErrnoStatus("cannot write X", 0), absl::UnknownError("cannot write X: Success"));
 }
 
 TEST(AbslStatusTest, MacrosWorkWithBoth) {
