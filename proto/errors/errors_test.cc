@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What abseil's status becomes of the client library's, and that functions hand both on alike.
+// What abseil's status becomes of the client library's, that functions hand both on alike, and what they add.
 #include <errno.h>
 #include <gtest/gtest.h>
 
 #include "proto/base/status.h"
 #include "proto/base/status_macros.h"
 #include "proto/errors/absl_status.h"
+#include "proto/errors/annotate.h"
 
 namespace cuda_remote {
 namespace {
@@ -35,6 +36,11 @@ TEST(AbslStatusTest, MacrosWorkWithBoth) {
   EXPECT_EQ(*DoubledByAbsl(4), 8);
   EXPECT_EQ(DoubledByAbsl(-1).status().message(), "it failed");
   EXPECT_EQ(DoubledByAbsl(absl::NotFoundError("gone")).status(), absl::NotFoundError("gone"));
+}
+
+TEST(AnnotateTest, KeepsTheCode) {
+  EXPECT_EQ(Annotate("rank 1: ", absl::NotFoundError("gone")), absl::NotFoundError("rank 1: gone"));
+  EXPECT_EQ(Annotate("rank 1: ", absl::AbortedError("")), absl::AbortedError("rank 1: "));
 }
 
 }  // namespace
