@@ -5,21 +5,22 @@
 
 #include "checkpoint/transaction/at_step.h"
 #include "checkpoint/transaction/job_transaction.h"
+#include "proto/base/status_macros.h"
 #include "replay/replayer/replayer.h"
 
 namespace cuda_remote::checkpoint {
 
-bool CodeAhead::Look(const agent::LockOptions& lock, std::string* error) {
+absl::Status CodeAhead::Look(const agent::LockOptions& lock) {
   AtStep("look at the logs");
   JobTransaction look(job_, &before_, /*engine=*/nullptr, /*guard=*/nullptr);
-  if (!look.Begin(lock, error)) return false;
+  CR_RETURN_IF_ERROR(look.Begin(lock));
   const auto& processes = before_.processes();
   usable_ = std::none_of(processes.begin(), processes.end(),
                          [](const auto& process) { return replay::Shares(process->log()); });
-  std::string ignored;  // the move finds out itself
-  usable_ = look.Resume(&ignored) && usable_;
+  // Why not, the move finds out itself.
+  usable_ = look.Resume().ok() && usable_;
   held_seconds_ = look.HeldSeconds();
-  return true;
+  return absl::OkStatus();
 }
 
 const replay::Log* CodeAhead::Of(const CudaProcess& process) const {

@@ -2,12 +2,13 @@
 // A move makes the code of a job - contexts, modules, functions - in its new sessions while the job still runs. It
 // stops the job once, for the logs, and again for the move itself (LiveJob, JobTransaction).
 //
-// Functions that fail return false and one sentence in *error. For one thread.
+// For one thread.
 #ifndef CUDA_REMOTE_CHECKPOINT_TRANSACTION_CODE_AHEAD_H_
 #define CUDA_REMOTE_CHECKPOINT_TRANSACTION_CODE_AHEAD_H_
 
 #include <string>
 
+#include "absl/status/status.h"
 #include "checkpoint/agent/lock.h"
 #include "checkpoint/job/cuda_processes.h"
 #include "checkpoint/job/job.h"
@@ -25,7 +26,7 @@ class CodeAhead {
       : job_(job), before_(job, std::move(directory), claim, images) {}
 
   // Takes the logs of all processes, which stand for that moment. Fails where a later stop would fail, too.
-  bool Look(const agent::LockOptions& lock, std::string* error);
+  absl::Status Look(const agent::LockOptions& lock);
 
   // What Look has found of a process; null if nothing, or if processes share on the GPU: these are replayed together,
   // in a scope that none of them may have before all have it.

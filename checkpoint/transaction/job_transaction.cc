@@ -6,6 +6,8 @@
 #include <thread>
 
 #include "checkpoint/transaction/at_step.h"
+#include "proto/base/status_macros.h"
+#include "proto/errors/annotate.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -29,13 +31,12 @@ bool JobTransaction::EndsNow(const std::vector<JobProcess*>& processes) {
 }
 
 JobTransaction::~JobTransaction() {
-  std::string ignored;
-  if (state_ != State::kRunning && state_ != State::kOver) Resume(&ignored);
+  if (state_ != State::kRunning && state_ != State::kOver) Resume().IgnoreError();
 }
 
 double JobTransaction::HeldSeconds() const { return double(clock_.now_us() - closed_us_) / 1e6; }
 
-bool JobTransaction::Begin(const agent::LockOptions& options, std::string* error) {
+absl::Status JobTransaction::Begin(const agent::LockOptions& options) {
   clock_ = options.clock;
   const int64_t end = clock_.now_us() + int64_t(options.timeout_ms) * 1000;
   while (true) {
@@ -43,101 +44,103 @@ bool JobTransaction::Begin(const agent::LockOptions& options, std::string* error
     left.timeout_ms = int(std::max<int64_t>(1, (end - clock_.now_us()) / 1000));
     processes_.clear();
     closed_us_ = clock_.now_us();
-    bool again = false;
     AtStep("find processes");
-    bool ok = source_->Find(&processes_, &again, error);
+    absl::StatusOr<std::vector<JobProcess*>> found = source_->Find();
+    if (found.ok()) processes_ = *found;
+    absl::Status problem = found.status();
+    bool again = absl::IsAborted(problem);
     std::vector<agent::Lockable*> lockables;
     for (JobProcess* process : processes_) lockables.push_back(process->lockable());
-    if (ok && !lockables.empty()) {
+    if (problem.ok() && !lockables.empty()) {
       AtStep("lock");
-      ok = agent::LockAll(lockables, left, &closed_us_, error);
-      again = !ok && EndsNow(processes_);
+      std::string error;  // Until LockAll gives a status.
+      if (!agent::LockAll(lockables, left, &closed_us_, &error)) problem = absl::FailedPreconditionError(error);
+      again = !problem.ok() && EndsNow(processes_);
     }
     // From here to the end there are no others.
-    if (ok) {
+    if (problem.ok()) {
       state_ = State::kHeld;
       AtStep("keep others from connecting");
-      if (!source_->Pause(left.timeout_ms, error)) break;
-      bool ended = false;
-      if (source_->AreAll()) {
-        if (!ForEach("take", &JobProcess::Take, &ended, error)) break;
-        if (!ended) return true;
+      problem = source_->Pause(left.timeout_ms);
+      if (problem.ok() && source_->AreAll()) {
+        bool ended = false;
+        problem = ForEach("take", &JobProcess::Take, &ended);
+        if (problem.ok() && !ended) return absl::OkStatus();
+      }
+      if (!problem.ok()) {
+        Resume().IgnoreError();
+        return problem;
       }
       again = true;
-      *error = "the job keeps starting and ending processes that use CUDA";
+      problem = absl::FailedPreconditionError("the job keeps starting and ending processes that use CUDA");
     }
     // Those that are locked go on meanwhile: what they wait for may be the one that has come.
-    std::string ignored;
-    if (state_ == State::kHeld) Resume(&ignored);
+    if (state_ == State::kHeld) Resume().IgnoreError();
     state_ = State::kRunning;
-    if (!again || clock_.now_us() >= end) return false;
-    if (options.cancelled && options.cancelled()) {
-      *error = "interrupted";
-      return false;
-    }
+    if (!again || clock_.now_us() >= end) return problem;
+    if (options.cancelled && options.cancelled()) return absl::CancelledError("interrupted");
   }
-  std::string ignored;
-  Resume(&ignored);
-  return false;
 }
 
-bool JobTransaction::ForEach(const char* name, bool (JobProcess::*step)(std::string*), bool* ended,
-                             std::string* error) {
+absl::Status JobTransaction::ForEach(const char* name, absl::Status (JobProcess::*step)(), bool* ended) {
   *ended = false;
   for (size_t i = 0; i < processes_.size(); ++i) {
     JobProcess* const process = processes_[i];
-    std::string problem;
     AtStep(name, i, processes_.size());
-    if ((process->*step)(&problem)) continue;
+    const absl::Status status = (process->*step)();
+    if (status.ok()) continue;
     if (EndsNow({process})) {
       *ended = true;
       continue;
     }
-    *error = processes_.size() > 1 ? process->Name() + ": " + problem : problem;
-    return false;
+    return processes_.size() > 1 ? Annotate(process->Name() + ": ", status) : status;
   }
-  return true;
+  return absl::OkStatus();
 }
 
-bool JobTransaction::Snapshot(const std::string& facts, const std::string& image, const std::string& work,
-                              SnapshotEngine::After after, std::string* error) {
+absl::Status JobTransaction::Snapshot(const std::string& facts, const std::string& image, const std::string& work,
+                                      SnapshotEngine::After after) {
   AtStep("keep the sessions");
   bool ended = false;
   // What a process that has ended meanwhile had is saved, and nobody takes it after a restart.
-  if (!guard_->Keep(facts, after, error) || !ForEach("release", &JobProcess::Release, &ended, error)) return false;
+  CR_RETURN_IF_ERROR(guard_->Keep(facts, after));
+  CR_RETURN_IF_ERROR(ForEach("release", &JobProcess::Release, &ended));
   std::vector<const JobProcess*> running;
   for (const JobProcess* process : processes_) {
     if (!process->HasEnded()) running.push_back(process);
   }
   AtStep("save processes");
-  if (!engine_->Dump(job_, facts, image, work, after, error)) {
+  std::string error;  // Until Dump gives a status.
+  if (!engine_->Dump(job_, facts, image, work, after, &error)) {
+    absl::Status problem = absl::FailedPreconditionError(error);
     // An engine may not know how the job's processes are called. If one has ended in the middle of a dump, another one
     // may end when it goes on, with the engine's code still in it.
     const auto has_ended = [](const JobProcess* process) { return process->HasEnded(); };
     if (std::any_of(running.begin(), running.end(), has_ended)) std::this_thread::sleep_for(kOthersEnd);
     for (const JobProcess* process : running) {
-      if (process->HasEnded()) *error = process->Name() + " ended while it was saved: " + *error;
+      if (process->HasEnded()) problem = Annotate(process->Name() + " ended while it was saved: ", problem);
     }
-    return false;
+    return problem;
   }
   facts_ = facts;
   state_ = after == SnapshotEngine::After::kStop ? State::kStopped : State::kSaved;
-  return true;
+  return absl::OkStatus();
 }
 
-bool JobTransaction::Resume(std::string* error) {
+absl::Status JobTransaction::Resume() {
   AtStep("resume");
-  bool ok = state_ != State::kStopped || engine_->Resume(job_, facts_);
+  absl::Status first;
+  if (state_ == State::kStopped && !engine_->Resume(job_, facts_)) {
+    first = absl::InternalError("cannot resume the processes, which are stopped");
+  }
   state_ = State::kOver;
-  if (!ok) *error = "cannot resume the processes, which are stopped";
-  const auto each = [&](const char* name, bool (JobProcess::*step)(std::string*)) {
+  const auto each = [&](const char* name, absl::Status (JobProcess::*step)()) {
     for (size_t i = 0; i < processes_.size(); ++i) {
       JobProcess* const process = processes_[i];
-      std::string problem;
       AtStep(name, i, processes_.size());
-      if ((process->*step)(&problem) || EndsNow({process})) continue;
-      if (ok) *error = process->Name() + " cannot continue: " + problem;
-      ok = false;
+      const absl::Status status = (process->*step)();
+      if (status.ok() || EndsNow({process})) continue;
+      first.Update(Annotate(process->Name() + " cannot continue: ", status));
     }
   };
   // First all have a session, then all go on: what one does next may need another.
@@ -145,35 +148,32 @@ bool JobTransaction::Resume(std::string* error) {
   if (guard_) guard_->Drop();
   source_->EndPause();
   each("unlock", &JobProcess::Unlock);
-  return ok;
+  return first;
 }
 
-bool JobTransaction::Switch(const std::function<bool(std::string*)>& decide, std::string* error) {
+absl::Status JobTransaction::Switch(const std::function<absl::Status()>& decide) {
   for (size_t i = 0; i < processes_.size(); ++i) {
     JobProcess* const process = processes_[i];
-    std::string problem;
     AtStep("switch", i, processes_.size());
-    if (process->Switch(&problem) || EndsNow({process})) continue;
-    *error = process->Name() + " did not take its new session: " + problem;
-    return false;
+    const absl::Status status = process->Switch();
+    if (status.ok() || EndsNow({process})) continue;
+    return Annotate(process->Name() + " did not take its new session: ", status);
   }
   AtStep("decide");
   // What a process has done on its new session is not on the old one: afterwards there is no way back.
   for (JobProcess* process : processes_) {
-    std::string problem;
-    if (process->Confirm(&problem) || EndsNow({process})) continue;
-    *error = process->Name() + " cannot continue with its new session: " + problem;
-    return false;
+    const absl::Status status = process->Confirm();
+    if (status.ok() || EndsNow({process})) continue;
+    return Annotate(process->Name() + " cannot continue with its new session: ", status);
   }
-  if (!decide(error)) return false;
+  CR_RETURN_IF_ERROR(decide());
   state_ = State::kOver;
   source_->EndPause();
   for (size_t i = 0; i < processes_.size(); ++i) {
-    std::string ignored;
     AtStep("unlock", i, processes_.size());
-    processes_[i]->Unlock(&ignored);
+    processes_[i]->Unlock().IgnoreError();  // there is no way back
   }
-  return true;
+  return absl::OkStatus();
 }
 
 bool JobTransaction::End() {

@@ -15,7 +15,7 @@
 // caller's (`decide`): before it all processes go back to their old sessions, after it all go on with the others.
 //
 // The steps are the same whatever the processes and the engine are, so tests have them fail one by one
-// (job_transaction_test.cc). Not thread-safe. Functions return false and one sentence in *error.
+// (job_transaction_test.cc). Not thread-safe.
 #ifndef CUDA_REMOTE_CHECKPOINT_TRANSACTION_JOB_TRANSACTION_H_
 #define CUDA_REMOTE_CHECKPOINT_TRANSACTION_JOB_TRANSACTION_H_
 
@@ -24,6 +24,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/agent/lock.h"
 #include "checkpoint/engine/snapshot_engine.h"
 
@@ -42,17 +44,17 @@ class JobProcess {
   virtual agent::Lockable* lockable() = 0;
 
   // The tool takes over its session and its log.
-  virtual bool Take(std::string* error) = 0;
+  virtual absl::Status Take() = 0;
   // It closes its end of the session, for a snapshot. The tool keeps the session alive.
-  virtual bool Release(std::string* error) = 0;
+  virtual absl::Status Release() = 0;
   // It gets another session, prepared before, and stays stopped.
-  virtual bool Switch(std::string* error) = 0;
-  // Whether the session that it has got is still there.
-  virtual bool Confirm(std::string* error) = 0;
+  virtual absl::Status Switch() = 0;
+  // Fails if the session that it has got is not there any more.
+  virtual absl::Status Confirm() = 0;
   // It has the session again that it had, and stays stopped.
-  virtual bool GiveBack(std::string* error) = 0;
+  virtual absl::Status GiveBack() = 0;
   // Its calls go on.
-  virtual bool Unlock(std::string* error) = 0;
+  virtual absl::Status Unlock() = 0;
   // The process has ended: its session may end too.
   virtual void Abandon() = 0;
 };
@@ -61,9 +63,9 @@ class JobProcess {
 class SessionGuard {
  public:
   virtual ~SessionGuard() = default;
-  // Before the first Release. From a true return until Drop, a kill of this process has the effect of Resume. `facts`,
+  // Before the first Release. From its success until Drop, a kill of this process has the effect of Resume. `facts`,
   // `after`: of the Dump that follows.
-  virtual bool Keep(const std::string& facts, SnapshotEngine::After after, std::string* error) = 0;
+  virtual absl::Status Keep(const std::string& facts, SnapshotEngine::After after) = 0;
   // The job is going to be ended: from now on a kill of this process has the effect of End.
   virtual void ToEnd() = 0;
   // All processes have their sessions again, or have ended.
@@ -74,13 +76,13 @@ class SessionGuard {
 class ProcessSource {
  public:
   virtual ~ProcessSource() = default;
-  // The processes that have a session now. The source owns them; they are valid until the next Find. False and *again
-  // if one has ended meanwhile: then try again.
-  virtual bool Find(std::vector<JobProcess*>* processes, bool* again, std::string* error) = 0;
+  // The processes that have a session now. The source owns them; they are valid until the next Find. kAborted if one
+  // has ended meanwhile: then try again.
+  virtual absl::StatusOr<std::vector<JobProcess*>> Find() = 0;
   // Whether they are still the same.
   virtual bool AreAll() = 0;
-  // From a true return until EndPause no process can open a session.
-  virtual bool Pause(int timeout_ms, std::string* error) = 0;
+  // From its success until EndPause no process can open a session.
+  virtual absl::Status Pause(int timeout_ms) = 0;
   virtual void EndPause() = 0;
 };
 
@@ -95,18 +97,18 @@ class JobTransaction {
 
   // Stops the CUDA calls of all processes, as LockAll does, keeps other processes from opening sessions, and takes all
   // sessions. If processes come or go meanwhile, it looks for them again. After a failure the job continues.
-  bool Begin(const agent::LockOptions& options, std::string* error);
+  absl::Status Begin(const agent::LockOptions& options);
 
   // The processes let go of their sessions, and the engine saves all of the job (SnapshotEngine::Dump).
-  bool Snapshot(const std::string& facts, const std::string& image, const std::string& work,
-                SnapshotEngine::After after, std::string* error);
+  absl::Status Snapshot(const std::string& facts, const std::string& image, const std::string& work,
+                        SnapshotEngine::After after);
 
   // All go on with the sessions that they had. A process that has ended is no failure; of several others that cannot go
-  // on, *error names the first.
-  bool Resume(std::string* error);
-  // All go on with other sessions, once `decide` has returned true: that is one step, by which also processes whose
-  // tool is killed find out where they are. On failure nobody goes on before the transaction ends, with the old ones.
-  bool Switch(const std::function<bool(std::string*)>& decide, std::string* error);
+  // on, the status names the first.
+  absl::Status Resume();
+  // All go on with other sessions, once `decide` has succeeded: that is one step, by which also processes whose tool is
+  // killed find out where they are. On failure nobody goes on before the transaction ends, with the old ones.
+  absl::Status Switch(const std::function<absl::Status()>& decide);
   // Ends the job after a Snapshot. False if that failed, and it stands still.
   bool End();
 
@@ -116,7 +118,7 @@ class JobTransaction {
  private:
   enum class State { kRunning, kHeld, kSaved, kStopped, kOver };
   // Takes a step of all processes. *ended: one has ended meanwhile, which is no failure.
-  bool ForEach(const char* name, bool (JobProcess::*step)(std::string*), bool* ended, std::string* error);
+  absl::Status ForEach(const char* name, absl::Status (JobProcess::*step)(), bool* ended);
   // Whether one of them has ended, or does so in this moment.
   bool EndsNow(const std::vector<JobProcess*>& processes);
 

@@ -13,11 +13,15 @@
 #include <vector>
 
 #include "checkpoint/engine/testing/fake_engine.h"
+#include "proto/base/status_macros.h"
+#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
 
 using ::testing::HasSubstr;
+
+std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
 // Counts steps; one of them is to fail.
 struct Faults {
@@ -34,6 +38,8 @@ struct Faults {
   }
 };
 
+absl::Status MadeToFail(const std::string& what) { return absl::InternalError(what + " was made to fail"); }
+
 class FakeProcess final : public JobProcess, public agent::Lockable {
  public:
   FakeProcess(int number, Faults* faults) : number_(number), faults_(faults) {}
@@ -43,52 +49,52 @@ class FakeProcess final : public JobProcess, public agent::Lockable {
   bool HasEnded() const override { return ended_ && unseen_-- <= 0; }
   agent::Lockable* lockable() override { return this; }
 
-  // Lockable.
+  // Lockable. Until Lockable gives a status.
   agent::CloseResult Close(std::string* error) override {
-    if (!Step("close", error)) return agent::CloseResult::kFailed;
+    if (!Took(Step("close"), error)) return agent::CloseResult::kFailed;
     EXPECT_FALSE(released_);
     closed_ = true;
     return agent::CloseResult::kClosed;
   }
   bool Look(agent::Activity* activity, std::string* error) override {
-    if (!Step("look", error)) return false;
+    if (!Took(Step("look"), error)) return false;
     activity->answered = true;
     activity->quiet = looks_with_work-- <= 0;
     return true;
   }
   bool Admit(const agent::Admission&, bool* admitted, std::string*) override { return *admitted = false; }
-  bool Settle(int, bool* settled, std::string* error) override { return *settled = Step("settle", error); }
+  bool Settle(int, bool* settled, std::string* error) override { return *settled = Took(Step("settle"), error); }
   bool LockOld(int, std::string*) override { return false; }
   void Open() override { closed_ = false; }
 
-  bool Take(std::string* error) override {
-    if (!Step("take", error)) return false;
+  absl::Status Take() override {
+    CR_RETURN_IF_ERROR(Step("take"));
     EXPECT_TRUE(closed_);
-    return true;
+    return absl::OkStatus();
   }
-  bool Release(std::string* error) override {
-    if (!Step("release", error)) return false;
+  absl::Status Release() override {
+    CR_RETURN_IF_ERROR(Step("release"));
     EXPECT_TRUE(closed_);
     released_ = true;
-    return true;
+    return absl::OkStatus();
   }
-  bool Switch(std::string* error) override {
-    if (!Step("switch", error)) return false;
+  absl::Status Switch() override {
+    CR_RETURN_IF_ERROR(Step("switch"));
     EXPECT_TRUE(closed_);
     switched_ = true;
-    return true;
+    return absl::OkStatus();
   }
-  bool Confirm(std::string* error) override { return Step("confirm", error); }
-  bool GiveBack(std::string* error) override {
-    if (!Step("give back", error)) return false;
+  absl::Status Confirm() override { return Step("confirm"); }
+  absl::Status GiveBack() override {
+    CR_RETURN_IF_ERROR(Step("give back"));
     released_ = switched_ = false;
-    return true;
+    return absl::OkStatus();
   }
-  bool Unlock(std::string* error) override {
-    if (!Step("unlock", error)) return false;
+  absl::Status Unlock() override {
+    CR_RETURN_IF_ERROR(Step("unlock"));
     if (before_unlock) before_unlock();
     closed_ = false;
-    return true;
+    return absl::OkStatus();
   }
   void Abandon() override { abandoned_ = true; }
 
@@ -111,19 +117,13 @@ class FakeProcess final : public JobProcess, public agent::Lockable {
   int looks_with_work = 0;  // how often it is found not to be idle
 
  private:
-  bool Step(const std::string& what, std::string* error) {
-    if (ended_) {
-      *error = "it has ended";
-      return false;
-    }
-    if (!faults_->Now(Name() + ": " + what)) {
-      if (ended_) *error = "it has ended";
-      return !ended_;
-    }
+  absl::Status Step(const std::string& what) {
+    const absl::Status ended = absl::UnavailableError("it has ended");
+    if (ended_) return ended;
+    if (!faults_->Now(Name() + ": " + what)) return ended_ ? ended : absl::OkStatus();
     ended_ = faults_->by_end;
     stuck_ = !ended_ && (what == "give back" || what == "unlock");
-    *error = what + " was made to fail";
-    return false;
+    return MadeToFail(what);
   }
 
   const int number_;
@@ -139,21 +139,17 @@ class FakeSource final : public ProcessSource {
   }
   void Add() { all_.push_back(std::make_unique<FakeProcess>(int(all_.size()), faults_)); }
 
-  bool Find(std::vector<JobProcess*>* processes, bool* again, std::string* error) override {
-    *again = false;
+  absl::StatusOr<std::vector<JobProcess*>> Find() override {
     for (const auto& process : all_) process->Drop();
     found_.clear();
-    if (faults_->Now("find")) {
-      *error = "find was made to fail";
-      return false;
-    }
+    if (faults_->Now("find")) return MadeToFail("find");
     for (const auto& process : all_) {
       if (!process->HasEnded()) found_.push_back(process.get());
     }
-    processes->assign(found_.begin(), found_.end());
     ++finds;
+    const std::vector<JobProcess*> found(found_.begin(), found_.end());
     if (after_find) after_find();
-    return true;
+    return found;
   }
   bool AreAll() override {
     std::vector<FakeProcess*> now;
@@ -162,13 +158,10 @@ class FakeSource final : public ProcessSource {
     }
     return now == found_;
   }
-  bool Pause(int, std::string* error) override {
-    if (faults_->Now("pause")) {
-      *error = "pause was made to fail";
-      return false;
-    }
+  absl::Status Pause(int) override {
+    if (faults_->Now("pause")) return MadeToFail("pause");
     paused = true;
-    return true;
+    return absl::OkStatus();
   }
   void EndPause() override { paused = false; }
 
@@ -197,13 +190,11 @@ agent::LockOptions Options() {
 class FakeGuard final : public SessionGuard {
  public:
   FakeGuard(FakeSource* source, Faults* faults) : source_(source), faults_(faults) {}
-  bool Keep(const std::string& facts, SnapshotEngine::After, std::string* error) override {
+  absl::Status Keep(const std::string& facts, SnapshotEngine::After) override {
     EXPECT_EQ(facts, "facts");
     for (const auto& process : source_->all()) EXPECT_TRUE(process->HasSession());
     keeps = true;
-    if (!faults_->Now("keep")) return true;
-    *error = "keep was made to fail";
-    return false;
+    return faults_->Now("keep") ? MadeToFail("keep") : absl::OkStatus();
   }
   void ToEnd() override { to_end = true; }
   void Drop() override {
@@ -221,17 +212,11 @@ class FakeGuard final : public SessionGuard {
 
 enum class Way { kKeep, kStop, kStopAndGiveUp, kMove, kHoldOnly };
 
-struct Outcome {
-  bool ok = false;
-  std::string error;
-};
-
 // A whole transaction; with kStopAndGiveUp the tool finds, after the snapshot, that the image cannot be written.
-Outcome Transact(Way way, FakeSource* source, FakeEngine* engine, FakeGuard* guard, Faults* faults) {
+absl::Status Transact(Way way, FakeSource* source, FakeEngine* engine, FakeGuard* guard, Faults* faults) {
   const Job job;
-  Outcome outcome;
   JobTransaction transaction(job, source, engine, guard);
-  if (!transaction.Begin(Options(), &outcome.error)) return outcome;
+  CR_RETURN_IF_ERROR(transaction.Begin(Options()));
   for (const auto& process : source->all()) {
     EXPECT_TRUE(process->closed() || process->HasEnded());
   }
@@ -239,27 +224,22 @@ Outcome Transact(Way way, FakeSource* source, FakeEngine* engine, FakeGuard* gua
   const bool stop = way == Way::kStop || way == Way::kStopAndGiveUp;
   switch (way) {
     case Way::kHoldOnly:
-      return outcome;
+      return absl::OkStatus();
     case Way::kMove:
-      outcome.ok = transaction.Switch(
-          [&](std::string* error) {
-            for (const auto& process : source->all()) {
-              EXPECT_TRUE((process->switched() && process->closed()) || process->HasEnded());
-            }
-            if (!faults->Now("decide")) return true;
-            *error = "decide was made to fail";
-            return false;
-          },
-          &outcome.error);
-      return outcome;
+      return transaction.Switch([&] {
+        for (const auto& process : source->all()) {
+          EXPECT_TRUE((process->switched() && process->closed()) || process->HasEnded());
+        }
+        return faults->Now("decide") ? MadeToFail("decide") : absl::OkStatus();
+      });
     default:
       break;
   }
   const auto after = stop ? SnapshotEngine::After::kStop : SnapshotEngine::After::kRun;
-  if (!transaction.Snapshot("facts", "image", "work", after, &outcome.error)) return outcome;
-  if (way == Way::kKeep) outcome.ok = transaction.Resume(&outcome.error);
-  if (way == Way::kStop) outcome.ok = transaction.End();
-  return outcome;
+  CR_RETURN_IF_ERROR(transaction.Snapshot("facts", "image", "work", after));
+  if (way == Way::kKeep) return transaction.Resume();
+  if (way == Way::kStop && !transaction.End()) return absl::InternalError("");
+  return absl::OkStatus();
 }
 
 class Steps : public testing::TestWithParam<std::tuple<Way, int, bool>> {};
@@ -293,10 +273,10 @@ TEST_P(Steps, EachMayFail) {
         }
       };
     }
-    const Outcome outcome = Transact(way, &source, &engine, &guard, &faults);
+    const absl::Status outcome = Transact(way, &source, &engine, &guard, &faults);
     EXPECT_FALSE(guard.keeps);
     reached = at < faults.count;
-    SCOPED_TRACE("step " + std::to_string(at) + " (" + faults.failed + ") failed: " + outcome.error);
+    SCOPED_TRACE("step " + std::to_string(at) + " (" + faults.failed + ") failed: " + Message(outcome));
     EXPECT_FALSE(source.paused);
     // Said to the user: it stands still.
     if (faults.failed == "end" || faults.failed == "resume") continue;
@@ -312,20 +292,20 @@ TEST_P(Steps, EachMayFail) {
         EXPECT_TRUE(process->Runs());
       }
     }
-    if (outcome.ok && way == Way::kMove) {
+    if (outcome.ok() && way == Way::kMove) {
       EXPECT_EQ(switched, alive);
     } else if (faults.failed.find("give back") == std::string::npos) {
       EXPECT_EQ(switched, 0) << "one is on another server, and the others are not";
     }
-    if (!outcome.ok && way != Way::kStopAndGiveUp && way != Way::kHoldOnly) {
-      EXPECT_NE(outcome.error, "") << "nobody was told why";
+    if (!outcome.ok() && way != Way::kStopAndGiveUp && way != Way::kHoldOnly) {
+      EXPECT_NE(Message(outcome), "") << "nobody was told why";
     }
     // A process that ends by itself is no failure of the others'. In a dump the engine says what became of it.
     if (by_end && way != Way::kStopAndGiveUp && way != Way::kHoldOnly && faults.failed.find("rank") == 0) {
-      EXPECT_TRUE(outcome.ok);
+      EXPECT_TRUE(outcome.ok());
     }
     const bool ends_early = way == Way::kStopAndGiveUp || way == Way::kHoldOnly;
-    EXPECT_TRUE(at >= 0 || ends_early || outcome.ok) << outcome.error;
+    EXPECT_TRUE(at >= 0 || ends_early || outcome.ok()) << outcome.message();
   }
 }
 
@@ -339,14 +319,12 @@ TEST(JobTransaction, NamesTheProcessThatFailed) {
   FakeSource source(3, &faults);
   FakeEngine engine([](const std::string&) { return true; });
   const Job job;
-  std::string error;
   // find, close x 3, look x 3, settle x 3, pause, take x 2
   faults.at = 13;
   FakeGuard guard(&source, &faults);
   JobTransaction transaction(job, &source, &engine, &guard);
-  EXPECT_FALSE(transaction.Begin(Options(), &error));
+  EXPECT_THAT(Message(transaction.Begin(Options())), HasSubstr("rank 2: take was made to fail"));
   EXPECT_EQ(faults.failed, "rank 2: take");
-  EXPECT_THAT(error, HasSubstr("rank 2: take was made to fail"));
 }
 
 TEST(JobTransaction, NamesTheProcessThatEndedInTheDump) {
@@ -357,12 +335,11 @@ TEST(JobTransaction, NamesTheProcessThatEndedInTheDump) {
     return step != "dump";
   });
   const Job job;
-  std::string error;
   FakeGuard guard(&source, &faults);
   JobTransaction transaction(job, &source, &engine, &guard);
-  ASSERT_TRUE(transaction.Begin(Options(), &error)) << error;
-  EXPECT_FALSE(transaction.Snapshot("facts", "image", "work", SnapshotEngine::After::kRun, &error));
-  EXPECT_THAT(error, HasSubstr("rank 1 ended while it was saved: "));
+  ASSERT_EQ(transaction.Begin(Options()), absl::OkStatus());
+  EXPECT_THAT(Message(transaction.Snapshot("facts", "image", "work", SnapshotEngine::After::kRun)),
+              HasSubstr("rank 1 ended while it was saved: "));
 }
 
 TEST(JobTransaction, OneThatComesMeanwhileIsHeldToo) {
@@ -373,10 +350,9 @@ TEST(JobTransaction, OneThatComesMeanwhileIsHeldToo) {
   };
   FakeEngine engine([](const std::string&) { return true; });
   const Job job;
-  std::string error;
   FakeGuard guard(&source, &faults);
   JobTransaction transaction(job, &source, &engine, &guard);
-  ASSERT_TRUE(transaction.Begin(Options(), &error)) << error;
+  ASSERT_EQ(transaction.Begin(Options()), absl::OkStatus());
   ASSERT_EQ(source.all().size(), 4u);
   for (const auto& process : source.all()) EXPECT_TRUE(process->closed());
 }
@@ -396,11 +372,10 @@ TEST(JobTransaction, ThePauseBeginsWhenTheFirstGateCloses) {
   };
   FakeEngine engine([](const std::string&) { return true; });
   const Job job;
-  std::string error;
   FakeGuard guard(&source, &faults);
   JobTransaction transaction(job, &source, &engine, &guard);
   clock.sleep_us(5000000);  // nobody waits yet
-  ASSERT_TRUE(transaction.Begin(options, &error)) << error;
+  ASSERT_EQ(transaction.Begin(options), absl::OkStatus());
   EXPECT_GT(quiet_us - closed_us, 20000);
   clock.sleep_us(3000000);
   const int64_t held_us = int64_t(transaction.HeldSeconds() * 1e6);
@@ -415,13 +390,11 @@ TEST(JobTransaction, ThoseThatKeepComingAreGivenUpInTheEnd) {
   source.after_find = [&] { source.Add(); };
   FakeEngine engine([](const std::string&) { return true; });
   const Job job;
-  std::string error;
   agent::LockOptions options = Options();
   options.timeout_ms = 20;
   FakeGuard guard(&source, &faults);
   JobTransaction transaction(job, &source, &engine, &guard);
-  EXPECT_FALSE(transaction.Begin(options, &error));
-  EXPECT_THAT(error, HasSubstr("keeps starting and ending"));
+  EXPECT_THAT(Message(transaction.Begin(options)), HasSubstr("keeps starting and ending"));
   EXPECT_FALSE(source.paused);
   for (const auto& process : source.all()) EXPECT_TRUE(process->Runs());
 }
@@ -433,10 +406,9 @@ TEST(JobTransaction, OneThatEndsWhileItIsLockedIsLeftOut) {
   FakeSource source(3, &faults);
   FakeEngine engine([](const std::string&) { return true; });
   const Job job;
-  std::string error;
   FakeGuard guard(&source, &faults);
   JobTransaction transaction(job, &source, &engine, &guard);
-  ASSERT_TRUE(transaction.Begin(Options(), &error)) << error;
+  ASSERT_EQ(transaction.Begin(Options()), absl::OkStatus());
   EXPECT_EQ(faults.failed, "rank 1: look");
   EXPECT_TRUE(source.all()[1]->HasEnded());
   EXPECT_TRUE(source.all()[0]->closed());
@@ -457,8 +429,8 @@ TEST(JobTransaction, OneThatEndsInAnyStepIsLeftOut) {
     FakeEngine engine([](const std::string&) { return true; });
     const Job job;
     FakeGuard guard(&source, &faults);
-    const Outcome outcome = Transact(move ? Way::kMove : Way::kKeep, &source, &engine, &guard, &faults);
-    EXPECT_TRUE(outcome.ok) << outcome.error;
+    const absl::Status outcome = Transact(move ? Way::kMove : Way::kKeep, &source, &engine, &guard, &faults);
+    EXPECT_TRUE(outcome.ok()) << outcome.message();
     EXPECT_TRUE(source.all()[1]->HasEnded());
     for (const int other : {0, 2}) EXPECT_TRUE(source.all()[size_t(other)]->Runs());
   }
@@ -469,13 +441,11 @@ TEST(JobTransaction, SaysThatTheProcessesAreStopped) {
   FakeSource source(2, &faults);
   FakeEngine engine([](const std::string& step) { return step != "resume"; });
   const Job job;
-  std::string error;
   FakeGuard guard(&source, &faults);
   JobTransaction transaction(job, &source, &engine, &guard);
-  ASSERT_TRUE(transaction.Begin(Options(), &error)) << error;
-  ASSERT_TRUE(transaction.Snapshot("facts", "image", "work", SnapshotEngine::After::kStop, &error)) << error;
-  EXPECT_FALSE(transaction.Resume(&error));
-  EXPECT_THAT(error, HasSubstr("which are stopped"));
+  ASSERT_EQ(transaction.Begin(Options()), absl::OkStatus());
+  ASSERT_EQ(transaction.Snapshot("facts", "image", "work", SnapshotEngine::After::kStop), absl::OkStatus());
+  EXPECT_THAT(Message(transaction.Resume()), HasSubstr("which are stopped"));
   for (const auto& process : source.all()) EXPECT_TRUE(process->Runs());
 }
 

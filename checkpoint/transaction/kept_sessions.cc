@@ -50,7 +50,7 @@ void SendType(int socket, agent::Type type) {
 std::unique_ptr<agent::AgentClient> AwaitReleased(const std::string& directory, int pid, uint32_t inner_pid,
                                                   const std::string& name) {
   while (IsRunning(pid)) {
-    std::string ignored;
+    std::string ignored;  // Until AgentClient gives a status.
     agent::Info info;
     auto client = agent::AgentClient::Connect(directory, inner_pid, name, &ignored);
     if (client && client->GetInfo(&info, &ignored)) return info.released ? std::move(client) : nullptr;
@@ -156,7 +156,7 @@ bool KeptSessions::GiveBack(const Job& job, const std::string& directory, const 
 bool KeptSessions::GiveAll(const Job& job, const std::string& directory, const char* tool) const {
   std::vector<std::unique_ptr<agent::AgentClient>> clients;
   bool ok = true;
-  std::string error;
+  std::string error;  // Until AgentClient gives a status.
   // First all have a session, then all go on: what one does next may need another.
   for (const Kept& kept : kept_) {
     std::unique_ptr<agent::AgentClient> client = AwaitReleased(directory, kept.pid, kept.inner_pid, kept.name);

@@ -3,17 +3,20 @@
 
 #include <errno.h>
 #include <signal.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <string_view>
 
+#include "absl/strings/match.h"
+#include "absl/strings/string_view.h"
 #include "checkpoint/gpu/gpu_state.h"
 #include "proto/agent/types.h"
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
+#include "proto/base/unique_fd.h"
+#include "proto/errors/absl_status.h"
 #include "proto/folder/this_job.h"
 
 namespace cuda_remote::checkpoint {
@@ -31,7 +34,7 @@ constexpr int kSocketMs = 5000, kSocketLookMs = 5;
 constexpr auto kSideWait = std::chrono::seconds(5);
 constexpr int kSideLookMs = 20;
 // How older client libraries refuse what is possible by now.
-constexpr std::string_view kNoLook = "Look is not possible", kNoGive = "Give is not possible";
+constexpr absl::string_view kNoLook = "Look is not possible", kNoGive = "Give is not possible";
 
 bool ReadAll(int fd, std::string* bytes) {
   struct stat facts;
@@ -46,16 +49,37 @@ bool ReadAll(int fd, std::string* bytes) {
   return true;
 }
 
+// These two until AgentClient gives a status.
+absl::StatusOr<std::unique_ptr<agent::AgentClient>> ConnectTo(const std::string& directory, uint32_t pid,
+                                                              const std::string& name) {
+  std::string error;
+  auto client = agent::AgentClient::Connect(directory, pid, name, &error);
+  if (!client) return absl::FailedPreconditionError(error);
+  return client;
+}
+
+absl::StatusOr<agent::Info> InfoOf(agent::AgentClient* agent) {
+  std::string error;
+  agent::Info info;
+  if (!agent->GetInfo(&info, &error)) return absl::FailedPreconditionError(error);
+  return info;
+}
+
+absl::StatusOr<std::unique_ptr<agent::AgentClient>> ConnectTo(const CudaProcess& process,
+                                                              const std::string& directory) {
+  return ConnectTo(directory, uint32_t(process.inner_pid), NameOf(process));
+}
+
 // A process that was just restored or continued needs a moment. Stops early once `ended`.
-std::unique_ptr<agent::AgentClient> ConnectPatiently(const std::string& directory, uint32_t pid,
-                                                     const std::string& name, const std::function<bool()>& ended,
-                                                     std::string* error) {
-  for (int attempt = 0; attempt < kConnectAttempts; ++attempt) {
-    std::unique_ptr<agent::AgentClient> client = agent::AgentClient::Connect(directory, pid, name, error);
-    if (client || ended()) return client;
+absl::StatusOr<std::unique_ptr<agent::AgentClient>> ConnectPatiently(const std::string& directory, uint32_t pid,
+                                                                     const std::string& name,
+                                                                     const std::function<bool()>& ended) {
+  auto client = ConnectTo(directory, pid, name);
+  for (int attempt = 1; !client.ok() && !ended() && attempt < kConnectAttempts; ++attempt) {
     usleep(kConnectPauseUs);
+    client = ConnectTo(directory, pid, name);
   }
-  return nullptr;
+  return client;
 }
 
 // A process has its session a moment before its agent listens.
@@ -77,30 +101,26 @@ agent::Given Make(const ClientChannel& channel, uint64_t next_sequence, bool new
   return given;
 }
 
-// Gives `given` to the process behind `agent` (null: there is none, and *error says so already), and closes it here.
-bool GiveAndClose(agent::AgentClient* agent, const agent::Given& given, std::string* error) {
-  bool ok = agent != nullptr;
-  if (ok && given.fds.socket < 0) {
-    *error = std::string("cannot duplicate the channel: ") + strerror(errno);
-    ok = false;
-  }
-  ok = ok && agent->Give(given, error);
-  if (given.fds.socket >= 0) close(given.fds.socket);
-  if (given.fds.ring >= 0) close(given.fds.ring);
-  return ok;
+// Gives `given` to the process behind `agent`, and closes it here.
+absl::Status GiveAndClose(agent::AgentClient* agent, const agent::Given& given) {
+  const UniqueFd socket(given.fds.socket), ring(given.fds.ring);
+  if (!socket.ok()) return ErrnoStatus("cannot duplicate the channel");
+  std::string error;  // Until AgentClient gives a status.
+  if (!agent->Give(given, &error)) return absl::FailedPreconditionError(error);
+  return absl::OkStatus();
 }
 
 // A process whose session an earlier tool has taken with it.
-bool CheckNotLost(const CudaProcess& process, const agent::Info& info, agent::AgentClient* agent, const JobClaim& claim,
-                  std::string* error) {
-  if (!info.released) return true;
-  *error = (claim.killed().empty() ? "an earlier tool" : claim.killed()) + " ended while it had the GPU session of " +
-           NameOf(process) + ", which is lost";
-  std::string problem;
-  if (!claim.killed().empty() && agent->Abandon(&problem)) {
-    *error += "; its CUDA calls fail from now on. Restart the job from its last image with cr-restart";
+absl::Status CheckNotLost(const CudaProcess& process, const agent::Info& info, agent::AgentClient* agent,
+                          const JobClaim& claim) {
+  if (!info.released) return absl::OkStatus();
+  std::string lost = (claim.killed().empty() ? "an earlier tool" : claim.killed()) +
+                     " ended while it had the GPU session of " + NameOf(process) + ", which is lost";
+  std::string ignored;  // Until AgentClient gives a status.
+  if (!claim.killed().empty() && agent->Abandon(&ignored)) {
+    lost += "; its CUDA calls fail from now on. Restart the job from its last image with cr-restart";
   }
-  return false;
+  return absl::DataLossError(lost);
 }
 
 }  // namespace
@@ -108,11 +128,11 @@ bool CheckNotLost(const CudaProcess& process, const agent::Info& info, agent::Ag
 uint64_t AskHeldBytes(const Job& job, const std::string& directory) {
   uint64_t bytes = 0;
   for (const CudaProcess& process : FindCudaProcesses(job, directory)) {
-    std::string ignored;
-    const auto agent = agent::AgentClient::Connect(directory, uint32_t(process.inner_pid), NameOf(process), &ignored);
+    const auto agent = ConnectTo(process, directory);
     agent::Activity activity;
+    std::string ignored;  // Until AgentClient gives a status.
     // A worker that is in the middle of a long call answers when that is done.
-    for (int attempt = 0; agent && attempt < kHeldAttempts && agent->Look(&activity, &ignored); ++attempt) {
+    for (int attempt = 0; agent.ok() && attempt < kHeldAttempts && (*agent)->Look(&activity, &ignored); ++attempt) {
       if (!activity.answered) continue;
       bytes += activity.held_bytes;
       break;
@@ -121,11 +141,10 @@ uint64_t AskHeldBytes(const Job& job, const std::string& directory) {
   return bytes;
 }
 
-std::unique_ptr<RunningProcess> RunningProcess::Connect(const CudaProcess& process, const std::string& directory,
-                                                        std::string* error) {
-  auto agent = agent::AgentClient::Connect(directory, uint32_t(process.inner_pid), NameOf(process), error);
-  agent::Info info;
-  if (!agent || !agent->GetInfo(&info, error)) return nullptr;
+absl::StatusOr<std::unique_ptr<RunningProcess>> RunningProcess::Connect(const CudaProcess& process,
+                                                                        const std::string& directory) {
+  CR_ASSIGN_OR_RETURN(auto agent, ConnectTo(process, directory));
+  CR_ASSIGN_OR_RETURN(agent::Info info, InfoOf(agent.get()));
   return std::unique_ptr<RunningProcess>(new RunningProcess(std::move(agent), std::move(info)));
 }
 
@@ -147,11 +166,11 @@ bool RunningProcess::Wait(uint64_t number, agent::SideAnswer* answer, std::strin
 void ImagesAhead::Read(const Job& job, const std::string& directory) {
   known_.clear();
   for (const CudaProcess& process : FindCudaProcesses(job, directory)) {
-    std::string ignored, bytes;
-    const auto agent = agent::AgentClient::Connect(directory, uint32_t(process.inner_pid), NameOf(process), &ignored);
+    const auto agent = ConnectTo(process, directory);
     OfOne one;
     int fd = -1;
-    if (!agent || !agent->AskImages(&one.number, &fd, &ignored)) continue;
+    std::string ignored, bytes;  // Until AgentClient and ParseImages give a status.
+    if (!agent.ok() || !(*agent)->AskImages(&one.number, &fd, &ignored)) continue;
     const bool read = ReadAll(fd, &bytes);
     close(fd);
     if (read && replay::ParseImages(bytes, &one.images, &ignored)) known_.emplace_back(process, std::move(one));
@@ -165,30 +184,32 @@ const ImagesAhead::OfOne* ImagesAhead::Find(const CudaProcess& process) const {
   return nullptr;
 }
 
-bool LiveProcess::Take(std::string* error) {
-  if (!agent_->Take(images_ ? images_->number : 0, &taken_, error)) return false;
+absl::Status LiveProcess::Take() {
+  std::string error;  // Until AgentClient, Adopt and Parse give a status.
+  if (!agent_->Take(images_ ? images_->number : 0, &taken_, &error)) return absl::FailedPreconditionError(error);
   state_ = State::kTaken;
   std::string bytes;
   const bool read = ReadAll(taken_.log_fd, &bytes);
   close(taken_.log_fd);
-  channel_ = ClientChannel::Adopt(taken_.fds, taken_.next_sequence + kSequenceGap, taken_.welcome, error);
-  if (!channel_) return false;
-  if (!read || !replay::Log::Parse(bytes, &log_, error, images_ ? images_->images : replay::Images())) {
-    *error = "the replay log cannot be read: " + *error;
-    return false;
+  channel_ = ClientChannel::Adopt(taken_.fds, taken_.next_sequence + kSequenceGap, taken_.welcome, &error);
+  if (!channel_) return absl::FailedPreconditionError(error);
+  if (!read || !replay::Log::Parse(bytes, &log_, &error, images_ ? images_->images : replay::Images())) {
+    return absl::DataLossError("the replay log cannot be read: " + error);
   }
   const std::string calls = NotReplayableIn(log_);
-  if (calls.empty()) return true;
-  *error = "it has GPU objects that cannot be recreated on another server; they were created by: " + calls +
-           ". See docs/context-state.md";
-  return false;
+  if (calls.empty()) return absl::OkStatus();
+  return absl::UnimplementedError(
+      "it has GPU objects that cannot be recreated on another server; they were created by: " + calls +
+      ". See docs/context-state.md");
 }
 
-bool LiveProcess::Release(std::string* error) {
-  const bool released = agent_->Release(error);
+absl::Status LiveProcess::Release() {
+  std::string error;  // Until AgentClient gives a status.
+  const bool released = agent_->Release(&error);
   agent_.reset();
-  if (released) state_ = State::kReleased;
-  return released;
+  if (!released) return absl::FailedPreconditionError(error);
+  state_ = State::kReleased;
+  return absl::OkStatus();
 }
 
 void LiveProcess::PrepareSwitch(const ClientChannel* channel, const std::string& server) {
@@ -196,63 +217,65 @@ void LiveProcess::PrepareSwitch(const ClientChannel* channel, const std::string&
   new_server_ = server;
 }
 
-bool LiveProcess::Switch(std::string* error) {
-  if (!GiveAndClose(agent_.get(), Make(*new_channel_, new_channel_->next_sequence(), true, new_server_), error)) {
-    return false;
-  }
+absl::Status LiveProcess::Switch() {
+  CR_RETURN_IF_ERROR(GiveAndClose(agent_.get(), Make(*new_channel_, new_channel_->next_sequence(), true, new_server_)));
   state_ = State::kGivenNew;
-  return true;
+  return absl::OkStatus();
 }
 
-bool LiveProcess::Confirm(std::string* error) {
+absl::Status LiveProcess::Confirm() {
   agent::Activity activity;
   for (int attempt = 0; attempt < kHeldAttempts; ++attempt) {
-    if (!agent_->Look(&activity, error)) {
+    std::string error;  // Until AgentClient gives a status.
+    if (!agent_->Look(&activity, &error)) {
       // Of an older client library, which does not look in this state.
-      return error->compare(0, kNoLook.size(), kNoLook) == 0;
+      if (absl::StartsWith(error, kNoLook)) return absl::OkStatus();
+      return absl::FailedPreconditionError(error);
     }
-    if (activity.answered) return true;
+    if (activity.answered) return absl::OkStatus();
   }
-  *error = "the GPU server does not answer";
-  return false;
+  return absl::UnavailableError("the GPU server does not answer");
 }
 
 agent::Given LiveProcess::Former() const { return Make(*channel_, taken_.next_sequence, false, ""); }
 
-bool LiveProcess::GiveBack(std::string* error) {
+absl::Status LiveProcess::GiveBack() {
   // It has its channel; with the end of the connection it goes on.
   if (state_ == State::kRunning || state_ == State::kLocked || state_ == State::kTaken || state_ == State::kGivenOld) {
-    return true;
+    return absl::OkStatus();
   }
   if (state_ == State::kGivenNew) {
-    if (GiveAndClose(agent_.get(), Former(), error)) {
+    const absl::Status given = GiveAndClose(agent_.get(), Former());
+    if (given.ok()) {
       state_ = State::kGivenOld;
-      return true;
+      return absl::OkStatus();
     }
-    if (error->compare(0, kNoGive.size(), kNoGive) != 0) return false;
+    if (!absl::StartsWith(given.message(), kNoGive)) return given;
     // An older client library, which wants its new channel taken first; for that the new worker must be there.
     agent::Taken dropped;
-    if (!agent_->Take(0, &dropped, error)) return false;
+    std::string error;  // Until AgentClient gives a status.
+    if (!agent_->Take(0, &dropped, &error)) return absl::FailedPreconditionError(error);
     for (const int fd : {dropped.log_fd, dropped.fds.socket, dropped.fds.ring}) {
       if (fd >= 0) close(fd);
     }
   }
   if (!agent_) {
-    agent_ = ConnectPatiently(
-        directory_, uint32_t(process_.inner_pid), Name(), [this] { return HasEnded(); }, error);
+    CR_ASSIGN_OR_RETURN(
+        agent_, ConnectPatiently(directory_, uint32_t(process_.inner_pid), Name(), [this] { return HasEnded(); }));
   }
-  if (!GiveAndClose(agent_.get(), Former(), error)) return false;
+  CR_RETURN_IF_ERROR(GiveAndClose(agent_.get(), Former()));
   state_ = State::kGivenOld;
-  return true;
+  return absl::OkStatus();
 }
 
-bool LiveProcess::Unlock(std::string* error) {
+absl::Status LiveProcess::Unlock() {
   const bool given = state_ == State::kGivenOld || state_ == State::kGivenNew;
-  const bool unlocked = !given || (agent_ && agent_->Unlock(error));
+  std::string error;  // Until AgentClient gives a status.
+  const bool unlocked = !given || (agent_ && agent_->Unlock(&error));
   agent_.reset();
   channel_.reset();
   state_ = State::kRunning;
-  return unlocked;
+  return unlocked ? absl::OkStatus() : absl::FailedPreconditionError(error);
 }
 
 void LiveProcess::Abandon() {
@@ -260,25 +283,30 @@ void LiveProcess::Abandon() {
   channel_.reset();
 }
 
-bool LiveJob::Find(std::vector<JobProcess*>* processes, bool* again, std::string* error) {
-  *again = false;
+absl::StatusOr<std::vector<JobProcess*>> LiveJob::Find() {
   processes_.clear();
   for (const CudaProcess& process : FindCudaProcesses(job_, directory_)) {
     AwaitSocket(process, directory_);
-    std::unique_ptr<agent::AgentClient> agent =
-        agent::AgentClient::Connect(directory_, uint32_t(process.inner_pid), NameOf(process), error);
-    agent::Info info;
-    if (!agent || !agent->GetInfo(&info, error)) {
-      *again = EndsNow(process.pid);
-      *error = NameOf(process) + " cannot be stopped: " + *error;
-      return false;
+    auto agent = ConnectTo(process, directory_);
+    auto info = agent.ok() ? InfoOf(agent->get()) : agent.status();
+    if (!info.ok()) {
+      const std::string why = NameOf(process) + " cannot be stopped: " + std::string(info.status().message());
+      return EndsNow(process.pid) ? absl::AbortedError(why) : absl::FailedPreconditionError(why);
     }
-    if (!CheckNotLost(process, info, agent.get(), claim_, error)) return false;
+    CR_RETURN_IF_ERROR(CheckNotLost(process, *info, agent->get(), claim_));
     const ImagesAhead::OfOne* const images = images_ ? images_->Find(process) : nullptr;
-    processes_.push_back(std::make_unique<LiveProcess>(process, directory_, std::move(agent), std::move(info), images));
+    processes_.push_back(
+        std::make_unique<LiveProcess>(process, directory_, *std::move(agent), *std::move(info), images));
   }
-  for (const auto& process : processes_) processes->push_back(process.get());
-  return true;
+  std::vector<JobProcess*> found;
+  for (const auto& process : processes_) found.push_back(process.get());
+  return found;
+}
+
+absl::Status LiveJob::Pause(int timeout_ms) {
+  std::string error;  // Until ConnectionPause gives a status.
+  if (!pause_.Take(directory_, timeout_ms, &error)) return absl::FailedPreconditionError(error);
+  return absl::OkStatus();
 }
 
 std::vector<uint64_t> LiveJob::SessionsAt(const std::string& server) const {
@@ -295,11 +323,12 @@ bool LiveJob::AreAll() {
                     [](const CudaProcess& now, const auto& held) { return now == held->process(); });
 }
 
-std::unique_ptr<agent::AgentClient> GiveChannel(const std::string& directory, uint32_t pid, const std::string& name,
-                                                const ClientChannel& channel, const std::string& server,
-                                                const std::function<bool()>& ended, std::string* error) {
-  std::unique_ptr<agent::AgentClient> client = ConnectPatiently(directory, pid, name, ended, error);
-  if (!GiveAndClose(client.get(), Make(channel, channel.next_sequence(), true, server), error)) client.reset();
+absl::StatusOr<std::unique_ptr<agent::AgentClient>> GiveChannel(const std::string& directory, uint32_t pid,
+                                                                const std::string& name, const ClientChannel& channel,
+                                                                const std::string& server,
+                                                                const std::function<bool()>& ended) {
+  CR_ASSIGN_OR_RETURN(auto client, ConnectPatiently(directory, pid, name, ended));
+  CR_RETURN_IF_ERROR(GiveAndClose(client.get(), Make(channel, channel.next_sequence(), true, server)));
   return client;
 }
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The processes of a running job, for a JobTransaction: found in /proc, stopped through their agents.
 //
-// Not thread-safe, but the channels of different processes may be used by different threads. Functions return false and
-// one sentence in *error.
+// Not thread-safe, but the channels of different processes may be used by different threads.
 #ifndef CUDA_REMOTE_CHECKPOINT_TRANSACTION_LIVE_JOB_H_
 #define CUDA_REMOTE_CHECKPOINT_TRANSACTION_LIVE_JOB_H_
 
@@ -11,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/agent/agent_client.h"
 #include "checkpoint/gpu/side_requests.h"
 #include "checkpoint/job/cuda_processes.h"
@@ -30,13 +31,13 @@ uint64_t AskHeldBytes(const Job& job, const std::string& directory);
 // made it map. Others cannot reach the agent meanwhile.
 class RunningProcess final : public SideRequests {
  public:
-  // Null and *error if the process cannot be reached, or its library does not know such requests.
-  static std::unique_ptr<RunningProcess> Connect(const CudaProcess& process, const std::string& directory,
-                                                 std::string* error);
+  // Fails if the process cannot be reached, or its library does not know such requests.
+  static absl::StatusOr<std::unique_ptr<RunningProcess>> Connect(const CudaProcess& process,
+                                                                 const std::string& directory);
   // The number of its session.
   uint64_t session() const { return info_.session; }
 
-  // SideRequests.
+  // SideRequests. Until SideRequests gives a status.
   bool shared_memory() const override { return info_.shared_memory; }
   bool Begin(const agent::SideRequest& request, uint64_t* number, std::string* error) override;
   bool Wait(uint64_t number, agent::SideAnswer* answer, std::string* error) override;
@@ -80,12 +81,12 @@ class LiveProcess final : public JobProcess {
   std::string Name() const override { return NameOf(process_); }
   bool HasEnded() const override { return !IsRunning(process_.pid); }
   agent::Lockable* lockable() override { return agent_.get(); }
-  bool Take(std::string* error) override;
-  bool Release(std::string* error) override;
-  bool Switch(std::string* error) override;
-  bool Confirm(std::string* error) override;
-  bool GiveBack(std::string* error) override;
-  bool Unlock(std::string* error) override;
+  absl::Status Take() override;
+  absl::Status Release() override;
+  absl::Status Switch() override;
+  absl::Status Confirm() override;
+  absl::Status GiveBack() override;
+  absl::Status Unlock() override;
   void Abandon() override;
 
   const CudaProcess& process() const { return process_; }
@@ -125,9 +126,9 @@ class LiveJob final : public ProcessSource {
       : job_(job), directory_(std::move(directory)), claim_(claim), images_(images) {}
 
   // ProcessSource.
-  bool Find(std::vector<JobProcess*>* processes, bool* again, std::string* error) override;
+  absl::StatusOr<std::vector<JobProcess*>> Find() override;
   bool AreAll() override;
-  bool Pause(int timeout_ms, std::string* error) override { return pause_.Take(directory_, timeout_ms, error); }
+  absl::Status Pause(int timeout_ms) override;
   void EndPause() override { pause_.Release(); }
 
   // By their numbers.
@@ -145,10 +146,11 @@ class LiveJob final : public ProcessSource {
 };
 
 // Gives a process that was restored a channel, behind `server`. It goes on when the caller calls Unlock of what this
-// returns; null and *error if the process did not take it. One that does not listen yet is waited for until `ended`.
-std::unique_ptr<agent::AgentClient> GiveChannel(const std::string& directory, uint32_t pid, const std::string& name,
-                                                const ClientChannel& channel, const std::string& server,
-                                                const std::function<bool()>& ended, std::string* error);
+// returns. Fails if the process did not take it. One that does not listen yet is waited for until `ended`.
+absl::StatusOr<std::unique_ptr<agent::AgentClient>> GiveChannel(const std::string& directory, uint32_t pid,
+                                                                const std::string& name, const ClientChannel& channel,
+                                                                const std::string& server,
+                                                                const std::function<bool()>& ended);
 
 }  // namespace cuda_remote::checkpoint
 

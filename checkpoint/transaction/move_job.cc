@@ -21,6 +21,8 @@
 #include "checkpoint/transaction/code_ahead.h"
 #include "checkpoint/transaction/live_job.h"
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
+#include "proto/errors/annotate.h"
 #include "proto/folder/this_job.h"
 #include "replay/replayer/replayer.h"
 
@@ -41,7 +43,7 @@ struct Move {
   bool anew = false;  // the session is of no use; another one may be
   MovedCode moved;    // once it is replayed
   std::vector<ckptfmt::Region> regions;
-  std::string error;
+  absl::Status status;  // of a step that all take at the same time
 };
 
 // Ends the new session.
@@ -51,10 +53,9 @@ void Drop(Move* move) {
   move->ahead = nullptr;
 }
 
-// Says which process it was about, of several. False.
-bool Of(const Move& move, size_t count, std::string* error) {
-  if (count > 1) *error = move.to.name + ": " + *error;
-  return false;
+// `status`, of a step of one process. A failure says which process it was, of several.
+absl::Status Of(const Move& move, size_t count, const absl::Status& status) {
+  return status.ok() || count <= 1 ? status : Annotate(move.to.name + ": ", status);
 }
 
 std::vector<Placed> PlacesOf(const std::vector<Move>& moves) {
@@ -64,8 +65,8 @@ std::vector<Placed> PlacesOf(const std::vector<Move>& moves) {
 }
 
 // Where each process goes.
-bool PlanMove(const MoveJobOptions& options, const std::vector<CudaProcess>& processes, GpuHosts* hosts,
-              std::vector<Placed>* placed, std::string* error) {
+absl::StatusOr<std::vector<Placed>> PlanMove(const MoveJobOptions& options, const std::vector<CudaProcess>& processes,
+                                             GpuHosts* hosts) {
   std::vector<int> pids;
   for (const CudaProcess& process : processes) pids.push_back(process.pid);
   const std::vector<int> ranks = RanksOf(pids);
@@ -75,27 +76,28 @@ bool PlanMove(const MoveJobOptions& options, const std::vector<CudaProcess>& pro
   }
   std::vector<Place> places;
   const Place otherwise = {options.to, options.gpu < 0 ? std::vector<int>() : std::vector<int>{options.gpu}};
-  if (!PlaceProcesses(options.rules, otherwise, who, &places, error)) return false;
+  std::string error;  // Until PlaceProcesses and GpuHosts give a status.
+  if (!PlaceProcesses(options.rules, otherwise, who, &places, &error)) return absl::InvalidArgumentError(error);
+  std::vector<Placed> placed;
   for (size_t i = 0; i < processes.size(); ++i) {
     if (places[i].server.empty()) {
-      *error = who[i].name + " has no server to go to: name one with --to, or in a --map of its own";
-      return false;
+      return absl::InvalidArgumentError(who[i].name +
+                                        " has no server to go to: name one with --to, or in a --map of its own");
     }
-    const GpuHost* const host = hosts->Open(places[i].server, -1, error);
-    if (!host) return false;
-    placed->push_back({who[i].name, places[i], host});
+    const GpuHost* const host = hosts->Open(places[i].server, -1, &error);
+    if (!host) return absl::FailedPreconditionError(error);
+    placed.push_back({who[i].name, places[i], host});
   }
-  return true;
+  return placed;
 }
 
 // Opens the sessions of `processes` at their places, in this order. Those that are among *moves already are kept, and
 // what else is there ends. `held`: null, or the processes, which are stopped: their agents listen to nobody else then.
 // Without it, a process that has just ended gets no session.
-bool OpenSessions(const MoveJobOptions& options, const std::string& directory, const Job& job,
-                  const std::vector<CudaProcess>& processes, const LiveJob* held, GpuHosts* hosts,
-                  std::vector<Move>* moves, std::string* error) {
-  std::vector<Placed> placed;
-  if (!PlanMove(options, processes, hosts, &placed, error)) return false;
+absl::Status OpenSessions(const MoveJobOptions& options, const std::string& directory, const Job& job,
+                          const std::vector<CudaProcess>& processes, const LiveJob* held, GpuHosts* hosts,
+                          std::vector<Move>* moves) {
+  CR_ASSIGN_OR_RETURN(const std::vector<Placed> placed, PlanMove(options, processes, hosts));
   std::vector<Move> matched(processes.size());
   for (size_t i = 0; i < processes.size(); ++i) {
     Move& move = matched[i];
@@ -110,20 +112,22 @@ bool OpenSessions(const MoveJobOptions& options, const std::string& directory, c
       if (held) {
         info = held->processes()[i]->info();
       } else {
-        std::string ignored;
+        std::string ignored;  // Until AgentClient gives a status.
         const auto agent =
             agent::AgentClient::Connect(directory, uint32_t(move.of.inner_pid), NameOf(move.of), &ignored);
         // It may have ended just now. If it has not, its session is opened when it is held.
         if (!agent || !agent->GetInfo(&info, &ignored)) continue;
       }
       const ActAs user(AccountOf(job));  // whose session it is
+      // Until OpenSession gives a status.
+      std::string error;
       move.channel = OpenSession(move.to.host->socket_path(), uint32_t(move.of.inner_pid), move.of.program, job.name(),
-                                 move.to.place.gpus, info.driver_settings, info.address_layout, error);
+                                 move.to.place.gpus, info.driver_settings, info.address_layout, &error);
+      if (!move.channel) return Of(move, processes.size(), absl::FailedPreconditionError(error));
     }
-    if (!move.channel) return Of(move, processes.size(), error);
   }
   *moves = std::move(matched);
-  return true;
+  return absl::OkStatus();
 }
 
 // Whether the GPUs of all places have room for more than the job's memory, or at least a lot, as far as their servers
@@ -145,23 +149,29 @@ void ReplayCodeAhead(const CodeAhead& code, std::vector<Move>* moves) {
     if (!move.channel) move.ahead = nullptr;
     if (!move.ahead) continue;
     threads.emplace_back([&move] {
-      if (!ReplayCode(*move.ahead, move.channel.get())) move.error = "its session cannot be used";
+      if (!ReplayCode(*move.ahead, move.channel.get())) move.status = absl::InternalError("its session cannot be used");
     });
   }
   for (std::thread& thread : threads) thread.join();
   for (Move& move : *moves) {
-    if (!std::exchange(move.error, "").empty()) Drop(&move);
+    if (!std::exchange(move.status, absl::OkStatus()).ok()) Drop(&move);
   }
+}
+
+// Requests to the process's present session; null if it cannot be reached, or has no new one.
+std::unique_ptr<RunningProcess> Reach(const Move& move, const std::string& directory) {
+  if (!move.channel) return nullptr;
+  auto running = RunningProcess::Connect(move.of, directory);
+  return running.ok() ? *std::move(running) : nullptr;
 }
 
 // Copies GPU memory to new sessions on other machines while the job runs on. Whatever goes wrong, less is there when
 // the job stops.
 void CopyBefore(const std::string& directory, JobReport* report, uint64_t held, SharedBuffers* shared, ChunkPool* pool,
                 const std::function<bool()>& cancelled, std::vector<Move>* moves) {
-  std::string ignored;
   std::vector<Move*> far;
   for (Move& move : *moves) {
-    const auto running = move.channel ? RunningProcess::Connect(move.of, directory, &ignored) : nullptr;
+    const auto running = Reach(move, directory);
     if (running && CopyAhead::Helps(running->shared_memory(), *move.channel)) far.push_back(&move);
   }
   if (far.empty()) return;
@@ -172,7 +182,7 @@ void CopyBefore(const std::string& directory, JobReport* report, uint64_t held, 
     for (size_t i = 0; i < far.size() && !cancelled(); ++i) {
       Move& move = *far[i];
       AtStep("copy GPU memory while the job runs", pass * far.size() + i, passes * far.size());
-      const auto running = move.channel ? RunningProcess::Connect(move.of, directory, &ignored) : nullptr;
+      const auto running = Reach(move, directory);
       if (!running) continue;
       if (!move.copies) move.copies = std::make_unique<CopyAhead>(move.channel.get(), pool);
       bool begun = false;
@@ -182,6 +192,7 @@ void CopyBefore(const std::string& directory, JobReport* report, uint64_t held, 
         for (const Move* const one : far) bytes += one->copies ? one->copies->put_bytes() : 0;
         progress->Update(bytes, std::max(bytes, held));
       };
+      std::string ignored;  // Until Run gives a status.
       move.copies->Run(running.get(), shared, copied, cancelled, &ignored);
       if (move.copies->is_lost()) Drop(&move);
     }
@@ -191,8 +202,7 @@ void CopyBefore(const std::string& directory, JobReport* report, uint64_t held, 
 // Sessions whose memory may be handed over make that ready while the job runs on.
 void PrepareHandOvers(const std::string& directory, const std::vector<Move>& moves) {
   for (const Move& move : moves) {
-    std::string ignored;
-    const auto running = move.channel ? RunningProcess::Connect(move.of, directory, &ignored) : nullptr;
+    const auto running = Reach(move, directory);
     if (running && MayHandOver(*running, *move.channel)) PrepareHandOver(running.get());
   }
 }
@@ -208,18 +218,20 @@ void DropOutdated(const LiveJob& live, std::vector<Move>* moves) {
   }
 }
 
-// What has to go along, and whether it can.
-bool Describe(const std::vector<uint64_t>& sessions, Move* move, std::string* error) {
+// What has to go along. Fails if it cannot.
+absl::Status Describe(const std::vector<uint64_t>& sessions, Move* move) {
   ckptfmt::ProcessInfo before, after;
   ClientChannel* const from = move->process->channel();
-  if (!Drain(from, error) || !ListRegions(from, &move->regions, error, sessions) ||
-      !DescribeServer(from, &before, error) || !DescribeServer(move->channel.get(), &after, error)) {
-    return false;
+  std::string error;  // Until gpu_state.h and modules.h give a status.
+  if (!Drain(from, &error) || !ListRegions(from, &move->regions, &error, sessions) ||
+      !DescribeServer(from, &before, &error) || !DescribeServer(move->channel.get(), &after, &error) ||
+      !CheckDevices(move->process->log(), before.devices, after.devices, ToText(move->to.place), &error)) {
+    return absl::FailedPreconditionError(error);
   }
-  return CheckDevices(move->process->log(), before.devices, after.devices, ToText(move->to.place), error);
+  return absl::OkStatus();
 }
 
-// Runs `work` for all moves that are not replayed yet, at the same time. It leaves its error in Move::error.
+// Runs `work` for all moves that are not replayed yet, at the same time. It leaves its result in Move::status.
 void ForEachOpen(std::vector<Move>* moves, const std::function<void(size_t, Move*)>& work) {
   std::vector<std::thread> threads;
   for (size_t i = 0; i < moves->size(); ++i) {
@@ -229,54 +241,64 @@ void ForEachOpen(std::vector<Move>* moves, const std::function<void(size_t, Move
   for (std::thread& thread : threads) thread.join();
 }
 
-bool NoErrors(const std::vector<Move>& moves, std::string* error) {
-  for (const Move& move : moves) {
-    if (move.error.empty()) continue;
-    *error = move.error;
-    return Of(move, moves.size(), error);
-  }
-  return true;
+// The first failure that they have left.
+absl::Status ResultOf(const std::vector<Move>& moves) {
+  for (const Move& move : moves) CR_RETURN_IF_ERROR(Of(move, moves.size(), move.status));
+  return absl::OkStatus();
 }
 
 // New sessions on the old ones' GPUs get their memory. Others drop what they need not have made ahead.
-bool HandOverAll(std::vector<Move>* moves, std::string* error) {
+absl::Status HandOverAll(std::vector<Move>* moves) {
   ForEachOpen(moves, [](size_t, Move* move) {
     move->handed_over = SharedBlocks();
-    std::string why;
+    std::string why;  // Until CopyAhead and HandOver give a status.
     // A new session that is lost is noticed in the replay.
     if (move->copies && !move->copies->DropFreed(move->process->channel(), &why) && !move->copies->is_lost()) {
-      move->error = why;
+      move->status = absl::FailedPreconditionError(why);
     }
-    if (!move->may_hand_over || !move->error.empty()) return;
-    if (!HandOver(move->process->channel(), move->channel.get(), &move->handed_over, &why)) move->error = why;
+    if (!move->may_hand_over || !move->status.ok()) return;
+    if (!HandOver(move->process->channel(), move->channel.get(), &move->handed_over, &why)) {
+      move->status = absl::FailedPreconditionError(why);
+    }
   });
-  return NoErrors(*moves, error);
+  return ResultOf(*moves);
+}
+
+// Replays the log of one process in its new session. `ownerless`: OwnerlessAt's.
+absl::Status ReplayOne(const std::string& scope, const std::vector<std::string>& ownerless, bool memory_is_there,
+                       Move* move) {
+  std::string error;  // Until gpu_state.h and hand_over.h give a status.
+  if (!ReplayLog(move->process->log(), move->channel.get(), &error, scope, ownerless, move->ahead) ||
+      (memory_is_there && !KeepHandedOver(move->channel.get(), &move->handed_over, &error)) ||
+      !FindMovedCode(move->channel.get(), move->regions, &move->moved, &error)) {
+    return absl::FailedPreconditionError(error);
+  }
+  return absl::OkStatus();
 }
 
 // At the same time: the objects of one process may be shared with another, and wait for it. *again: sessions have ended
 // in which code or memory that was made ahead, or memory that was handed over, is in the way; the others are done.
-bool ReplayAll(const std::string& scope, std::vector<Move>* moves, bool* again, std::string* error) {
+absl::Status ReplayAll(const std::string& scope, std::vector<Move>* moves, bool* again) {
   *again = false;
   std::vector<const replay::Log*> all;
   for (const Move& move : *moves) all.push_back(&move.process->log());
   const std::vector<Placed> placed = PlacesOf(*moves);
-  if (!CheckSharing(placed, all, error)) return false;
+  std::string error;  // Until CheckSharing gives a status.
+  if (!CheckSharing(placed, all, &error)) return absl::FailedPreconditionError(error);
   const std::vector<std::vector<std::string>> ownerless = OwnerlessAt(placed, all);
   ForEachOpen(moves, [&](size_t i, Move* move) {
     const bool handed_over = !move->handed_over.empty(), copies = move->copies && move->copies->begun();
     move->moved = MovedCode();
     move->handed_over = SharedBlocks();
-    move->replayed =
-        ReplayLog(move->process->log(), move->channel.get(), &move->error, scope, ownerless[i], move->ahead) &&
-        (!(handed_over || copies) || KeepHandedOver(move->channel.get(), &move->handed_over, &move->error)) &&
-        FindMovedCode(move->channel.get(), move->regions, &move->moved, &move->error);
-    std::string variable;
+    move->status = ReplayOne(scope, ownerless[i], handed_over || copies, move);
+    move->replayed = move->status.ok();
+    std::string variable;  // Until CheckVariables gives a status.
     const bool in_place = !move->replayed || CheckVariables(move->channel.get(), move->regions, &variable);
     const bool elsewhere = !in_place || (move->replayed && !move->moved.empty());
     // In the log's own order it may come to lie where it was. Else memory has to be searched on its way.
     move->anew = move->ahead ? !move->replayed || elsewhere : (elsewhere && handed_over) || (!move->replayed && copies);
     if (move->anew && !move->ahead) move->may_hand_over = false;
-    if (!in_place && !move->anew) move->error = variable;
+    if (!in_place && !move->anew) move->status = absl::FailedPreconditionError(variable);
   });
   // Code is made ahead only of processes that share nothing. Of others, all are replayed together.
   const bool all_anew =
@@ -284,37 +306,37 @@ bool ReplayAll(const std::string& scope, std::vector<Move>* moves, bool* again, 
   for (Move& move : *moves) {
     if (!move.anew && !all_anew) continue;
     move.anew = move.replayed = false;
-    move.error.clear();
+    move.status = absl::OkStatus();
     Drop(&move);
     *again = true;
   }
-  return NoErrors(*moves, error);
+  return ResultOf(*moves);
 }
 
 // Finds out what the new sessions have of the old ones' memory.
-bool CompareAll(std::vector<Move>* moves, std::string* error) {
+absl::Status CompareAll(std::vector<Move>* moves) {
   std::vector<std::thread> threads;
   for (Move& move : *moves) {
     if (!move.copies) continue;
     threads.emplace_back([&move] {
-      std::string why;
-      if (!move.copies->Compare(move.process->channel(), move.regions, &why)) move.error = why;
+      std::string why;  // Until CopyAhead gives a status.
+      if (!move.copies->Compare(move.process->channel(), move.regions, &why)) {
+        move.status = absl::FailedPreconditionError(why);
+      }
     });
   }
   for (std::thread& thread : threads) thread.join();
-  return NoErrors(*moves, error);
+  return ResultOf(*moves);
 }
 
 // One move. Its steps are in the order in which they are declared.
 class Moving {
  public:
-  Moving(const MoveJobOptions& options, const Job& job, const std::string& directory, JobReport* report,
-         MoveJobOutcome* outcome)
+  Moving(const MoveJobOptions& options, const Job& job, const std::string& directory, JobReport* report)
       : options_(options),
         job_(job),
         directory_(directory),
         report_(*report),
-        outcome_(outcome),
         hosts_(SocketFolder(directory), /*detached=*/true, AccountOf(job)),
         code_(job, directory, claim_, &images_),
         live_(job, directory, claim_, &images_),
@@ -323,33 +345,33 @@ class Moving {
     lock_.cancelled = cancelled_;
   }
 
-  bool Run(std::string* error);
+  absl::StatusOr<MoveJobOutcome> Run();
 
  private:
   // While the job runs: everything that can go wrong early does so here.
-  bool Open(std::string* error);
-  bool MakeAhead(std::string* error);
+  absl::Status Open();
+  absl::Status MakeAhead();
   // In the pause.
-  bool Hold(std::string* error);
-  bool ListMemory(std::string* error);
-  bool HandOverMemory(std::string* error);
-  bool CheckPlaces(std::string* error);
-  bool Replay(std::string* error);
-  bool Copy(std::string* error);
-  bool CopyOne(size_t index, JobReport::LongStep* progress, uint64_t before, std::string* error);
-  bool Switch(std::string* error);
+  absl::Status Hold();
+  absl::Status ListMemory();
+  absl::Status HandOverMemory();
+  absl::Status CheckPlaces();
+  absl::Status Replay();
+  absl::Status Copy();
+  absl::Status CopyOne(size_t index, JobReport::LongStep* progress, uint64_t before);
+  absl::Status Switch();
   // Behind it.
   void NoteMoved();
 
-  bool OpenSessionsOf(const std::vector<CudaProcess>& processes, const LiveJob* held, std::string* error) {
-    return OpenSessions(options_, directory_, job_, processes, held, &hosts_, &moves_, error);
+  absl::Status OpenSessionsOf(const std::vector<CudaProcess>& processes, const LiveJob* held) {
+    return OpenSessions(options_, directory_, job_, processes, held, &hosts_, &moves_);
   }
 
   const MoveJobOptions& options_;
   const Job& job_;
   const std::string& directory_;
   JobReport& report_;
-  MoveJobOutcome* const outcome_;
+  MoveJobOutcome outcome_;
   const std::function<bool()> cancelled_ = [this] { return report_.Cancelled(); };
   const Moment start_ = Now();
 
@@ -369,84 +391,85 @@ class Moving {
   std::string scope_;              // in which the new sessions share
 };
 
-bool Moving::Run(std::string* error) {
-  if (!Open(error) || !MakeAhead(error) || !Hold(error) || !ListMemory(error) || !HandOverMemory(error) ||
-      !CheckPlaces(error) || !Replay(error) || !Copy(error) || !Switch(error)) {
-    return false;
-  }
-  outcome_->paused = transaction_.HeldSeconds();
-  outcome_->seconds = SecondsSince(start_);
-  outcome_->servers = moves_.empty() ? options_.to : ServersOf(PlacesOf(moves_));
+absl::StatusOr<MoveJobOutcome> Moving::Run() {
+  CR_RETURN_IF_ERROR(Open());
+  CR_RETURN_IF_ERROR(MakeAhead());
+  CR_RETURN_IF_ERROR(Hold());
+  CR_RETURN_IF_ERROR(ListMemory());
+  CR_RETURN_IF_ERROR(HandOverMemory());
+  CR_RETURN_IF_ERROR(CheckPlaces());
+  CR_RETURN_IF_ERROR(Replay());
+  CR_RETURN_IF_ERROR(Copy());
+  CR_RETURN_IF_ERROR(Switch());
+  outcome_.paused = transaction_.HeldSeconds();
+  outcome_.seconds = SecondsSince(start_);
+  outcome_.servers = moves_.empty() ? options_.to : ServersOf(PlacesOf(moves_));
   NoteMoved();
-  return true;
+  return outcome_;
 }
 
-bool Moving::Open(std::string* error) {
-  if (!claim_.Take(directory_, report_.Tool(), cancelled_, error)) return false;
+absl::Status Moving::Open() {
+  std::string error;  // Until JobClaim and GpuHosts give a status.
+  if (!claim_.Take(directory_, report_.Tool(), cancelled_, &error)) return absl::FailedPreconditionError(error);
   AtStep("open sessions");
-  if (!options_.to.empty() && !hosts_.Open(options_.to, -1, error)) return false;
-  if (!OpenSessionsOf(FindCudaProcesses(job_, directory_), nullptr, error)) return false;
-  if (moves_.empty() && !JobIsAlive(job_)) {
-    *error = "the job has ended";
-    return false;
-  }
+  if (!options_.to.empty() && !hosts_.Open(options_.to, -1, &error)) return absl::FailedPreconditionError(error);
+  CR_RETURN_IF_ERROR(OpenSessionsOf(FindCudaProcesses(job_, directory_), nullptr));
+  if (moves_.empty() && !JobIsAlive(job_)) return absl::FailedPreconditionError("the job has ended");
   shared_ = SharedBuffers::Make();
-  return true;
+  return absl::OkStatus();
 }
 
-bool Moving::MakeAhead(std::string* error) {
+absl::Status Moving::MakeAhead() {
   AtStep("read module images");
   images_.Read(job_, directory_);
   const Moment begun = Now();
   const uint64_t held_bytes = AskHeldBytes(job_, directory_);
   if (HasRoomToSpare(moves_, held_bytes)) {
-    if (!code_.Look(lock_, error)) return false;
+    CR_RETURN_IF_ERROR(code_.Look(lock_));
     AtStep("replay code");
     ReplayCodeAhead(code_, &moves_);
     if (pool_.ok()) CopyBefore(directory_, &report_, held_bytes, shared_.get(), &pool_, cancelled_, &moves_);
-    if (cancelled_()) {
-      *error = "interrupted";
-      return false;
-    }
+    if (cancelled_()) return absl::CancelledError("interrupted");
   }
   AtStep("make handing over ready");
   PrepareHandOvers(directory_, moves_);
-  outcome_->ahead = SecondsSince(begun);
-  outcome_->look = code_.held_seconds();
-  return true;
+  outcome_.ahead = SecondsSince(begun);
+  outcome_.look = code_.held_seconds();
+  return absl::OkStatus();
 }
 
-bool Moving::Hold(std::string* error) {
+absl::Status Moving::Hold() {
   // Processes may have come and gone since.
-  if (!transaction_.Begin(lock_, error)) return false;
+  CR_RETURN_IF_ERROR(transaction_.Begin(lock_));
   DropOutdated(live_, &moves_);
   for (const auto& process : live_.processes()) held_.push_back(process->process());
-  if (!OpenSessionsOf(held_, &live_, error)) return false;
+  CR_RETURN_IF_ERROR(OpenSessionsOf(held_, &live_));
   for (size_t i = 0; i < moves_.size(); ++i) moves_[i].process = live_.processes()[i].get();
-  return true;
+  return absl::OkStatus();
 }
 
-bool Moving::ListMemory(std::string* error) {
+absl::Status Moving::ListMemory() {
   AtStep("list GPU memory");
   for (Move& move : moves_) {
     const std::vector<uint64_t> beside = live_.SessionsAt(move.process->info().server);
-    if (!Describe(beside, &move, error)) return Of(move, moves_.size(), error);
-    for (const ckptfmt::Region& region : move.regions) outcome_->gpu_bytes += region.bytes;
-    outcome_->objects += move.process->log().records();
+    CR_RETURN_IF_ERROR(Of(move, moves_.size(), Describe(beside, &move)));
+    for (const ckptfmt::Region& region : move.regions) outcome_.gpu_bytes += region.bytes;
+    outcome_.objects += move.process->log().records();
   }
-  return true;
+  return absl::OkStatus();
 }
 
-bool Moving::HandOverMemory(std::string* error) {
+absl::Status Moving::HandOverMemory() {
   AtStep("hand over GPU memory");
   const Moment begun = Now();
-  if (!HandOverAll(&moves_, error)) return false;
-  outcome_->handing_over = SecondsSince(begun);
-  return true;
+  CR_RETURN_IF_ERROR(HandOverAll(&moves_));
+  outcome_.handing_over = SecondsSince(begun);
+  return absl::OkStatus();
 }
 
 // Whether there is room for the memory that is not there yet, if processes were mapped.
-bool Moving::CheckPlaces(std::string* error) {
+absl::Status Moving::CheckPlaces() {
+  std::string error;  // Until CheckRoom and GpuHosts give a status.
   if (!options_.rules.empty()) {
     std::vector<std::vector<ckptfmt::Region>> regions;
     for (const Move& move : moves_) {
@@ -457,81 +480,84 @@ bool Moving::CheckPlaces(std::string* error) {
       }
     }
     const ActAs user(AccountOf(job_));
-    if (!CheckRoom(PlacesOf(moves_), regions, error)) return false;
+    if (!CheckRoom(PlacesOf(moves_), regions, &error)) return absl::ResourceExhaustedError(error);
   }
-  host_ = options_.to.empty() ? moves_.front().to.host : hosts_.Open(options_.to, -1, error);
-  return host_ != nullptr;
+  host_ = options_.to.empty() ? moves_.front().to.host : hosts_.Open(options_.to, -1, &error);
+  return host_ ? absl::OkStatus() : absl::FailedPreconditionError(error);
 }
 
-bool Moving::Replay(std::string* error) {
+absl::Status Moving::Replay() {
   scope_ = NewSharingScope();
   AtStep("replay");
   const Moment begun = Now();
   bool again = false;
-  if (!ReplayAll(scope_, &moves_, &again, error)) return false;
+  CR_RETURN_IF_ERROR(ReplayAll(scope_, &moves_, &again));
   // Twice at most: without what was made ahead, and then without memory that was handed over.
   while (again) {
     // Sessions that end now may still answer for the same keys.
     if (std::none_of(moves_.begin(), moves_.end(), [](const Move& move) { return move.replayed; })) {
       scope_ = NewSharingScope();
     }
-    if (!OpenSessionsOf(held_, &live_, error) || !HandOverAll(&moves_, error) ||
-        !ReplayAll(scope_, &moves_, &again, error)) {
-      return false;
-    }
+    CR_RETURN_IF_ERROR(OpenSessionsOf(held_, &live_));
+    CR_RETURN_IF_ERROR(HandOverAll(&moves_));
+    CR_RETURN_IF_ERROR(ReplayAll(scope_, &moves_, &again));
   }
-  for (const Move& move : moves_) outcome_->objects_ahead += move.ahead ? replay::CodeRecords(*move.ahead) : 0;
-  outcome_->replaying = SecondsSince(begun);
-  return true;
+  for (const Move& move : moves_) outcome_.objects_ahead += move.ahead ? replay::CodeRecords(*move.ahead) : 0;
+  outcome_.replaying = SecondsSince(begun);
+  return absl::OkStatus();
 }
 
-bool Moving::Copy(std::string* error) {
+absl::Status Moving::Copy() {
   const Moment begun = Now();
   AtStep("compare GPU memory");
-  if (!CompareAll(&moves_, error)) return false;
+  CR_RETURN_IF_ERROR(CompareAll(&moves_));
   {
     const auto progress = report_.Begin("copying GPU memory");
     uint64_t before = 0;
     for (size_t i = 0; i < moves_.size(); ++i) {
-      if (!CopyOne(i, progress.get(), before, error)) return Of(moves_[i], moves_.size(), error);
+      CR_RETURN_IF_ERROR(Of(moves_[i], moves_.size(), CopyOne(i, progress.get(), before)));
       for (const ckptfmt::Region& region : moves_[i].regions) before += region.bytes;
     }
   }
-  outcome_->copying = SecondsSince(begun);
-  return true;
+  outcome_.copying = SecondsSince(begun);
+  return absl::OkStatus();
 }
 
-bool Moving::CopyOne(size_t index, JobReport::LongStep* progress, uint64_t before, std::string* error) {
+absl::Status Moving::CopyOne(size_t index, JobReport::LongStep* progress, uint64_t before) {
   Move& move = moves_[index];
   AtStep("copy GPU memory", index, moves_.size());
   bool begun = false;
   const auto go_on = [&](uint64_t done, uint64_t) {
     if (!std::exchange(begun, true)) AtStep("copy the rest of GPU memory", index, moves_.size());
-    progress->Update(before + done, outcome_->gpu_bytes);
+    progress->Update(before + done, outcome_.gpu_bytes);
     return !cancelled_();
   };
   SkipChunk is_there;
   if (move.copies) {
     is_there = [&move](size_t region, uint64_t chunk) { return move.copies->IsThere(region, chunk); };
   }
+  std::string error;  // Until CopyMemory gives a status.
   if (!CopyMemory(move.process->channel(), move.regions, move.channel.get(), move.moved, move.handed_over, is_there,
-                  shared_.get(), go_on, &outcome_->copied, error)) {
-    return false;
+                  shared_.get(), go_on, &outcome_.copied, &error)) {
+    return absl::FailedPreconditionError(error);
   }
-  if (move.copies) outcome_->before.Add(move.copies->times());
-  return true;
+  if (move.copies) outcome_.before.Add(move.copies->times());
+  return absl::OkStatus();
 }
 
-bool Moving::Switch(std::string* error) {
+absl::Status Moving::Switch() {
   for (const Move& move : moves_) move.process->PrepareSwitch(move.channel.get(), move.to.host->server());
   // Processes that connect from now on belong to the others. Until the transaction has ended, none does.
   ServerChange change(directory_);
-  const auto decide = [&](std::string* problem) {
-    return WriteJobServer(directory_, host_->server(), options_.gpu, scope_, problem);
+  const auto decide = [&] {
+    std::string error;  // Until WriteJobServer gives a status.
+    return WriteJobServer(directory_, host_->server(), options_.gpu, scope_, &error)
+               ? absl::OkStatus()
+               : absl::FailedPreconditionError(error);
   };
-  if (!transaction_.Switch(decide, error)) return false;
+  CR_RETURN_IF_ERROR(transaction_.Switch(decide));
   change.Keep();
-  return true;
+  return absl::OkStatus();
 }
 
 void Moving::NoteMoved() {
@@ -541,7 +567,7 @@ void Moving::NoteMoved() {
   }
   // What this tool knows of it may not be all that its folder says.
   Job told;
-  std::string problem;
+  std::string problem;  // Until ReadJob and WriteJob give a status.
   if (job_.runner_pid() == 0 || !ReadJob(directory_, &told, &problem)) return;
   told.set_server(options_.to.empty() ? moves_.front().to.place.server : options_.to);
   told.set_gpu(options_.gpu);
@@ -550,9 +576,9 @@ void Moving::NoteMoved() {
 
 }  // namespace
 
-bool MoveJob(const MoveJobOptions& options, const Job& job, const std::string& directory, JobReport* report,
-             MoveJobOutcome* outcome, std::string* error) {
-  return Moving(options, job, directory, report, outcome).Run(error);
+absl::StatusOr<MoveJobOutcome> MoveJob(const MoveJobOptions& options, const Job& job, const std::string& directory,
+                                       JobReport* report) {
+  return Moving(options, job, directory, report).Run();
 }
 
 }  // namespace cuda_remote::checkpoint

@@ -7,11 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "checkpoint/gpu/gpu_state.h"
 #include "checkpoint/gpu/placement.h"
 #include "checkpoint/gpu/precopy.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/transaction/job_report.h"
+#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -36,10 +38,15 @@ struct MoveJobOutcome {
   CopiedBytes copied;
 };
 
-// Moves the job in `directory`: all of its processes, or none. False and one sentence in *error: the job continues
-// where it was. For one thread; starts others meanwhile.
-bool MoveJob(const MoveJobOptions& options, const Job& job, const std::string& directory, JobReport* report,
-             MoveJobOutcome* outcome, std::string* error);
+// Moves the job in `directory`: all of its processes, or none. On failure the job continues where it was. For one
+// thread; starts others meanwhile.
+absl::StatusOr<MoveJobOutcome> MoveJob(const MoveJobOptions& options, const Job& job, const std::string& directory,
+                                       JobReport* report);
+// Until all callers have it: see took.h.
+inline bool MoveJob(const MoveJobOptions& options, const Job& job, const std::string& directory, JobReport* report,
+                    MoveJobOutcome* outcome, std::string* error) {
+  return Took(MoveJob(options, job, directory, report), outcome, error);
+}
 
 }  // namespace cuda_remote::checkpoint
 

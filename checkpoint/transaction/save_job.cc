@@ -22,8 +22,10 @@
 #include "checkpoint/transaction/live_job.h"
 #include "ckptfmt/image_store.h"
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
 #include "proto/base/unique_fd.h"
 #include "proto/codec/text.h"
+#include "proto/errors/annotate.h"
 #include "proto/frame/frame.h"
 #include "proto/frame/version.h"
 
@@ -38,11 +40,6 @@ constexpr uint64_t kPausePool = uint64_t{256} << 20;
 // Of host memory, for the memory of processes, before the pool is used for it.
 constexpr uint64_t kProcessesBesidePool = uint64_t{256} << 20;
 
-bool Ok(const absl::Status& status, std::string* error) {
-  if (!status.ok()) *error = std::string(status.message());
-  return status.ok();
-}
-
 std::string CommandOf(const Job& job) {
   std::string text;
   for (const std::string& word : job.command()) text += (text.empty() ? "" : " ") + word;
@@ -51,7 +48,7 @@ std::string CommandOf(const Job& job) {
 
 // Host memory for the GPU memory of the job; none of it is ready to be written to yet. *processes: how much the engine
 // can use for the memory of processes, and then how much it may use: kProcessesBesidePool, and more at the pool's cost.
-std::unique_ptr<ChunkPool> MakePool(const SaveJobOptions& options, uint64_t* processes, std::string* error) {
+absl::StatusOr<std::unique_ptr<ChunkPool>> MakePool(const SaveJobOptions& options, uint64_t* processes) {
   uint64_t limit = options.pool ? *options.pool : SpareMemory();
   // A job that ends does not wait for anything: then more memory saves no time.
   if (options.stop && !options.pool) limit = std::min(limit, kStopPool);
@@ -60,10 +57,7 @@ std::unique_ptr<ChunkPool> MakePool(const SaveJobOptions& options, uint64_t* pro
   *processes = beside + inside;
   limit -= inside;
   auto pool = std::make_unique<ChunkPool>(limit);
-  if (!pool->ok()) {
-    *error = "out of memory: no buffer to save GPU memory with";
-    return nullptr;
-  }
+  if (!pool->ok()) return absl::ResourceExhaustedError("out of memory: no buffer to save GPU memory with");
   return pool;
 }
 
@@ -79,12 +73,12 @@ Precopies LookBefore(const Job& job, const std::string& directory, const ckptfmt
   };
   Precopies copies;
   for (const CudaProcess& process : FindCudaProcesses(job, directory)) {
-    std::string ignored;
-    const auto running = RunningProcess::Connect(process, directory, &ignored);
-    if (!running) continue;
-    auto& copy = copies[running->session()];
+    const auto running = RunningProcess::Connect(process, directory);
+    if (!running.ok()) continue;
+    auto& copy = copies[(*running)->session()];
     copy = std::make_unique<Precopy>(pool, is_known);
-    copy->Look(running.get(), cancelled, &ignored);
+    std::string ignored;  // Until Look gives a status.
+    copy->Look(running->get(), cancelled, &ignored);
   }
   return copies;
 }
@@ -103,11 +97,11 @@ void CopyBefore(const Job& job, const std::string& directory, const Precopies& c
   // The pause needs room for what is read then.
   uint64_t room = pool->limit() - std::min(pool->limit(), std::max(kPausePool, pool->limit() / 8));
   for (const CudaProcess& process : FindCudaProcesses(job, directory)) {
-    std::string ignored;
-    const auto running = RunningProcess::Connect(process, directory, &ignored);
-    const auto copy = running ? copies.find(running->session()) : copies.end();
+    const auto running = RunningProcess::Connect(process, directory);
+    const auto copy = running.ok() ? copies.find((*running)->session()) : copies.end();
     if (copy == copies.end() || room == 0) continue;
-    copy->second->Run(running.get(), shared, room, cancelled, &ignored);
+    std::string ignored;  // Until Run gives a status.
+    copy->second->Run(running->get(), shared, room, cancelled, &ignored);
     room -= std::min(room, copy->second->held_bytes());
   }
 }
@@ -123,29 +117,37 @@ struct Behind {
   Welcome welcome;
 };
 
-bool ReadBehind(Behind* behind, const std::string& directory, SharedBuffers* shared, ChunkPool* pool,
-                const Continue& go_on, std::string* error) {
-  if (behind->snapshot.bytes() == 0) return true;
-  if (const auto running = RunningProcess::Connect(behind->process, directory, error)) {
-    if (behind->snapshot.Read(running.get(), shared, pool, behind->use, go_on, error)) return true;
-    if (!EndsNow(behind->process.pid)) return false;
-  } else if (!EndsNow(behind->process.pid)) {
-    return false;
+absl::Status ReadBehind(Behind* behind, const std::string& directory, SharedBuffers* shared, ChunkPool* pool,
+                        const Continue& go_on) {
+  if (behind->snapshot.bytes() == 0) return absl::OkStatus();
+  std::string error;  // Until GpuSnapshot and Adopt give a status.
+  const auto read = [&](SideRequests* requests) {
+    return behind->snapshot.Read(requests, shared, pool, behind->use, go_on, &error)
+               ? absl::OkStatus()
+               : absl::FailedPreconditionError(error);
+  };
+  absl::Status status;
+  {
+    const auto running = RunningProcess::Connect(behind->process, directory);
+    status = running.ok() ? read(running->get()) : running.status();
   }
+  if (status.ok() || !EndsNow(behind->process.pid)) return status;
   // It has ended. Its session has not: the tool still holds it.
   const auto channel = ClientChannel::Adopt({behind->socket.Release(), behind->ring.Release()}, behind->next_sequence,
-                                            behind->welcome, error);
-  if (!channel) return false;
+                                            behind->welcome, &error);
+  if (!channel) return absl::FailedPreconditionError(error);
   ChannelRequests requests(channel.get());
-  return behind->snapshot.Read(&requests, shared, pool, behind->use, go_on, error);
+  return read(&requests);
 }
 
 // What the image says of a process that is held, and which memory it has.
-bool DescribeHeld(const LiveJob& live, LiveProcess* process, ckptfmt::ProcessInfo* facts,
-                  std::vector<ckptfmt::Region>* regions, std::string* error) {
-  if (!Drain(process->channel(), error) || !DescribeServer(process->channel(), facts, error) ||
-      !ListRegions(process->channel(), regions, error, live.SessionsAt(process->info().server))) {
-    return false;
+absl::Status DescribeHeld(const LiveJob& live, LiveProcess* process, ckptfmt::ProcessInfo* facts,
+                          std::vector<ckptfmt::Region>* regions) {
+  ClientChannel* const channel = process->channel();
+  std::string error;  // Until Drain, DescribeServer and ListRegions give a status.
+  if (!Drain(channel, &error) || !DescribeServer(channel, facts, &error) ||
+      !ListRegions(channel, regions, &error, live.SessionsAt(process->info().server))) {
+    return absl::FailedPreconditionError(error);
   }
   facts->pid = uint32_t(process->process().inner_pid);
   facts->program = process->process().program;
@@ -158,7 +160,7 @@ bool DescribeHeld(const LiveJob& live, LiveProcess* process, ckptfmt::ProcessInf
   facts->address_layout = process->info().address_layout;
   facts->log_records = process->log().records();
   facts->log_images = process->log().images();
-  return true;
+  return absl::OkStatus();
 }
 
 // The rank of each process, for cr-restart --map: "0,1,-1".
@@ -196,24 +198,24 @@ class Saving {
   }
   ~Saving() { DropSnapshots(); }
 
-  bool Run(std::string* error);
+  absl::Status Run();
 
  private:
   // While the job runs.
-  bool Claim(std::string* error);
-  bool BeginImage(std::string* error);
-  bool CopyWhileItRuns(std::string* error);
+  absl::Status Claim();
+  absl::Status BeginImage();
+  absl::Status CopyWhileItRuns();
   // In the pause.
-  bool Hold(std::string* error);
-  bool ListMemory(std::string* error);
-  bool ReadMemory(std::string* error);
-  bool ReadMemoryOf(size_t index, const Continue& go_on, std::string* error);
-  bool SaveProcesses(std::string* error);
-  bool GoOn(std::string* error);
+  absl::Status Hold();
+  absl::Status ListMemory();
+  absl::Status ReadMemory();
+  absl::Status ReadMemoryOf(size_t index, const Continue& go_on);
+  absl::Status SaveProcesses();
+  absl::Status GoOn();
   // Behind it.
-  bool WriteLogs(std::string* error);
-  bool ReadSnapshots(std::string* error);
-  bool Finish(std::string* error);
+  absl::Status WriteLogs();
+  absl::Status ReadSnapshots();
+  absl::Status Finish();
   void End();
   void RemoveOldImages();
   std::string ImagePath() const;
@@ -221,14 +223,19 @@ class Saving {
 
   // Of a checkpoint that fails before the job continues.
   void DropSnapshots();
-  // Says which process it was about, of several. False.
-  bool Of(const LiveProcess& process, std::string* error) const {
-    if (live_.processes().size() > 1) *error = process.Name() + ": " + *error;
-    return false;
+  // `status`, of a step of one process. A failure says which process it was, of several.
+  absl::Status Of(const LiveProcess& process, const absl::Status& status) const {
+    return status.ok() || live_.processes().size() <= 1 ? status : Annotate(process.Name() + ": ", status);
   }
-  bool Interrupted(std::string* error) const {
-    if (cancelled_()) *error = "interrupted";
-    return cancelled_();
+  // Fails if the person who waits has had enough.
+  absl::Status CheckNotCancelled() const {
+    return cancelled_() ? absl::CancelledError("interrupted") : absl::OkStatus();
+  }
+  // Until Announce gives a status.
+  absl::Status Announce(const char* what, std::string* said = nullptr) const {
+    std::string error;
+    if (!caller_->Announce(what, &error, said)) return absl::FailedPreconditionError(error);
+    return absl::OkStatus();
   }
   // Over several hosts: all come so far, and stand still until all are saved.
   bool waits() const { return caller_ && caller_->waits(); }
@@ -267,64 +274,72 @@ class Saving {
   std::shared_ptr<void> upkeep_;                       // beside the writing
 };
 
-bool Saving::Run(std::string* error) {
-  if (!Claim(error) || !BeginImage(error) || !CopyWhileItRuns(error) || !Hold(error) || !ListMemory(error) ||
-      !ReadMemory(error) || !SaveProcesses(error) || !(options_.stop || GoOn(error)) || !WriteLogs(error) ||
-      !ReadSnapshots(error) || !Finish(error)) {
-    return false;
-  }
+absl::Status Saving::Run() {
+  CR_RETURN_IF_ERROR(Claim());
+  CR_RETURN_IF_ERROR(BeginImage());
+  CR_RETURN_IF_ERROR(CopyWhileItRuns());
+  CR_RETURN_IF_ERROR(Hold());
+  CR_RETURN_IF_ERROR(ListMemory());
+  CR_RETURN_IF_ERROR(ReadMemory());
+  CR_RETURN_IF_ERROR(SaveProcesses());
+  if (!options_.stop) CR_RETURN_IF_ERROR(GoOn());
+  CR_RETURN_IF_ERROR(WriteLogs());
+  CR_RETURN_IF_ERROR(ReadSnapshots());
+  CR_RETURN_IF_ERROR(Finish());
   if (options_.stop) End();
   outcome_->sizes = image_->sizes();
   RemoveOldImages();
   if (!options_.stop) NoteSaved();
   outcome_->seconds = SecondsSince(start_);
-  return true;
+  return absl::OkStatus();
 }
 
-bool Saving::Claim(std::string* error) {
+absl::Status Saving::Claim() {
   if (!caller_) engine_.KeepLogs(Absolute(options_.image));
   if (engine_.Capabilities().needs_root && job_.no_checkpoint().empty()) {
     const AsRoot root;
     if (geteuid() != 0) {
-      *error = "saving processes needs root";
-      if (job_.users_own()) *error += ", who can save this job: cr-checkpoint " + job_.directory() + " DIR";
-      return false;
+      std::string refusal = "saving processes needs root";
+      if (job_.users_own()) refusal += ", who can save this job: cr-checkpoint " + job_.directory() + " DIR";
+      return absl::PermissionDeniedError(refusal);
     }
   }
+  std::string error;  // Until JobClaim and SnapshotEngine give a status.
   // First the claim: another tool may be at work on the job's processes, or an engine may be that outlived one.
-  return (!JobIsAlive(job_) || claim_.Take(directory_, report_.Tool(), cancelled_, error)) &&
-         engine_.Describe(job_, save_, &facts_, error) && engine_.CheckUsable(error);
+  if ((JobIsAlive(job_) && !claim_.Take(directory_, report_.Tool(), cancelled_, &error)) ||
+      !engine_.Describe(job_, save_, &facts_, &error) || !engine_.CheckUsable(&error)) {
+    return absl::FailedPreconditionError(error);
+  }
+  return absl::OkStatus();
 }
 
-bool Saving::BeginImage(std::string* error) {
+absl::Status Saving::BeginImage() {
   ckptfmt::WriterOptions writer_options;
   writer_options.zstd_level = options_.compress;
   writer_options.job_folder = job_.directory();
   AtStep("begin the image");
-  if (caller_ && !caller_->Announce(kImageBegins, error, &given_)) return false;
+  if (caller_) CR_RETURN_IF_ERROR(Announce(kImageBegins, &given_));
   {
     // The image is root's also where this tool acts as the job's user.
     const AsRoot root;
     if (options_.keep > 0) {
-      auto opened = ckptfmt::ImageStore::Open(options_.image);
-      if (!Ok(opened.status(), error)) return false;
-      store_.reset(opened->release());
+      CR_ASSIGN_OR_RETURN(auto opened, ckptfmt::ImageStore::Open(options_.image));
+      store_.reset(opened.release());
     }
-    auto created =
-        store_ ? store_->Create(writer_options) : ckptfmt::ImageWriter::Create(options_.image, writer_options);
-    if (!Ok(created.status(), error)) return false;
-    image_.reset(created->release());
+    CR_ASSIGN_OR_RETURN(auto created, store_ ? store_->Create(writer_options)
+                                             : ckptfmt::ImageWriter::Create(options_.image, writer_options));
+    image_.reset(created.release());
   }
   outcome_->image = !given_.empty() ? given_ : store_ ? image_->dir() : options_.image;
   if (store_ && !store_->sharing().ok()) {
     report_.Say("the image shares nothing with earlier ones: " + std::string(store_->sharing().message()));
   }
   process_bytes_ = engine_.PreparedBytes(job_);
-  pool_ = MakePool(options_, &process_bytes_, error);
-  return pool_ != nullptr;
+  CR_ASSIGN_OR_RETURN(pool_, MakePool(options_, &process_bytes_));
+  return absl::OkStatus();
 }
 
-bool Saving::CopyWhileItRuns(std::string* error) {
+absl::Status Saving::CopyWhileItRuns() {
   const bool ends = options_.stop;  // a job that ends waits for nothing
   if (!ends) {
     AtStep("look at GPU memory while the job runs");
@@ -333,7 +348,7 @@ bool Saving::CopyWhileItRuns(std::string* error) {
   report_.Done("looking at GPU memory while the job runs");
   const Moment preparing = Now();
   if (!ends) PreparePool(job_, directory_, copies_, pool_.get(), cancelled_);
-  if (Interrupted(error)) return false;
+  CR_RETURN_IF_ERROR(CheckNotCancelled());
   shared_ = SharedBuffers::Make();
   outcome_->preparing = SecondsSince(preparing);
   outcome_->prepared_bytes = pool_->prepared();
@@ -343,35 +358,35 @@ bool Saving::CopyWhileItRuns(std::string* error) {
     AtStep("copy GPU memory while the job runs");
     CopyBefore(job_, directory_, copies_, pool_.get(), shared_.get(), cancelled_);
   }
-  if (Interrupted(error)) return false;
+  CR_RETURN_IF_ERROR(CheckNotCancelled());
   report_.Done("copying GPU memory while the job runs");
-  if (waits() && !caller_->Announce(kJobReady, error)) return false;
+  if (waits()) CR_RETURN_IF_ERROR(Announce(kJobReady));
   if (!ends) {
     AtStep("read module images");
     images_.Read(job_, directory_);
     report_.Done("reading module images while the job runs");
   }
-  return true;
+  return absl::OkStatus();
 }
 
-bool Saving::Hold(std::string* error) {
+absl::Status Saving::Hold() {
   keeper_->Watch(&live_);
   agent::LockOptions lock;
   lock.timeout_ms = int(options_.timeout * 1000);
   lock.cancelled = cancelled_;
-  if (!transaction_.Begin(lock, error)) return false;
+  CR_RETURN_IF_ERROR(transaction_.Begin(lock));
   report_.Done("locking the job");
-  if (!waits()) return true;
+  if (!waits()) return absl::OkStatus();
   AtStep("wait for the other hosts to lock");
-  return caller_->Announce(kJobLocked, error);
+  return Announce(kJobLocked);
 }
 
-bool Saving::ListMemory(std::string* error) {
+absl::Status Saving::ListMemory() {
   AtStep("list GPU memory");
   for (const auto& process : live_.processes()) {
     ckptfmt::ProcessInfo facts;
     std::vector<ckptfmt::Region> regions;
-    if (!DescribeHeld(live_, process.get(), &facts, &regions, error)) return Of(*process, error);
+    CR_RETURN_IF_ERROR(Of(*process, DescribeHeld(live_, process.get(), &facts, &regions)));
     for (ckptfmt::Region& region : regions) {
       region.process = uint32_t(regions_.size());
       memory_bytes_ += region.bytes;
@@ -381,10 +396,10 @@ bool Saving::ListMemory(std::string* error) {
   }
   // The processor and the disk are for the job until it goes on.
   if (!options_.stop) image_->HoldChunks();
-  return true;
+  return absl::OkStatus();
 }
 
-bool Saving::ReadMemory(std::string* error) {
+absl::Status Saving::ReadMemory() {
   const Moment reading = Now();
   {
     const auto progress = report_.Begin("saving GPU memory");
@@ -395,16 +410,16 @@ bool Saving::ReadMemory(std::string* error) {
         return !cancelled_();
       };
       AtStep("read GPU memory", i, regions_.size());
-      if (!ReadMemoryOf(i, go_on, error)) return Of(*live_.processes()[i], error);
+      CR_RETURN_IF_ERROR(Of(*live_.processes()[i], ReadMemoryOf(i, go_on)));
       for (const ckptfmt::Region& region : regions_[i]) before += region.bytes;
     }
   }
   outcome_->reading = SecondsSince(reading);
   report_.Done(kStepReading);
-  return true;
+  return absl::OkStatus();
 }
 
-bool Saving::ReadMemoryOf(size_t index, const Continue& go_on, std::string* error) {
+absl::Status Saving::ReadMemoryOf(size_t index, const Continue& go_on) {
   LiveProcess& process = *live_.processes()[index];
   const auto found = copies_.find(process.info().session);
   Precopy* const copy = found == copies_.end() ? nullptr : found->second.get();
@@ -414,10 +429,11 @@ bool Saving::ReadMemoryOf(size_t index, const Continue& go_on, std::string* erro
     behind = behind_.back().get();
     behind->process = process.process();
   }
+  std::string error;  // Until SaveMemory gives a status.
   if (!SaveMemory(process.channel(), regions_[index], image_.get(), pool_.get(), !options_.stop, shared_.get(), copy,
                   behind ? &behind->snapshot : nullptr, behind ? &behind->use : nullptr, go_on, &outcome_->saving,
-                  error)) {
-    return false;
+                  &error)) {
+    return absl::FailedPreconditionError(error);
   }
   if (behind && behind->snapshot.bytes() != 0) {
     const ChannelFds fds = process.channel()->DupFds();
@@ -428,14 +444,15 @@ bool Saving::ReadMemoryOf(size_t index, const Continue& go_on, std::string* erro
     outcome_->behind_bytes += behind->snapshot.bytes();
   }
   if (copy) outcome_->precopy.Add(copy->times());
-  return true;
+  return absl::OkStatus();
 }
 
-bool Saving::SaveProcesses(std::string* error) {
+absl::Status Saving::SaveProcesses() {
+  std::string error;  // Until SnapshotEngine gives a status.
   // Once more: threads, files and processes may have come since.
-  if (!engine_.Describe(job_, save_, &facts_, error)) return false;
+  if (!engine_.Describe(job_, save_, &facts_, &error)) return absl::FailedPreconditionError(error);
   report_.Done("looking at the job's processes again");
-  if (Interrupted(error)) return false;
+  CR_RETURN_IF_ERROR(CheckNotCancelled());
   info_.product_version = kVersion;
   info_.job = live_.processes().empty() ? job_.name() : Printable(live_.processes()[0]->info().job);
   info_.program = CommandOf(job_);
@@ -450,28 +467,28 @@ bool Saving::SaveProcesses(std::string* error) {
   if (waits()) {
     engine_.OnStill([this](std::string* problem) {
       AtStep("wait for the other hosts to stand still");
-      return caller_->Announce(kJobStill, problem);
+      return Took(Announce(kJobStill), problem);
     });
   }
   const auto after = options_.stop || waits() ? SnapshotEngine::After::kStop : SnapshotEngine::After::kRun;
-  if (!transaction_.Snapshot(facts_, image_->client_dir(), directory_, after, error) ||
-      !engine_.ListNeeds(job_, facts_, image_->client_dir(), &info_.needs, error)) {
-    return false;
+  CR_RETURN_IF_ERROR(transaction_.Snapshot(facts_, image_->client_dir(), directory_, after));
+  if (!engine_.ListNeeds(job_, facts_, image_->client_dir(), &info_.needs, &error)) {
+    return absl::FailedPreconditionError(error);
   }
   outcome_->dumping = SecondsSince(dumping);
   report_.Done("saving the process");
-  if (!waits()) return true;
+  if (!waits()) return absl::OkStatus();
   AtStep("wait for the other hosts to be saved");
-  return caller_->Announce(kJobDumped, error);
+  return Announce(kJobDumped);
 }
 
-bool Saving::GoOn(std::string* error) {
+absl::Status Saving::GoOn() {
   goes_on_ = true;
-  if (!transaction_.Resume(error)) return false;
+  CR_RETURN_IF_ERROR(transaction_.Resume());
   outcome_->paused = transaction_.HeldSeconds();
   image_->ReleaseChunks();
   report_.Done("giving the job its session back");
-  return true;
+  return absl::OkStatus();
 }
 
 void Saving::DropSnapshots() {
@@ -480,20 +497,20 @@ void Saving::DropSnapshots() {
   }
 }
 
-bool Saving::WriteLogs(std::string* error) {
+absl::Status Saving::WriteLogs() {
   AtStep("write the logs");
   for (const auto& process : live_.processes()) {
     std::string log;
     process->log().Serialize(&log);
     const AsRoot root;
-    if (!Ok(image_->WriteLog(log), error)) return false;
+    CR_RETURN_IF_ERROR(image_->WriteLog(log));
   }
   report_.Done("writing the log");
-  return true;
+  return absl::OkStatus();
 }
 
-bool Saving::ReadSnapshots(std::string* error) {
-  if (options_.stop) return true;
+absl::Status Saving::ReadSnapshots() {
+  if (options_.stop) return absl::OkStatus();
   AtStep("read what was kept on the GPU");
   const Moment reading = Now();
   uint64_t before = 0;
@@ -504,17 +521,17 @@ bool Saving::ReadSnapshots(std::string* error) {
         progress->Update(before + done, outcome_->behind_bytes);
         return !cancelled_();
       };
-      if (!ReadBehind(one.get(), directory_, shared_.get(), pool_.get(), go_on, error)) return false;
+      CR_RETURN_IF_ERROR(ReadBehind(one.get(), directory_, shared_.get(), pool_.get(), go_on));
       before += one->snapshot.bytes();
     }
     outcome_->behind = SecondsSince(reading);
   }
   if (before != 0) report_.Done("reading what was kept on the GPU");
-  return true;
+  return absl::OkStatus();
 }
 
 // Once all is in memory or in files: the files are written, and the image is complete.
-bool Saving::Finish(std::string* error) {
+absl::Status Saving::Finish() {
   upkeep_ = engine_.BeginUpkeep();
   AtStep("write GPU memory");
   absl::Status written;
@@ -526,23 +543,25 @@ bool Saving::Finish(std::string* error) {
     });
   }
   report_.Done("hashing and writing GPU memory");
-  if (!Ok(written, error) || Interrupted(error)) return false;
+  CR_RETURN_IF_ERROR(written);
+  CR_RETURN_IF_ERROR(CheckNotCancelled());
   AtStep("write the memory of processes");
-  if (!engine_.FinishFiles(error)) return false;
+  std::string error;  // Until SnapshotEngine gives a status.
+  if (!engine_.FinishFiles(&error)) return absl::FailedPreconditionError(error);
   report_.Done("writing the memory of processes");
   AtStep("commit the image");
   {
     const auto progress = report_.Begin("writing to the disk");
     const AsRoot root;
     const auto show = [&](uint64_t done, uint64_t total) { progress->Update(done, total); };
-    if (!Ok(image_->Commit(info_, show), error)) return false;
+    CR_RETURN_IF_ERROR(image_->Commit(info_, show));
   }
   report_.Done("flushing to the disk");
-  if (!caller_) return true;
+  if (!caller_) return absl::OkStatus();
   AtStep("give the image to its user");
-  if (!caller_->Announce(kImageComplete, error)) return false;
+  CR_RETURN_IF_ERROR(Announce(kImageComplete));
   report_.Done("giving the image to its user");
-  return true;
+  return absl::OkStatus();
 }
 
 void Saving::End() {
@@ -572,7 +591,7 @@ void Saving::NoteSaved() {
   // An image that cr-hostd sends to another host is nothing that the job could be restarted from later.
   if (caller_ && given_.empty()) return;
   Job told;
-  std::string problem;
+  std::string problem;  // Until ReadJob and WriteJob give a status.
   if (!ReadJob(directory_, &told, &problem)) return;
   told.set_saved_unix_ms(UnixMs());
   told.set_saved_bytes(outcome_->sizes.total_bytes);
@@ -586,9 +605,9 @@ void Saving::NoteSaved() {
 
 }  // namespace
 
-bool SaveJob(const SaveJobOptions& options, const Job& job, const std::string& directory, SnapshotEngine* engine,
-             SessionKeeper* keeper, JobReport* report, SaveJobOutcome* outcome, std::string* error) {
-  return Saving(options, job, directory, engine, keeper, report, outcome).Run(error);
+absl::Status SaveJob(const SaveJobOptions& options, const Job& job, const std::string& directory,
+                     SnapshotEngine* engine, SessionKeeper* keeper, JobReport* report, SaveJobOutcome* outcome) {
+  return Saving(options, job, directory, engine, keeper, report, outcome).Run();
 }
 
 }  // namespace cuda_remote::checkpoint

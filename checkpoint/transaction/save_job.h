@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/status/status.h"
 #include "checkpoint/engine/snapshot_engine.h"
 #include "checkpoint/gpu/gpu_state.h"
 #include "checkpoint/gpu/precopy.h"
@@ -15,6 +16,7 @@
 #include "checkpoint/transaction/job_report.h"
 #include "checkpoint/transaction/session_keeper.h"
 #include "ckptfmt/image_writer.h"
+#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -47,10 +49,15 @@ struct SaveJobOutcome {
 // The step after which the outcome says how reading GPU memory went (JobReport::Done).
 inline constexpr char kStepReading[] = "reading GPU memory";
 
-// One checkpoint of the job in `directory`. False and one sentence in *error: there is no image, and the job continues.
-// `engine`: a new one. `keeper`: started for this job. For one thread; starts others meanwhile.
-bool SaveJob(const SaveJobOptions& options, const Job& job, const std::string& directory, SnapshotEngine* engine,
-             SessionKeeper* keeper, JobReport* report, SaveJobOutcome* outcome, std::string* error);
+// One checkpoint of the job in `directory`. On failure there is no image, and the job continues. `engine`: a new one.
+// `keeper`: started for this job. For one thread; starts others meanwhile.
+absl::Status SaveJob(const SaveJobOptions& options, const Job& job, const std::string& directory,
+                     SnapshotEngine* engine, SessionKeeper* keeper, JobReport* report, SaveJobOutcome* outcome);
+// Until all callers have it: see took.h.
+inline bool SaveJob(const SaveJobOptions& options, const Job& job, const std::string& directory, SnapshotEngine* engine,
+                    SessionKeeper* keeper, JobReport* report, SaveJobOutcome* outcome, std::string* error) {
+  return Took(SaveJob(options, job, directory, engine, keeper, report, outcome), error);
+}
 
 }  // namespace cuda_remote::checkpoint
 

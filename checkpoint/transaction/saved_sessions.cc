@@ -9,6 +9,7 @@
 #include "checkpoint/gpu/gpu_state.h"
 #include "checkpoint/gpu/modules.h"
 #include "checkpoint/transaction/live_job.h"
+#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -102,9 +103,9 @@ bool GpuSessions::LoadMemory(size_t process, const Continue& go_on, std::string*
 
 bool GpuSessions::Give(size_t process, const std::string& directory, const std::function<bool()>& ended,
                        std::string* error) {
-  agents_[process] = GiveChannel(directory, Info(process).pid, NameOf(Info(process)), *channels_[process],
-                                 placed_[process].host->server(), ended, error);
-  return agents_[process] != nullptr;
+  return Took(GiveChannel(directory, Info(process).pid, NameOf(Info(process)), *channels_[process],
+                          placed_[process].host->server(), ended),
+              &agents_[process], error);
 }
 
 void GpuSessions::NoteSaved(size_t process, uint64_t unix_ms, uint64_t bytes) {

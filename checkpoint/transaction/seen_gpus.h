@@ -3,20 +3,25 @@
 #ifndef CUDA_REMOTE_CHECKPOINT_TRANSACTION_SEEN_GPUS_H_
 #define CUDA_REMOTE_CHECKPOINT_TRANSACTION_SEEN_GPUS_H_
 
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "checkpoint/job/account.h"
 #include "ckptfmt/types.h"
+#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
 // Opens a session with `server`, as `account`, and ends it. `server`, `gpu`: as for GpuHost::Open and cr-restart --gpu.
-// What is started for that has its sockets in `folder`, a new job folder, which is removed then. False and one sentence
-// in *error if there is no such session.
-bool FindSeenGpus(const std::string& server, int gpu, const std::string& folder, const Account& account,
-                  std::vector<ckptfmt::DeviceFacts>* gpus, std::string* error);
+// What is started for that has its sockets in `folder`, a new job folder, which is removed then.
+absl::StatusOr<std::vector<ckptfmt::DeviceFacts>> FindSeenGpus(const std::string& server, int gpu,
+                                                               const std::string& folder, const Account& account);
+// Until all callers have it: see took.h.
+inline bool FindSeenGpus(const std::string& server, int gpu, const std::string& folder, const Account& account,
+                         std::vector<ckptfmt::DeviceFacts>* gpus, std::string* error) {
+  return Took(FindSeenGpus(server, gpu, folder, account), gpus, error);
+}
 
 }  // namespace cuda_remote::checkpoint
 

@@ -20,11 +20,12 @@ constexpr int kMostSendSeconds = 1;
 
 }  // namespace
 
-std::unique_ptr<SessionHolder> SessionHolder::Open(const Job& job, const std::string& directory, const char* tool,
-                                                   SnapshotEngine* engine, std::string* error) {
-  const int listener = ListenUnix(directory + "/" + kHolderName, error);
-  if (listener < 0) return nullptr;
-  return std::unique_ptr<SessionHolder>(new SessionHolder(job, directory, tool, engine, listener));
+absl::StatusOr<std::unique_ptr<SessionHolder>> SessionHolder::Open(const Job& job, const std::string& directory,
+                                                                   const char* tool, SnapshotEngine* engine) {
+  std::string error;  // Until ListenUnix gives a status.
+  UniqueFd listener(ListenUnix(directory + "/" + kHolderName, &error));
+  if (!listener.ok()) return absl::FailedPreconditionError(error);
+  return std::unique_ptr<SessionHolder>(new SessionHolder(job, directory, tool, engine, std::move(listener)));
 }
 
 SessionHolder::~SessionHolder() {
@@ -115,7 +116,7 @@ void SessionHolder::Finish() {
 }
 
 int ConnectToHolder(const std::string& directory) {
-  std::string ignored;
+  std::string ignored;  // Until ConnectUnix gives a status.
   const int holder = ConnectUnix(directory + "/" + kHolderName, &ignored);
   // A program that is stopped reads nothing.
   const timeval most{kMostSendSeconds, 0};

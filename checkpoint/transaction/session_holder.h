@@ -18,20 +18,29 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "checkpoint/engine/snapshot_engine.h"
 #include "checkpoint/job/job_claim.h"
 #include "checkpoint/transaction/kept_sessions.h"
+#include "proto/base/took.h"
 #include "proto/base/unique_fd.h"
 
 namespace cuda_remote::checkpoint {
 
 class SessionHolder {
  public:
-  // For the job in `directory`. `tool`: for messages. `engine` outlives this. Null and *error on failure.
+  // For the job in `directory`. `tool`: for messages. `engine` outlives this.
+  static absl::StatusOr<std::unique_ptr<SessionHolder>> Open(const Job& job, const std::string& directory,
+                                                             const char* tool, SnapshotEngine* engine);
+  // Until all callers have it: see took.h.
   static std::unique_ptr<SessionHolder> Open(const Job& job, const std::string& directory, const char* tool,
-                                             SnapshotEngine* engine, std::string* error);
+                                             SnapshotEngine* engine, std::string* error) {
+    std::unique_ptr<SessionHolder> holder;
+    return Took(Open(job, directory, tool, engine), &holder, error) ? std::move(holder) : nullptr;
+  }
   ~SessionHolder();
 
   // As in Beside: what to wait for, what has come, and a child that has ended.
@@ -40,8 +49,8 @@ class SessionHolder {
   void Ended(pid_t child, int status);
 
  private:
-  SessionHolder(const Job& job, std::string directory, const char* tool, SnapshotEngine* engine, int listener)
-      : job_(job), directory_(std::move(directory)), tool_(tool), engine_(engine), listener_(listener) {}
+  SessionHolder(const Job& job, std::string directory, const char* tool, SnapshotEngine* engine, UniqueFd listener)
+      : job_(job), directory_(std::move(directory)), tool_(tool), engine_(engine), listener_(std::move(listener)) {}
   void Accept();
   void Read();
   void StartGiver();

@@ -76,29 +76,28 @@ void Run(int socket, const Job& job, const std::string& directory, const char* t
 
 }  // namespace
 
-std::unique_ptr<SessionKeeper> SessionKeeper::Start(const Job& job, const std::string& directory, const char* tool,
-                                                    SnapshotEngine* engine, int messages, std::string* error) {
+absl::StatusOr<std::unique_ptr<SessionKeeper>> SessionKeeper::Start(const Job& job, const std::string& directory,
+                                                                    const char* tool, SnapshotEngine* engine,
+                                                                    int messages) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
-    *error = std::string("socketpair: ") + strerror(errno);
-    return nullptr;
+    return absl::ErrnoToStatus(errno, "socketpair");
   }
+  UniqueFd tools_end(ends[0]);
+  const UniqueFd keepers_end(ends[1]);
   fflush(nullptr);
   const pid_t child = fork();
   if (child == 0) {
     setsid();
-    const int socket = KeepOnly(ends[1], messages);
+    const int socket = KeepOnly(keepers_end.get(), messages);
     for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) ::signal(signal, SIG_IGN);
     CallMyself("cr-keeper");
     Run(socket, job, directory, tool, engine);
     fflush(nullptr);
     _exit(0);
   }
-  close(ends[1]);
-  if (child > 0) return std::unique_ptr<SessionKeeper>(new SessionKeeper(directory, ends[0], child));
-  *error = std::string("fork: ") + strerror(errno);
-  close(ends[0]);
-  return nullptr;
+  if (child < 0) return absl::ErrnoToStatus(errno, "fork");
+  return std::unique_ptr<SessionKeeper>(new SessionKeeper(directory, std::move(tools_end), child));
 }
 
 SessionKeeper::~SessionKeeper() {
@@ -110,16 +109,15 @@ SessionKeeper::~SessionKeeper() {
   }
 }
 
-bool SessionKeeper::Keep(const std::string& facts, SnapshotEngine::After after, std::string* error) {
+absl::Status SessionKeeper::Keep(const std::string& facts, SnapshotEngine::After after) {
   keeps_ = true;
   holder_.Reset(ConnectToHolder(directory_));
   // The keeper lets go of this connection when it is done. A holder that is stopped, as by a terminal, is done without.
   if (holder_.ok() && !KeptSessions::Send(holder_.get(), *live_, facts, after, -1, kHolderMs)) {
     holder_.Close();
   }
-  if (KeptSessions::Send(socket_.get(), *live_, facts, after, holder_.get(), kAnswerMs)) return true;
-  *error = "the process that keeps the job's GPU sessions does not answer; try again";
-  return false;
+  if (KeptSessions::Send(socket_.get(), *live_, facts, after, holder_.get(), kAnswerMs)) return absl::OkStatus();
+  return absl::UnavailableError("the process that keeps the job's GPU sessions does not answer; try again");
 }
 
 void SessionKeeper::ToEnd() {

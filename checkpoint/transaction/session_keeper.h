@@ -21,9 +21,12 @@
 #include <string>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/engine/snapshot_engine.h"
 #include "checkpoint/transaction/job_transaction.h"
 #include "checkpoint/transaction/live_job.h"
+#include "proto/base/took.h"
 #include "proto/base/unique_fd.h"
 
 namespace cuda_remote::checkpoint {
@@ -32,9 +35,15 @@ class SessionKeeper final : public SessionGuard {
  public:
   // Starts the keeper, for the job in `directory`. Call it from a single-threaded program. `tool`: for messages, which
   // go to `messages`. The keeper has nothing else of this program's open: who waits for the program's end does not wait
-  // for the keeper's. It uses a copy of `engine`. Null and *error on failure.
+  // for the keeper's. It uses a copy of `engine`.
+  static absl::StatusOr<std::unique_ptr<SessionKeeper>> Start(const Job& job, const std::string& directory,
+                                                              const char* tool, SnapshotEngine* engine, int messages);
+  // Until all callers have it: see took.h.
   static std::unique_ptr<SessionKeeper> Start(const Job& job, const std::string& directory, const char* tool,
-                                              SnapshotEngine* engine, int messages, std::string* error);
+                                              SnapshotEngine* engine, int messages, std::string* error) {
+    std::unique_ptr<SessionKeeper> keeper;
+    return Took(Start(job, directory, tool, engine, messages), &keeper, error) ? std::move(keeper) : nullptr;
+  }
   // The keeper has ended then.
   ~SessionKeeper() override;
 
@@ -42,13 +51,13 @@ class SessionKeeper final : public SessionGuard {
   void Watch(const LiveJob* live) { live_ = live; }
 
   // SessionGuard.
-  bool Keep(const std::string& facts, SnapshotEngine::After after, std::string* error) override;
+  absl::Status Keep(const std::string& facts, SnapshotEngine::After after) override;
   void ToEnd() override;
   void Drop() override;
 
  private:
-  SessionKeeper(std::string directory, int socket, pid_t process)
-      : directory_(std::move(directory)), socket_(socket), process_(process) {}
+  SessionKeeper(std::string directory, UniqueFd socket, pid_t process)
+      : directory_(std::move(directory)), socket_(std::move(socket)), process_(process) {}
 
   const std::string directory_;
   UniqueFd socket_;
