@@ -14,6 +14,8 @@
 #include "checkpoint/job/cuda_processes.h"
 #include "checkpoint/job/stand_ins.h"
 #include "checkpoint/transaction/at_step.h"
+#include "proto/base/status_macros.h"
+#include "proto/errors/annotate.h"
 #include "proto/folder/this_job.h"
 #include "proto/frame/frame.h"
 
@@ -42,7 +44,7 @@ bool GoesOn(const Job& job) {
 // Whether the job in `folder`, which is `whose`, runs.
 bool HasRunningJob(const std::string& folder, const std::optional<Account>& whose, Job* running) {
   const ActAs user(whose);
-  std::string ignored;
+  std::string ignored;  // Until ReadJob gives a status.
   return ReadJob(folder, running, &ignored) && GoesOn(*running);
 }
 
@@ -52,99 +54,111 @@ RestartJob::~RestartJob() {
   if (!done_) Undo();
 }
 
-bool RestartJob::Run(std::string* error) {
-  done_ = ReadImage(error) && sessions_.Plan(saved_, error) && OpenEngine(error) && CheckJob(error) &&
-          CheckFiles(error) && LockOutputs(error) && ChooseFolder(error) && MakeFolder(error) && MakeNetwork(error) &&
-          Restore(error) && GoOn(error);
+absl::Status RestartJob::Run() {
+  const absl::Status status = TakeSteps();
+  done_ = status.ok();
   if (!done_) Undo();
-  return done_;
+  return status;
+}
+
+absl::Status RestartJob::TakeSteps() {
+  CR_RETURN_IF_ERROR(ReadImage());
+  CR_RETURN_IF_ERROR(sessions_.Plan(saved_));
+  CR_RETURN_IF_ERROR(OpenEngine());
+  CR_RETURN_IF_ERROR(CheckJob());
+  CR_RETURN_IF_ERROR(CheckFiles());
+  CR_RETURN_IF_ERROR(LockOutputs());
+  CR_RETURN_IF_ERROR(ChooseFolder());
+  CR_RETURN_IF_ERROR(MakeFolder());
+  CR_RETURN_IF_ERROR(MakeNetwork());
+  CR_RETURN_IF_ERROR(Restore());
+  return GoOn();
 }
 
 // Opens and verifies the image, and reads what it says of the job.
-bool RestartJob::ReadImage(std::string* error) {
+absl::Status RestartJob::ReadImage() {
   using Owner = ckptfmt::ImageReader::Owner;
   auto opened = ckptfmt::ImageReader::Open(options_.image, options_.trust_owner ? Owner::kAnyone : Owner::kTrusted);
-  if (!opened.ok()) {
-    *error = std::string(opened.status().message());
-    if (absl::IsPermissionDenied(opened.status()) && !options_.trust_owner) *error += " (--trust-owner)";
-    return false;
+  if (absl::IsPermissionDenied(opened.status()) && !options_.trust_owner) {
+    return absl::PermissionDeniedError(std::string(opened.status().message()) + " (--trust-owner)");
   }
-  saved_.image = std::move(*opened);
+  CR_ASSIGN_OR_RETURN(saved_.image, std::move(opened));
   {
     const auto progress = report_.Begin("verifying the image");
     // The chunks of memory are compared as they are read, and the process only runs after all of them.
-    const absl::Status verified =
-        saved_.image->Verify([&](uint64_t done, uint64_t total) { progress->Update(done, total); },
-                             ckptfmt::ImageReader::Files::kAllButMemory);
-    if (!verified.ok()) {
-      *error = std::string(verified.message());
-      return false;
-    }
+    CR_RETURN_IF_ERROR(saved_.image->Verify([&](uint64_t done, uint64_t total) { progress->Update(done, total); },
+                                            ckptfmt::ImageReader::Files::kAllButMemory));
   }
   const ckptfmt::ImageInfo& info = saved_.image->info();
   for (const ckptfmt::ProcessInfo& process : info.processes) {
     if (process.wire_version == kWireVersion) continue;
-    *error = options_.image + " was made by a version with wire version " + std::to_string(process.wire_version) +
-             "; this one has " + std::to_string(kWireVersion);
-    return false;
+    return absl::UnimplementedError(options_.image + " was made by a version with wire version " +
+                                    std::to_string(process.wire_version) + "; this one has " +
+                                    std::to_string(kWireVersion));
   }
   const auto found = info.client_info.find("job");
   engine_ = find_engine_(info, &facts_);
   if (!engine_ || found == info.client_info.end() || !JobFromJson(found->second, &saved_.job)) {
-    *error = options_.image + " has no processes that could be restored (engine " + info.engine + ")";
-    return false;
+    return absl::FailedPreconditionError(options_.image + " has no processes that could be restored (engine " +
+                                         info.engine + ")");
   }
-  if (!ReadLogs(error)) return false;
+  CR_RETURN_IF_ERROR(ReadLogs());
   report_.Done("verifying the image, except GPU memory");
-  return true;
+  return absl::OkStatus();
 }
 
-bool RestartJob::ReadLogs(std::string* error) {
+absl::Status RestartJob::ReadLogs() {
   const auto& processes = saved_.image->info().processes;
   saved_.logs.resize(processes.size());
   for (size_t i = 0; i < processes.size(); ++i) {
     const absl::StatusOr<std::string> bytes = saved_.image->ReadLog(i);
-    if (!bytes.ok() || !replay::Log::Parse(*bytes, &saved_.logs[i], error)) {
-      *error = options_.image + ": the replay log of " + NameOf(processes[i]) +
-               " cannot be read: " + (bytes.ok() ? *error : std::string(bytes.status().message()));
-      return false;
+    absl::Status read = bytes.status();
+    std::string error;  // Until Parse gives a status.
+    if (bytes.ok() && !replay::Log::Parse(*bytes, &saved_.logs[i], &error)) read = absl::DataLossError(error);
+    if (!read.ok()) {
+      return Annotate(options_.image + ": the replay log of " + NameOf(processes[i]) + " cannot be read: ", read);
     }
     const std::string calls = NotReplayableIn(saved_.logs[i]);
     if (calls.empty()) continue;
-    *error = options_.image + ": " + NameOf(processes[i]) +
-             " has GPU objects that cannot be recreated on another server; they were created by: " + calls +
-             ". See docs/context-state.md";
-    return false;
+    return absl::UnimplementedError(
+        options_.image + ": " + NameOf(processes[i]) +
+        " has GPU objects that cannot be recreated on another server; they were created by: " + calls +
+        ". See docs/context-state.md");
   }
-  return true;
+  return absl::OkStatus();
 }
 
-bool RestartJob::OpenEngine(std::string* error) {
+absl::Status RestartJob::OpenEngine() {
   if (engine_->Capabilities().needs_root && geteuid() != 0) {
-    *error = "restoring a process needs root, or cr-hostd, which does not run here";
-    return false;
+    return absl::PermissionDeniedError("restoring a process needs root, or cr-hostd, which does not run here");
   }
-  if (!engine_->CheckUsable(error)) return false;
+  std::string error;  // Until SnapshotEngine gives a status.
+  if (!engine_->CheckUsable(&error)) return absl::FailedPreconditionError(error);
   if (!caller_) engine_->KeepLogs(Absolute(options_.image));
-  processes_ = engine_->Open(saved_.job, facts_, saved_.image->client_dir(), error);
-  return processes_ != nullptr;
+  processes_ = engine_->Open(saved_.job, facts_, saved_.image->client_dir(), &error);
+  return processes_ ? absl::OkStatus() : absl::FailedPreconditionError(error);
 }
 
-bool RestartJob::CheckJob(std::string* error) {
+absl::Status RestartJob::CheckJob() {
   account_ = AccountOf(saved_.job);
-  return (!account_ || CheckAccount(*account_, error)) && (!caller_ || caller_->CheckSaved(account_, error)) &&
-         (!saved_.job.has_network() ||
-          CheckNetwork(saved_.job.mutable_network(), caller_ ? &caller_->addresses() : nullptr, error));
+  std::string error;  // Until account.h, Caller and network.h give a status.
+  if ((account_ && !CheckAccount(*account_, &error)) || (caller_ && !caller_->CheckSaved(account_, &error)) ||
+      (saved_.job.has_network() &&
+       !CheckNetwork(saved_.job.mutable_network(), caller_ ? &caller_->addresses() : nullptr, &error))) {
+    return absl::FailedPreconditionError(error);
+  }
+  return absl::OkStatus();
 }
 
 // Opens the files for the job's output, and compares all that the processes need with what is here.
-bool RestartJob::CheckFiles(std::string* error) {
+absl::Status RestartJob::CheckFiles() {
+  std::string error;  // Until Outputs and SavedProcesses give a status.
   {
     const ActAs user(account_);
     const mode_t before = caller_ ? umask(caller_->umask()) : 0;
-    const bool opened = outputs_.Open(options_.outputs, error);
+    const bool opened = outputs_.Open(options_.outputs, &error);
     if (caller_) umask(before);
-    if (!opened) return false;
+    if (!opened) return absl::FailedPreconditionError(error);
   }
   RestoreOptions restore;
   restore.cut_back = options_.cut_back;
@@ -155,11 +169,11 @@ bool RestartJob::CheckFiles(std::string* error) {
   }
   restore.cancelled = [this] { return report_.Cancelled(); };
   restore.say = [this](const std::string& text) { report_.Say(text); };
-  return processes_->Check(restore, error);
+  return processes_->Check(restore, &error) ? absl::OkStatus() : absl::FailedPreconditionError(error);
 }
 
 // What the job had by --output and is not exchanged stays its own.
-bool RestartJob::LockOutputs(std::string* error) {
+absl::Status RestartJob::LockOutputs() {
   Job& job = saved_.job;
   const std::vector<std::string> exchanged = processes_->Exchanged(), opened = outputs_.all();
   std::vector<std::string> own;
@@ -168,15 +182,16 @@ bool RestartJob::LockOutputs(std::string* error) {
   }
   {
     const ActAs user(account_);
-    if (!outputs_.Lock(own, error)) return false;
+    std::string error;  // Until Outputs gives a status.
+    if (!outputs_.Lock(own, &error)) return absl::FailedPreconditionError(error);
   }
   own.insert(own.end(), opened.begin(), opened.end());
   job.clear_outputs();
   for (const std::string& path : own) job.add_outputs(path);
-  return true;
+  return absl::OkStatus();
 }
 
-bool RestartJob::ChooseFolder(std::string* error) {
+absl::Status RestartJob::ChooseFolder() {
   const Job& job = saved_.job;
   // The folder of a user's own job is his. The restarted one has one of root's, which it sees there.
   if (job.users_own()) shown_to_ = account_;
@@ -188,38 +203,38 @@ bool RestartJob::ChooseFolder(std::string* error) {
   if (shown_to_ && options_.directory.empty() && HasRunningJob(job.directory(), shown_to_, &running)) {
     busy = job.directory();
   }
-  if (busy.empty()) return true;
-  *error = "there is a running job in " + busy + " (PID " + std::to_string(running.pid()) +
-           "): end it first, or give the restarted one another folder with --job-dir";
-  return false;
+  if (busy.empty()) return absl::OkStatus();
+  return absl::AlreadyExistsError("there is a running job in " + busy + " (PID " + std::to_string(running.pid()) +
+                                  "): end it first, or give the restarted one another folder with --job-dir");
 }
 
-bool RestartJob::MakeFolder(std::string* error) {
+absl::Status RestartJob::MakeFolder() {
   Job& job = saved_.job;
-  if (!ClaimJobFolder(directory_, error)) {
-    *error += " (--job-dir)";
-    return false;
-  }
+  std::string error;  // Until job.h and JobClaim give a status.
+  if (!ClaimJobFolder(directory_, &error)) return absl::FailedPreconditionError(error + " (--job-dir)");
   std::string library_folder;
-  if (!LinkLibrary(directory_, &library_folder, error)) return false;
+  if (!LinkLibrary(directory_, &library_folder, &error)) return absl::FailedPreconditionError(error);
   if (directory_ != job.directory()) {
     const ActAs user(shown_to_);
-    if (!MakeShownFolder(job.directory(), error)) return false;
+    if (!MakeShownFolder(job.directory(), &error)) return absl::FailedPreconditionError(error);
   }
-  if (account_ && !OpenToUser(directory_, job.directory(), *account_, error)) return false;
+  if (account_ && !OpenToUser(directory_, job.directory(), *account_, &error)) {
+    return absl::FailedPreconditionError(error);
+  }
   // What killed an earlier tool has ended the job that was here.
-  if (!claim_.Take(
-          directory_, report_.Tool(), [this] { return report_.Cancelled(); }, error))
-    return false;
+  const auto cancelled = [this] { return report_.Cancelled(); };
+  if (!claim_.Take(directory_, report_.Tool(), cancelled, &error)) return absl::FailedPreconditionError(error);
   has_folder_ = true;
-  if (!WriteThisJob(directory_, job.directory(), saved_.image->info().job, error)) return false;
+  if (!WriteThisJob(directory_, job.directory(), saved_.image->info().job, &error)) {
+    return absl::FailedPreconditionError(error);
+  }
   std::string problem;
   if (!PlanStandIns(directory_, &job, &mounts_, &problem)) {
     report_.Say(problem + "; programs with an environment of their own may use this machine's own GPU");
   }
   unlink((directory_ + "/stopped").c_str());
   MarkFolder();
-  return true;
+  return absl::OkStatus();
 }
 
 // The folder that the job knows is only where the other one is shown: it must stay as long as this job runs.
@@ -239,70 +254,75 @@ void RestartJob::RemoveFolders() {
   rmdir(saved_.job.directory().c_str());
 }
 
-bool RestartJob::MakeNetwork(std::string* error) {
-  if (!saved_.job.has_network()) return true;
+absl::Status RestartJob::MakeNetwork() {
+  if (!saved_.job.has_network()) return absl::OkStatus();
   // A job that moves still has the address at the other host, which keeps it silent.
   const bool ask = !caller_ || !caller_->holds() || is_part();
-  network_ = NetworkNamespace::Make(saved_.job.network(), ask, error);
-  return network_ != nullptr;
+  std::string error;  // Until NetworkNamespace gives a status.
+  network_ = NetworkNamespace::Make(saved_.job.network(), ask, &error);
+  return network_ ? absl::OkStatus() : absl::FailedPreconditionError(error);
 }
 
-bool RestartJob::Restore(std::string* error) {
+absl::Status RestartJob::Restore() {
   BlockForwardedSignals();
-  if (!sessions_.OpenHosts(SocketFolder(directory_), account_, error)) return false;
+  CR_RETURN_IF_ERROR(sessions_.OpenHosts(SocketFolder(directory_), account_));
   report_.Done("finding the job's files and the GPU server");
-  if (!sessions_.CheckPlaces(error)) return false;
+  CR_RETURN_IF_ERROR(sessions_.CheckPlaces());
   // Both at once, but for files that are to be cut back: the process needs them so, and they stay as they are if the
   // memory cannot be loaded.
-  const bool restored =
-      processes_->ChangesFiles() ? LoadGpus(error) && BeginProcesses(error) : BeginProcesses(error) && LoadGpus(error);
-  return restored && FinishProcesses(error);
+  const bool late = processes_->ChangesFiles();
+  if (!late) CR_RETURN_IF_ERROR(BeginProcesses());
+  CR_RETURN_IF_ERROR(LoadGpus());
+  if (late) CR_RETURN_IF_ERROR(BeginProcesses());
+  return FinishProcesses();
 }
 
-bool RestartJob::BeginProcesses(std::string* error) {
+absl::Status RestartJob::BeginProcesses() {
   outputs_.Show();
-  restore_ = processes_->Begin(directory_, mounts_, network_ ? network_->fd() : -1, error);
+  std::string error;  // Until SavedProcesses gives a status.
+  restore_ = processes_->Begin(directory_, mounts_, network_ ? network_->fd() : -1, &error);
   outputs_.Hide();
-  return restore_ != nullptr;
+  return restore_ ? absl::OkStatus() : absl::FailedPreconditionError(error);
 }
 
-bool RestartJob::LoadGpus(std::string* error) {
+absl::Status RestartJob::LoadGpus() {
   const RestartPlaces& places = options_.places;
   const int only = places.server.empty() && places.rules.empty() ? -1 : places.gpu;
   const std::string scope = NewSharingScope();
-  return OpenSessions(scope, error) && WriteJobServer(directory_, sessions_.server(), only, scope, error) &&
-         LoadMemory(error);
+  CR_RETURN_IF_ERROR(OpenSessions(scope));
+  std::string error;  // Until WriteJobServer gives a status.
+  if (!WriteJobServer(directory_, sessions_.server(), only, scope, &error)) {
+    return absl::FailedPreconditionError(error);
+  }
+  return LoadMemory();
 }
 
-bool RestartJob::Of(size_t process, std::string* error) const {
+absl::Status RestartJob::Of(size_t process, const absl::Status& status) const {
   const auto& processes = saved_.image->info().processes;
-  if (processes.size() > 1) *error = NameOf(processes[process]) + ": " + *error;
-  return false;
+  return status.ok() || processes.size() <= 1 ? status : Annotate(NameOf(processes[process]) + ": ", status);
 }
 
-bool RestartJob::OpenSessions(const std::string& scope, std::string* error) {
+absl::Status RestartJob::Announce(const char* what) const {
+  std::string error;
+  if (!caller_->Announce(what, &error)) return absl::FailedPreconditionError(error);
+  return absl::OkStatus();
+}
+
+absl::Status RestartJob::OpenSessions(const std::string& scope) {
   const size_t count = saved_.logs.size();
   AtStep("open sessions");
-  struct Result {
-    bool ok = false;
-    std::string error;
-  };
-  std::vector<Result> results(count);
+  std::vector<absl::Status> results(count);
   std::vector<std::thread> threads;
   for (size_t i = 0; i < count; ++i) {
-    threads.emplace_back([&, i] { results[i].ok = sessions_.Open(i, scope, &results[i].error); });
+    threads.emplace_back([&, i] { results[i] = sessions_.Open(i, scope); });
   }
   for (std::thread& thread : threads) thread.join();
-  for (size_t i = 0; i < count; ++i) {
-    if (results[i].ok) continue;
-    *error = results[i].error;
-    return Of(i, error);
-  }
+  for (size_t i = 0; i < count; ++i) CR_RETURN_IF_ERROR(Of(i, results[i]));
   report_.Done("opening sessions with the GPU server, and recreating the GPU objects");
-  return true;
+  return absl::OkStatus();
 }
 
-bool RestartJob::LoadMemory(std::string* error) {
+absl::Status RestartJob::LoadMemory() {
   const ckptfmt::ImageReader& image = *saved_.image;
   const size_t count = saved_.logs.size();
   {
@@ -314,58 +334,60 @@ bool RestartJob::LoadMemory(std::string* error) {
         return !report_.Cancelled();
       };
       AtStep("load GPU memory", i, count);
-      if (!sessions_.LoadMemory(i, go_on, error)) return Of(i, error);
+      CR_RETURN_IF_ERROR(Of(i, sessions_.LoadMemory(i, go_on)));
       for (const ckptfmt::Region& region : image.regions()) before += region.process == i ? region.bytes : 0;
     }
   }
   report_.Done("comparing and loading GPU memory");
-  return true;
+  return absl::OkStatus();
 }
 
-bool RestartJob::FinishProcesses(std::string* error) {
+absl::Status RestartJob::FinishProcesses() {
   AtStep("restore processes");
   // Of a job that moves: until it runs here, it is the other host's. Of a part of a job on several hosts: all run, or
   // none. Of one with an address of its own: a message for a connection that is not there yet would be answered with
   // its end.
   const bool holds = caller_ && caller_->holds();
+  std::string error;  // Until ProcessRestore and NetworkNamespace give a status.
   if (holds || network_) {
-    error->clear();
-    if (restore_->AwaitHeld(error)) {
-      if (holds && !caller_->Announce(kImageRestored, error)) return false;
-      if (network_ && !network_->Connect(error)) return false;
-    } else if (!error->empty()) {
-      return false;
+    if (restore_->AwaitHeld(&error)) {
+      if (holds) CR_RETURN_IF_ERROR(Announce(kImageRestored));
+      if (network_ && !network_->Connect(&error)) return absl::FailedPreconditionError(error);
+    } else if (!error.empty()) {
+      return absl::FailedPreconditionError(error);
     }
   }
-  restored_ = restore_->Finish(&isolated_, error);
-  if (restored_) report_.Done("restoring the process");
-  return restored_;
+  restored_ = restore_->Finish(&isolated_, &error);
+  if (!restored_) return absl::FailedPreconditionError(error);
+  report_.Done("restoring the process");
+  return absl::OkStatus();
 }
 
-bool RestartJob::GoOn(std::string* error) {
-  bool ended = false;
+absl::Status RestartJob::GoOn() {
   DescribeJob();
-  if (!GiveSessions(&ended, error)) return false;
+  CR_ASSIGN_OR_RETURN(const bool ended, GiveSessions());
   if (ended) {
     report_.Say("the job ended before it had its GPU session again");
   } else {
     const Job& job = saved_.job;
-    std::string problem;
+    std::string problem;  // Until WriteJob gives a status.
     AtStep("unlock");
     if (!WriteJob(directory_, job, &problem)) report_.Say(problem + "; the other tools will not find the job");
     for (size_t i = 0; i < saved_.logs.size(); ++i) sessions_.NoteSaved(i, job.saved_unix_ms(), job.saved_bytes());
     sessions_.Unlock();
   }
-  if (is_part() && !caller_->Announce(kImageUsed, error)) return false;
+  if (is_part()) CR_RETURN_IF_ERROR(Announce(kImageUsed));
   report_.Done("giving it the session");
   claim_.Release();
   sessions_.LetGo();
   // It may be removed from now on.
   saved_.image.reset();
-  std::string problem;
-  if (caller_ && !is_part() && !caller_->Announce(kImageUsed, &problem)) report_.Say(problem);
+  if (caller_ && !is_part()) {
+    const absl::Status announced = Announce(kImageUsed);
+    if (!announced.ok()) report_.Say(std::string(announced.message()));
+  }
   upkeep_ = engine_->BeginUpkeep();
-  return true;
+  return absl::OkStatus();
 }
 
 // What the other tools are to know of the restored job.
@@ -387,21 +409,20 @@ void RestartJob::DescribeJob() {
 }
 
 // Gives the restored processes their GPU sessions. A process that has ended by itself meanwhile, as one may whose last
-// call was made before the checkpoint, needs none. *ended: so has all of the job.
-bool RestartJob::GiveSessions(bool* ended, std::string* error) {
+// call was made before the checkpoint, needs none. Whether all of the job has.
+absl::StatusOr<bool> RestartJob::GiveSessions() {
   const auto& processes = saved_.image->info().processes;
   for (size_t i = 0; i < processes.size(); ++i) {
     AtStep("give the session", i, processes.size());
     const int pid = int(processes[i].pid);
     const auto has_ended = [&] { return HasEnded(isolated_, 0) || !HasProcess(saved_.job, pid); };
-    if (sessions_.Give(i, directory_, has_ended, error)) continue;
-    *ended = HasEnded(isolated_, kEndMs);
-    if (*ended) return true;
+    const absl::Status given = sessions_.Give(i, directory_, has_ended);
+    if (given.ok()) continue;
+    if (HasEnded(isolated_, kEndMs)) return true;
     if (!HasProcess(saved_.job, pid)) continue;
-    *error = "the restored process " + NameOf(processes[i]) + " did not take its GPU session: " + *error;
-    return false;
+    return Annotate("the restored process " + NameOf(processes[i]) + " did not take its GPU session: ", given);
   }
-  return true;
+  return false;
 }
 
 void RestartJob::Undo() {

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/engine/snapshot_engine.h"
 #include "checkpoint/gpu/gpu_host.h"
 #include "checkpoint/job/account.h"
@@ -25,6 +27,7 @@
 #include "checkpoint/job/terminal.h"
 #include "checkpoint/transaction/job_report.h"
 #include "checkpoint/transaction/saved_sessions.h"
+#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -38,7 +41,7 @@ struct RestartJobOptions {
   std::vector<std::string> cut;  // RestoreOptions::cut
 };
 
-// One restart. Not thread-safe. Functions return false and one sentence in *error.
+// One restart. Not thread-safe.
 class RestartJob {
  public:
   // As EngineOf in engines.h.
@@ -56,8 +59,10 @@ class RestartJob {
   RestartJob(const RestartJob&) = delete;
   RestartJob& operator=(const RestartJob&) = delete;
 
-  // Call it from a single-threaded program. When it returns true, the job runs.
-  bool Run(std::string* error);
+  // Call it from a single-threaded program. When it succeeds, the job runs.
+  absl::Status Run();
+  // Until all callers have it: see took.h.
+  bool Run(std::string* error) { return Took(Run(), error); }
 
   // After that.
   const Isolated& isolated() const { return isolated_; }
@@ -70,34 +75,38 @@ class RestartJob {
   void Clean(bool by_itself);
 
  private:
+  // All of it. After a failure there may be something to undo.
+  absl::Status TakeSteps();
   // Before anything is started, in this order.
-  bool ReadImage(std::string* error);
-  bool ReadLogs(std::string* error);
-  bool OpenEngine(std::string* error);
-  bool CheckJob(std::string* error);
-  bool CheckFiles(std::string* error);
-  bool LockOutputs(std::string* error);
-  bool ChooseFolder(std::string* error);
-  bool MakeFolder(std::string* error);
-  bool MakeNetwork(std::string* error);
+  absl::Status ReadImage();
+  absl::Status ReadLogs();
+  absl::Status OpenEngine();
+  absl::Status CheckJob();
+  absl::Status CheckFiles();
+  absl::Status LockOutputs();
+  absl::Status ChooseFolder();
+  absl::Status MakeFolder();
+  absl::Status MakeNetwork();
   // Processes and sessions come back, and stand still.
-  bool Restore(std::string* error);
-  bool BeginProcesses(std::string* error);
-  bool LoadGpus(std::string* error);
-  bool OpenSessions(const std::string& scope, std::string* error);
-  bool LoadMemory(std::string* error);
-  bool FinishProcesses(std::string* error);
+  absl::Status Restore();
+  absl::Status BeginProcesses();
+  absl::Status LoadGpus();
+  absl::Status OpenSessions(const std::string& scope);
+  absl::Status LoadMemory();
+  absl::Status FinishProcesses();
   // The processes take their sessions and go on.
-  bool GoOn(std::string* error);
-  bool GiveSessions(bool* ended, std::string* error);
+  absl::Status GoOn();
+  absl::StatusOr<bool> GiveSessions();
   void DescribeJob();
   // Ends all of it.
   void Undo();
   void MarkFolder();
   void RemoveFolders();
 
-  // Says which process it was about, of several. False.
-  bool Of(size_t process, std::string* error) const;
+  // `status`, of a step of one process. A failure says which process it was, of several.
+  absl::Status Of(size_t process, const absl::Status& status) const;
+  // Until Announce gives a status.
+  absl::Status Announce(const char* what) const;
   // A part of a job on several hosts: all run, or none.
   bool is_part() const { return caller_ && caller_->waits(); }
 

@@ -25,6 +25,7 @@
 
 #include "checkpoint/engine/testing/fake_engine.h"
 #include "ckptfmt/image_writer.h"
+#include "proto/base/status_macros.h"
 #include "proto/frame/frame.h"
 
 namespace cuda_remote::checkpoint {
@@ -43,10 +44,8 @@ class Faults {
     steps_.push_back(step);
     return step != at_;
   }
-  bool Passes(const std::string& step, std::string* error) {
-    if (Passes(step)) return true;
-    *error = step + " was made to fail";
-    return false;
+  absl::Status Take(const std::string& step) {
+    return Passes(step) ? absl::OkStatus() : absl::InternalError(step + " was made to fail");
   }
   std::vector<std::string> steps() const { return steps_; }
 
@@ -61,44 +60,41 @@ class FakeSessions final : public SavedSessions {
  public:
   FakeSessions(Faults* faults, const FakeEngine** engine) : faults_(faults), engine_(engine) {}
 
-  bool Plan(const SavedJob& saved, std::string* error) override {
+  absl::Status Plan(const SavedJob& saved) override {
     count = saved.logs.size();
-    return faults_->Passes("plan", error);
+    return faults_->Take("plan");
   }
-  bool OpenHosts(const std::string& folder, const std::optional<Account>&, std::string* error) override {
+  absl::Status OpenHosts(const std::string& folder, const std::optional<Account>&) override {
     hosts_open = true;
     EXPECT_TRUE(fs::is_directory(folder));
-    return faults_->Passes("open hosts", error);
+    return faults_->Take("open hosts");
   }
   std::string server() const override { return "unix:/nowhere"; }
-  bool CheckPlaces(std::string* error) override { return faults_->Passes("check places", error); }
-  bool Open(size_t process, const std::string& scope, std::string* error) override {
+  absl::Status CheckPlaces() override { return faults_->Take("check places"); }
+  absl::Status Open(size_t process, const std::string& scope) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     EXPECT_TRUE(hosts_open);
     EXPECT_EQ(scope.size(), 16u);
-    if (!faults_->Passes("open " + std::to_string(process), error)) return false;
+    CR_RETURN_IF_ERROR(faults_->Take("open " + std::to_string(process)));
     open.insert(process);
-    return true;
+    return absl::OkStatus();
   }
-  bool LoadMemory(size_t process, const Continue& go_on, std::string* error) override {
+  absl::Status LoadMemory(size_t process, const Continue& go_on) override {
     EXPECT_EQ(open.size(), count);
     EXPECT_TRUE(go_on(0, 0));
-    if (!faults_->Passes("load " + std::to_string(process), error)) return false;
+    CR_RETURN_IF_ERROR(faults_->Take("load " + std::to_string(process)));
     loaded.insert(process);
-    return true;
+    return absl::OkStatus();
   }
-  bool Give(size_t process, const std::string&, const std::function<bool()>& ended, std::string* error) override {
+  absl::Status Give(size_t process, const std::string&, const std::function<bool()>& ended) override {
     // All is there before a process may run.
     EXPECT_EQ(loaded.size(), count);
     EXPECT_EQ((*engine_)->restored().size(), 1u);
     if (before_give) before_give();
-    if (ended()) {
-      *error = "it has ended";
-      return false;
-    }
-    if (!faults_->Passes("give " + std::to_string(process), error)) return false;
+    if (ended()) return absl::UnavailableError("it has ended");
+    CR_RETURN_IF_ERROR(faults_->Take("give " + std::to_string(process)));
     given.insert(process);
-    return true;
+    return absl::OkStatus();
   }
   void NoteSaved(size_t, uint64_t unix_ms, uint64_t bytes) override {
     EXPECT_NE(unix_ms, 0u);
@@ -168,7 +164,11 @@ struct Attempt {
   }
   ~Attempt() { End(); }
 
-  bool Run() { return ok = restart->Run(&error); }
+  bool Run() {
+    const absl::Status status = restart->Run();
+    error = std::string(status.message());
+    return ok = status.ok();
+  }
   // The job ends, if it runs.
   void End() {
     if (!std::exchange(ok, false)) return;

@@ -9,7 +9,7 @@
 #include "checkpoint/gpu/gpu_state.h"
 #include "checkpoint/gpu/modules.h"
 #include "checkpoint/transaction/live_job.h"
-#include "proto/base/took.h"
+#include "proto/base/status_macros.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -26,7 +26,7 @@ std::string NameOf(const ckptfmt::ProcessInfo& process) {
   return process.program + " (PID " + std::to_string(process.pid) + ")";
 }
 
-bool GpuSessions::Plan(const SavedJob& saved, std::string* error) {
+absl::Status GpuSessions::Plan(const SavedJob& saved) {
   saved_ = &saved;
   const ckptfmt::ImageInfo& info = saved.image->info();
   // What cr-checkpoint has written: "0,1,-1". Older images have none.
@@ -42,70 +42,83 @@ bool GpuSessions::Plan(const SavedJob& saved, std::string* error) {
   const bool only = places_.gpu >= 0 && (!places_.server.empty() || !places_.rules.empty());
   const Place otherwise = {places_.server, only ? std::vector<int>{places_.gpu} : std::vector<int>()};
   std::vector<Place> places;
-  if (!PlaceProcesses(places_.rules, otherwise, who, &places, error)) return false;
+  std::string error;  // Until PlaceProcesses gives a status.
+  if (!PlaceProcesses(places_.rules, otherwise, who, &places, &error)) return absl::InvalidArgumentError(error);
   for (size_t i = 0; i < places.size(); ++i) placed_.push_back({who[i].name, places[i], nullptr});
   channels_.resize(placed_.size());
   agents_.resize(placed_.size());
-  return true;
+  return absl::OkStatus();
 }
 
-bool GpuSessions::OpenHosts(const std::string& folder, const std::optional<Account>& account, std::string* error) {
+absl::Status GpuSessions::OpenHosts(const std::string& folder, const std::optional<Account>& account) {
   account_ = account;
   hosts_ = std::make_unique<GpuHosts>(folder, /*detached=*/false, account);
   const int own = places_.rules.empty() ? places_.gpu : -1;
   const bool all_elsewhere =
       !placed_.empty() && places_.server.empty() &&
       std::none_of(placed_.begin(), placed_.end(), [](const Placed& one) { return one.place.server.empty(); });
-  first_ = hosts_->Open(all_elsewhere ? placed_.front().place.server : places_.server, own, error);
-  if (!first_) return false;
+  std::string error;  // Until GpuHosts gives a status.
+  first_ = hosts_->Open(all_elsewhere ? placed_.front().place.server : places_.server, own, &error);
+  if (!first_) return absl::FailedPreconditionError(error);
   for (Placed& one : placed_) {
-    one.host = hosts_->Open(one.place.server, own, error);
-    if (!one.host) return false;
+    one.host = hosts_->Open(one.place.server, own, &error);
+    if (!one.host) return absl::FailedPreconditionError(error);
   }
   ownerless_ = OwnerlessAt(placed_, Pointers(saved_->logs));
-  return true;
+  return absl::OkStatus();
 }
 
-bool GpuSessions::CheckPlaces(std::string* error) {
-  if (places_.rules.empty()) return true;
+absl::Status GpuSessions::CheckPlaces() {
+  if (places_.rules.empty()) return absl::OkStatus();
   std::vector<std::vector<ckptfmt::Region>> regions(placed_.size());
   for (const ckptfmt::Region& region : saved_->image->regions()) regions[region.process].push_back(region);
   const ActAs user(account_);  // who asks the servers
-  return CheckSharing(placed_, Pointers(saved_->logs), error) && CheckRoom(placed_, regions, error);
+  std::string error;           // Until places.h gives a status.
+  if (!CheckSharing(placed_, Pointers(saved_->logs), &error) || !CheckRoom(placed_, regions, &error)) {
+    return absl::FailedPreconditionError(error);
+  }
+  return absl::OkStatus();
 }
 
-bool GpuSessions::Open(size_t process, const std::string& scope, std::string* error) {
+absl::Status GpuSessions::Open(size_t process, const std::string& scope) {
   const ckptfmt::ProcessInfo& saved = Info(process);
   const Placed& placed = placed_[process];
+  std::string error;  // Until gpu_state.h and modules.h give a status.
   std::unique_ptr<ClientChannel> channel;
   {
     const ActAs user(account_);
     channel = OpenSession(placed.host->socket_path(), saved.pid, saved.program, saved_->image->info().job,
-                          placed.place.gpus, saved.driver_settings, saved.address_layout, error);
+                          placed.place.gpus, saved.driver_settings, saved.address_layout, &error);
   }
-  if (!channel) return false;
   ckptfmt::ProcessInfo here;
-  if (!DescribeServer(channel.get(), &here, error)) return false;
-  if (!CheckDevices(saved_->logs[process], saved.devices, here.devices, ToText(placed.place), error)) return false;
+  if (!channel || !DescribeServer(channel.get(), &here, &error) ||
+      !CheckDevices(saved_->logs[process], saved.devices, here.devices, ToText(placed.place), &error)) {
+    return absl::FailedPreconditionError(error);
+  }
   for (size_t i = 0; i < saved.devices.size(); ++i) {
     if (here.devices[i].name == saved.devices[i].name) continue;
     report_.Say("GPU " + std::to_string(i) + " of " + NameOf(saved) + " was a " + saved.devices[i].name +
                 "; here it is a " + here.devices[i].name);
   }
-  if (!ReplayLog(saved_->logs[process], channel.get(), error, scope, ownerless_[process])) return false;
+  if (!ReplayLog(saved_->logs[process], channel.get(), &error, scope, ownerless_[process])) {
+    return absl::FailedPreconditionError(error);
+  }
   channels_[process] = std::move(channel);
-  return true;
+  return absl::OkStatus();
 }
 
-bool GpuSessions::LoadMemory(size_t process, const Continue& go_on, std::string* error) {
-  return checkpoint::LoadMemory(*saved_->image, uint32_t(process), channels_[process].get(), go_on, error);
+absl::Status GpuSessions::LoadMemory(size_t process, const Continue& go_on) {
+  std::string error;  // Until LoadMemory gives a status.
+  if (!checkpoint::LoadMemory(*saved_->image, uint32_t(process), channels_[process].get(), go_on, &error)) {
+    return absl::FailedPreconditionError(error);
+  }
+  return absl::OkStatus();
 }
 
-bool GpuSessions::Give(size_t process, const std::string& directory, const std::function<bool()>& ended,
-                       std::string* error) {
-  return Took(GiveChannel(directory, Info(process).pid, NameOf(Info(process)), *channels_[process],
-                          placed_[process].host->server(), ended),
-              &agents_[process], error);
+absl::Status GpuSessions::Give(size_t process, const std::string& directory, const std::function<bool()>& ended) {
+  CR_ASSIGN_OR_RETURN(agents_[process], GiveChannel(directory, Info(process).pid, NameOf(Info(process)),
+                                                    *channels_[process], placed_[process].host->server(), ended));
+  return absl::OkStatus();
 }
 
 void GpuSessions::NoteSaved(size_t process, uint64_t unix_ms, uint64_t bytes) {
@@ -114,7 +127,7 @@ void GpuSessions::NoteSaved(size_t process, uint64_t unix_ms, uint64_t bytes) {
 }
 
 void GpuSessions::Unlock() {
-  std::string ignored;
+  std::string ignored;  // Until AgentClient gives a status.
   for (const auto& agent : agents_) {
     if (agent) agent->Unlock(&ignored);
   }

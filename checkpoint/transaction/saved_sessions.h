@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The GPU's side of a saved job on its way back (restart_job.h): a session for each process, its objects, its memory.
 //
-// Functions return false and one sentence in *error. Processes are called by their numbers in the image.
+// Processes are called by their numbers in the image.
 #ifndef CUDA_REMOTE_CHECKPOINT_TRANSACTION_SAVED_SESSIONS_H_
 #define CUDA_REMOTE_CHECKPOINT_TRANSACTION_SAVED_SESSIONS_H_
 
@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "checkpoint/agent/agent_client.h"
 #include "checkpoint/gpu/gpu_host.h"
 #include "checkpoint/gpu/memory_transfer.h"
@@ -46,21 +47,20 @@ class SavedSessions {
   virtual ~SavedSessions() = default;
 
   // Where each process goes. Starts nothing. `saved` must outlive LetGo.
-  virtual bool Plan(const SavedJob& saved, std::string* error) = 0;
+  virtual absl::Status Plan(const SavedJob& saved) = 0;
   // Opens the ways to the servers. `folder`, `account`: of GpuHost::Open.
-  virtual bool OpenHosts(const std::string& folder, const std::optional<Account>& account, std::string* error) = 0;
+  virtual absl::Status OpenHosts(const std::string& folder, const std::optional<Account>& account) = 0;
   // After that: the server for processes that begin to use CUDA later (CUDA_REMOTE_SERVER).
   virtual std::string server() const = 0;
   // Whether there is room at the places that were asked for.
-  virtual bool CheckPlaces(std::string* error) = 0;
+  virtual absl::Status CheckPlaces() = 0;
   // Opens the session of a process and makes its objects. Call it for all at the same time, each in a thread: the
   // objects of one may be shared with another, and wait for it. `scope`: replay::ShareIn's.
-  virtual bool Open(size_t process, const std::string& scope, std::string* error) = 0;
-  virtual bool LoadMemory(size_t process, const Continue& go_on, std::string* error) = 0;
+  virtual absl::Status Open(size_t process, const std::string& scope) = 0;
+  virtual absl::Status LoadMemory(size_t process, const Continue& go_on) = 0;
   // Gives a process, which was restored into the job in `directory`, its session. It stays stopped. One that does not
   // listen yet is waited for until `ended`.
-  virtual bool Give(size_t process, const std::string& directory, const std::function<bool()>& ended,
-                    std::string* error) = 0;
+  virtual absl::Status Give(size_t process, const std::string& directory, const std::function<bool()>& ended) = 0;
   // For cr-ps: when the job was saved, and the image's size.
   virtual void NoteSaved(size_t process, uint64_t unix_ms, uint64_t bytes) = 0;
   // Those that have got their sessions go on.
@@ -84,14 +84,13 @@ class GpuSessions final : public SavedSessions {
   // `report` outlives this.
   GpuSessions(RestartPlaces places, JobReport* report) : places_(std::move(places)), report_(*report) {}
 
-  bool Plan(const SavedJob& saved, std::string* error) override;
-  bool OpenHosts(const std::string& folder, const std::optional<Account>& account, std::string* error) override;
+  absl::Status Plan(const SavedJob& saved) override;
+  absl::Status OpenHosts(const std::string& folder, const std::optional<Account>& account) override;
   std::string server() const override { return first_->server(); }
-  bool CheckPlaces(std::string* error) override;
-  bool Open(size_t process, const std::string& scope, std::string* error) override;
-  bool LoadMemory(size_t process, const Continue& go_on, std::string* error) override;
-  bool Give(size_t process, const std::string& directory, const std::function<bool()>& ended,
-            std::string* error) override;
+  absl::Status CheckPlaces() override;
+  absl::Status Open(size_t process, const std::string& scope) override;
+  absl::Status LoadMemory(size_t process, const Continue& go_on) override;
+  absl::Status Give(size_t process, const std::string& directory, const std::function<bool()>& ended) override;
   void NoteSaved(size_t process, uint64_t unix_ms, uint64_t bytes) override;
   void Unlock() override;
   void LetGo() override;
