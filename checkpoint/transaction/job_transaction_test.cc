@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/engine/testing/fake_engine.h"
@@ -143,6 +144,7 @@ class FakeSource final : public ProcessSource {
     for (const auto& process : all_) process->Drop();
     found_.clear();
     if (faults_->Now("find")) return MadeToFail("find");
+    CR_RETURN_IF_ERROR(std::exchange(next_find, absl::OkStatus()));
     for (const auto& process : all_) {
       if (!process->HasEnded()) found_.push_back(process.get());
     }
@@ -168,6 +170,7 @@ class FakeSource final : public ProcessSource {
   const std::vector<std::unique_ptr<FakeProcess>>& all() const { return all_; }
   bool paused = false;
   int finds = 0;
+  absl::Status next_find;
   std::function<void()> after_find;
 
  private:
@@ -413,6 +416,21 @@ TEST(JobTransaction, OneThatEndsWhileItIsLockedIsLeftOut) {
   EXPECT_TRUE(source.all()[1]->HasEnded());
   EXPECT_TRUE(source.all()[0]->closed());
   EXPECT_TRUE(source.all()[2]->closed());
+}
+
+TEST(JobTransaction, OneThatEndsWhileItIsFoundIsLookedForAgain) {
+  Faults faults;
+  FakeSource source(2, &faults);
+  FakeEngine engine([](const std::string&) { return true; });
+  const Job job;
+  FakeGuard guard(&source, &faults);
+  for (const bool ended : {true, false}) {
+    JobTransaction transaction(job, &source, &engine, &guard);
+    const absl::Status problem = absl::InternalError("rank 1 cannot be stopped");
+    source.next_find = ended ? absl::AbortedError("rank 1 ended") : problem;
+    EXPECT_EQ(transaction.Begin(Options()), ended ? absl::OkStatus() : problem);
+  }
+  EXPECT_EQ(source.finds, 1) << "the other reason was no reason to look again";
 }
 
 // Its connection ends before it is seen to have ended.

@@ -73,7 +73,8 @@ absl::Status GpuSessions::CheckPlaces() {
   std::vector<std::vector<ckptfmt::Region>> regions(placed_.size());
   for (const ckptfmt::Region& region : saved_->image->regions()) regions[region.process].push_back(region);
   const ActAs user(account_);  // who asks the servers
-  std::string error;           // Until places.h gives a status.
+  // Until places.h gives a status.
+  std::string error;
   if (!CheckSharing(placed_, Pointers(saved_->logs), &error) || !CheckRoom(placed_, regions, &error)) {
     return absl::FailedPreconditionError(error);
   }

@@ -33,7 +33,7 @@ absl::StatusOr<std::vector<ckptfmt::DeviceFacts>> FindSeenGpus(const std::string
                                                                const std::string& folder, const Account& account) {
   std::string error;  // Until ClaimJobFolder gives a status.
   if (!ClaimJobFolder(folder, &error)) return absl::FailedPreconditionError(error);
-  const auto gpus = Ask(server, gpu, folder, account);
+  auto gpus = Ask(server, gpu, folder, account);
   RemoveJobFolder(folder);
   return gpus;
 }
