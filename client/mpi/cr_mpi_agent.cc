@@ -39,6 +39,8 @@ int Fail(const std::string& text) {
   return kExitFailed;
 }
 
+int Fail(const absl::Status& status) { return Fail(std::string(status.message())); }
+
 void CopyOut(const char* bytes, ssize_t count) {
   for (ssize_t done = 0; done < count;) {
     const ssize_t wrote = write(STDERR_FILENO, bytes + done, size_t(count - done));
@@ -98,29 +100,29 @@ int Main(int argc, char** argv) {
     return 0;
   }
   if (argc > 2 && strcmp(argv[1], "--part") == 0) return RunPart(argv + 2);
-  Launch launch;
-  std::string error, key;
   const char* const folder = getenv(kLaunchFolder);
   const char* const key_file = getenv(kPartsKey);
   if (argc == 2 && strcmp(argv[1], "--serve") == 0) {
     int port = kPartsPort;
     if (!key_file) return Fail(std::string(kPartsKey) + " is not set: only cr-slurm-run uses --serve");
-    const int listening = ReadPartsKey(key_file, &key, &error) ? ListenForParts("0.0.0.0", &port, &error) : -1;
-    if (listening < 0) return Fail(error);
-    ServeParts(listening, key);
+    const absl::StatusOr<std::string> key = ReadPartsKey(key_file);
+    if (!key.ok()) return Fail(key.status());
+    const absl::StatusOr<UniqueFd> listening = ListenForParts("0.0.0.0", &port);
+    if (!listening.ok()) return Fail(listening.status());
+    ServeParts(listening->get(), *key);
   }
-  if (!ParseLaunch({argv + 1, argv + argc}, &launch, &error)) return Fail(error);
+  const absl::StatusOr<Launch> launch = ParseLaunch({argv + 1, argv + argc});
+  if (!launch.ok()) return Fail(launch.status());
   if (!folder && key_file) {
-    int code = kExitFailed;
-    if (ReadPartsKey(key_file, &key, &error) &&
-        RunInPart(launch.ip, kPartsPort, key, launch.command, kPartSeconds, STDERR_FILENO, &code, &error)) {
-      return code;
-    }
-    return Fail(error);
+    const absl::StatusOr<std::string> key = ReadPartsKey(key_file);
+    if (!key.ok()) return Fail(key.status());
+    const absl::StatusOr<int> code =
+        RunInPart(launch->ip, kPartsPort, *key, launch->command, kPartSeconds, STDERR_FILENO);
+    return code.ok() ? *code : Fail(code.status());
   }
   if (!folder) return Fail(std::string(kLaunchFolder) + " is not set: only cr-mpirun uses this program");
-  if (!WriteLaunch(folder, launch, &error)) {
-    return Fail(error +
+  if (const absl::Status written = WriteLaunch(folder, *launch); !written.ok()) {
+    return Fail(std::string(written.message()) +
                 "; a job whose cr-mpirun has ended, as one that was restarted, starts no processes on further hosts");
   }
   return 0;

@@ -315,14 +315,13 @@ int Main(int argc, char** argv) {
   }
   options.command.assign(argv + std::min(own + 1, argc), argv + argc);
   if (options.command.empty()) return Fail("no command given: cr-mpirun [OPTIONS] -- MPIRUN [ARGUMENTS]");
-  std::string error;
   std::set<std::string> hosts, addresses;
   for (const std::string& text : parts) {
-    Part part;
-    if (!ParsePart(text, &part, &error)) return Fail("--part: " + error);
-    if (!hosts.insert(part.host).second) return Fail("--part: " + part.host + " is named twice");
-    if (!addresses.insert(part.ip).second) return Fail("--part: " + part.ip + " is the address of two parts");
-    options.parts.push_back(part);
+    const absl::StatusOr<Part> part = ParsePart(text);
+    if (!part.ok()) return Fail("--part: " + std::string(part.status().message()));
+    if (!hosts.insert(part->host).second) return Fail("--part: " + part->host + " is named twice");
+    if (!addresses.insert(part->ip).second) return Fail("--part: " + part->ip + " is the address of two parts");
+    options.parts.push_back(*part);
   }
   if (options.agent.find_first_not_of(' ') == std::string::npos) return Fail("--agent names no program");
   for (const char* program : {"cr-run", "cr-mpi-agent"}) {

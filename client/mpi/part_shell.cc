@@ -22,6 +22,7 @@
 #include <cstdint>
 
 #include "proto/base/clock.h"
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::client::mpi {
 namespace {
@@ -163,42 +164,41 @@ int Connect(const sockaddr_in& address) {
 
 }  // namespace
 
-bool MakePartsKey(const std::string& path, std::string* error) {
+absl::Status MakePartsKey(const std::string& path) {
   char bytes[kKeySize];
   unlink(path.c_str());
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  const bool made = fd >= 0 && getrandom(bytes, sizeof(bytes), 0) == ssize_t(sizeof(bytes)) &&
-                    WriteAll(fd, bytes, sizeof(bytes)) && fsync(fd) == 0;
-  if (!made) *error = "cannot make the job's key " + path + ": " + strerror(errno);
-  if (fd >= 0) close(fd);
-  return made;
+  const UniqueFd file(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (file.ok() && getrandom(bytes, sizeof(bytes), 0) == ssize_t(sizeof(bytes)) &&
+      WriteAll(file.get(), bytes, sizeof(bytes)) && fsync(file.get()) == 0) {
+    return absl::OkStatus();
+  }
+  return ErrnoStatus("cannot make the job's key " + path);
 }
 
-bool ReadPartsKey(const std::string& path, std::string* key, std::string* error) {
-  key->resize(kKeySize);
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+absl::StatusOr<std::string> ReadPartsKey(const std::string& path) {
+  std::string key(kKeySize, '\0');
+  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file.ok()) return ErrnoStatus("cannot use the job's key " + path);
   struct stat facts;
-  const bool ok = fd >= 0 && fstat(fd, &facts) == 0 && (facts.st_mode & 077) == 0 && facts.st_size == kKeySize &&
-                  ReadAll(fd, &(*key)[0], kKeySize);
-  if (!ok) *error = "cannot use the job's key " + path + (fd < 0 ? std::string(": ") + strerror(errno) : "");
-  if (fd >= 0) close(fd);
-  return ok;
+  if (fstat(file.get(), &facts) == 0 && (facts.st_mode & 077) == 0 && facts.st_size == kKeySize &&
+      ReadAll(file.get(), &key[0], kKeySize)) {
+    return key;
+  }
+  return absl::FailedPreconditionError("cannot use the job's key " + path);
 }
 
-int ListenForParts(const std::string& ip, int* port, std::string* error) {
+absl::StatusOr<UniqueFd> ListenForParts(const std::string& ip, int* port) {
   sockaddr_in address;
   socklen_t size = sizeof(address);
   const int on = 1;
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  if (fd >= 0 && Address(ip, *port, &address) && bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
-      listen(fd, SOMAXCONN) == 0 && getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0) {
+  UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (fd.ok()) setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (fd.ok() && Address(ip, *port, &address) && bind(fd.get(), reinterpret_cast<sockaddr*>(&address), size) == 0 &&
+      listen(fd.get(), SOMAXCONN) == 0 && getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0) {
     *port = ntohs(address.sin_port);
     return fd;
   }
-  *error = "cannot listen at " + ip + ":" + std::to_string(*port) + ": " + strerror(errno);
-  if (fd >= 0) close(fd);
-  return -1;
+  return ErrnoStatus("cannot listen at " + ip + ":" + std::to_string(*port));
 }
 
 void ServeParts(int listening, const std::string& key) {
@@ -217,19 +217,17 @@ void ServeParts(int listening, const std::string& key) {
   }
 }
 
-bool RunInPart(const std::string& ip, int port, const std::string& key, const std::string& command, int seconds,
-               int output, int* code, std::string* error) {
+absl::StatusOr<int> RunInPart(const std::string& ip, int port, const std::string& key, const std::string& command,
+                              int seconds, int output) {
   sockaddr_in address;
-  if (!Address(ip, port, &address)) {
-    *error = ip + " is not the address of a part of this job";
-    return false;
-  }
+  if (!Address(ip, port, &address)) return absl::InvalidArgumentError(ip + " is not the address of a part of this job");
   int fd = -1;
   const auto limit = Now() + std::chrono::seconds(seconds);
   while ((fd = Connect(address)) < 0 && errno == EAGAIN && Now() < limit) usleep(100000);
   if (fd < 0) {
-    *error = "the part at " + ip + " does not answer" + (errno == EAGAIN ? "" : std::string(": ") + strerror(errno));
-    return false;
+    const int why = errno;
+    return absl::UnavailableError("the part at " + ip + " does not answer" +
+                                  (why == EAGAIN ? "" : std::string(": ") + strerror(why)));
   }
   unsigned char nonce[kNonceSize], tag[kTagSize];
   bool ok = ReadAll(fd, nonce, sizeof(nonce));
@@ -246,9 +244,8 @@ bool RunInPart(const std::string& ip, int port, const std::string& key, const st
   }
   ok = ok && ReadNumber(fd, &status);
   close(fd);
-  if (!ok) *error = "the part at " + ip + " has ended the connection";
-  *code = int(status);
-  return ok;
+  if (!ok) return absl::UnavailableError("the part at " + ip + " has ended the connection");
+  return int(status);
 }
 
 }  // namespace cuda_remote::client::mpi

@@ -19,14 +19,15 @@ class PartShell : public testing::Test {
  protected:
   void SetUp() override {
     ASSERT_NE(mkdtemp(folder_), nullptr);
-    std::string error;
-    ASSERT_TRUE(MakePartsKey(Path("key"), &error)) << error;
-    ASSERT_TRUE(ReadPartsKey(Path("key"), &key_, &error)) << error;
-    const int listening = ListenForParts("127.0.0.1", &port_, &error);
-    ASSERT_GE(listening, 0) << error;
+    const absl::Status made = MakePartsKey(Path("key"));
+    ASSERT_TRUE(made.ok()) << made;
+    const absl::StatusOr<std::string> key = ReadPartsKey(Path("key"));
+    ASSERT_TRUE(key.ok()) << key.status();
+    key_ = *key;
+    const absl::StatusOr<UniqueFd> listening = ListenForParts("127.0.0.1", &port_);
+    ASSERT_TRUE(listening.ok()) << listening.status();
     server_ = fork();
-    if (server_ == 0) ServeParts(listening, key_);
-    close(listening);
+    if (server_ == 0) ServeParts(listening->get(), key_);
   }
   void TearDown() override {
     kill(server_, SIGKILL);
@@ -35,16 +36,14 @@ class PartShell : public testing::Test {
     rmdir(folder_);
   }
   std::string Path(const std::string& name) const { return std::string(folder_) + "/" + name; }
-  bool Run(const std::string& key, const std::string& command, int* code, std::string* said) {
-    std::string error;
+  absl::StatusOr<int> Run(const std::string& key, const std::string& command, std::string* said) {
     FILE* const out = fopen(Path("out").c_str(), "w+");
-    const bool ran = RunInPart("127.0.0.1", port_, key, command, kSeconds, fileno(out), code, &error);
-    EXPECT_EQ(ran, error.empty()) << error;
+    absl::StatusOr<int> code = RunInPart("127.0.0.1", port_, key, command, kSeconds, fileno(out));
     rewind(out);
     said->clear();
     for (int c; (c = fgetc(out)) != EOF;) *said += char(c);
     fclose(out);
-    return ran;
+    return code;
   }
   void WaitFor(const std::string& path) {
     for (int i = 0; i < kSeconds * 100 && access(path.c_str(), F_OK) != 0; ++i) usleep(10000);
@@ -58,24 +57,20 @@ class PartShell : public testing::Test {
 };
 
 TEST_F(PartShell, RunsCommands) {
-  int code = -1;
   std::string said;
-  ASSERT_TRUE(Run(key_, "echo 'it works'; echo too >&2", &code, &said));
+  EXPECT_EQ(Run(key_, "echo 'it works'; echo too >&2", &said).value(), 0);
   EXPECT_EQ(said, "it works\ntoo\n");
-  EXPECT_EQ(code, 0);
-  ASSERT_TRUE(Run(key_, "exit 7", &code, &said));
-  EXPECT_EQ(code, 7);
-  ASSERT_TRUE(Run(key_, "kill -9 $$", &code, &said));
-  EXPECT_EQ(code, 128 + SIGKILL);
-  ASSERT_TRUE(Run(key_, "yes | head -c 300000; cat", &code, &said));
+  EXPECT_EQ(Run(key_, "exit 7", &said).value(), 7);
+  EXPECT_EQ(Run(key_, "kill -9 $$", &said).value(), 128 + SIGKILL);
+  EXPECT_TRUE(Run(key_, "yes | head -c 300000; cat", &said).ok());
   EXPECT_EQ(said.size(), 300000u);
 }
 
 TEST_F(PartShell, RefusesWhoDoesNotKnowTheKey) {
-  int code = -1;
   std::string said, other = key_;
   other[0] = char(other[0] ^ 1);
-  EXPECT_FALSE(Run(other, "echo no; touch " + Path("began"), &code, &said));
+  EXPECT_EQ(Run(other, "echo no; touch " + Path("began"), &said).status().message(),
+            "the part at 127.0.0.1 has ended the connection");
   EXPECT_EQ(said, "");
   EXPECT_NE(access(Path("began").c_str(), F_OK), 0);
 }
@@ -83,12 +78,9 @@ TEST_F(PartShell, RefusesWhoDoesNotKnowTheKey) {
 TEST_F(PartShell, EndsACommandWhoseAskerHasEnded) {
   const pid_t asker = fork();
   if (asker == 0) {
-    int code;
-    std::string error;
     const std::string command =
         "trap 'touch " + Path("ended") + "; exit' TERM; touch " + Path("began") + "; while :; do sleep 0.05; done";
-    RunInPart("127.0.0.1", port_, key_, command, kSeconds, STDOUT_FILENO, &code, &error);
-    _exit(0);
+    _exit(RunInPart("127.0.0.1", port_, key_, command, kSeconds, STDOUT_FILENO).ok() ? 0 : 1);
   }
   WaitFor(Path("began"));
   kill(asker, SIGKILL);
@@ -97,13 +89,12 @@ TEST_F(PartShell, EndsACommandWhoseAskerHasEnded) {
 }
 
 TEST_F(PartShell, TakesNoKeyThatOthersCanRead) {
-  std::string key, error;
   ASSERT_EQ(chmod(Path("key").c_str(), 0640), 0);
-  EXPECT_FALSE(ReadPartsKey(Path("key"), &key, &error));
+  const std::string error(ReadPartsKey(Path("key")).status().message());
   EXPECT_NE(error.find(Path("key")), std::string::npos) << error;
   std::ofstream(Path("key")) << "short";
   ASSERT_EQ(chmod(Path("key").c_str(), 0600), 0);
-  EXPECT_FALSE(ReadPartsKey(Path("key"), &key, &error));
+  EXPECT_FALSE(ReadPartsKey(Path("key")).ok());
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <iterator>
 
 #include "checkpoint/job/network.h"
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::client::mpi {
 namespace {
@@ -20,27 +21,30 @@ constexpr char kNew[] = "new-", kLaunch[] = "launch-";
 
 }  // namespace
 
-bool ParsePart(const std::string& text, Part* part, std::string* error) {
+absl::StatusOr<Part> ParsePart(const std::string& text) {
   const size_t equals = text.find('=');
   const size_t colon = text.rfind(':');
   const std::string ranks = colon == std::string::npos ? "1" : text.substr(colon + 1);
   checkpoint::JobNetwork network;
   const bool counted =
       !ranks.empty() && ranks.size() <= 6 && ranks.find_first_not_of("0123456789") == std::string::npos;
-  part->ranks = counted ? std::stoi(ranks) : 0;
-  if (equals == std::string::npos || equals == 0 || text[0] == '-' || part->ranks < 1 || part->ranks > kMostRanks) {
-    *error = "\"" + text + "\" is not a HOST=ADDRESS[/PREFIX][@INTERFACE][:RANKS], such as node7=10.9.0.50:4";
-    return false;
+  Part part;
+  part.ranks = counted ? std::stoi(ranks) : 0;
+  if (equals == std::string::npos || equals == 0 || text[0] == '-' || part.ranks < 1 || part.ranks > kMostRanks) {
+    return absl::InvalidArgumentError(
+        "\"" + text + "\" is not a HOST=ADDRESS[/PREFIX][@INTERFACE][:RANKS], such as node7=10.9.0.50:4");
   }
   if (text.find(':') != colon) {
-    *error = text.substr(equals + 1) + " is an address of IPv6; cr-mpirun takes those of IPv4 only";
-    return false;
+    return absl::InvalidArgumentError(text.substr(equals + 1) +
+                                      " is an address of IPv6; cr-mpirun takes those of IPv4 only");
   }
-  part->host = text.substr(0, equals);
-  part->address = text.substr(equals + 1, colon == std::string::npos ? colon : colon - equals - 1);
-  if (!checkpoint::ParseNetwork(part->address, &network, error)) return false;
-  part->ip = network.address();
-  return true;
+  part.host = text.substr(0, equals);
+  part.address = text.substr(equals + 1, colon == std::string::npos ? colon : colon - equals - 1);
+  // Until ParseNetwork gives a status.
+  std::string error;
+  if (!checkpoint::ParseNetwork(part.address, &network, &error)) return absl::InvalidArgumentError(error);
+  part.ip = network.address();
+  return part;
 }
 
 std::string OpenMpiHosts(const std::vector<Part>& parts) {
@@ -83,29 +87,25 @@ std::string Quoted(const std::string& word) {
   return text + "'";
 }
 
-bool ParseLaunch(const std::vector<std::string>& words, Launch* launch, std::string* error) {
+absl::StatusOr<Launch> ParseLaunch(const std::vector<std::string>& words) {
   size_t at = 0;
   // Such as ssh's -x.
   while (at < words.size() && !words[at].empty() && words[at][0] == '-') ++at;
-  if (at + 1 >= words.size()) {
-    *error = "no host or no command is named";
-    return false;
-  }
-  launch->ip = words[at];
-  launch->command.clear();
+  if (at + 1 >= words.size()) return absl::InvalidArgumentError("no host or no command is named");
+  Launch launch;
+  launch.ip = words[at];
   // As ssh does.
-  for (++at; at < words.size(); ++at) launch->command += (launch->command.empty() ? "" : " ") + words[at];
-  return true;
+  for (++at; at < words.size(); ++at) launch.command += (launch.command.empty() ? "" : " ") + words[at];
+  return launch;
 }
 
-bool WriteLaunch(const std::string& folder, const Launch& launch, std::string* error) {
+absl::Status WriteLaunch(const std::string& folder, const Launch& launch) {
   const std::string name = std::to_string(getpid()), fresh = folder + "/" + kNew + name;
   std::ofstream file(fresh, std::ios::binary);
   file << launch.ip << "\n" << launch.command;
   file.close();
-  if (file && rename(fresh.c_str(), (folder + "/" + kLaunch + name).c_str()) == 0) return true;
-  *error = "cannot write to " + folder + ", the folder of the cr-mpirun that started this job: " + strerror(errno);
-  return false;
+  if (file && rename(fresh.c_str(), (folder + "/" + kLaunch + name).c_str()) == 0) return absl::OkStatus();
+  return ErrnoStatus("cannot write to " + folder + ", the folder of the cr-mpirun that started this job");
 }
 
 std::vector<Launch> TakeLaunches(const std::string& folder) {

@@ -8,6 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
 namespace cuda_remote::client::mpi {
 
 // Names the folder in which cr-mpi-agent leaves what mpirun wants to have started (WriteLaunch).
@@ -20,8 +23,8 @@ struct Part {
   int ranks = 1;
 };
 
-// "HOST=ADDRESS[/PREFIX][@INTERFACE][:RANKS]". False and one sentence in *error.
-bool ParsePart(const std::string& text, Part* part, std::string* error);
+// From "HOST=ADDRESS[/PREFIX][@INTERFACE][:RANKS]".
+absl::StatusOr<Part> ParsePart(const std::string& text);
 
 // The parts as each mpirun reads them.
 std::string OpenMpiHosts(const std::vector<Part>& parts);
@@ -40,10 +43,10 @@ struct Launch {
 };
 
 // From the words with which mpirun calls its remote shell: [OPTIONS] HOST COMMAND...
-bool ParseLaunch(const std::vector<std::string>& words, Launch* launch, std::string* error);
+absl::StatusOr<Launch> ParseLaunch(const std::vector<std::string>& words);
 
 // Leaves it in the folder, in one step.
-bool WriteLaunch(const std::string& folder, const Launch& launch, std::string* error);
+absl::Status WriteLaunch(const std::string& folder, const Launch& launch);
 // Takes what was left there.
 std::vector<Launch> TakeLaunches(const std::string& folder);
 

@@ -9,32 +9,30 @@ namespace cuda_remote::client::mpi {
 namespace {
 
 TEST(Parts, AreRead) {
-  Part part;
-  std::string error;
-  ASSERT_TRUE(ParsePart("node7=10.9.0.50", &part, &error)) << error;
-  EXPECT_EQ(part.host, "node7");
-  EXPECT_EQ(part.address, "10.9.0.50");
-  EXPECT_EQ(part.ranks, 1);
-  ASSERT_TRUE(ParsePart("node8=10.9.0.51/24@eth1:4", &part, &error)) << error;
-  EXPECT_EQ(part.host, "node8");
-  EXPECT_EQ(part.address, "10.9.0.51/24@eth1");
-  EXPECT_EQ(part.ip, "10.9.0.51");
-  EXPECT_EQ(part.ranks, 4);
+  absl::StatusOr<Part> part = ParsePart("node7=10.9.0.50");
+  ASSERT_TRUE(part.ok()) << part.status();
+  EXPECT_EQ(part->host, "node7");
+  EXPECT_EQ(part->address, "10.9.0.50");
+  EXPECT_EQ(part->ranks, 1);
+  part = ParsePart("node8=10.9.0.51/24@eth1:4");
+  ASSERT_TRUE(part.ok()) << part.status();
+  EXPECT_EQ(part->host, "node8");
+  EXPECT_EQ(part->address, "10.9.0.51/24@eth1");
+  EXPECT_EQ(part->ip, "10.9.0.51");
+  EXPECT_EQ(part->ranks, 4);
   for (const char* wrong : {"", "node7", "=10.9.0.50", "node7=", "node7=10.9.0", "node7=10.9.0.50:0",
                             "node7=10.9.0.50:", "node7=10.9.0.50:x", "node7=10.9.0.50:1000000",
                             "-oProxyCommand=10.9.0.50", "node7=127.0.0.1"}) {
-    EXPECT_FALSE(ParsePart(wrong, &part, &error)) << wrong;
+    EXPECT_FALSE(ParsePart(wrong).ok()) << wrong;
   }
   for (const char* ipv6 : {"node7=fd00:9::50", "node7=fd00:9::50:4", "node7=fd00:9::50/64@eth1:4"}) {
-    EXPECT_FALSE(ParsePart(ipv6, &part, &error)) << ipv6;
+    const std::string error(ParsePart(ipv6).status().message());
     EXPECT_NE(error.find("of IPv4 only"), std::string::npos) << error;
   }
 }
 
 TEST(Parts, AreListedForEachMpirun) {
-  std::vector<Part> parts(2);
-  std::string error;
-  ASSERT_TRUE(ParsePart("a=10.9.0.50/24:2", &parts[0], &error) && ParsePart("b=10.9.0.51", &parts[1], &error)) << error;
+  const std::vector<Part> parts = {ParsePart("a=10.9.0.50/24:2").value(), ParsePart("b=10.9.0.51").value()};
   EXPECT_EQ(OpenMpiHosts(parts), "10.9.0.50 slots=2\n10.9.0.51 slots=1\n");
   EXPECT_EQ(HydraHosts(parts), "10.9.0.50:2\n10.9.0.51:1\n");
 }
@@ -50,23 +48,23 @@ TEST(Quoted, IsOneWordForAShell) {
 }
 
 TEST(Launches, AreLeftAndTaken) {
-  Launch launch;
-  std::string error;
-  EXPECT_FALSE(ParseLaunch({"-x"}, &launch, &error));
-  EXPECT_FALSE(ParseLaunch({"-x", "10.9.0.51"}, &launch, &error));
-  ASSERT_TRUE(ParseLaunch({"-x", "10.9.0.51", " orted -mca a", "\"b\""}, &launch, &error)) << error;
-  EXPECT_EQ(launch.ip, "10.9.0.51");
-  EXPECT_EQ(launch.command, " orted -mca a \"b\"");
+  EXPECT_FALSE(ParseLaunch({"-x"}).ok());
+  EXPECT_FALSE(ParseLaunch({"-x", "10.9.0.51"}).ok());
+  const absl::StatusOr<Launch> launch = ParseLaunch({"-x", "10.9.0.51", " orted -mca a", "\"b\""});
+  ASSERT_TRUE(launch.ok()) << launch.status();
+  EXPECT_EQ(launch->ip, "10.9.0.51");
+  EXPECT_EQ(launch->command, " orted -mca a \"b\"");
   char folder[] = "/tmp/cr-parts-XXXXXX";
   ASSERT_NE(mkdtemp(folder), nullptr);
-  ASSERT_TRUE(WriteLaunch(folder, launch, &error)) << error;
+  const absl::Status written = WriteLaunch(folder, *launch);
+  ASSERT_TRUE(written.ok()) << written;
   const std::vector<Launch> all = TakeLaunches(folder);
   ASSERT_EQ(all.size(), 1u);
-  EXPECT_EQ(all[0].ip, launch.ip);
-  EXPECT_EQ(all[0].command, launch.command);
+  EXPECT_EQ(all[0].ip, launch->ip);
+  EXPECT_EQ(all[0].command, launch->command);
   EXPECT_TRUE(TakeLaunches(folder).empty());
   EXPECT_EQ(rmdir(folder), 0);
-  EXPECT_FALSE(WriteLaunch(folder, launch, &error));
+  const std::string error(WriteLaunch(folder, *launch).message());
   EXPECT_NE(error.find(folder), std::string::npos) << error;
 }
 
