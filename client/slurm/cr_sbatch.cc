@@ -14,10 +14,12 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "checkpoint/job/job.h"
 #include "client/slurm/options.h"
 #include "client/slurm/submission.h"
 #include "proto/cli/help.h"
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::client::slurm {
 namespace {
@@ -50,7 +52,7 @@ int Fail(const std::string& text, int code = kExitFailed) {
 }
 
 // The script's text, and a name for the job.
-bool ReadScript(const Submission& submission, std::string* text, std::string* name, std::string* error) {
+absl::Status ReadScript(const Submission& submission, std::string* text, std::string* name) {
   if (submission.has_wrap) {
     *text = "#!/bin/sh\n" + submission.wrapped + "\n";
     *name = "wrap";
@@ -61,14 +63,11 @@ bool ReadScript(const Submission& submission, std::string* text, std::string* na
     std::ifstream file(submission.script, std::ios::binary);
     text->assign(std::istreambuf_iterator<char>(file), {});
     *name = submission.script.substr(submission.script.rfind('/') + 1);
-    if (!file) {
-      *error = "cannot read the script " + submission.script + ": " + strerror(errno);
-      return false;
-    }
+    if (!file) return ErrnoStatus("cannot read the script " + submission.script);
   }
-  if (text->compare(0, 2, "#!") == 0) return true;
-  *error = "the script " + submission.script + " does not begin with #!, so Slurm would not run it";
-  return false;
+  if (text->compare(0, 2, "#!") == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError("the script " + submission.script +
+                                    " does not begin with #!, so Slurm would not run it");
 }
 
 void Parse(CLI::App* app, const std::vector<std::string>& words) {
@@ -89,10 +88,11 @@ int Main(int argc, char** argv) {
       ->check(CLI::Range(1, 65535))
       ->capture_default_str();
   // Those of the command line first: they may ask for help. Then again, since they come before the script's.
-  std::string text, name, error;
+  std::string text, name;
   try {
     Parse(&app, submission.own);
-    if (!ReadScript(submission, &text, &name, &error)) return Fail(error, kExitUsage);
+    const absl::Status read = ReadScript(submission, &text, &name);
+    if (!read.ok()) return Fail(std::string(read.message()), kExitUsage);
     Parse(&app, OwnWordsOf(text));
     Parse(&app, submission.own);
   } catch (const CLI::ParseError& wrong) {

@@ -24,6 +24,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
 #include "ckptfmt/folder.h"
@@ -36,6 +39,7 @@
 #include "client/slurm/submission.h"
 #include "proto/base/clock.h"
 #include "proto/cli/help.h"
+#include "proto/errors/absl_status.h"
 #include "proto/folder/private_folder.h"
 
 extern char** environ;
@@ -82,6 +86,8 @@ int Fail(const std::string& text) {
   Say(text);
   return kExitFailed;
 }
+
+int Fail(const absl::Status& status) { return Fail(std::string(status.message())); }
 
 // Which start of the job is the last one, for copies of it on nodes that Slurm has lost.
 int LastStart(const std::string& folder) {
@@ -298,33 +304,31 @@ int Runner::Run(const std::vector<std::string>& command) {
 }
 
 // The script of cr-sbatch, as a file that stays where it is until the job has ended: a restart needs it.
-bool KeepScript(const std::string& batch_script, int line, const std::string& path, std::string* error) {
-  if (std::filesystem::exists(path)) return true;
+absl::Status KeepScript(const std::string& batch_script, int line, const std::string& path) {
+  if (std::filesystem::exists(path)) return absl::OkStatus();
   std::ifstream in(batch_script, std::ios::binary);
   const std::string text((std::istreambuf_iterator<char>(in)), {});
   const std::string fresh = path + ".new";
   std::ofstream out(fresh, std::ios::binary);
   out << FromLine(text, line);
   out.close();
-  if (in && out && chmod(fresh.c_str(), 0700) == 0 && rename(fresh.c_str(), path.c_str()) == 0) return true;
-  *error = "cannot copy the script " + batch_script + " to " + path + ": " + strerror(errno);
-  return false;
+  if (in && out && chmod(fresh.c_str(), 0700) == 0 && rename(fresh.c_str(), path.c_str()) == 0) return absl::OkStatus();
+  return ErrnoStatus("cannot copy the script " + batch_script + " to " + path);
 }
 
 // The job's folder, with the script that a restart runs. Whoever could change it would run programs as this user.
-bool MakeOwnFolder(const std::string& folder, std::string* error) {
+absl::Status MakeOwnFolder(const std::string& folder) {
   std::error_code failed;
   std::filesystem::create_directories(std::filesystem::path(folder).parent_path(), failed);
   struct stat facts;
-  if (failed || (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) || lstat(folder.c_str(), &facts) != 0) {
-    *error = "cannot make the folder " + folder + ": " + (failed ? failed.message() : strerror(errno));
-    return false;
+  if (failed) return ErrnoStatus("cannot make the folder " + folder, failed.value());
+  if ((mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) || lstat(folder.c_str(), &facts) != 0) {
+    return ErrnoStatus("cannot make the folder " + folder);
   }
   const std::string why = S_ISDIR(facts.st_mode) ? WhyNotTrusted(facts) : "is not a folder";
-  if (why.empty() && facts.st_uid == geteuid()) return true;
-  *error = "the job's folder " + folder + " " + (why.empty() ? "belongs to root" : why) +
-           "; remove it, or name another --checkpoint-dir";
-  return false;
+  if (why.empty() && facts.st_uid == geteuid()) return absl::OkStatus();
+  return absl::PermissionDeniedError("the job's folder " + folder + " " + (why.empty() ? "belongs to root" : why) +
+                                     "; remove it, or name another --checkpoint-dir");
 }
 
 // The job's folder, with its images. `has_parts`: a checkpoint that was cancelled a moment ago may still be ending on
@@ -361,60 +365,62 @@ void StartRanksHere() {
 }
 
 // The parts of a job on several nodes; none if it is on one. A job that began on several has parts on one, too.
-bool FindParts(const CheckpointOptions& options, const SlurmJob& job, const std::string& folder, Start start,
-               std::vector<mpi::Part>* parts, std::string* error) {
+absl::StatusOr<std::vector<mpi::Part>> FindParts(const CheckpointOptions& options, const SlurmJob& job,
+                                                 const std::string& folder, Start start) {
+  const std::vector<mpi::Part> none;
   if (start == Start::kImage) {
     std::ifstream file(folder + "/parts");
-    if (!file && job.nodes == 1) return true;
+    if (!file && job.nodes == 1) return none;
     const std::string text((std::istreambuf_iterator<char>(file)), {});
-    if (ParsePartsText(text, parts, error)) return true;
-    *error = "cannot read " + folder + "/parts, which says where the job's images are to run: " + *error;
-    return false;
+    absl::StatusOr<std::vector<mpi::Part>> parts = ParsePartsText(text);
+    if (parts.ok()) return parts;
+    return absl::Status(parts.status().code(),
+                        absl::StrCat("cannot read ", folder, "/parts, which says where the job's images are to run: ",
+                                     parts.status().message()));
   }
-  parts->clear();
   std::error_code ignored;
   std::filesystem::remove(folder + "/parts", ignored);
-  if (job.nodes == 1) return true;
+  if (job.nodes == 1) return none;
   const std::string nodes = "the job has " + std::to_string(job.nodes) + " nodes";
   if (options.addresses.empty()) {
-    *error = nodes +
-             ", and its parts need addresses of their own: name them with --checkpoint-addresses, or submit "
-             "it with --nodes=1";
-    return false;
+    return absl::InvalidArgumentError(
+        nodes +
+        ", and its parts need addresses of their own: name them with --checkpoint-addresses, or submit "
+        "it with --nodes=1");
   }
   if (geteuid() == 0) {
-    *error = nodes + ", and only those of ordinary users can be saved; submit it with --nodes=1";
-    return false;
+    return absl::UnimplementedError(nodes +
+                                    ", and only those of ordinary users can be saved; submit it with --nodes=1");
   }
   const std::vector<int> tasks = ParseTasks(job.tasks);
   if (job.has_gpu_node || tasks.size() != size_t(job.nodes)) {
-    *error = nodes + (job.has_gpu_node ? ", and a second component; only one of both can be saved"
-                                       : ", and SLURM_TASKS_PER_NODE is \"" + job.tasks + "\"");
-    return false;
+    return absl::UnimplementedError(nodes + (job.has_gpu_node
+                                                 ? ", and a second component; only one of both can be saved"
+                                                 : ", and SLURM_TASKS_PER_NODE is \"" + job.tasks + "\""));
   }
-  return PlanParts(options.addresses, job.id, tasks, parts, error);
+  return PlanParts(options.addresses, job.id, tasks);
 }
 
 // A step of Slurm's own would run outside of the job. So the script finds cr-srun first, under srun's name.
-bool PutSrunFirst(const std::string& folder, std::string* error) {
+absl::Status PutSrunFirst(const std::string& folder) {
   const std::string programs = folder + "/bin", link = programs + "/srun";
   const std::string srun = checkpoint::FindCompanion("cr-srun");
   std::error_code failed;
   std::filesystem::create_directory(programs, failed);
   std::filesystem::remove(link, failed);
   std::filesystem::create_symlink(srun, link, failed);
-  if (srun.empty() || failed) {
-    *error = "cannot give the script its srun (" + link + "): " +
-             (srun.empty() ? "cr-srun is not beside cr-slurm-run; the installation is incomplete" : failed.message());
-    return false;
+  const std::string what = "cannot give the script its srun (" + link + ")";
+  if (srun.empty()) {
+    return absl::NotFoundError(what + ": cr-srun is not beside cr-slurm-run; the installation is incomplete");
   }
+  if (failed) return ErrnoStatus(what, failed.value());
   const char* const path = getenv("PATH");
   setenv("PATH", (programs + ":" + (path ? path : "/usr/bin:/bin")).c_str(), 1);
-  if (getenv("SLURM_MPI_TYPE")) return true;
+  if (getenv("SLURM_MPI_TYPE")) return absl::OkStatus();
   int code = 0;
   const std::string type = SettingIn(OutputOf({"scontrol", "show", "config"}, &code), "MpiDefault");
   if (!type.empty()) setenv("SLURM_MPI_TYPE", type.c_str(), 1);
-  return true;
+  return absl::OkStatus();
 }
 
 int Main(int argc, char** argv) {
@@ -458,30 +464,32 @@ int Main(int argc, char** argv) {
     const char* const equals = strchr(*variable, '=');
     if (equals) variables[std::string(*variable, size_t(equals - *variable))] = equals + 1;
   }
-  SlurmJob job;
-  std::string error;
-  if (!ReadSlurmJob(variables, &job, &error)) return Fail(error);
+  const absl::StatusOr<SlurmJob> read = ReadSlurmJob(variables);
+  if (!read.ok()) return Fail(read.status());
+  const SlurmJob& job = *read;
   const std::string folder = checkpoint::Absolute(options.directory) + "/job-" + job.Name();
-  if (!MakeOwnFolder(folder, &error)) return Fail(error);
+  if (const absl::Status made = MakeOwnFolder(folder); !made.ok()) return Fail(made);
   const std::string images = folder + "/images";
-  std::vector<mpi::Part> parts;
   // Those of a job on several nodes are in sets.
   std::string image = ckptfmt::NewestImageIn(images);
   if (image.empty()) {
     std::ifstream file(folder + "/parts");
     const std::string text((std::istreambuf_iterator<char>(file)), {});
-    if (ParsePartsText(text, &parts, &error)) image = NewestSetIn(images, parts.size());
+    if (const auto before = ParsePartsText(text); before.ok()) image = NewestSetIn(images, before->size());
   }
-  Start start;
-  if (!ChooseStart(job, images, image, &start, &error)) return Fail(error);
-  if (!FindParts(options, job, folder, start, &parts, &error)) return Fail(error);
-  std::vector<Node> nodes;
-  if (!parts.empty() &&
-      (!FindNodes(&nodes, &error) || !PrepareParts(folder, parts, start == Start::kProgram, &error))) {
-    return Fail(error);
+  const absl::StatusOr<Start> start = ChooseStart(job, images, image);
+  if (!start.ok()) return Fail(start.status());
+  const absl::StatusOr<std::vector<mpi::Part>> parts = FindParts(options, job, folder, *start);
+  if (!parts.ok()) return Fail(parts.status());
+  absl::StatusOr<std::vector<Node>> nodes = std::vector<Node>();
+  if (!parts->empty()) {
+    nodes = FindNodes();
+    if (!nodes.ok()) return Fail(nodes.status());
+    const absl::Status prepared = PrepareParts(folder, *parts, *start == Start::kProgram);
+    if (!prepared.ok()) return Fail(prepared);
   }
   const std::string name = "slurm-" + job.Name();
-  const std::vector<PlacedPart> placed = PlaceParts(parts, nodes, name);
+  const std::vector<PlacedPart> placed = PlaceParts(*parts, *nodes, name);
   if (!BeginStart(folder, job.restarts)) return Fail("cannot write " + folder + "/restarts: " + strerror(errno));
   // Slurm may have lost a node on which the job still runs, or may have killed its cr-slurm-run just now.
   const std::string running = folder + "/running";
@@ -490,24 +498,26 @@ int Main(int argc, char** argv) {
   std::ofstream(running) << "";
   std::unique_ptr<GpuNode> gpu_node;
   if (job.has_gpu_node && !getenv("CUDA_REMOTE_SERVER")) {
-    gpu_node = GpuNode::Start(folder + "/keys-" + std::to_string(job.restarts), &error);
-    if (!gpu_node) return Fail(error);
+    auto started = GpuNode::Start(folder + "/keys-" + std::to_string(job.restarts));
+    if (!started.ok()) return Fail(started.status());
+    gpu_node = *std::move(started);
     gpu_node->SetVariables();
   }
 
   std::unique_ptr<PartSteps> steps;
   if (!placed.empty()) {
-    steps = PartSteps::Start(name, placed, start == Start::kImage ? image : "", &error);
-    if (!steps) return Fail(error);
+    auto started = PartSteps::Start(name, placed, *start == Start::kImage ? image : "");
+    if (!started.ok()) return Fail(started.status());
+    steps = *std::move(started);
     const char* const assigned = getenv("CUDA_VISIBLE_DEVICES");
     if (assigned) setenv("CUDA_VISIBLE_DEVICES", ShareOfGpus(assigned, 0, placed[0].count).c_str(), 1);
   } else {
     StartRanksHere();
   }
   UseAssignedGpus();
-  if (!PutSrunFirst(folder, &error)) return Fail(error);
+  if (const absl::Status put = PutSrunFirst(folder); !put.ok()) return Fail(put);
   std::vector<std::string> command;
-  if (start == Start::kImage) {
+  if (*start == Start::kImage) {
     Say("restarting " + image);
     command = {checkpoint::FindCompanion("cr-restart"), placed.empty() ? images : image + "/member-1"};
     if (!options.output.empty() || !options.error.empty()) command.push_back("--cut-back");
@@ -519,7 +529,8 @@ int Main(int argc, char** argv) {
     }
     if (script_line > 0) {
       const std::string script = folder + "/script";
-      if (!KeepScript(program[0], script_line, script, &error)) return Fail(error);
+      const absl::Status kept = KeepScript(program[0], script_line, script);
+      if (!kept.ok()) return Fail(kept);
       program[0] = script;
     }
     command = {checkpoint::FindCompanion("cr-run"), "--name", name};

@@ -181,14 +181,11 @@ int Main(int argc, char** argv) {
   }
   const char* const parts = getenv(kPartAddresses);
   const std::vector<std::string> addresses = Divided(parts ? parts : "");
-  Step step;
-  std::string error;
-  if (!ParseStep(words, variables, addresses.empty() ? 1 : int(addresses.size()), &step, &error)) {
-    return Fail(error, kExitUsage);
-  }
-  if (step.cpus > 0) Set({{"SLURM_CPUS_PER_TASK", std::to_string(step.cpus)}});
-  if (step.mpi == Mpi::kNone && step.tasks.size() == 1) return RunHere(step);
-  return RunByMpirun(step, addresses);
+  const absl::StatusOr<Step> step = ParseStep(words, variables, addresses.empty() ? 1 : int(addresses.size()));
+  if (!step.ok()) return Fail(std::string(step.status().message()), kExitUsage);
+  if (step->cpus > 0) Set({{"SLURM_CPUS_PER_TASK", std::to_string(step->cpus)}});
+  if (step->mpi == Mpi::kNone && step->tasks.size() == 1) return RunHere(*step);
+  return RunByMpirun(*step, addresses);
 }
 
 }  // namespace

@@ -20,6 +20,7 @@
 
 #include "checkpoint/job/job.h"
 #include "client/slurm/child.h"
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::client::slurm {
 namespace {
@@ -126,14 +127,13 @@ int ServeGpus(const std::string& keys) {
   return code;
 }
 
-std::unique_ptr<GpuNode> GpuNode::Start(const std::string& keys, std::string* error) {
+absl::StatusOr<std::unique_ptr<GpuNode>> GpuNode::Start(const std::string& keys) {
   std::unique_ptr<GpuNode> node(new GpuNode(keys));
   std::error_code ignored;
   std::filesystem::remove_all(keys, ignored);
   int input[2], output[2];
   if (mkdir(keys.c_str(), 0700) != 0 || pipe2(input, O_CLOEXEC) != 0 || pipe2(output, O_CLOEXEC) != 0) {
-    *error = "cannot start a GPU server (" + keys + "): " + strerror(errno);
-    return nullptr;
+    return ErrnoStatus("cannot start a GPU server (" + keys + ")");
   }
   const std::string program = checkpoint::FindCompanion("cr-slurm-run");
   // Without a signal at the end of this process, which the server learns by the end of its input.
@@ -147,8 +147,8 @@ std::unique_ptr<GpuNode> GpuNode::Start(const std::string& keys, std::string* er
   close(output[0]);
   if (!node->address_.empty()) return node;
   const char* const name = getenv("SLURM_JOB_NODELIST_HET_GROUP_1");
-  *error = std::string("no GPU server has started on ") + (name ? name : "the GPU node") + "; see its message above";
-  return nullptr;
+  return absl::UnavailableError(std::string("no GPU server has started on ") + (name ? name : "the GPU node") +
+                                "; see its message above");
 }
 
 GpuNode::~GpuNode() {

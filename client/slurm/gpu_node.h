@@ -7,7 +7,7 @@
 // as soon as the program, which is only then saved. The server takes nobody but who has a key that is made for this
 // start of the job, in the job's folder.
 //
-// Functions return false or null and one sentence in *error. For single-threaded tools.
+// For single-threaded tools.
 #ifndef CUDA_REMOTE_CLIENT_SLURM_GPU_NODE_H_
 #define CUDA_REMOTE_CLIENT_SLURM_GPU_NODE_H_
 
@@ -16,6 +16,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "proto/base/unique_fd.h"
 
 namespace cuda_remote::client::slurm {
@@ -24,7 +25,7 @@ class GpuNode {
  public:
   // Starts the server and waits until it serves. `keys`: a folder that both nodes have, and nobody else can look into;
   // it is made.
-  static std::unique_ptr<GpuNode> Start(const std::string& keys, std::string* error);
+  static absl::StatusOr<std::unique_ptr<GpuNode>> Start(const std::string& keys);
   // Ends it, and removes `keys`.
   ~GpuNode();
   GpuNode(const GpuNode&) = delete;

@@ -20,46 +20,45 @@ bool IsNumber(const std::string& text) {
 
 }  // namespace
 
-bool ReadSlurmJob(const Variables& variables, SlurmJob* job, std::string* error) {
-  job->id = Value(variables, "SLURM_JOB_ID");
-  if (!IsNumber(job->id)) {
-    *error = "this is not a Slurm job: SLURM_JOB_ID is not set. Submit it with cr-sbatch, or use cr-run";
-    return false;
+absl::StatusOr<SlurmJob> ReadSlurmJob(const Variables& variables) {
+  SlurmJob job;
+  job.id = Value(variables, "SLURM_JOB_ID");
+  if (!IsNumber(job.id)) {
+    return absl::FailedPreconditionError(
+        "this is not a Slurm job: SLURM_JOB_ID is not set. Submit it with cr-sbatch, or use cr-run");
   }
   const std::string tasks = Value(variables, "SLURM_STEP_NUM_TASKS");
   if (IsNumber(tasks) && atoi(tasks.c_str()) > 1) {
-    *error = "it runs in a step of " + tasks + " tasks, and can save only one; start it once, with mpirun or torchrun";
-    return false;
+    return absl::UnimplementedError("it runs in a step of " + tasks +
+                                    " tasks, and can save only one; start it once, with mpirun or torchrun");
   }
   const std::string nodes = Value(variables, "SLURM_JOB_NUM_NODES");
-  job->nodes = IsNumber(nodes) ? std::max(atoi(nodes.c_str()), 1) : 1;
-  job->tasks = Value(variables, "SLURM_TASKS_PER_NODE");
+  job.nodes = IsNumber(nodes) ? std::max(atoi(nodes.c_str()), 1) : 1;
+  job.tasks = Value(variables, "SLURM_TASKS_PER_NODE");
   const std::string components = Value(variables, "SLURM_HET_SIZE");
-  job->has_gpu_node = IsNumber(components) && atoi(components.c_str()) > 1;
+  job.has_gpu_node = IsNumber(components) && atoi(components.c_str()) > 1;
   const std::string gpu_nodes = Value(variables, "SLURM_JOB_NUM_NODES_HET_GROUP_1");
-  if (job->has_gpu_node && (components != "2" || gpu_nodes != "1")) {
-    *error =
+  if (job.has_gpu_node && (components != "2" || gpu_nodes != "1")) {
+    return absl::UnimplementedError(
         "a heterogeneous job needs two components of one node each: the program's, and the one with the GPUs; "
         "this one has " +
-        components + " components, and " + gpu_nodes + " nodes in the second";
-    return false;
+        components + " components, and " + gpu_nodes + " nodes in the second");
   }
-  job->array = Value(variables, "SLURM_ARRAY_JOB_ID");
-  job->task = Value(variables, "SLURM_ARRAY_TASK_ID");
-  if (!IsNumber(job->array) || !IsNumber(job->task)) job->array = job->task = "";
+  job.array = Value(variables, "SLURM_ARRAY_JOB_ID");
+  job.task = Value(variables, "SLURM_ARRAY_TASK_ID");
+  if (!IsNumber(job.array) || !IsNumber(job.task)) job.array = job.task = "";
   const std::string restarts = Value(variables, "SLURM_RESTART_COUNT");
-  job->restarts = IsNumber(restarts) ? atoi(restarts.c_str()) : 0;
-  return true;
+  job.restarts = IsNumber(restarts) ? atoi(restarts.c_str()) : 0;
+  return job;
 }
 
-bool ChooseStart(const SlurmJob& job, const std::string& folder, const std::string& image, Start* start,
-                 std::string* error) {
+absl::StatusOr<Start> ChooseStart(const SlurmJob& job, const std::string& folder, const std::string& image) {
   if (job.restarts == 0 && !image.empty()) {
-    *error = folder + " has images of another job with this number; remove them, or name another --checkpoint-dir";
-    return false;
+    return absl::AlreadyExistsError(folder +
+                                    " has images of another job with this number; remove them, or name "
+                                    "another --checkpoint-dir");
   }
-  *start = image.empty() ? Start::kProgram : Start::kImage;
-  return true;
+  return image.empty() ? Start::kProgram : Start::kImage;
 }
 
 std::string Expand(const std::string& text, const SlurmJob& job) {

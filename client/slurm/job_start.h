@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a job of Slurm starts: what Slurm's variables say of it, from what it starts, and which GPUs it has.
 //
-// Functions without state. False and one sentence in *error on failure.
+// Functions without state.
 #ifndef CUDA_REMOTE_CLIENT_SLURM_JOB_START_H_
 #define CUDA_REMOTE_CLIENT_SLURM_JOB_START_H_
 
 #include <map>
 #include <string>
+
+#include "absl/status/statusor.h"
 
 namespace cuda_remote::client::slurm {
 
@@ -25,13 +27,13 @@ struct SlurmJob {
   std::string Name() const { return array.empty() ? id : array + "_" + task; }
 };
 
-bool ReadSlurmJob(const Variables& variables, SlurmJob* job, std::string* error);
+// Fails if this is no job of Slurm's, or one that cannot be saved.
+absl::StatusOr<SlurmJob> ReadSlurmJob(const Variables& variables);
 
 enum class Start { kProgram, kImage };
 
-// Where the job starts. `image`: the newest one in `folder`, empty if there is none.
-bool ChooseStart(const SlurmJob& job, const std::string& folder, const std::string& image, Start* start,
-                 std::string* error);
+// Where the job starts. `image`: the newest one in `folder`, empty if there is none. Fails if it is another job's.
+absl::StatusOr<Start> ChooseStart(const SlurmJob& job, const std::string& folder, const std::string& image);
 
 // `text` with the job's numbers in the place of %j, %A and %a; %% is a %.
 std::string Expand(const std::string& text, const SlurmJob& job);

@@ -20,6 +20,8 @@
 #include "client/slurm/child.h"
 #include "client/slurm/job_start.h"
 #include "client/slurm/step.h"
+#include "proto/base/status_macros.h"
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::client::slurm {
 namespace {
@@ -28,18 +30,17 @@ constexpr int kExitStopped = 121;  // as cr-run's
 constexpr int kExitFailed = 125;
 constexpr int kEndSeconds = 20;
 
-bool WriteFile(const std::string& path, const std::string& text, std::string* error) {
+absl::Status WriteFile(const std::string& path, const std::string& text) {
   std::ofstream file(path);
   file << text;
   file.close();
-  if (file) return true;
-  *error = "cannot write " + path + ": " + strerror(errno);
-  return false;
+  if (file) return absl::OkStatus();
+  return ErrnoStatus("cannot write " + path);
 }
 
 }  // namespace
 
-bool FindNodes(std::vector<Node>* nodes, std::string* error) {
+absl::StatusOr<std::vector<Node>> FindNodes() {
   int code = 0;
   std::istringstream lines(OutputOf({"scontrol", "show", "hostnames"}, &code));
   std::vector<std::string> names;
@@ -50,25 +51,22 @@ bool FindNodes(std::vector<Node>* nodes, std::string* error) {
   }
   const char* const here = getenv("SLURMD_NODENAME");
   const auto own = std::find(names.begin(), names.end(), here ? here : "");
-  if (own == names.end()) {
-    *error = "scontrol does not list this node among those of the job";
-    return false;
-  }
+  if (own == names.end()) return absl::NotFoundError("scontrol does not list this node among those of the job");
   std::rotate(names.begin(), own, own + 1);
   const std::string text = OutputOf({"scontrol", "--oneliner", "show", "node", all}, &code);
-  return ParseNodes(text, names, nodes, error);
+  return ParseNodes(text, names);
 }
 
-bool PrepareParts(const std::string& folder, const std::vector<mpi::Part>& parts, bool fresh, std::string* error) {
+absl::Status PrepareParts(const std::string& folder, const std::vector<mpi::Part>& parts, bool fresh) {
   const std::string key = folder + "/key", agent = checkpoint::FindCompanion("cr-mpi-agent");
   if (agent.empty()) {
-    *error = "cr-mpi-agent is not beside cr-slurm-run: the installation is incomplete";
-    return false;
+    return absl::NotFoundError("cr-mpi-agent is not beside cr-slurm-run: the installation is incomplete");
   }
-  if (fresh && (!mpi::MakePartsKey(key, error) || !WriteFile(folder + "/openmpi", mpi::OpenMpiHosts(parts), error) ||
-                !WriteFile(folder + "/hydra", mpi::HydraHosts(parts), error) ||
-                !WriteFile(folder + "/parts", PartsText(parts), error))) {
-    return false;
+  if (fresh) {
+    CR_RETURN_IF_ERROR(mpi::MakePartsKey(key));
+    CR_RETURN_IF_ERROR(WriteFile(folder + "/openmpi", mpi::OpenMpiHosts(parts)));
+    CR_RETURN_IF_ERROR(WriteFile(folder + "/hydra", mpi::HydraHosts(parts)));
+    CR_RETURN_IF_ERROR(WriteFile(folder + "/parts", PartsText(parts)));
   }
   std::string addresses;
   for (const mpi::Part& part : parts) addresses += (addresses.empty() ? "" : ",") + part.ip;
@@ -77,11 +75,12 @@ bool PrepareParts(const std::string& folder, const std::vector<mpi::Part>& parts
   mpi::SetMpirunVariables(agent, folder);
   // The nodes that these know are not where the ranks are to be.
   setenv("OMPI_MCA_ras", "^slurm", 0);
-  return true;
+  return absl::OkStatus();
 }
 
-std::unique_ptr<PartSteps> PartSteps::Start(const std::string& job, const std::vector<PlacedPart>& parts,
-                                            const std::string& set, std::string* error) {
+absl::StatusOr<std::unique_ptr<PartSteps>> PartSteps::Start(const std::string& job,
+                                                            const std::vector<PlacedPart>& parts,
+                                                            const std::string& set) {
   std::unique_ptr<PartSteps> steps(new PartSteps());
   const std::string self = checkpoint::FindCompanion("cr-slurm-run"), agent = checkpoint::FindCompanion("cr-mpi-agent");
   for (const PlacedPart& part : parts) {
@@ -114,10 +113,7 @@ std::unique_ptr<PartSteps> PartSteps::Start(const std::string& job, const std::v
     const bool made = pipe2(input, O_CLOEXEC) == 0;
     // Without a signal at the end of this process, which the part learns by the end of its input.
     const pid_t child = made ? StartChild(command, 0, input[0]) : 0;
-    if (child == 0) {
-      *error = "cannot start the step on " + part.node.name + ": " + strerror(errno);
-      return nullptr;
-    }
+    if (child == 0) return ErrnoStatus("cannot start the step on " + part.node.name);
     close(input[0]);
     steps->steps_.push_back({child, UniqueFd(input[1]), part.node.name});
   }

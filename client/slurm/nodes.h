@@ -7,7 +7,7 @@
 // it, so Slurm counts, limits and ends what is in it. After a restart the parts can be on other nodes, and several of
 // them on one.
 //
-// Functions return false or null and one sentence in *error. For single-threaded tools.
+// For single-threaded tools.
 #ifndef CUDA_REMOTE_CLIENT_SLURM_NODES_H_
 #define CUDA_REMOTE_CLIENT_SLURM_NODES_H_
 
@@ -17,6 +17,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "client/mpi/parts.h"
 #include "client/slurm/part_plan.h"
 #include "proto/base/unique_fd.h"
@@ -24,18 +26,18 @@
 namespace cuda_remote::client::slurm {
 
 // The nodes of this job, this one first.
-bool FindNodes(std::vector<Node>* nodes, std::string* error);
+absl::StatusOr<std::vector<Node>> FindNodes();
 
 // For the first part's programs, and for what starts the others: sets the variables by which mpirun and srun find the
 // parts, and makes what they name in the job's folder. `fresh`: the job starts anew.
-bool PrepareParts(const std::string& folder, const std::vector<mpi::Part>& parts, bool fresh, std::string* error);
+absl::Status PrepareParts(const std::string& folder, const std::vector<mpi::Part>& parts, bool fresh);
 
 // The steps with the parts but the first.
 class PartSteps {
  public:
   // `set`: the folder of the images to restart, or empty.
-  static std::unique_ptr<PartSteps> Start(const std::string& job, const std::vector<PlacedPart>& parts,
-                                          const std::string& set, std::string* error);
+  static absl::StatusOr<std::unique_ptr<PartSteps>> Start(const std::string& job, const std::vector<PlacedPart>& parts,
+                                                          const std::string& set);
   // Ends them.
   ~PartSteps();
   PartSteps(const PartSteps&) = delete;

@@ -11,6 +11,7 @@
 
 #include "ckptfmt/folder.h"
 #include "client/slurm/step.h"
+#include "proto/base/status_macros.h"
 
 namespace cuda_remote::client::slurm {
 namespace {
@@ -39,22 +40,18 @@ std::string Word(const std::string& line, const std::string& name) {
 
 }  // namespace
 
-bool ParseNodes(const std::string& text, const std::vector<std::string>& names, std::vector<Node>* nodes,
-                std::string* error) {
-  nodes->clear();
+absl::StatusOr<std::vector<Node>> ParseNodes(const std::string& text, const std::vector<std::string>& names) {
+  std::vector<Node> nodes;
   for (const std::string& name : names) {
     std::istringstream lines(text);
     std::string line, address;
     while (address.empty() && std::getline(lines, line)) {
       if (Word(line, "NodeName") == name) address = Word(line, "NodeAddr");
     }
-    if (address.empty()) {
-      *error = "scontrol names no address of the node " + name;
-      return false;
-    }
-    nodes->push_back({name, address});
+    if (address.empty()) return absl::NotFoundError("scontrol names no address of the node " + name);
+    nodes.push_back({name, address});
   }
-  return true;
+  return nodes;
 }
 
 std::vector<int> ParseTasks(const std::string& text) {
@@ -72,32 +69,29 @@ std::vector<int> ParseTasks(const std::string& text) {
   return tasks;
 }
 
-bool PlanParts(const std::string& range, const std::string& job_id, const std::vector<int>& tasks,
-               std::vector<mpi::Part>* parts, std::string* error) {
+absl::StatusOr<std::vector<mpi::Part>> PlanParts(const std::string& range, const std::string& job_id,
+                                                 const std::vector<int>& tasks) {
   const size_t end = std::min(range.find_first_of("/@"), range.size());
   const size_t dash = range.find('-');
   uint32_t first = 0, last = 0;
   if (dash == std::string::npos || dash > end || !AddressNumber(range.substr(0, dash), &first) ||
       !AddressNumber(range.substr(dash + 1, end - dash - 1), &last) || last < first) {
-    *error = "--checkpoint-addresses: \"" + range +
-             "\" is not FIRST-LAST[/PREFIX][@INTERFACE] of IPv4, such as 10.9.0.50-10.9.0.250";
-    return false;
+    return absl::InvalidArgumentError(
+        "--checkpoint-addresses: \"" + range +
+        "\" is not FIRST-LAST[/PREFIX][@INTERFACE] of IPv4, such as 10.9.0.50-10.9.0.250");
   }
   const uint64_t size = uint64_t(last) - first + 1, places = size / std::max<size_t>(tasks.size(), 1);
   if (places == 0) {
-    *error = "--checkpoint-addresses: " + range + " has " + std::to_string(size) + " addresses, and the job has " +
-             std::to_string(tasks.size()) + " nodes";
-    return false;
+    return absl::InvalidArgumentError("--checkpoint-addresses: " + range + " has " + std::to_string(size) +
+                                      " addresses, and the job has " + std::to_string(tasks.size()) + " nodes");
   }
-  parts->clear();
+  std::vector<mpi::Part> parts;
   uint64_t next = first + (strtoull(job_id.c_str(), nullptr, 10) % places) * tasks.size();
   for (const int count : tasks) {
-    mpi::Part part;
     const std::string address = AddressText(uint32_t(next++)) + range.substr(end);
-    if (!mpi::ParsePart("part=" + address + ":" + std::to_string(count), &part, error)) return false;
-    parts->push_back(part);
+    CR_ASSIGN_OR_RETURN(parts.emplace_back(), mpi::ParsePart("part=" + address + ":" + std::to_string(count)));
   }
-  return true;
+  return parts;
 }
 
 std::string PartsText(const std::vector<mpi::Part>& parts) {
@@ -106,17 +100,14 @@ std::string PartsText(const std::vector<mpi::Part>& parts) {
   return text;
 }
 
-bool ParsePartsText(const std::string& text, std::vector<mpi::Part>* parts, std::string* error) {
-  parts->clear();
+absl::StatusOr<std::vector<mpi::Part>> ParsePartsText(const std::string& text) {
+  std::vector<mpi::Part> parts;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
-    mpi::Part part;
-    if (!mpi::ParsePart("part=" + line, &part, error)) return false;
-    parts->push_back(part);
+    CR_ASSIGN_OR_RETURN(parts.emplace_back(), mpi::ParsePart("part=" + line));
   }
-  if (!parts->empty()) return true;
-  *error = "it names no parts";
-  return false;
+  if (parts.empty()) return absl::InvalidArgumentError("it names no parts");
+  return parts;
 }
 
 std::vector<PlacedPart> PlaceParts(const std::vector<mpi::Part>& parts, const std::vector<Node>& nodes,

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The parts of a job on several nodes: their addresses, where they run, and which images are theirs.
 //
-// Functions without state. False and one sentence in *error on failure.
+// Functions without state.
 #ifndef CUDA_REMOTE_CLIENT_SLURM_PART_PLAN_H_
 #define CUDA_REMOTE_CLIENT_SLURM_PART_PLAN_H_
 
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "client/mpi/parts.h"
 
 namespace cuda_remote::client::slurm {
@@ -18,20 +19,19 @@ struct Node {
 };
 
 // From what scontrol prints with --oneliner show node, in the order of `names`.
-bool ParseNodes(const std::string& text, const std::vector<std::string>& names, std::vector<Node>* nodes,
-                std::string* error);
+absl::StatusOr<std::vector<Node>> ParseNodes(const std::string& text, const std::vector<std::string>& names);
 
 // "2(x2),1", as in SLURM_TASKS_PER_NODE, is 2, 2, 1. Empty if it cannot be read.
 std::vector<int> ParseTasks(const std::string& text);
 
 // Parts for a new job with these tasks on each node. `range`: FIRST-LAST[/PREFIX][@INTERFACE]. Which of its addresses
 // depends on the job's number, so that jobs that follow each other have different ones.
-bool PlanParts(const std::string& range, const std::string& job_id, const std::vector<int>& tasks,
-               std::vector<mpi::Part>* parts, std::string* error);
+absl::StatusOr<std::vector<mpi::Part>> PlanParts(const std::string& range, const std::string& job_id,
+                                                 const std::vector<int>& tasks);
 
 // The parts in a file, which stays with the job.
 std::string PartsText(const std::vector<mpi::Part>& parts);
-bool ParsePartsText(const std::string& text, std::vector<mpi::Part>* parts, std::string* error);
+absl::StatusOr<std::vector<mpi::Part>> ParsePartsText(const std::string& text);
 
 struct PlacedPart {
   mpi::Part part;

@@ -106,34 +106,29 @@ TEST(OptionsTest, GoThroughAnotherCommandLine) {
 }
 
 TEST(StepTest, ReadsTheOptionsOfSrun) {
-  Step step;
-  std::string error;
-  ASSERT_TRUE(ParseStep(
+  const absl::StatusOr<Step> step = ParseStep(
       {"-n", "3", "--mpi=pmix_v4", "-c2", "-uQ", "--exact", "-J", "x", "--kill-on-bad-exit=1", "prog", "-n", "9"}, {},
-      1, &step, &error))
-      << error;
-  EXPECT_EQ(step.tasks, std::vector<int>{3});
-  EXPECT_EQ(step.mpi, Mpi::kPmix);
-  EXPECT_EQ(step.cpus, 2);
-  EXPECT_EQ(step.command, (Words{"prog", "-n", "9"}));
+      1);
+  ASSERT_TRUE(step.ok()) << step.status();
+  EXPECT_EQ(step->tasks, std::vector<int>{3});
+  EXPECT_EQ(step->mpi, Mpi::kPmix);
+  EXPECT_EQ(step->cpus, 2);
+  EXPECT_EQ(step->command, (Words{"prog", "-n", "9"}));
   for (const Words& words :
        {Words{"--gres=gpu:1", "prog"}, Words{"-o", "file", "prog"}, Words{"-n", "0", "prog"}, Words{"-N", "2", "prog"},
         Words{"--mpi=openmpi", "prog"}, Words{"--export=NONE", "prog"}, Words{"-n", "1"}, Words{"-n"}, Words{}}) {
-    Step wrong;
-    EXPECT_FALSE(ParseStep(words, {}, 1, &wrong, &error)) << words.size();
+    EXPECT_FALSE(ParseStep(words, {}, 1).ok()) << words.size();
   }
-  Step wrong;
-  EXPECT_FALSE(ParseStep({"--gres=gpu:1", "prog"}, {}, 1, &wrong, &error));
+  const std::string error(ParseStep({"--gres=gpu:1", "prog"}, {}, 1).status().message());
   EXPECT_NE(error.find("option --gres of srun"), std::string::npos) << error;
 }
 
 TEST(StepTest, DistributesTheTasks) {
   const auto tasks = [](const Words& words, const Variables& variables, int nodes) {
-    Step step;
-    std::string error;
     Words all = words;
     all.push_back("prog");
-    return ParseStep(all, variables, nodes, &step, &error) ? step.tasks : std::vector<int>();
+    const absl::StatusOr<Step> step = ParseStep(all, variables, nodes);
+    return step.ok() ? step->tasks : std::vector<int>();
   };
   using Counts = std::vector<int>;
   EXPECT_EQ(tasks({}, {}, 1), Counts{1});
@@ -176,37 +171,30 @@ TEST(PartPlanTest, ReadsTasksAndNodes) {
   EXPECT_EQ(ParseTasks("2(x2),1"), (std::vector<int>{2, 2, 1}));
   EXPECT_EQ(ParseTasks("4"), std::vector<int>{4});
   for (const char* wrong : {"", "x", "2(x", "2(y2)", "0"}) EXPECT_TRUE(ParseTasks(wrong).empty()) << wrong;
-  std::vector<Node> nodes;
-  std::string error;
   const std::string text =
       "NodeName=n1 Arch=x86_64 NodeAddr=10.98.0.1 NodeHostName=n1\nNodeName=n12 NodeAddr=host12 NodeHostName=n12\n";
-  ASSERT_TRUE(ParseNodes(text, {"n12", "n1"}, &nodes, &error)) << error;
-  EXPECT_EQ(nodes[0].address, "host12");
-  EXPECT_EQ(nodes[1].address, "10.98.0.1");
-  EXPECT_FALSE(ParseNodes(text, {"n2"}, &nodes, &error));
+  const std::vector<Node> nodes = ParseNodes(text, {"n12", "n1"}).value();
+  EXPECT_EQ(nodes.at(0).address, "host12");
+  EXPECT_EQ(nodes.at(1).address, "10.98.0.1");
+  EXPECT_FALSE(ParseNodes(text, {"n2"}).ok());
 }
 
 TEST(PartPlanTest, GivesEachJobAddressesOfItsOwn) {
-  std::vector<mpi::Part> parts, again;
-  std::string error;
-  ASSERT_TRUE(PlanParts("10.9.0.50-10.9.0.55/24@eth1", "4", {2, 3}, &parts, &error)) << error;
+  const std::vector<mpi::Part> parts = PlanParts("10.9.0.50-10.9.0.55/24@eth1", "4", {2, 3}).value();
   ASSERT_EQ(parts.size(), 2u);
   EXPECT_EQ(parts[0].address, "10.9.0.52/24@eth1");
   EXPECT_EQ(parts[1].ip, "10.9.0.53");
   EXPECT_EQ(parts[1].ranks, 3);
-  ASSERT_TRUE(ParsePartsText(PartsText(parts), &again, &error)) << error;
-  EXPECT_EQ(PartsText(again), PartsText(parts));
-  EXPECT_FALSE(ParsePartsText("", &again, &error));
+  EXPECT_EQ(PartsText(ParsePartsText(PartsText(parts)).value()), PartsText(parts));
+  EXPECT_FALSE(ParsePartsText("").ok());
   for (const char* wrong : {"", "10.9.0.0/24", "10.9.0.9-10.9.0.1", "10.9.0.1-10.9.0.1", "10.9.0.1-x", "@a-b"}) {
-    EXPECT_FALSE(PlanParts(wrong, "4", {2, 3}, &parts, &error)) << wrong;
+    const std::string error(PlanParts(wrong, "4", {2, 3}).status().message());
     EXPECT_NE(error.find("--checkpoint-addresses"), std::string::npos) << error;
   }
 }
 
 TEST(PartPlanTest, PlacesThePartsOnTheNodesThatThereAre) {
-  std::vector<mpi::Part> parts;
-  std::string error;
-  ASSERT_TRUE(PlanParts("10.9.0.50-10.9.0.60", "0", {1, 1, 1}, &parts, &error)) << error;
+  const std::vector<mpi::Part> parts = PlanParts("10.9.0.50-10.9.0.60", "0", {1, 1, 1}).value();
   EXPECT_EQ(HostsOf(PlaceParts(parts, {{"a", "10.1.0.1"}, {"b", "hb"}, {"c", "hc"}, {"d", "hd"}}, "j")),
             "10.1.0.1/j,hb/j,hc/j");
   const std::vector<PlacedPart> two = PlaceParts(parts, {{"a", "ha"}, {"b", "hb"}}, "j");
@@ -251,59 +239,46 @@ TEST(JobStartTest, FindsASettingOfSlurms) {
 }
 
 TEST(JobStartTest, ReadsSlurmsVariables) {
-  SlurmJob job;
-  std::string error;
-  EXPECT_FALSE(ReadSlurmJob({}, &job, &error));
+  const std::string error(ReadSlurmJob({}).status().message());
   EXPECT_NE(error.find("SLURM_JOB_ID"), std::string::npos);
-  ASSERT_TRUE(ReadSlurmJob({{"SLURM_JOB_ID", "12"}, {"SLURM_JOB_NUM_NODES", "1"}}, &job, &error));
+  SlurmJob job = ReadSlurmJob({{"SLURM_JOB_ID", "12"}, {"SLURM_JOB_NUM_NODES", "1"}}).value();
   EXPECT_EQ(job.Name(), "12");
   EXPECT_EQ(job.restarts, 0);
-  ASSERT_TRUE(ReadSlurmJob({{"SLURM_JOB_ID", "14"},
-                            {"SLURM_ARRAY_JOB_ID", "12"},
-                            {"SLURM_ARRAY_TASK_ID", "3"},
-                            {"SLURM_RESTART_COUNT", "2"}},
-                           &job, &error));
+  job = ReadSlurmJob({{"SLURM_JOB_ID", "14"},
+                      {"SLURM_ARRAY_JOB_ID", "12"},
+                      {"SLURM_ARRAY_TASK_ID", "3"},
+                      {"SLURM_RESTART_COUNT", "2"}})
+            .value();
   EXPECT_EQ(job.Name(), "12_3");
   EXPECT_EQ(job.restarts, 2);
   EXPECT_EQ(Expand("%A_%a %j 5%% %x%", job), "12_3 14 5% %x%");
-  EXPECT_FALSE(ReadSlurmJob({{"SLURM_JOB_ID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}}, &job, &error));
-  ASSERT_TRUE(ReadSlurmJob({{"SLURM_JOB_ID", "1"}, {"SLURM_JOB_NUM_NODES", "2"}, {"SLURM_TASKS_PER_NODE", "4(x2)"}},
-                           &job, &error));
+  EXPECT_FALSE(ReadSlurmJob({{"SLURM_JOB_ID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}}).ok());
+  job = ReadSlurmJob({{"SLURM_JOB_ID", "1"}, {"SLURM_JOB_NUM_NODES", "2"}, {"SLURM_TASKS_PER_NODE", "4(x2)"}}).value();
   EXPECT_EQ(job.nodes, 2);
   EXPECT_EQ(job.tasks, "4(x2)");
 }
 
 TEST(JobStartTest, KnowsTheGpuNodeOfAHeterogeneousJob) {
-  SlurmJob job;
-  std::string error;
-  const auto read = [&](const char* components, const char* nodes) {
+  const auto read = [](const char* components, const char* nodes) {
     return ReadSlurmJob(
-        {{"SLURM_JOB_ID", "1"}, {"SLURM_HET_SIZE", components}, {"SLURM_JOB_NUM_NODES_HET_GROUP_1", nodes}}, &job,
-        &error);
+        {{"SLURM_JOB_ID", "1"}, {"SLURM_HET_SIZE", components}, {"SLURM_JOB_NUM_NODES_HET_GROUP_1", nodes}});
   };
-  ASSERT_TRUE(read("2", "1"));
-  EXPECT_TRUE(job.has_gpu_node);
-  ASSERT_TRUE(ReadSlurmJob({{"SLURM_JOB_ID", "1"}}, &job, &error));
-  EXPECT_FALSE(job.has_gpu_node);
-  EXPECT_FALSE(read("2", "4"));
+  EXPECT_TRUE(read("2", "1").value().has_gpu_node);
+  EXPECT_FALSE(ReadSlurmJob({{"SLURM_JOB_ID", "1"}}).value().has_gpu_node);
+  const std::string error(read("2", "4").status().message());
   EXPECT_NE(error.find("4 nodes in the second"), std::string::npos);
-  EXPECT_FALSE(read("3", "1"));
+  EXPECT_FALSE(read("3", "1").ok());
 }
 
 TEST(JobStartTest, RestartsOnlyImagesOfItsOwn) {
   SlurmJob job;
   job.id = "12";
-  Start start;
-  std::string error;
-  ASSERT_TRUE(ChooseStart(job, "/f", "", &start, &error));
-  EXPECT_EQ(start, Start::kProgram);
-  EXPECT_FALSE(ChooseStart(job, "/f", "/f/image-000001", &start, &error));
+  EXPECT_EQ(ChooseStart(job, "/f", "").value(), Start::kProgram);
+  const std::string error(ChooseStart(job, "/f", "/f/image-000001").status().message());
   EXPECT_NE(error.find("/f"), std::string::npos);
   job.restarts = 1;
-  ASSERT_TRUE(ChooseStart(job, "/f", "/f/image-000001", &start, &error));
-  EXPECT_EQ(start, Start::kImage);
-  ASSERT_TRUE(ChooseStart(job, "/f", "", &start, &error));
-  EXPECT_EQ(start, Start::kProgram);
+  EXPECT_EQ(ChooseStart(job, "/f", "/f/image-000001").value(), Start::kImage);
+  EXPECT_EQ(ChooseStart(job, "/f", "").value(), Start::kProgram);
 }
 
 TEST(JobStartTest, NumbersTheGpus) {

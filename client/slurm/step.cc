@@ -7,6 +7,9 @@
 #include <numeric>
 #include <sstream>
 
+#include "absl/status/status.h"
+#include "proto/base/status_macros.h"
+
 namespace cuda_remote::client::slurm {
 namespace {
 
@@ -81,27 +84,26 @@ struct Wishes {
   std::string mpi;
 };
 
-bool Apply(const Option& option, const std::string& value, Wishes* wishes, Step* step, std::string* error) {
+absl::Status Apply(const Option& option, const std::string& value, Wishes* wishes, Step* step) {
   int* const numbers[] = {&wishes->tasks, &wishes->nodes, &wishes->per_node, &step->cpus};
   if (option.use <= Use::kCpus) {
     int* const number = numbers[int(option.use)];
     *number = Number(value);
-    if (*number > 0) return true;
-    *error = std::string("--") + option.name + "=" + value + ": a step in this job cannot have this number";
-    return false;
+    if (*number > 0) return absl::OkStatus();
+    return absl::InvalidArgumentError(std::string("--") + option.name + "=" + value +
+                                      ": a step in this job cannot have this number");
   }
   if (option.use == Use::kMpi) wishes->mpi = value;
   if (option.use == Use::kExport && value != "ALL") {
-    *error = "--export=" + value + ": only --export=ALL works for a step in this job; use env";
-    return false;
+    return absl::UnimplementedError("--export=" + value + ": only --export=ALL works for a step in this job; use env");
   }
-  return true;
+  return absl::OkStatus();
 }
 
-bool Distribute(const Wishes& wishes, const Variables& variables, int nodes, Step* step, std::string* error) {
+absl::Status Distribute(const Wishes& wishes, const Variables& variables, int nodes, Step* step) {
   if (wishes.nodes > nodes) {
-    *error = "the step wants " + std::to_string(wishes.nodes) + " nodes, and the job has " + std::to_string(nodes);
-    return false;
+    return absl::InvalidArgumentError("the step wants " + std::to_string(wishes.nodes) + " nodes, and the job has " +
+                                      std::to_string(nodes));
   }
   int used = wishes.nodes > 0 ? wishes.nodes : nodes;
   int per_node = wishes.per_node;
@@ -111,9 +113,8 @@ bool Distribute(const Wishes& wishes, const Variables& variables, int nodes, Ste
   if (tasks == 0) tasks = std::max(NumberOf(variables, "SLURM_NTASKS_PER_NODE"), 1) * used;
   used = std::min(used, tasks);
   if (per_node > 0 && per_node * used < tasks) {
-    *error = std::to_string(tasks) + " tasks do not fit on " + std::to_string(used) + " nodes with " +
-             std::to_string(per_node) + " each";
-    return false;
+    return absl::InvalidArgumentError(std::to_string(tasks) + " tasks do not fit on " + std::to_string(used) +
+                                      " nodes with " + std::to_string(per_node) + " each");
   }
   for (int i = 0, left = tasks; i < used; ++i) {
     const int even = tasks / used + (i < tasks % used ? 1 : 0);
@@ -121,15 +122,15 @@ bool Distribute(const Wishes& wishes, const Variables& variables, int nodes, Ste
     left -= step->tasks.back();
   }
   while (step->tasks.back() == 0) step->tasks.pop_back();
-  return true;
+  return absl::OkStatus();
 }
 
 }  // namespace
 
 int Step::Count() const { return std::accumulate(tasks.begin(), tasks.end(), 0); }
 
-bool ParseStep(const std::vector<std::string>& words, const Variables& variables, int nodes, Step* step,
-               std::string* error) {
+absl::StatusOr<Step> ParseStep(const std::vector<std::string>& words, const Variables& variables, int nodes) {
+  Step step;
   Wishes wishes;
   const auto type = variables.find("SLURM_MPI_TYPE");
   if (type != variables.end()) wishes.mpi = type->second;
@@ -145,9 +146,8 @@ bool ParseStep(const std::vector<std::string>& words, const Variables& variables
     const std::string name = is_long ? word.substr(2, equals - 2) : word.substr(1, 1);
     const Option* const option = is_long ? Find(name) : Find(name[0]);
     if (!option) {
-      *error = "a step in this job cannot have the option " + (is_long ? "--" : "-" + std::string()) + name +
-               " of srun; the step runs inside of the job, so that it can be saved";
-      return false;
+      return absl::UnimplementedError("a step in this job cannot have the option " + std::string(is_long ? "--" : "-") +
+                                      name + " of srun; the step runs inside of the job, so that it can be saved");
     }
     std::string value = is_long ? (equals == std::string::npos ? "" : word.substr(equals + 1)) : word.substr(2);
     if (option->form == Option::kFlag && !value.empty() && !is_long) {
@@ -155,29 +155,24 @@ bool ParseStep(const std::vector<std::string>& words, const Variables& variables
       for (const char letter : value) {
         const Option* const more = Find(letter);
         if (more && more->form == Option::kFlag) continue;
-        *error = "the options " + word + " cannot be read; write each by itself";
-        return false;
+        return absl::InvalidArgumentError("the options " + word + " cannot be read; write each by itself");
       }
     }
     if (option->form == Option::kValue && value.empty()) {
       if (++at >= words.size()) {
-        *error = std::string("--") + option->name + " has no value";
-        return false;
+        return absl::InvalidArgumentError(std::string("--") + option->name + " has no value");
       }
       value = words[at];
     }
-    if (!Apply(*option, value, &wishes, step, error)) return false;
+    CR_RETURN_IF_ERROR(Apply(*option, value, &wishes, &step));
   }
-  step->command.assign(words.begin() + long(at), words.end());
-  if (step->command.empty()) {
-    *error = "no program is given";
-    return false;
+  step.command.assign(words.begin() + long(at), words.end());
+  if (step.command.empty()) return absl::InvalidArgumentError("no program is given");
+  if (!wishes.mpi.empty() && !ParseMpi(wishes.mpi, &step.mpi)) {
+    return absl::InvalidArgumentError("--mpi=" + wishes.mpi + ": a step in this job can have pmix, pmi2 or none");
   }
-  if (!wishes.mpi.empty() && !ParseMpi(wishes.mpi, &step->mpi)) {
-    *error = "--mpi=" + wishes.mpi + ": a step in this job can have pmix, pmi2 or none";
-    return false;
-  }
-  return Distribute(wishes, variables, nodes, step, error);
+  CR_RETURN_IF_ERROR(Distribute(wishes, variables, nodes, &step));
+  return step;
 }
 
 Variables TaskVariables(int rank, const std::vector<int>& tasks) {

@@ -2,13 +2,14 @@
 // A step: what a script in a job asks of srun, and where its tasks run. For cr-srun, which starts them inside of the
 // job.
 //
-// Functions without state. False and one sentence in *error on failure.
+// Functions without state.
 #ifndef CUDA_REMOTE_CLIENT_SLURM_STEP_H_
 #define CUDA_REMOTE_CLIENT_SLURM_STEP_H_
 
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "client/slurm/job_start.h"
 
 namespace cuda_remote::client::slurm {
@@ -32,8 +33,7 @@ struct Step {
 
 // `words`: behind "srun". `variables`: those of the job. `nodes`: how many the job has. Refuses options that srun has
 // and a step inside of the job cannot have, by name.
-bool ParseStep(const std::vector<std::string>& words, const Variables& variables, int nodes, Step* step,
-               std::string* error);
+absl::StatusOr<Step> ParseStep(const std::vector<std::string>& words, const Variables& variables, int nodes);
 
 // What Slurm sets for the task `rank` of a step, whose tasks are `tasks` as above.
 Variables TaskVariables(int rank, const std::vector<int>& tasks);
