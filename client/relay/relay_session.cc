@@ -83,8 +83,7 @@ std::shared_ptr<grpc::Channel> RelaySession::NewChannel() const {
   return grpc::CreateCustomChannel(address_, credentials_, control::ClientArguments());
 }
 
-RelaySession::OpenResult RelaySession::Open(std::unique_ptr<RelayStream>* stream, const std::string& hello,
-                                            std::string* error) {
+absl::StatusOr<std::unique_ptr<RelayStream>> RelaySession::Open(const std::string& hello) {
   auto opening = std::make_unique<RelayStream>(channel_.get());
   {
     MutexLock lock(&mutex_);
@@ -107,13 +106,12 @@ RelaySession::OpenResult RelaySession::Open(std::unique_ptr<RelayStream>* stream
   control::TunnelOpened opened;
   if (opening->Write(control::EncodeTunnelMessage(first, nullptr, checked_)) && opening->Read(&buffer)) {
     if (checked_ && control::CheckTunnelMessage(buffer) != control::Integrity::kIntact) {
-      *error =
-          "the server's answer has no checksum, or arrived damaged; both sides need the same release of cuda-remote";
       opening->Cancel();
       opening->Finish();
       MutexLock lock(&mutex_);
       context_ = nullptr;
-      return OpenResult::kTryAgain;
+      return absl::UnavailableError(
+          "the server's answer has no checksum, or arrived damaged; both sides need the same release of cuda-remote");
     }
     if (control::DecodeTunnelMessage(buffer, &first, &frames) && opened.ParseFromString(first.open) &&
         !opened.resume_token().empty()) {
@@ -125,34 +123,30 @@ RelaySession::OpenResult RelaySession::Open(std::unique_ptr<RelayStream>* stream
       grace_seconds_ = opened.grace_seconds();
       number_ = opened.number();
       lanes_ = opened.number() != 0 ? std::min(opened.lanes(), WantedLanes()) : 0;
-      *stream = std::move(opening);
-      return OpenResult::kOk;
+      return opening;
     }
-    *error = "the server sent an answer that cr-relay cannot read";
     opening->Cancel();
     opening->Finish();
     MutexLock lock(&mutex_);
     context_ = nullptr;
-    return OpenResult::kRefused;
+    return absl::DataLossError("the server sent an answer that cr-relay cannot read");
   }
   const grpc::Status status = opening->Finish();
   {
     MutexLock lock(&mutex_);
     context_ = nullptr;
   }
-  *error = control::StatusText(status);
   switch (status.error_code()) {
     case grpc::StatusCode::UNAVAILABLE:
     case grpc::StatusCode::CANCELLED:
     case grpc::StatusCode::DEADLINE_EXCEEDED:
     case grpc::StatusCode::UNKNOWN:
     case grpc::StatusCode::INTERNAL:
-      return OpenResult::kTryAgain;
+      return absl::UnavailableError(control::StatusText(status));
     case grpc::StatusCode::UNIMPLEMENTED:
-      *error = "the program that answers there is not a cr-server of this release";
-      return OpenResult::kRefused;
+      return absl::UnimplementedError("the program that answers there is not a cr-server of this release");
     default:
-      return OpenResult::kRefused;
+      return absl::FailedPreconditionError(control::StatusText(status));
   }
 }
 
@@ -235,22 +229,28 @@ void RelaySession::Run() {
   if (const std::string why = CheckWireVersion(hello.wire_version); !why.empty()) return Refuse(why);
   channel_ = grpc::CreateCustomChannel(address_, credentials_, control::ClientArguments());
   std::unique_ptr<RelayStream> stream;
-  std::string error;
+  std::string problem;  // with the last try
   const auto started = Now();
   auto pause = kFirstPause;
   while (true) {
-    const OpenResult result = Open(&stream, packet.body, &error);
-    if (result == OpenResult::kOk) break;
-    if (result == OpenResult::kRefused) return Refuse("the server " + address_ + " refused: " + error);
+    auto opened = Open(packet.body);
+    if (opened.ok()) {
+      stream = *std::move(opened);
+      break;
+    }
+    problem = std::string(opened.status().message());
+    if (!absl::IsUnavailable(opened.status())) return Refuse("the server " + address_ + " refused: " + problem);
     if (Now() - started > kConnectTimeout || stopped_.load()) {
       return Refuse(
-          "cannot reach the server " + address_ + ": " + error +
+          "cannot reach the server " + address_ + ": " + problem +
           "; is cr-server running there with --listen, and do both sides use TLS, or does it list this host with "
           "--insecure-tcp?");
     }
     std::this_thread::sleep_for(pause);
     pause *= 2;
   }
+  // Until RingMemory::Create gives a status.
+  std::string error;
   std::shared_ptr<ring::RingMemory> memory = ring::RingMemory::Create(&error);
   Welcome welcome;
   if (!memory || !DecodeWelcome(welcome_, &welcome)) {
@@ -300,26 +300,29 @@ void RelaySession::Run() {
                   control::StatusText(status), grace_seconds_);
     const auto broken = Now();
     pause = kFirstPause;
-    OpenResult result = OpenResult::kTryAgain;
-    while (result == OpenResult::kTryAgain && Now() - broken < std::chrono::seconds(grace_seconds_) &&
-           !stopped_.load()) {
+    while (Now() - broken < std::chrono::seconds(grace_seconds_) && !stopped_.load()) {
       // A new channel each time: gRPC's own may refuse to connect for half a minute after it was cut while it connected
       // (it waits to be allowed to look the address up again).
       channel_ = NewChannel();
-      result = Open(&stream, "", &error);
-      if (result != OpenResult::kTryAgain) break;
+      auto opened = Open("");
+      if (opened.ok()) {
+        stream = *std::move(opened);
+        break;
+      }
+      problem = std::string(opened.status().message());
+      if (!absl::IsUnavailable(opened.status())) break;
       for (auto slept = std::chrono::milliseconds(0); slept < pause && !stopped_.load();
            slept += std::chrono::milliseconds(20)) {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
       }
       pause = std::min<std::chrono::milliseconds>(pause * 2, kLongestPause);
     }
-    if (result == OpenResult::kOk) {
+    if (stream) {
       logging::Info("session {}: connected again after {:.1f} s", welcome.session, SecondsSince(broken));
       continue;
     }
     reason = stopped_.load() ? "the client left while the connection was broken"
-                             : "the connection to " + address_ + " broke and did not come back: " + error;
+                             : "the connection to " + address_ + " broke and did not come back: " + problem;
     break;
   }
   logging::Info("session {} ended: {}", welcome.session, reason);

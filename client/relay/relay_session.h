@@ -15,6 +15,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "proto/base/unique_fd.h"
 #include "proto/channel/channel_types.h"
 #include "proto/control/tunnel_end.h"
@@ -35,11 +36,10 @@ class RelaySession {
   void Stop(const std::string& reason);
 
  private:
-  enum class OpenResult { kOk, kTryAgain, kRefused };
-
-  // Opens a stream; the first one also makes the session on the server.
   std::shared_ptr<grpc::Channel> NewChannel() const;
-  OpenResult Open(std::unique_ptr<RelayStream>* stream, const std::string& hello, std::string* error);
+  // Opens a stream; the first one also makes the session on the server. kUnavailable: it may work later; else the
+  // server refuses.
+  absl::StatusOr<std::unique_ptr<RelayStream>> Open(const std::string& hello);
   void Refuse(const std::string& why);
   // A question about the server's GPUs, or a call of its Control service, instead of a session: one call, one answer.
   void Ask(const std::string& question);
