@@ -19,6 +19,7 @@
 #include "checkpoint/job/forwarded_signals.h"
 #include "checkpoint/job/hostd_places.h"
 #include "host/wire.h"
+#include "proto/errors/absl_status.h"
 
 extern char** environ;
 
@@ -90,34 +91,28 @@ Request RequestOf(const CLI::App& app, const std::string& tool) {
   return request;
 }
 
-std::unique_ptr<Hostd> Hostd::Connect(std::string* error) {
-  error->clear();
+absl::StatusOr<std::unique_ptr<Hostd>> Hostd::Connect() {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   const std::string path = checkpoint::HostdSocket();
   if (path.size() >= sizeof(address.sun_path)) {
-    *error = "the path of cr-hostd's socket is too long: " + path;
-    return nullptr;
+    return absl::InvalidArgumentError("the path of cr-hostd's socket is too long: " + path);
   }
   memcpy(address.sun_path, path.c_str(), path.size());
-  const int socket = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (socket < 0 || connect(socket, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+  UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!socket.ok() || connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
     // A folder that this user cannot enter has nothing for her.
-    if (errno != ENOENT && errno != ECONNREFUSED && errno != EACCES)
-      *error = "cr-hostd cannot be reached at " + path + ": " + strerror(errno);
-    if (socket >= 0) close(socket);
-    return nullptr;
+    if (errno == ENOENT || errno == ECONNREFUSED || errno == EACCES) return nullptr;
+    return ErrnoStatus("cr-hostd cannot be reached at " + path);
   }
   ucred peer = {};
   socklen_t size = sizeof(peer);
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == 0)
-    return std::unique_ptr<Hostd>(new Hostd(socket));
-  *error = "what serves " + path + " does not belong to root, so it is not a cr-hostd";
-  close(socket);
-  return nullptr;
+  if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == 0)
+    return std::unique_ptr<Hostd>(new Hostd(std::move(socket)));
+  return absl::PermissionDeniedError("what serves " + path + " does not belong to root, so it is not a cr-hostd");
 }
 
-bool Hostd::AskForHosts(const std::string& hosts, HostReports* reports, std::string* error) {
+absl::StatusOr<HostReports> Hostd::AskForHosts(const std::string& hosts) {
   Request request;
   request.set_version(kVersion);
   request.set_tool("hosts");
@@ -129,14 +124,10 @@ bool Hostd::AskForHosts(const std::string& hosts, HostReports* reports, std::str
   for (const int fd : {folder, null}) {
     if (fd >= 0) close(fd);
   }
-  if (answered && reply.kind() == Reply::HOSTS) {
-    *reports = reply.hosts();
-    return true;
-  }
-  *error = !answered              ? "cr-hostd does not answer"
-           : reply.text().empty() ? "cr-hostd sent an answer that this tool cannot read"
-                                  : reply.text();
-  return false;
+  if (!answered) return absl::UnavailableError("cr-hostd does not answer");
+  if (reply.kind() == Reply::HOSTS) return std::move(*reply.mutable_hosts());
+  if (reply.text().empty()) return absl::DataLossError("cr-hostd sent an answer that this tool cannot read");
+  return absl::FailedPreconditionError(reply.text());
 }
 
 int Hostd::Run(const char* name, Request request, int failed, std::string* elsewhere) {

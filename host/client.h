@@ -8,7 +8,9 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
+#include <utility>
 
+#include "absl/status/statusor.h"
 #include "host/request.pb.h"
 #include "proto/base/unique_fd.h"
 
@@ -21,8 +23,8 @@ void AddOption(const std::string& name, const std::string& value, Request* reque
 
 class Hostd {
  public:
-  // Null if there is no cr-hostd on this machine; then *error stays empty, unless there is one that cannot be used.
-  static std::unique_ptr<Hostd> Connect(std::string* error);
+  // Null if there is no cr-hostd on this machine. Fails if there is one that cannot be used.
+  static absl::StatusOr<std::unique_ptr<Hostd>> Connect();
   Hostd(const Hostd&) = delete;
   Hostd& operator=(const Hostd&) = delete;
 
@@ -32,12 +34,12 @@ class Hostd {
   // said but *elsewhere.
   int Run(const char* name, Request request, int failed, std::string* elsewhere = nullptr);
 
-  // What there is at these hosts ("HOST,HOST:PORT"; empty: at this one and at those that it knows). False and one
-  // sentence in *error; hosts that do not answer are in the reports.
-  bool AskForHosts(const std::string& hosts, HostReports* reports, std::string* error);
+  // What there is at these hosts ("HOST,HOST:PORT"; empty: at this one and at those that it knows). Hosts that do not
+  // answer are in the reports.
+  absl::StatusOr<HostReports> AskForHosts(const std::string& hosts);
 
  private:
-  explicit Hostd(int socket) : socket_(socket) {}
+  explicit Hostd(UniqueFd socket) : socket_(std::move(socket)) {}
   const UniqueFd socket_;
 };
 

@@ -15,6 +15,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "checkpoint/engine/engines.h"
 #include "checkpoint/job/caller.h"
 #include "checkpoint/job/job.h"
@@ -128,16 +129,19 @@ class SaveReport final : public ToolReport {
   const SaveJobOutcome& outcome_;
 };
 
-// One checkpoint. False and *error: there is no image, and the job continues.
-bool Checkpoint(const Options& options, const std::string& directory, const Job& job, SessionKeeper* keeper,
-                const std::function<bool()>& cancelled, SaveJobOutcome* outcome, std::string* error) {
+// One checkpoint. If it fails, there is no image, and the job continues.
+absl::Status Checkpoint(const Options& options, const std::string& directory, const Job& job, SessionKeeper* keeper,
+                        const std::function<bool()>& cancelled, SaveJobOutcome* outcome) {
   for (int tries = 1;; ++tries) {
     *outcome = {};
     SaveReport report(options, outcome, cancelled);
     const std::unique_ptr<SnapshotEngine> engine = NewEngine();
-    if (SaveJob(options.save, job, directory, engine.get(), keeper, &report, outcome, error)) return true;
+    // Until SaveJob gives a status.
+    std::string error;
+    if (SaveJob(options.save, job, directory, engine.get(), keeper, &report, outcome, &error)) return absl::OkStatus();
     // A cr-hostd follows one try.
-    if (!engine->FailurePasses() || tries == kMostTries || Caller::Get() || cancelled()) return false;
+    if (!engine->FailurePasses() || tries == kMostTries || Caller::Get() || cancelled())
+      return absl::FailedPreconditionError(error);
     std::this_thread::sleep_for(kBetweenTries);
   }
 }
@@ -235,11 +239,10 @@ int Repeat(const Options& options, const std::string& directory, const Job& job,
   };
   while (true) {
     SaveJobOutcome outcome;
-    std::string error;
-    const bool ok = Checkpoint(options, directory, job, keeper, cancelled, &outcome, &error);
+    const absl::Status status = Checkpoint(options, directory, job, keeper, cancelled, &outcome);
     const Moment next = Now() + interval;
     const system_clock::time_point now = WallNow();
-    if (ok) {
+    if (status.ok()) {
       saved = TimeText(now);
       last = outcome.image;
       Tell(options, outcome);
@@ -247,7 +250,8 @@ int Repeat(const Options& options, const std::string& directory, const Job& job,
       return ended();
     } else if (!cancelled()) {
       Say(kTool,
-          TimeText(now) + ": no checkpoint of " + NameFor(options) + ": " + error + "; the job continues. " +
+          TimeText(now) + ": no checkpoint of " + NameFor(options) + ": " + std::string(status.message()) +
+              "; the job continues. " +
               (saved.empty() ? "There is no image from this run yet" : last + " is still the image of " + saved) +
               "; the next try is at " + TimeText(now + interval));
     }
@@ -278,9 +282,10 @@ int Work(const Options& options, const Background& background) {
   }
   if (options.every <= 0) {
     SaveJobOutcome outcome;
-    if (!Checkpoint(options, directory, job, keeper.get(), cancelled, &outcome, &error)) {
+    const absl::Status status = Checkpoint(options, directory, job, keeper.get(), cancelled, &outcome);
+    if (!status.ok()) {
       const char* const state = JobIsAlive(job) ? "; the job continues" : "";
-      Say(kTool, "no checkpoint of " + NameFor(options) + ": " + error + state);
+      Say(kTool, "no checkpoint of " + NameFor(options) + ": " + std::string(status.message()) + state);
       return cancelled() ? kExitInterrupted : kExitFailure;
     }
     Tell(options, outcome);

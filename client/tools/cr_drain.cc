@@ -19,6 +19,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/engine/engines.h"
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/caller.h"
@@ -29,6 +31,7 @@
 #include "proto/cli/help.h"
 #include "proto/codec/text.h"
 #include "proto/control/server_control.h"
+#include "proto/errors/absl_status.h"
 #include "proto/folder/private_folder.h"
 
 namespace cuda_remote::client::tools {
@@ -108,37 +111,36 @@ int RunTool(const std::string& name, const std::vector<std::string>& words, cons
 }
 
 // A folder for images of `account` (none: root's) in `folder`. Others cannot have prepared it.
-bool MakeImagesFolder(const std::string& folder, const std::optional<Account>& account, std::string* path,
-                      std::string* error) {
+absl::StatusOr<std::string> MakeImagesFolder(const std::string& folder, const std::optional<Account>& account) {
   struct stat facts;
   // An operator must not have root make or open folders.
   const bool of_operator = Caller::Get() != nullptr;
   if (of_operator && (lstat(folder.c_str(), &facts) != 0 || !S_ISDIR(facts.st_mode) || facts.st_uid != 0 ||
                       (facts.st_mode & 5) != 5)) {
-    *error = folder + " is not a folder of root that users can enter; root must create it (mode 0755)";
-    return false;
+    return absl::FailedPreconditionError(
+        folder + " is not a folder of root that users can enter; root must create it (mode 0755)");
   }
   if (!of_operator && mkdir(folder.c_str(), 0755) != 0 && errno != EEXIST) {
-    *error = "cannot make the folder " + folder + ": " + strerror(errno);
-    return false;
+    return ErrnoStatus("cannot make the folder " + folder);
   }
   // Root's alone, also above it.
-  if (!CheckFolder(folder, FolderUse::kServe, error)) return false;
-  if (!of_operator && chmod(folder.c_str(), 0755) != 0) {
-    *error = "cannot open " + folder + " to users: " + strerror(errno);
-    return false;
-  }
-  *path = folder + "/" + (!account ? "root" : account->name.empty() ? std::to_string(account->user) : account->name);
+  // Until CheckFolder gives a status.
+  std::string error;
+  if (!CheckFolder(folder, FolderUse::kServe, &error)) return absl::FailedPreconditionError(error);
+  if (!of_operator && chmod(folder.c_str(), 0755) != 0) return ErrnoStatus("cannot open " + folder + " to users");
+  const std::string path = folder + "/" +
+                           (!account                ? "root"
+                            : account->name.empty() ? std::to_string(account->user)
+                                                    : account->name);
   const uid_t user = account ? account->user : 0;
-  const bool made = mkdir(path->c_str(), 0700) == 0;
-  if ((!made && errno != EEXIST) || (made && account && lchown(path->c_str(), user, account->group) != 0) ||
-      lstat(path->c_str(), &facts) != 0) {
-    *error = "cannot make the folder " + *path + ": " + strerror(errno);
-    return false;
+  const bool made = mkdir(path.c_str(), 0700) == 0;
+  if ((!made && errno != EEXIST) || (made && account && lchown(path.c_str(), user, account->group) != 0) ||
+      lstat(path.c_str(), &facts) != 0) {
+    return ErrnoStatus("cannot make the folder " + path);
   }
-  if (S_ISDIR(facts.st_mode) && facts.st_uid == user) return true;
-  *error = *path + " is not a folder of " + (account ? NameOf(*account) : std::string("root"));
-  return false;
+  if (S_ISDIR(facts.st_mode) && facts.st_uid == user) return path;
+  return absl::PermissionDeniedError(path + " is not a folder of " +
+                                     (account ? NameOf(*account) : std::string("root")));
 }
 
 // A name for a new image: the job's, with a number behind it if there is one of that name.
@@ -191,9 +193,11 @@ void DrainOne(const Options& options, const FoundJob& found, bool of_hostd, Outc
     error = "jobs of root do not move to other hosts";
   }
   if (!options.save.empty()) {
-    std::string folder;
-    if (MakeImagesFolder(options.save, account, &folder, &error)) {
-      const std::string image = NewImage(folder, name);
+    const absl::StatusOr<std::string> folder = MakeImagesFolder(options.save, account);
+    if (!folder.ok()) {
+      error = std::string(folder.status().message());
+    } else {
+      const std::string image = NewImage(*folder, name);
       const int code = RunTool(
           "cr-checkpoint",
           {"--stop", "--timeout=" + std::to_string(options.timeout), account ? name : found.directory, image}, account);
@@ -293,16 +297,17 @@ int Main(int argc, char** argv) {
   std::string error;
   if (!options.save.empty()) options.save = Absolute(options.save);
   if (geteuid() != 0) {
-    const auto hostd = host::Hostd::Connect(&error);
-    if (!hostd) {
-      Say(kTool, error.empty() ? "cr-drain needs root, or an operator of a cr-hostd that runs here" : error);
+    const auto hostd = host::Hostd::Connect();
+    if (!hostd.ok() || !*hostd) {
+      Say(kTool, hostd.ok() ? "cr-drain needs root, or an operator of a cr-hostd that runs here"
+                            : std::string(hostd.status().message()));
       return kExitFailure;
     }
     host::Request request = host::RequestOf(app, "drain");
     for (host::Option& option : *request.mutable_options()) {
       if (option.name() == "save") option.set_value(options.save);
     }
-    return hostd->Run(kTool, std::move(request), kExitFailure);
+    return (*hostd)->Run(kTool, std::move(request), kExitFailure);
   }
   if (caller >= 0 && !Caller::Take(caller, &error)) {
     Say(kTool, error);

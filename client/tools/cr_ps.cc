@@ -350,18 +350,18 @@ int Show(const std::string& address, bool here, const control::TlsFiles& tls, bo
 
 // What there is at hosts, through this one's cr-hostd.
 int ShowHosts(const std::string& hosts, bool json) {
-  std::string error;
-  host::HostReports reports;
-  const auto hostd = host::Hostd::Connect(&error);
-  if (!hostd && error.empty())
-    error = "there is no cr-hostd on this host (" + HostdSocket() + "), which asks the others";
-  if (!hostd || !hostd->AskForHosts(hosts, &reports, &error)) {
-    fprintf(stderr, "cr-ps: %s\n", error.c_str());
+  const auto fail = [](const std::string& text) {
+    fprintf(stderr, "cr-ps: %s\n", text.c_str());
     return kExitNoServer;
-  }
-  if (json) PrintHostsAsJson(reports);
-  if (!json) PrintHosts(reports);
-  for (const host::HostReport& one : reports.hosts()) {
+  };
+  const auto hostd = host::Hostd::Connect();
+  if (!hostd.ok()) return fail(std::string(hostd.status().message()));
+  if (!*hostd) return fail("there is no cr-hostd on this host (" + HostdSocket() + "), which asks the others");
+  const absl::StatusOr<host::HostReports> reports = (*hostd)->AskForHosts(hosts);
+  if (!reports.ok()) return fail(std::string(reports.status().message()));
+  if (json) PrintHostsAsJson(*reports);
+  if (!json) PrintHosts(*reports);
+  for (const host::HostReport& one : reports->hosts()) {
     if (!one.error().empty()) return kExitNoServer;
   }
   return 0;

@@ -181,7 +181,9 @@ int Main(int argc, char** argv) {
     return ThroughHostd(kTool, std::move(request), kExitFailed);
   }
   if (NewEngine()->Capabilities().needs_root && geteuid() != 0) {
-    if (const auto hostd = host::Hostd::Connect(&error)) {
+    const auto hostd = host::Hostd::Connect();
+    if (!hostd.ok()) return Fail(std::string(hostd.status().message()));
+    if (*hostd) {
       host::Request request = host::RequestOf(app, "restart");
       if (app.count("--server") == 0 && server) host::AddOption("server", server, &request);
       request.set_image(Absolute(options.restart.image));
@@ -190,9 +192,8 @@ int Main(int argc, char** argv) {
                     ": cr-hostd makes the folders of jobs itself; give the name of one, "
                     "without slashes");
       }
-      return hostd->Run(kTool, std::move(request), kExitFailed);
+      return (*hostd)->Run(kTool, std::move(request), kExitFailed);
     }
-    if (!error.empty()) return Fail(error);
   }
   return Run(options);
 }

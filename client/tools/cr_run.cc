@@ -204,18 +204,21 @@ int Main(int argc, char** argv) {
   if (!caller && !own_wishes && !getenv("CUDA_REMOTE_JOB_DIR") && FindThisJob(&around, &ignored) && IsInUse(around)) {
     directory = around;
   }
+  std::string no_hostd;  // why the one that there is does not do it
   if (!caller && !plain && user.empty() && geteuid() != 0 && directory.empty() && !getenv("CUDA_REMOTE_JOB_DIR")) {
-    // Null: there is no cr-hostd here.
-    if (const auto hostd = host::Hostd::Connect(&error)) {
+    const auto hostd = host::Hostd::Connect();
+    if (!hostd.ok()) no_hostd = std::string(hostd.status().message());
+    if (hostd.ok() && *hostd) {
       host::Request request = host::RequestOf(app, "run");
       if (server.empty() && getenv("CUDA_REMOTE_SERVER"))
         host::AddOption("server", getenv("CUDA_REMOTE_SERVER"), &request);
       request.set_job(name.empty() ? std::to_string(getpid()) : name);
       for (const std::string& word : plan.command) request.add_command(word);
-      const int code = hostd->Run(kTool, std::move(request), kExitFailed, &error);
-      if (error.empty()) return code;
+      const int code = (*hostd)->Run(kTool, std::move(request), kExitFailed, &no_hostd);
+      if (no_hostd.empty()) return code;
     }
-    if (!error.empty() && address.empty()) Say(kTool, error + "; the job runs without it, and cannot be checkpointed");
+    if (!no_hostd.empty() && address.empty())
+      Say(kTool, no_hostd + "; the job runs without it, and cannot be checkpointed");
   }
 
   const char* value;
@@ -244,7 +247,7 @@ int Main(int argc, char** argv) {
   }
   if (!address.empty() && geteuid() != 0) {
     return Fail("--address: only root gives a job an address of its own, or a cr-hostd whose operator allows it" +
-                (error.empty() ? std::string() : ": " + error));
+                (no_hostd.empty() ? std::string() : ": " + no_hostd));
   }
   if (!address.empty() && !CheckNetwork(&network, caller ? &caller->addresses() : nullptr, &error)) return Fail(error);
   if (directory.empty()) directory = JobsFolder() + "/" + (name.empty() ? std::to_string(getpid()) : name);

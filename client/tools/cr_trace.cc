@@ -14,13 +14,17 @@
 #include <string>
 #include <thread>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/agent/agent_client.h"
 #include "checkpoint/job/cuda_processes.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/own_job.h"
 #include "client/tools/foreground.h"
+#include "proto/base/status_macros.h"
 #include "proto/base/unique_fd.h"
 #include "proto/cli/help.h"
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::client::tools {
 
@@ -50,22 +54,21 @@ struct Options {
 };
 
 // Prints what the job wrote into `fd`.
-bool Show(int fd, std::string* error) {
+absl::Status Show(int fd) {
   char bytes[65536];
   off_t at = 0;
   while (true) {
     const ssize_t got = pread(fd, bytes, sizeof(bytes), at);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) {
-      *error = std::string("reading the table: ") + strerror(errno);
-      return false;
+      return ErrnoStatus("reading the table");
     }
     if (got == 0) break;
     fwrite(bytes, 1, size_t(got), stdout);
     at += got;
   }
   fflush(stdout);
-  return true;
+  return absl::OkStatus();
 }
 
 // A file for the timeline that appears under its name only when it is whole.
@@ -74,26 +77,20 @@ class NewFile {
   ~NewFile() {
     if (!temporary_.empty()) unlink(temporary_.c_str());
   }
-  bool Open(const std::string& path, std::string* error) {
+  absl::Status Open(const std::string& path) {
     path_ = path;
     const std::string name = path + "." + std::to_string(getpid()) + ".new";
     fd_.Reset(path.empty() ? memfd_create("cr-trace", MFD_CLOEXEC)
                            : open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-    if (!fd_.ok()) {
-      *error = "cannot write " + path + ": " + strerror(errno);
-      return false;
-    }
+    if (!fd_.ok()) return ErrnoStatus("cannot write " + path);
     if (!path.empty()) temporary_ = name;
-    return true;
+    return absl::OkStatus();
   }
-  bool Commit(std::string* error) {
-    if (temporary_.empty()) return true;
-    if (rename(temporary_.c_str(), path_.c_str()) != 0) {
-      *error = "cannot write " + path_ + ": " + strerror(errno);
-      return false;
-    }
+  absl::Status Commit() {
+    if (temporary_.empty()) return absl::OkStatus();
+    if (rename(temporary_.c_str(), path_.c_str()) != 0) return ErrnoStatus("cannot write " + path_);
     temporary_.clear();
-    return true;
+    return absl::OkStatus();
   }
   int fd() const { return fd_.get(); }
 
@@ -103,44 +100,48 @@ class NewFile {
 };
 
 // The process to record: the one that was named, or the first.
-bool FindProcess(const Options& options, const Job& job, const std::string& directory, CudaProcess* found,
-                 std::string* error) {
+absl::StatusOr<CudaProcess> FindProcess(const Options& options, const Job& job, const std::string& directory) {
   for (const CudaProcess& process : FindCudaProcesses(job, directory)) {
     if (options.pid != 0 && options.pid != process.pid && options.pid != process.inner_pid) continue;
-    *found = process;
-    return true;
+    return process;
   }
-  *error = options.pid != 0 ? "the job has no process " + std::to_string(options.pid) + " that uses CUDA"
-                            : "no process of the job uses CUDA (yet)";
-  return false;
+  return absl::NotFoundError(options.pid != 0
+                                 ? "the job has no process " + std::to_string(options.pid) + " that uses CUDA"
+                                 : "no process of the job uses CUDA (yet)");
 }
 
-bool Record(const Options& options, const Job& found, const std::string& directory, std::string* error) {
+absl::Status Record(const Options& options, const Job& found, const std::string& directory) {
   NewFile timeline, table;
-  if (!timeline.Open(options.output, error) || !table.Open("", error)) return false;
-  CudaProcess process;
-  if (!FindProcess(options, found, directory, &process, error)) return false;
+  CR_RETURN_IF_ERROR(timeline.Open(options.output));
+  CR_RETURN_IF_ERROR(table.Open(""));
+  CR_ASSIGN_OR_RETURN(const CudaProcess process, FindProcess(options, found, directory));
+  // Until AgentClient gives a status.
+  std::string error;
   const auto connect = [&] {
-    return agent::AgentClient::Connect(directory, uint32_t(process.inner_pid), NameOf(process), error);
+    return agent::AgentClient::Connect(directory, uint32_t(process.inner_pid), NameOf(process), &error);
   };
   std::unique_ptr<agent::AgentClient> job = connect();
-  if (!job) return false;
-  if (options.totals) return job->TraceTotals(table.fd(), options.json, error) && Show(table.fd(), error);
+  if (!job) return absl::FailedPreconditionError(error);
+  if (options.totals) {
+    if (!job->TraceTotals(table.fd(), options.json, &error)) return absl::FailedPreconditionError(error);
+    return Show(table.fd());
+  }
   // A little longer than it is waited for; should this tool die, the job records no longer than that.
   const uint64_t milliseconds = uint64_t(std::ceil(options.seconds * 1000)) + 2000;
-  if (!job->BeginTrace(options.events, milliseconds, error)) return false;
+  if (!job->BeginTrace(options.events, milliseconds, &error)) return absl::FailedPreconditionError(error);
   // Other tools may come meanwhile.
   job.reset();
   std::this_thread::sleep_for(std::chrono::duration<double>(options.seconds));
   for (int attempt = 0; !job; ++attempt) {
     job = connect();
-    if (job && job->EndTrace(timeline.fd(), table.fd(), options.json, error)) break;
+    if (job && job->EndTrace(timeline.fd(), table.fd(), options.json, &error)) break;
     // A checkpoint may be in progress.
-    if (attempt == 20) return false;
+    if (attempt == 20) return absl::FailedPreconditionError(error);
     job.reset();
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
   }
-  return Show(table.fd(), error) && timeline.Commit(error);
+  CR_RETURN_IF_ERROR(Show(table.fd()));
+  return timeline.Commit();
 }
 
 int Main(int argc, char** argv) {
@@ -178,8 +179,9 @@ int Main(int argc, char** argv) {
     Say(kTool, error);
     return kExitNoJob;
   }
-  if (Record(options, job, directory, &error)) return 0;
-  Say(kTool, options.job + " was not traced: " + error);
+  const absl::Status recorded = Record(options, job, directory);
+  if (recorded.ok()) return 0;
+  Say(kTool, options.job + " was not traced: " + std::string(recorded.message()));
   return kExitFailure;
 }
 

@@ -29,12 +29,10 @@ bool NameOfHostdFolder(const std::string& folder, std::string* name) {
 }
 
 int ThroughHostd(const char* tool, host::Request request, int failed) {
-  std::string error;
-  if (const auto hostd = host::Hostd::Connect(&error)) return hostd->Run(tool, std::move(request), failed);
-  if (error.empty()) {
-    error = "the job was started through cr-hostd, which does not run here now (" + HostdSocket() + ")";
-  }
-  Say(tool, error);
+  const auto hostd = host::Hostd::Connect();
+  if (hostd.ok() && *hostd) return (*hostd)->Run(tool, std::move(request), failed);
+  Say(tool, hostd.ok() ? "the job was started through cr-hostd, which does not run here now (" + HostdSocket() + ")"
+                       : std::string(hostd.status().message()));
   return failed;
 }
 
