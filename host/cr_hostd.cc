@@ -22,6 +22,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/engine/engines.h"
 #include "checkpoint/job/hostd_places.h"
 #include "checkpoint/job/network.h"
@@ -33,8 +35,10 @@
 #include "host/signature.h"
 #include "host/wire.h"
 #include "host/worker.h"
+#include "proto/base/unique_fd.h"
 #include "proto/cli/help.h"
 #include "proto/control/credentials.h"
+#include "proto/errors/absl_status.h"
 #include "proto/folder/private_folder.h"
 
 namespace cuda_remote::host {
@@ -77,6 +81,8 @@ int Fail(const std::string& text, int code = 1) {
   fprintf(stderr, "%s: %s\n", kTool, text.c_str());
   return code;
 }
+
+int Fail(const absl::Status& status) { return Fail(std::string(status.message())); }
 
 void Refuse(int socket, const std::string& text) {
   Reply reply;
@@ -177,39 +183,34 @@ class Server {
 
 // The socket's folder is open to all, also if a tool of root's has made it for itself, and nobody but root may write to
 // it.
-bool MakeOpenFolder(const std::string& path, std::string* error) {
-  if (!CheckFolder(path, FolderUse::kServe, error)) return false;
-  if (chmod(path.c_str(), 0755) == 0) return true;
-  *error = "cannot open the folder " + path + " to users: " + strerror(errno);
-  return false;
+absl::Status MakeOpenFolder(const std::string& path) {
+  // Until CheckFolder gives a status.
+  std::string error;
+  if (!CheckFolder(path, FolderUse::kServe, &error)) return absl::FailedPreconditionError(error);
+  if (chmod(path.c_str(), 0755) == 0) return absl::OkStatus();
+  return ErrnoStatus("cannot open the folder " + path + " to users");
 }
 
-int Listen(const std::string& path, std::string* error) {
+absl::StatusOr<UniqueFd> Listen(const std::string& path) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
-    *error = "the path " + path + " is too long for a socket";
-    return -1;
+    return absl::InvalidArgumentError("the path " + path + " is too long for a socket");
   }
   memcpy(address.sun_path, path.c_str(), path.size());
   unlink(path.c_str());
-  const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (listener >= 0 && bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 &&
-      chmod(path.c_str(), 0666) == 0 && listen(listener, 128) == 0) {
+  UniqueFd listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (listener.ok() && bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 &&
+      chmod(path.c_str(), 0666) == 0 && listen(listener.get(), 128) == 0) {
     return listener;
   }
-  *error = "cannot serve " + path + ": " + strerror(errno);
-  if (listener >= 0) close(listener);
-  return -1;
+  return ErrnoStatus("cannot serve " + path);
 }
 
-// Starts what serves other hosts and Prometheus. *port: where Prometheus asks. 0 and *error on failure.
-pid_t StartNetwork(const Settings& settings, const Key& key, int lock, std::string* port, std::string* error) {
+// Starts what serves other hosts and Prometheus. *port: where Prometheus asks.
+absl::StatusOr<pid_t> StartNetwork(const Settings& settings, const Key& key, int lock, std::string* port) {
   int ready[2];
-  if (pipe2(ready, O_CLOEXEC) != 0) {
-    *error = std::string("pipe: ") + strerror(errno);
-    return 0;
-  }
+  if (pipe2(ready, O_CLOEXEC) != 0) return ErrnoStatus("pipe");
   fflush(nullptr);
   const pid_t parent = getpid(), child = fork();
   if (child == 0) {
@@ -228,10 +229,10 @@ pid_t StartNetwork(const Settings& settings, const Key& key, int lock, std::stri
   char text[1024];
   const ssize_t got = child > 0 ? read(ready[0], text, sizeof(text)) : -1;
   close(ready[0]);
-  *error = got > 0 ? std::string(text, size_t(got)) : "the process that serves other hosts does not start";
-  const std::string listens = "ready";
-  if (error->compare(0, listens.size(), listens) != 0) return 0;
-  if (error->size() > listens.size()) *port = error->substr(listens.size() + 1);
+  if (got <= 0) return absl::UnavailableError("the process that serves other hosts does not start");
+  const std::string said(text, size_t(got)), listens = "ready";
+  if (said.compare(0, listens.size(), listens) != 0) return absl::UnknownError(said);
+  if (said.size() > listens.size()) *port = said.substr(listens.size() + 1);
   return child;
 }
 
@@ -336,7 +337,8 @@ int Main(int argc, char** argv) {
   settings.operators = options.operators;
   settings.user_cgroup = options.user_cgroup;
   for (const std::string& rule : options.operators) {
-    if (!CheckOperatorRule(rule, &error)) return Fail("--operator: " + error, kExitUsage);
+    const absl::Status checked = CheckOperatorRule(rule);
+    if (!checked.ok()) return Fail("--operator: " + std::string(checked.message()), kExitUsage);
   }
   if (options.user_cgroup.find("..") != std::string::npos)
     return Fail("--user-cgroup takes the path of a control group below the root of its hierarchy", kExitUsage);
@@ -348,8 +350,10 @@ int Main(int argc, char** argv) {
     return Fail("--listen needs --tls-cert, --tls-key and --tls-ca", kExitUsage);
   if (!options.tls.empty() && !control::ReadTls(options.tls, &contents, &error)) return Fail(error);
   const std::string folder = options.socket.substr(0, options.socket.rfind('/'));
-  if (!MakeOpenFolder(folder, &error) || !MakeOpenFolder(folder + "/users", &error) ||
-      !CheckFolder(settings.spool, FolderUse::kMake, &error) ||
+  for (const std::string& one : {folder, folder + "/users"}) {
+    if (const absl::Status made = MakeOpenFolder(one); !made.ok()) return Fail(made);
+  }
+  if (!CheckFolder(settings.spool, FolderUse::kMake, &error) ||
       !CheckFolder(settings.moves, FolderUse::kMake, &error)) {
     return Fail(error);
   }
@@ -357,15 +361,16 @@ int Main(int argc, char** argv) {
   if (lock < 0 || flock(lock, LOCK_EX | LOCK_NB) != 0)
     return Fail("another cr-hostd serves " + options.socket + " (--socket)", kExitInUse);
   Key key;
-  if (!key.Load(options.key.empty() ? options.state + "/hostd.key" : options.key, &error)) return Fail(error);
+  const absl::Status loaded = key.Load(options.key.empty() ? options.state + "/hostd.key" : options.key);
+  if (!loaded.ok()) return Fail(loaded);
   CleanSpool(settings);
   CleanMoveStates(settings.moves);
   const bool serves = !options.listen.empty() || !options.metrics.empty();
   std::string port;
-  const pid_t network = serves ? StartNetwork(settings, key, lock, &port, &error) : 0;
-  if (serves && network == 0) return Fail(error);
-  const int listener = Listen(options.socket, &error);
-  if (listener < 0) return Fail(error);
+  const absl::StatusOr<pid_t> network = serves ? StartNetwork(settings, key, lock, &port) : 0;
+  if (!network.ok()) return Fail(network.status());
+  const absl::StatusOr<UniqueFd> listener = Listen(options.socket);
+  if (!listener.ok()) return Fail(listener.status());
   std::string serving = options.socket;
   if (!options.listen.empty()) serving += " and hosts at " + options.listen;
   if (!port.empty()) serving += " and metrics at " + options.metrics.substr(0, options.metrics.rfind(':')) + ":" + port;
@@ -375,7 +380,7 @@ int Main(int argc, char** argv) {
     static_cast<void>(ignored);
     close(options.ready_fd);
   }
-  const bool served = Server(options, settings, key, listener, lock, network).Run();
+  const bool served = Server(options, settings, key, listener->get(), lock, *network).Run();
   unlink(options.socket.c_str());
   return served ? 0 : Fail("the process that serves other hosts has died");
 }

@@ -19,7 +19,9 @@
 #include "ckptfmt/folder.h"
 #include "ckptfmt/image_store.h"
 #include "ckptfmt/manifest.h"
+#include "proto/base/status_macros.h"
 #include "proto/base/unique_fd.h"
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::host {
 namespace {
@@ -162,13 +164,10 @@ void GiveAsUser(int own, const std::string& path, size_t keep, int socket) {
 
 }  // namespace
 
-std::unique_ptr<ImageGiver> ImageGiver::Begin(const checkpoint::Account& account, int own, const std::string& path,
-                                              size_t keep, std::string* error) {
+absl::StatusOr<std::unique_ptr<ImageGiver>> ImageGiver::Begin(const checkpoint::Account& account, int own,
+                                                              const std::string& path, size_t keep) {
   int ends[2];
-  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
-    *error = std::string("socketpair: ") + strerror(errno);
-    return nullptr;
-  }
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) return ErrnoStatus("socketpair");
   const pid_t child = fork();
   if (child == 0) {
     close(ends[0]);
@@ -183,14 +182,15 @@ std::unique_ptr<ImageGiver> ImageGiver::Begin(const checkpoint::Account& account
     }
     _exit(0);
   }
+  const int why = errno;
   close(ends[1]);
   if (child < 0) {
-    *error = std::string("fork: ") + strerror(errno);
     close(ends[0]);
-    return nullptr;
+    return ErrnoStatus("fork", why);
   }
   std::unique_ptr<ImageGiver> giver(new ImageGiver(child, ends[0]));
-  return giver->Await(nullptr, &giver->dir_, error) ? std::move(giver) : nullptr;
+  CR_ASSIGN_OR_RETURN(giver->dir_, giver->Await(nullptr));
+  return giver;
 }
 
 ImageGiver::~ImageGiver() {
@@ -200,32 +200,23 @@ ImageGiver::~ImageGiver() {
 }
 
 // The answer to `word`; null: to its beginning.
-bool ImageGiver::Await(const char* word, std::string* said, std::string* error) {
+absl::StatusOr<std::string> ImageGiver::Await(const char* word) {
+  const absl::Status died = absl::UnavailableError("the process that writes the image has died");
   char text[8192];
   ssize_t got;
-  if (word && send(socket_.get(), word, 1, MSG_NOSIGNAL) != 1) {
-    *error = "the process that writes the image has died";
-    return false;
-  }
+  if (word && send(socket_.get(), word, 1, MSG_NOSIGNAL) != 1) return died;
   do {
     got = recv(socket_.get(), text, sizeof(text), 0);
   } while (got < 0 && errno == EINTR);
-  if (got > 0 && text[0] == '+') {
-    said->assign(text + 1, size_t(got - 1));
-    return true;
-  }
-  *error = got > 1 ? std::string(text + 1, size_t(got - 1)) : "the process that writes the image has died";
-  return false;
+  if (got > 0 && text[0] == '+') return std::string(text + 1, size_t(got - 1));
+  return got > 1 ? absl::UnknownError(std::string(text + 1, size_t(got - 1))) : died;
 }
 
-bool ImageGiver::Copy(std::string* error) {
-  std::string nothing;
-  return Await("c", &nothing, error);
-}
+absl::Status ImageGiver::Copy() { return Await("c").status(); }
 
-bool ImageGiver::Publish(std::string* note, std::string* error) { return Await("p", note, error); }
+absl::StatusOr<std::string> ImageGiver::Publish() { return Await("p"); }
 
-bool GiveFiles(const checkpoint::Account& account, int folder, std::string* error) {
+absl::Status GiveFiles(const checkpoint::Account& account, int folder) {
   const std::string path = "/proc/self/fd/" + std::to_string(folder) + "/" + kImage;
   std::error_code problem;
   bool ok = lchown(path.c_str(), account.user, account.group) == 0;
@@ -235,9 +226,8 @@ bool GiveFiles(const checkpoint::Account& account, int folder, std::string* erro
     // Those of a job that runs as a user are her group's to read, for the engine.
     if (ok && !one->is_symlink()) ok = chmod(one->path().c_str(), one->is_directory() ? 0700 : 0600) == 0;
   }
-  if (ok && !problem) return true;
-  *error = "cannot give the image to " + NameOf(account) + ": " + (problem ? problem.message() : strerror(errno));
-  return false;
+  if (ok && !problem) return absl::OkStatus();
+  return ErrnoStatus("cannot give the image to " + NameOf(account), problem ? problem.value() : errno);
 }
 
 namespace {
@@ -256,24 +246,23 @@ UniqueFd OpenFileAsUser(const checkpoint::Account& account, int image, const std
 
 }  // namespace
 
-bool ReadStatement(int image, const std::string& dir, const checkpoint::Account& account, const Key& key,
-                   Statement* statement, std::string* error) {
+absl::StatusOr<Statement> ReadStatement(int image, const std::string& dir, const checkpoint::Account& account,
+                                        const Key& key) {
   struct stat facts;
   const UniqueFd file = OpenFileAsUser(account, image, ckptfmt::kSignatureName, &facts);
   if (file.get() < 0) {
-    *error = dir + " is not signed: cr-hostd restores only what it has saved itself";
-    return false;
+    return absl::PermissionDeniedError(dir + " is not signed: cr-hostd restores only what it has saved itself");
   }
   std::string bytes(size_t(std::min<uint64_t>(uint64_t(facts.st_size), kMostSignatureBytes)), '\0');
   if (read(file.get(), &bytes[0], bytes.size()) != ssize_t(bytes.size())) bytes.clear();
-  if (!ReadSignature(bytes, key, dir, statement, error)) return false;
-  if (statement->user() == account.user) return true;
-  *error = dir + " is of a job of user " + std::to_string(statement->user()) + ", not of " + NameOf(account);
-  return false;
+  CR_ASSIGN_OR_RETURN(Statement statement, ReadSignature(bytes, key, dir));
+  if (statement.user() == account.user) return statement;
+  return absl::PermissionDeniedError(dir + " is of a job of user " + std::to_string(statement.user()) + ", not of " +
+                                     NameOf(account));
 }
 
-bool TakeImage(const checkpoint::Account& account, const Key& key, const std::string& to, std::string* path,
-               std::string* group, std::string* error) {
+absl::Status TakeImage(const checkpoint::Account& account, const Key& key, const std::string& to, std::string* path,
+                       std::string* group) {
   std::string dir;
   {
     const checkpoint::ActAs user(&account);
@@ -283,44 +272,37 @@ bool TakeImage(const checkpoint::Account& account, const Key& key, const std::st
   }
   const UniqueFd from = OpenAsUser(account, AT_FDCWD, dir, O_DIRECTORY);
   if (from.get() < 0) {
-    *error = errno == ENOENT ? "there is no checkpoint image " + *path : "cannot open " + dir + ": " + strerror(errno);
-    return false;
+    if (errno == ENOENT) return absl::NotFoundError("there is no checkpoint image " + *path);
+    return ErrnoStatus("cannot open " + dir);
   }
-  Statement statement;
-  if (!ReadStatement(from.get(), dir, account, key, &statement, error)) return false;
+  CR_ASSIGN_OR_RETURN(const Statement statement, ReadStatement(from.get(), dir, account, key));
   if (group) *group = statement.group();
   uint64_t total = 0;
   for (const SignedFile& one : statement.files()) total += one.bytes();
   if (!HasRoom(to.substr(0, to.rfind('/')), total)) {
-    *error = "cr-hostd's folder has no room for a copy of the image (" + std::to_string(total >> 20) +
-             " MiB); the operator can give it another one with --state";
-    return false;
+    return absl::ResourceExhaustedError("cr-hostd's folder has no room for a copy of the image (" +
+                                        std::to_string(total >> 20) +
+                                        " MiB); the operator can give it another one with --state");
   }
-  if (mkdir(to.c_str(), 0700) != 0) {
-    *error = "cannot make " + to + ": " + strerror(errno);
-    return false;
-  }
-  const auto own = ckptfmt::OpenedFolder::Open(to);
-  absl::Status status = own.status();
+  if (mkdir(to.c_str(), 0700) != 0) return ErrnoStatus("cannot make " + to);
+  CR_ASSIGN_OR_RETURN(const ckptfmt::OpenedFolder own, ckptfmt::OpenedFolder::Open(to));
   for (const char* name : {ckptfmt::kClientFolder, ckptfmt::kMemoryFolder, ckptfmt::kProcessesFolder}) {
-    if (status.ok() && mkdirat(own->fd(), name, 0700) != 0) status = ckptfmt::SystemError("create", name, errno);
+    if (mkdirat(own.fd(), name, 0700) != 0) return ckptfmt::SystemError("create", name, errno);
   }
-  for (int i = 0; status.ok() && i < statement.files_size(); ++i) {
-    const SignedFile& one = statement.files(i);
+  for (const SignedFile& one : statement.files()) {
     struct stat facts;
     const UniqueFd file = OpenFileAsUser(account, from.get(), one.path(), &facts);
     Digest digest;
     const bool fits = file.get() >= 0 && uint64_t(facts.st_size) == one.bytes();
     if (fits) {
-      status = CopyFile(file.get(), *own, one.path(), one.bytes(),
-                        [&](const char* part, size_t count) { digest.Add(part, count); });
+      CR_RETURN_IF_ERROR(CopyFile(file.get(), own, one.path(), one.bytes(),
+                                  [&](const char* part, size_t count) { digest.Add(part, count); }));
     }
-    if (status.ok() && (!fits || digest.Finish() != one.hash())) {
-      status = absl::DataLossError(dir + "/" + one.path() + " is not as cr-hostd has signed it; the image was changed");
+    if (!fits || digest.Finish() != one.hash()) {
+      return absl::DataLossError(dir + "/" + one.path() + " is not as cr-hostd has signed it; the image was changed");
     }
   }
-  if (!status.ok()) *error = std::string(status.message());
-  return status.ok();
+  return absl::OkStatus();
 }
 
 bool HasRoom(const std::string& folder, uint64_t bytes) {

@@ -2,7 +2,7 @@
 // Images on their way between cr-hostd's own folder, which only root can reach, and the folders of their users.
 //
 // What is a user's is opened, made and changed with her rights only. What root's tools read was copied before it was
-// checked, so that it cannot change after that. Functions return false and one sentence in *error.
+// checked, so that it cannot change after that.
 #ifndef CUDA_REMOTE_HOST_EXCHANGE_H_
 #define CUDA_REMOTE_HOST_EXCHANGE_H_
 
@@ -12,6 +12,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/job/account.h"
 #include "ckptfmt/file.h"
 #include "host/signature.h"
@@ -26,8 +27,8 @@ class ImageGiver {
  public:
   // `own`: the folder with the image's folder "image", once it is there. The user cannot reach it by a path. `path`:
   // from this process's working folder. `keep`: not 0: the path is a store's, of which so many images of the job stay.
-  static std::unique_ptr<ImageGiver> Begin(const checkpoint::Account& account, int own, const std::string& path,
-                                           size_t keep, std::string* error);
+  static absl::StatusOr<std::unique_ptr<ImageGiver>> Begin(const checkpoint::Account& account, int own,
+                                                           const std::string& path, size_t keep);
   ~ImageGiver();
   ImageGiver(const ImageGiver&) = delete;
   ImageGiver& operator=(const ImageGiver&) = delete;
@@ -35,13 +36,13 @@ class ImageGiver {
   // The image's name, once it is complete.
   const std::string& dir() const { return dir_; }
   // Copies the image, whose files are the user's by now, to the disk, where it has no name yet.
-  bool Copy(std::string* error);
-  // After Copy: gives it its name. *note: not empty: what went wrong after that.
-  bool Publish(std::string* note, std::string* error);
+  absl::Status Copy();
+  // After Copy: gives it its name. The text, if it is not empty: what went wrong after that.
+  absl::StatusOr<std::string> Publish();
 
  private:
   ImageGiver(pid_t child, int socket) : child_(child), socket_(socket) {}
-  bool Await(const char* word, std::string* said, std::string* error);
+  absl::StatusOr<std::string> Await(const char* word);
   const pid_t child_;
   UniqueFd socket_;
   std::string dir_;
@@ -51,17 +52,17 @@ class ImageGiver {
 absl::Status MakeFoldersFor(const ckptfmt::OpenedFolder& folder, const std::string& path);
 
 // Makes everything in `folder` the account's. Nobody else can reach it.
-bool GiveFiles(const checkpoint::Account& account, int folder, std::string* error);
+absl::Status GiveFiles(const checkpoint::Account& account, int folder);
 
-// Reads the signature of the user's image whose folder is open as `image`, with her rights. False and *error: it has
-// none, it is not signed with `key`, or it is of another user's job. `dir` is for messages.
-bool ReadStatement(int image, const std::string& dir, const checkpoint::Account& account, const Key& key,
-                   Statement* statement, std::string* error);
+// Reads the signature of the user's image whose folder is open as `image`, with her rights. Fails if it has none, is
+// not signed with `key`, or is of another user's job. `dir` is for messages.
+absl::StatusOr<Statement> ReadStatement(int image, const std::string& dir, const checkpoint::Account& account,
+                                        const Key& key);
 
 // Copies the user's image at *path, or the newest in a folder of several (which *path then names), to the new folder
 // `to`, if it is signed with `key` for this user and is as it was then. *group, which may be null: SignImage's.
-bool TakeImage(const checkpoint::Account& account, const Key& key, const std::string& to, std::string* path,
-               std::string* group, std::string* error);
+absl::Status TakeImage(const checkpoint::Account& account, const Key& key, const std::string& to, std::string* path,
+                       std::string* group);
 
 // Whether the file system of `folder` has so many bytes beside what stays free for others.
 bool HasRoom(const std::string& folder, uint64_t bytes);

@@ -11,36 +11,36 @@
 #include "checkpoint/transaction/at_step.h"
 #include "host/move_source.h"
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
 #include "proto/control/status_text.h"
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::host {
 
-bool ParseGroup(const std::string& list, const std::string& job, std::vector<GroupPart>* parts, std::string* error) {
+absl::StatusOr<std::vector<GroupPart>> ParseGroup(const std::string& list, const std::string& job) {
+  std::vector<GroupPart> parts;
   std::istringstream words(list);
   std::set<std::string> known;
   bool once = true;
   for (std::string word; std::getline(words, word, ',');) {
     if (word.empty()) continue;
     const size_t slash = word.find('/');
-    parts->push_back({word.substr(0, slash), slash == std::string::npos ? job : word.substr(slash + 1)});
-    once = once && known.insert(parts->back().host + "/" + parts->back().job).second;
+    parts.push_back({word.substr(0, slash), slash == std::string::npos ? job : word.substr(slash + 1)});
+    once = once && known.insert(parts.back().host + "/" + parts.back().job).second;
   }
-  if (once && !parts->empty()) return true;
-  *error =
+  if (once && !parts.empty()) return parts;
+  return absl::InvalidArgumentError(
       "--hosts takes the names of different hosts, separated by commas; of a job with several parts on a host, "
-      "HOST/JOB for each";
-  return false;
+      "HOST/JOB for each");
 }
 
-std::unique_ptr<Group> Group::Open(const std::vector<GroupPart>& parts, const control::TlsFiles& tls,
-                                   std::string* error) {
+absl::StatusOr<std::unique_ptr<Group>> Group::Open(const std::vector<GroupPart>& parts, const control::TlsFiles& tls) {
   std::unique_ptr<Group> save(new Group);
   for (const GroupPart& part : parts) {
     auto member = std::make_unique<Member>();
     member->host = part.host;
     member->job = part.job;
-    const auto channel = HostsChannel(part.host, tls, error);
-    if (!channel) return nullptr;
+    CR_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, HostsChannel(part.host, tls));
     member->stub = Hosts::NewStub(channel);
     member->stream = member->stub->Save(&member->context);
     save->members_.push_back(std::move(member));
@@ -60,64 +60,52 @@ void Group::Cancel() {
 }
 
 // Until the host has reached the step; SAVE_NONE: until its image has its name.
-bool Group::Await(Member* member, SaveStep step, const std::function<void(const std::string&)>& note,
-                  std::string* error) {
+absl::Status Group::Await(Member* member, SaveStep step, const std::function<void(const std::string&)>& note) {
   SaveDown down;
   while (!member->finished && member->stream->Read(&down)) {
     if (down.kind_case() == SaveDown::kNote) {
       note(member->host + ": " + down.note());
     } else if (down.kind_case() == SaveDown::kFailed) {
-      *error = member->host + ": " + down.failed();
-      return false;
+      return absl::AbortedError(member->host + ": " + down.failed());
     } else if (down.kind_case() == SaveDown::kDone ? step == SAVE_NONE : down.reached() == step) {
       if (step == RESTART_HELD) member->checkpoint = down.checkpoint();
-      return true;
+      return absl::OkStatus();
     } else {
-      *error = member->host +
-               ": its cr-hostd sent an answer that this one cannot read; install the same version on all hosts";
-      return false;
+      return absl::DataLossError(
+          member->host +
+          ": its cr-hostd sent an answer that this one cannot read; install the same version on all hosts");
     }
   }
   const grpc::Status status = member->finished ? grpc::Status::OK : member->stream->Finish();
   member->finished = true;
-  if (status.error_code() == grpc::StatusCode::CANCELLED) {
-    *error = "interrupted";
-  } else if (status.error_code() == grpc::StatusCode::PERMISSION_DENIED) {
-    *error = member->host + ": " + status.error_message();
-  } else {
-    *error = "the cr-hostd of " + member->host + " does not answer" +
-             (status.ok() ? "" : ": " + control::StatusText(status));
-  }
-  return false;
+  if (status.error_code() == grpc::StatusCode::CANCELLED) return absl::CancelledError("interrupted");
+  if (status.error_code() == grpc::StatusCode::PERMISSION_DENIED)
+    return absl::PermissionDeniedError(member->host + ": " + status.error_message());
+  return absl::UnavailableError("the cr-hostd of " + member->host + " does not answer" +
+                                (status.ok() ? "" : ": " + control::StatusText(status)));
 }
 
-bool Group::Reach(SaveStep step, const std::function<void(const std::string&)>& note, std::string* error) {
-  for (const auto& member : members_) {
-    if (!Await(member.get(), step, note, error)) return false;
-  }
-  return true;
+absl::Status Group::Reach(SaveStep step, const std::function<void(const std::string&)>& note) {
+  for (const auto& member : members_) CR_RETURN_IF_ERROR(Await(member.get(), step, note));
+  return absl::OkStatus();
 }
 
-bool Group::GoOn(SaveStep step, std::string* error) {
+absl::Status Group::GoOn(SaveStep step) {
   SaveUp up;
   up.set_go_on(step);
-  bool ok = true;
+  absl::Status status;
   for (const auto& member : members_) {
     if (!member->finished && member->stream->Write(up)) continue;
     // Those behind it are still to hear of a decision.
-    *error = "the cr-hostd of " + member->host + " does not answer";
-    ok = false;
+    status = absl::UnavailableError("the cr-hostd of " + member->host + " does not answer");
   }
-  return ok;
+  return status;
 }
 
 // Asks all hosts to begin.
-bool Group::Begin(SaveBegin* begin, const std::string& image, const Key& key, std::string* error) {
+absl::Status Group::Begin(SaveBegin* begin, const std::string& image, const Key& key) {
   std::string id(16, '\0');
-  if (getrandom(&id[0], id.size(), 0) != ssize_t(id.size())) {
-    *error = std::string("no random numbers: ") + strerror(errno);
-    return false;
-  }
+  if (getrandom(&id[0], id.size(), 0) != ssize_t(id.size())) return ErrnoStatus("no random numbers");
   begin->set_id(id);
   for (size_t i = 0; i < members_.size(); ++i) {
     const std::string number = std::to_string(i + 1);
@@ -133,78 +121,82 @@ bool Group::Begin(SaveBegin* begin, const std::string& image, const Key& key, st
     up.mutable_begin()->set_code(key.CodeOf(kSaveText + up.begin().begin()));
     members_[i]->stream->Write(up);  // a failure is seen at the next step
   }
-  return true;
+  return absl::OkStatus();
 }
 
 // To where it can be decided.
-bool Group::Save(const std::function<void(const std::string&)>& note, std::string* error) {
+absl::Status Group::Save(const std::function<void(const std::string&)>& note) {
   checkpoint::AtStep("all hosts are ready");
-  if (!Reach(SAVE_READY, note, error)) return false;
+  CR_RETURN_IF_ERROR(Reach(SAVE_READY, note));
   const Moment stopped = Now();
-  if (!GoOn(SAVE_READY, error)) return false;
+  CR_RETURN_IF_ERROR(GoOn(SAVE_READY));
   checkpoint::AtStep("all hosts are locked");
-  if (!Reach(SAVE_LOCKED, note, error) || !GoOn(SAVE_LOCKED, error)) return false;
+  CR_RETURN_IF_ERROR(Reach(SAVE_LOCKED, note));
+  CR_RETURN_IF_ERROR(GoOn(SAVE_LOCKED));
   checkpoint::AtStep("all hosts stand still");
-  if (!Reach(SAVE_STILL, note, error) || !GoOn(SAVE_STILL, error)) return false;
+  CR_RETURN_IF_ERROR(Reach(SAVE_STILL, note));
+  CR_RETURN_IF_ERROR(GoOn(SAVE_STILL));
   checkpoint::AtStep("all hosts are dumped");
-  if (!Reach(SAVE_DUMPED, note, error) || !GoOn(SAVE_DUMPED, error)) return false;
+  CR_RETURN_IF_ERROR(Reach(SAVE_DUMPED, note));
+  CR_RETURN_IF_ERROR(GoOn(SAVE_DUMPED));
   paused_seconds_ = SecondsSince(stopped);
   checkpoint::AtStep("all images are complete");
-  if (!Reach(SAVE_COMPLETE, note, error)) return false;
+  CR_RETURN_IF_ERROR(Reach(SAVE_COMPLETE, note));
   checkpoint::AtStep("decide");
-  return true;
+  return absl::OkStatus();
 }
 
-bool Group::Restart(const std::string& image, const std::function<void(const std::string&)>& note, std::string* error) {
+absl::Status Group::Restart(const std::string& image, const std::function<void(const std::string&)>& note) {
   checkpoint::AtStep("all parts are restored");
-  if (!Reach(RESTART_HELD, note, error)) return false;
+  CR_RETURN_IF_ERROR(Reach(RESTART_HELD, note));
   for (size_t i = 0; i < members_.size(); ++i) {
     const std::string& checkpoint = members_[i]->checkpoint;
     if (!checkpoint.empty() && checkpoint == members_[0]->checkpoint) continue;
-    *error = checkpoint.empty() ? "" : image + "/member-1 on " + members_[0]->host + " and ";
-    *error += image + "/member-" + std::to_string(i + 1) + " on " + members_[i]->host +
-              (checkpoint.empty() ? " was not saved with --hosts" : " are not of one checkpoint") +
-              "; restart images that one cr-checkpoint --hosts has made";
-    return false;
+    const std::string first = checkpoint.empty() ? "" : image + "/member-1 on " + members_[0]->host + " and ";
+    return absl::FailedPreconditionError(
+        first + image + "/member-" + std::to_string(i + 1) + " on " + members_[i]->host +
+        (checkpoint.empty() ? " was not saved with --hosts" : " are not of one checkpoint") +
+        "; restart images that one cr-checkpoint --hosts has made");
   }
   checkpoint::AtStep("all parts run");
-  if (!GoOn(RESTART_HELD, error)) return false;
+  CR_RETURN_IF_ERROR(GoOn(RESTART_HELD));
   checkpoint::AtStep("wait until they do");
-  if (!Reach(RESTART_RUNS, note, error)) return false;
+  CR_RETURN_IF_ERROR(Reach(RESTART_RUNS, note));
   checkpoint::AtStep("decide");
   // What a host has said may be older than its end.
-  return GoOn(RESTART_RUNS, error) && Reach(RESTART_SURE, note, error);
+  CR_RETURN_IF_ERROR(GoOn(RESTART_RUNS));
+  return Reach(RESTART_SURE, note);
 }
 
-bool Group::Decide(const std::string& id, const char* unknown, std::string* error) {
+absl::Status Group::Decide(const std::string& id, const char* unknown) {
   const SettleReply::State state = Settled(members_[0]->stub.get(), id, /*decide=*/true);
-  if (state == SettleReply::RUNNING) return true;
-  *error = state == SettleReply::FAILED
-               ? "a host has lost the connection and cancelled"
-               : "the cr-hostd of " + members_[0]->host + ", where it is decided, does not answer; " + unknown;
-  return false;
+  if (state == SettleReply::RUNNING) return absl::OkStatus();
+  if (state == SettleReply::FAILED) return absl::AbortedError("a host has lost the connection and cancelled");
+  return absl::UnavailableError("the cr-hostd of " + members_[0]->host + ", where it is decided, does not answer; " +
+                                unknown);
 }
 
-bool Group::Run(SaveBegin begin, const std::string& image, const Key& key,
-                const std::function<void(const std::string&)>& note, std::string* error) {
-  if (!Begin(&begin, image, key, error)) return false;
+absl::Status Group::Run(SaveBegin begin, const std::string& image, const Key& key,
+                        const std::function<void(const std::string&)>& note) {
+  CR_RETURN_IF_ERROR(Begin(&begin, image, key));
   const bool restart = begin.restart();
-  if (restart ? !Restart(image, note, error) : !Save(note, error)) return false;
+  CR_RETURN_IF_ERROR(restart ? Restart(image, note) : Save(note));
   const char* const unknown =
       restart ? "see on each host whether the part runs (cr-ps)" : "see on each host whether there is a new image";
-  if (!Decide(begin.id(), unknown, error)) return false;
+  CR_RETURN_IF_ERROR(Decide(begin.id(), unknown));
   // From here on it counts, also where the word does not arrive: who lacks it asks.
-  std::string problem;
-  GoOn(restart ? RESTART_SURE : SAVE_COMPLETE, &problem);
+  GoOn(restart ? RESTART_SURE : SAVE_COMPLETE).IgnoreError();
   checkpoint::AtStep(restart ? "the parts go on" : "name the images");
   for (size_t i = 0; i < members_.size(); ++i) {
-    if (Await(members_[i].get(), SAVE_NONE, note, &problem)) continue;
+    const absl::Status named = Await(members_[i].get(), SAVE_NONE, note);
+    if (named.ok()) continue;
     const std::string part = image + "/member-" + std::to_string(i + 1);
     note((restart ? "the job runs, but what has become of its part from "
                   : "the checkpoint is complete, but what has become of ") +
-         part + " is not known: " + problem + "; look there" + (restart ? " (cr-ps)" : " before you use it"));
+         part + " is not known: " + std::string(named.message()) + "; look there" +
+         (restart ? " (cr-ps)" : " before you use it"));
   }
-  return true;
+  return absl::OkStatus();
 }
 
 }  // namespace cuda_remote::host

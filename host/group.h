@@ -7,7 +7,7 @@
 // It is decided by one entry in the first host's folder of states (move_state.h), which a host asks for that has lost
 // the connection (Hosts::Settle). Before the entry nothing counts; whoever asks then has decided that nothing will.
 //
-// Not thread-safe but for Cancel. Functions return false and one sentence in *error.
+// Not thread-safe but for Cancel.
 #ifndef CUDA_REMOTE_HOST_GROUP_H_
 #define CUDA_REMOTE_HOST_GROUP_H_
 
@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "host/move.grpc.pb.h"
 #include "host/signature.h"
 #include "proto/control/credentials.h"
@@ -33,22 +35,20 @@ struct GroupPart {
   std::string job;
 };
 
-// From "HOST[:PORT][/JOB],...", in which JOB is `job` if it is missing. False and *error: one is named twice, or none
-// is.
-bool ParseGroup(const std::string& list, const std::string& job, std::vector<GroupPart>* parts, std::string* error);
+// From "HOST[:PORT][/JOB],...", in which JOB is `job` if it is missing. Fails if one is named twice, or none is.
+absl::StatusOr<std::vector<GroupPart>> ParseGroup(const std::string& list, const std::string& job);
 
 class Group {
  public:
-  static std::unique_ptr<Group> Open(const std::vector<GroupPart>& parts, const control::TlsFiles& tls,
-                                     std::string* error);
+  static absl::StatusOr<std::unique_ptr<Group>> Open(const std::vector<GroupPart>& parts, const control::TlsFiles& tls);
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
   // Saves the job's parts, each into `image`/member-N, or restarts them from there. `begin` says which, and the rest
   // but for the id. `note`: for the user.
-  bool Run(SaveBegin begin, const std::string& image, const Key& key,
-           const std::function<void(const std::string&)>& note, std::string* error);
+  absl::Status Run(SaveBegin begin, const std::string& image, const Key& key,
+                   const std::function<void(const std::string&)>& note);
 
   // How long a part of the job stood still at most, in seconds. After Run.
   double paused_seconds() const { return paused_seconds_; }
@@ -65,13 +65,13 @@ class Group {
     bool finished = false;
     std::string checkpoint;  // of the image that is restarted
   };
-  bool Await(Member* member, SaveStep step, const std::function<void(const std::string&)>& note, std::string* error);
-  bool Reach(SaveStep step, const std::function<void(const std::string&)>& note, std::string* error);
-  bool GoOn(SaveStep step, std::string* error);
-  bool Begin(SaveBegin* begin, const std::string& image, const Key& key, std::string* error);
-  bool Save(const std::function<void(const std::string&)>& note, std::string* error);
-  bool Restart(const std::string& image, const std::function<void(const std::string&)>& note, std::string* error);
-  bool Decide(const std::string& id, const char* unknown, std::string* error);
+  absl::Status Await(Member* member, SaveStep step, const std::function<void(const std::string&)>& note);
+  absl::Status Reach(SaveStep step, const std::function<void(const std::string&)>& note);
+  absl::Status GoOn(SaveStep step);
+  absl::Status Begin(SaveBegin* begin, const std::string& image, const Key& key);
+  absl::Status Save(const std::function<void(const std::string&)>& note);
+  absl::Status Restart(const std::string& image, const std::function<void(const std::string&)>& note);
+  absl::Status Decide(const std::string& id, const char* unknown);
 
   Group() = default;
   std::vector<std::unique_ptr<Member>> members_;

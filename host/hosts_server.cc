@@ -24,6 +24,8 @@
 #include <set>
 #include <string_view>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/engine/engines.h"
 #include "checkpoint/engine/instruction_sets.h"
 #include "checkpoint/job/account.h"
@@ -46,9 +48,11 @@
 #include "host/request.pb.h"
 #include "host/sets.h"
 #include "host/wire.h"
+#include "proto/base/status_macros.h"
 #include "proto/base/unique_fd.h"
 #include "proto/codec/text.h"
 #include "proto/control/credentials.h"
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::host {
 namespace {
@@ -62,34 +66,36 @@ constexpr int kLookMs = 200;
 constexpr size_t kMostToldBytes = 2000;
 constexpr size_t kCopyBytes = 1u << 20;
 constexpr char kLog[] = "log";
+constexpr char kNotSigned[] =
+    "the request is not signed with the key of this host; the hosts of a cluster need the same one (--key)";
 constexpr int kListenAttempts = 20, kListenPauseUs = 100000;
 
 // The user whom the source vouches for must be the same one here.
-bool FindUser(const MovedUser& user, Account* account, std::string* error) {
-  if (user.id() == 0 || user.id() == uid_t(-1)) {
-    *error = "jobs of root are not taken from other hosts";
-    return false;
-  }
-  if (!checkpoint::FindAccount(std::to_string(user.id()), account, error)) return false;
+absl::StatusOr<Account> FindUser(const MovedUser& user) {
+  if (user.id() == 0 || user.id() == uid_t(-1))
+    return absl::PermissionDeniedError("jobs of root are not taken from other hosts");
+  // Until FindAccount gives a status.
+  Account account;
+  std::string error;
+  if (!checkpoint::FindAccount(std::to_string(user.id()), &account, &error)) return absl::NotFoundError(error);
   const auto named = [](const std::string& name) { return name.empty() ? "has no name" : "is " + name; };
-  if (account->user != user.id() || account->name != user.name()) {
-    *error = "user " + std::to_string(user.id()) + " " + named(user.name()) + " at the source, and here this number " +
-             named(account->name) + "; the hosts of a cluster must have the same users";
-    return false;
+  if (account.user != user.id() || account.name != user.name()) {
+    return absl::FailedPreconditionError("user " + std::to_string(user.id()) + " " + named(user.name()) +
+                                         " at the source, and here this number " + named(account.name) +
+                                         "; the hosts of a cluster must have the same users");
   }
   std::vector<gid_t> groups(user.groups().begin(), user.groups().end());
   groups.push_back(user.group());
   for (const gid_t group : groups) {
-    if (group == account->group || std::binary_search(account->groups.begin(), account->groups.end(), group)) continue;
-    *error = "the job has the rights of group " + std::to_string(group) + ", of which " + NameOf(*account) +
-             " is not a member on this host";
-    return false;
+    if (group == account.group || std::binary_search(account.groups.begin(), account.groups.end(), group)) continue;
+    return absl::PermissionDeniedError("the job has the rights of group " + std::to_string(group) + ", of which " +
+                                       NameOf(account) + " is not a member on this host");
   }
   groups.pop_back();
   std::sort(groups.begin(), groups.end());
-  account->group = user.group();
-  account->groups = groups;
-  return true;
+  account.group = user.group();
+  account.groups = groups;
+  return account;
 }
 
 // What the tool has written to its log.
@@ -102,8 +108,7 @@ std::string ToldIn(int log) {
 }
 
 // Asks this host's cr-hostd over the new `socket`. The streams and the working folder are the tool's; -1: none.
-bool AskHostd(const Settings& settings, int socket, const Request& request, int output, int log, int folder,
-              std::string* error) {
+absl::Status AskHostd(const Settings& settings, int socket, const Request& request, int output, int log, int folder) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   memcpy(address.sun_path, settings.socket.c_str(), std::min(settings.socket.size(), sizeof(address.sun_path) - 1));
@@ -111,10 +116,9 @@ bool AskHostd(const Settings& settings, int socket, const Request& request, int 
   if (socket >= 0 && null.get() >= 0 && root.get() >= 0 && log >= 0 &&
       connect(socket, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 &&
       Send(socket, request, {null.get(), output >= 0 ? output : null.get(), log, folder >= 0 ? folder : root.get()})) {
-    return true;
+    return absl::OkStatus();
   }
-  *error = std::string("cr-hostd cannot be asked: ") + strerror(errno);
-  return false;
+  return ErrnoStatus("cr-hostd cannot be asked");
 }
 
 // Whom a tool of cr-hostd's is to work for.
@@ -135,24 +139,24 @@ void SetArrived(const MoveBegin& begin, const Account& account, Request* request
   for (const gid_t group : account.groups) arrived->add_groups(group);
 }
 
-// The GPUs that the job would see here. False and *error: none, and why.
-bool FindGpus(const MoveBegin& begin, const Account& account, const Settings& settings, HostGpus* gpus,
-              std::string* error) {
+// The GPUs that the job would see here. Fails if there are none.
+absl::StatusOr<HostGpus> FindGpus(const MoveBegin& begin, const Account& account, const Settings& settings) {
   Request request;
   request.set_tool(kGpusTool);
   SetArrived(begin, account, &request);
   const UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const UniqueFd output(memfd_create("gpus", MFD_CLOEXEC)), log(memfd_create("log", MFD_CLOEXEC));
-  if (!AskHostd(settings, socket.get(), request, output.get(), log.get(), -1, error)) return false;
-  *error = "the process of cr-hostd that asks for the GPUs has died";
+  CR_RETURN_IF_ERROR(AskHostd(settings, socket.get(), request, output.get(), log.get(), -1));
+  std::string why = "the process of cr-hostd that asks for the GPUs has died";
   for (Reply reply; Receive(socket.get(), &reply);) {
-    if (reply.kind() == Reply::REFUSED || reply.kind() == Reply::ELSEWHERE) *error = reply.text();
+    if (reply.kind() == Reply::REFUSED || reply.kind() == Reply::ELSEWHERE) why = reply.text();
     if (reply.kind() != Reply::ENDED) continue;
-    if (reply.value() == 0 && lseek(output.get(), 0, SEEK_SET) == 0 && gpus->ParseFromFileDescriptor(output.get()))
-      return true;
-    *error = ToldIn(log.get());
+    HostGpus gpus;
+    if (reply.value() == 0 && lseek(output.get(), 0, SEEK_SET) == 0 && gpus.ParseFromFileDescriptor(output.get()))
+      return gpus;
+    why = ToldIn(log.get());
   }
-  return false;
+  return absl::FailedPreconditionError(why);
 }
 
 // What this machine lacks for the job, a sentence each.
@@ -197,9 +201,13 @@ MoveChecked Check(const MoveBegin& begin, const Account& account, const Settings
   const std::set<std::string> sets(begin.instruction_sets().begin(), begin.instruction_sets().end());
   const std::string lacks = checkpoint::MissingInstructionSets(sets, checkpoint::InstructionSetsHere());
   if (!lacks.empty()) checked.add_missing("the processor's instruction sets " + lacks);
-  if (begin.uses_gpus() && !FindGpus(begin, account, settings, checked.mutable_gpus(), &error)) {
-    checked.clear_gpus();
-    checked.add_missing("GPUs for the job: " + error);
+  if (begin.uses_gpus()) {
+    absl::StatusOr<HostGpus> gpus = FindGpus(begin, account, settings);
+    if (gpus.ok()) {
+      *checked.mutable_gpus() = *std::move(gpus);
+    } else {
+      checked.add_missing("GPUs for the job: " + std::string(gpus.status().message()));
+    }
   }
   ckptfmt::Needs needs;
   for (const MovedNeed& one : begin.needs()) {
@@ -228,16 +236,16 @@ class Arrival {
   Arrival(const Arrival&) = delete;
   Arrival& operator=(const Arrival&) = delete;
 
-  // To its end. False and *error: nothing of the job runs here, unless IsUnknown.
-  bool Run(std::string* error);
+  // To its end. If it fails, nothing of the job runs here, unless IsUnknown.
+  absl::Status Run();
   bool IsUnknown() const { return unknown_; }
 
  private:
   bool Say(const MoveDown& down) { return stream_->Write(down); }
-  bool MakeFolder(std::string* error);
-  bool TakeImage(const std::string& signature, std::string* error);
+  absl::Status MakeFolder();
+  absl::Status TakeImage(const std::string& signature);
   absl::Status TakeFile(const ckptfmt::OpenedFolder& folder, const SignedFile& file);
-  bool Restore(const MoveRestore& restore, std::string* error);
+  absl::Status Restore(const MoveRestore& restore);
 
   Stream* const stream_;
   const Settings& settings_;
@@ -253,15 +261,15 @@ class Arrival {
   bool handed_over_ = false, unknown_ = false;
 };
 
-bool Arrival::MakeFolder(std::string* error) {
+absl::Status Arrival::MakeFolder() {
   std::string name = settings_.spool + "/" + std::to_string(account_.user) + "-XXXXXX";
   if (mkdtemp(&name[0])) {
     folder_ = name;
     lock_.Reset(open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (chmod(name.c_str(), 0711) == 0 && lock_.get() >= 0 && flock(lock_.get(), LOCK_EX | LOCK_NB) == 0) return true;
+    if (chmod(name.c_str(), 0711) == 0 && lock_.get() >= 0 && flock(lock_.get(), LOCK_EX | LOCK_NB) == 0)
+      return absl::OkStatus();
   }
-  *error = "cannot make a folder in " + settings_.spool + ": " + strerror(errno);
-  return false;
+  return ErrnoStatus("cannot make a folder in " + settings_.spool);
 }
 
 // One that the image before does not have as a whole.
@@ -314,37 +322,27 @@ absl::Status Arrival::TakeFile(const ckptfmt::OpenedFolder& folder, const Signed
   return status;
 }
 
-bool Arrival::TakeImage(const std::string& signature, std::string* error) {
-  Statement statement;
-  if (!ReadSignature(signature, key_, "the job's image", &statement, error)) return false;
+absl::Status Arrival::TakeImage(const std::string& signature) {
+  CR_ASSIGN_OR_RETURN(const Statement statement, ReadSignature(signature, key_, "the job's image"));
   if (statement.user() != account_.user) {
-    *error = "the image is of a job of user " + std::to_string(statement.user()) + ", not of " + NameOf(account_);
-    return false;
+    return absl::PermissionDeniedError("the image is of a job of user " + std::to_string(statement.user()) +
+                                       ", not of " + NameOf(account_));
   }
   const std::string name = "image-" + std::to_string(++images_);
-  if (images_ > MoveRounds::kMost + 1) {
-    *error = "there are too many images";
-    return false;
-  }
-  if (mkdirat(lock_.get(), name.c_str(), 0700) != 0) {
-    *error = "cannot make a folder in " + folder_ + ": " + strerror(errno);
-    return false;
-  }
-  const auto folder = ckptfmt::OpenedFolder::Open(folder_ + "/" + name);
-  absl::Status status = folder.status();
+  if (images_ > MoveRounds::kMost + 1) return absl::ResourceExhaustedError("there are too many images");
+  if (mkdirat(lock_.get(), name.c_str(), 0700) != 0) return ErrnoStatus("cannot make a folder in " + folder_);
+  CR_ASSIGN_OR_RETURN(const ckptfmt::OpenedFolder folder, ckptfmt::OpenedFolder::Open(folder_ + "/" + name));
   for (const char* below : {ckptfmt::kClientFolder, ckptfmt::kMemoryFolder, ckptfmt::kProcessesFolder}) {
-    if (status.ok() && mkdirat(folder->fd(), below, 0700) != 0) status = ckptfmt::SystemError("create", below, errno);
+    if (mkdirat(folder.fd(), below, 0700) != 0) return ckptfmt::SystemError("create", below, errno);
   }
   std::map<std::string, uint32_t> files;
   std::vector<std::string> paths(paths_.size());
-  for (int i = 0; status.ok() && i < statement.files_size(); ++i) {
-    const SignedFile& one = statement.files(i);
+  for (const SignedFile& one : statement.files()) {
     const std::string path = name + "/" + one.path();
-    status = MakeFoldersFor(*folder, one.path());
-    if (!status.ok()) break;
+    CR_RETURN_IF_ERROR(MakeFoldersFor(folder, one.path()));
     const auto again = files.find(one.hash()), before = files_.find(one.hash());
     if (again == files.end() && before == files_.end()) {
-      status = TakeFile(*folder, one);
+      CR_RETURN_IF_ERROR(TakeFile(folder, one));
       paths.push_back(path);
       files.emplace(one.hash(), uint32_t(paths.size()));
       continue;
@@ -352,35 +350,24 @@ bool Arrival::TakeImage(const std::string& signature, std::string* error) {
     const uint32_t number = again != files.end() ? again->second : before->second;
     const std::string& there = again != files.end() ? paths[number - 1] : paths_[number - 1];
     if (linkat(lock_.get(), there.c_str(), lock_.get(), path.c_str(), 0) != 0)
-      status = ckptfmt::SystemError("link", one.path(), errno);
+      return ckptfmt::SystemError("link", one.path(), errno);
     files.emplace(one.hash(), number);
     paths[number - 1] = path;
   }
-  if (status.ok()) {
-    auto out = ckptfmt::OutputFile::Create(*folder, ckptfmt::kSignatureName, /*hashed=*/false);
-    status = out.ok() ? out->Append(signature) : out.status();
-    if (status.ok()) status = out->Finish().status();
-  }
-  if (!status.ok()) {
-    *error = std::string(status.message());
-    return false;
-  }
+  CR_ASSIGN_OR_RETURN(ckptfmt::OutputFile out,
+                      ckptfmt::OutputFile::Create(folder, ckptfmt::kSignatureName, /*hashed=*/false));
+  CR_RETURN_IF_ERROR(out.Append(signature));
+  CR_RETURN_IF_ERROR(out.Finish().status());
   if (!image_.empty()) RemoveOwnFolder(folder_ + "/" + image_);
   image_ = name;
   files_ = std::move(files);
   paths_ = std::move(paths);
-  return true;
+  return absl::OkStatus();
 }
 
-bool Arrival::Restore(const MoveRestore& restore, std::string* error) {
-  if (images_ == 0) {
-    *error = "there is no image";
-    return false;
-  }
-  if (renameat(lock_.get(), image_.c_str(), lock_.get(), "image") != 0) {
-    *error = std::string("cannot rename the image: ") + strerror(errno);
-    return false;
-  }
+absl::Status Arrival::Restore(const MoveRestore& restore) {
+  if (images_ == 0) return absl::FailedPreconditionError("there is no image");
+  if (renameat(lock_.get(), image_.c_str(), lock_.get(), "image") != 0) return ErrnoStatus("cannot rename the image");
   Request request;
   request.set_tool(kArriveTool);
   request.set_job(begin_.job());
@@ -396,7 +383,7 @@ bool Arrival::Restore(const MoveRestore& restore, std::string* error) {
   if (!restore.error().empty()) add("error", restore.error());
   const UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const UniqueFd log(openat(lock_.get(), kLog, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!AskHostd(settings_, socket.get(), request, -1, log.get(), lock_.get(), error)) return false;
+  CR_RETURN_IF_ERROR(AskHostd(settings_, socket.get(), request, -1, log.get(), lock_.get()));
   MoveDown down;
   bool going = false;
   for (Reply reply; Receive(socket.get(), &reply);) {
@@ -408,10 +395,8 @@ bool Arrival::Restore(const MoveRestore& restore, std::string* error) {
         down.set_restored(true);
         MoveUp up;
         // Else the socket closes, and the worker gives up.
-        if (!Say(down) || !stream_->Read(&up) || !up.go_on()) {
-          *error = "the source host has not released the job";
-          return false;
-        }
+        if (!Say(down) || !stream_->Read(&up) || !up.go_on())
+          return absl::CancelledError("the source host has not released the job");
         Control control;
         control.set_go_on(true);
         Send(socket.get(), control);
@@ -421,57 +406,50 @@ bool Arrival::Restore(const MoveRestore& restore, std::string* error) {
       case Reply::RUNNING:
         down.set_running(true);
         Say(down);  // if that fails, the source asks again
-        return true;
+        return absl::OkStatus();
       case Reply::ENDED:
       case Reply::REFUSED:
-      case Reply::ELSEWHERE:
-        *error = reply.kind() == Reply::ENDED ? ToldIn(log.get()) : reply.text();
-        if (error->empty()) *error = "the restart has failed";
-        return false;
+      case Reply::ELSEWHERE: {
+        const std::string why = reply.kind() == Reply::ENDED ? ToldIn(log.get()) : reply.text();
+        return absl::FailedPreconditionError(why.empty() ? "the restart has failed" : why);
+      }
       default:
         break;
     }
   }
-  *error = "the process of cr-hostd that restored the job has died";
   unknown_ = going;
-  return false;
+  return absl::UnavailableError("the process of cr-hostd that restored the job has died");
 }
 
-bool Arrival::Run(std::string* error) {
+absl::Status Arrival::Run() {
   MoveUp up;
-  if (!stream_->Read(&up) || up.kind_case() != MoveUp::kBegin) {
-    *error = "the source host has not sent a request";
-    return false;
-  }
+  if (!stream_->Read(&up) || up.kind_case() != MoveUp::kBegin)
+    return absl::InvalidArgumentError("the source host has not sent a request");
   begin_ = up.begin();
   if (begin_.version() != kVersion || begin_.id().size() != kIdBytes) {
-    *error = "its cr-hostd speaks version " + std::to_string(kVersion) + ", and the source's version " +
-             std::to_string(begin_.version()) + "; install the same version on both hosts";
-    return false;
+    return absl::UnimplementedError("its cr-hostd speaks version " + std::to_string(kVersion) +
+                                    ", and the source's version " + std::to_string(begin_.version()) +
+                                    "; install the same version on both hosts");
   }
-  if (!FindUser(begin_.user(), &account_, error)) return false;
+  CR_ASSIGN_OR_RETURN(account_, FindUser(begin_.user()));
   fprintf(stderr, "cr-hostd: %s: job %s comes from %s\n", NameOf(account_).c_str(), Printable(begin_.job()).c_str(),
           Printable(begin_.host()).c_str());
   MoveDown down;
   *down.mutable_checked() = Check(begin_, account_, settings_);
   const bool fits = down.checked().missing().empty();
-  if (!Say(down) || !fits) {
-    *error = fits ? "the source host does not answer" : "the job cannot go there";
-    return false;
-  }
-  if (!MakeFolder(error)) return false;
+  const bool said = Say(down);
+  if (!fits) return absl::FailedPreconditionError("the job cannot go there");
+  if (!said) return absl::UnavailableError("the source host does not answer");
+  CR_RETURN_IF_ERROR(MakeFolder());
   while (stream_->Read(&up)) {
-    if (up.kind_case() == MoveUp::kRestore) return Restore(up.restore(), error);
-    if (up.kind_case() != MoveUp::kImage) {
-      *error = "the source host has sent an unexpected message";
-      return false;
-    }
-    if (!TakeImage(up.image(), error)) return false;
+    if (up.kind_case() == MoveUp::kRestore) return Restore(up.restore());
+    if (up.kind_case() != MoveUp::kImage)
+      return absl::InvalidArgumentError("the source host has sent an unexpected message");
+    CR_RETURN_IF_ERROR(TakeImage(up.image()));
     down.set_taken(true);
     if (!Say(down)) break;
   }
-  *error = "the source host has cancelled";
-  return false;
+  return absl::CancelledError("the source host has cancelled");
 }
 
 // One host's part of a checkpoint or a restart over several.
@@ -481,27 +459,27 @@ class Saving {
          const Key& key)
       : context_(context), stream_(stream), settings_(settings), key_(key) {}
 
-  // False and *error: there is no image, or nothing of the restarted part runs, unless the worker finds out otherwise
+  // If it fails, there is no image, or nothing of the restarted part runs, unless the worker finds out otherwise
   // (Settle).
-  bool Run(std::string* error) {
+  absl::Status Run() {
     SaveUp up;
     if (!stream_->Read(&up) || up.kind_case() != SaveUp::kBegin ||
         !key_.HasMade(up.begin().code(), kSaveText + up.begin().begin()) ||
         !begin_.ParseFromString(up.begin().begin())) {
-      *error = "the request is not signed with the key of this host; the hosts of a cluster need the same one (--key)";
-      return false;
+      return absl::PermissionDeniedError(kNotSigned);
     }
     if (begin_.version() != kVersion || begin_.id().size() != kIdBytes) {
-      *error = "its cr-hostd speaks version " + std::to_string(kVersion) + ", and the coordinator's version " +
-               std::to_string(begin_.version()) + "; install the same version on all hosts";
-      return false;
+      return absl::UnimplementedError("its cr-hostd speaks version " + std::to_string(kVersion) +
+                                      ", and the coordinator's version " + std::to_string(begin_.version()) +
+                                      "; install the same version on all hosts");
     }
-    Account account;
-    return FindUser(begin_.user(), &account, error) && Ask(account, error) && Follow(error);
+    CR_ASSIGN_OR_RETURN(const Account account, FindUser(begin_.user()));
+    CR_RETURN_IF_ERROR(Ask(account));
+    return Follow();
   }
 
  private:
-  bool Ask(const Account& account, std::string* error) {
+  absl::Status Ask(const Account& account) {
     Request request;
     request.set_version(kVersion);
     request.set_tool(begin_.restart() ? kRejoinTool : kMemberTool);
@@ -522,13 +500,14 @@ class Saving {
     for (const gid_t group : account.groups) member->add_groups(group);
     member->set_decider(begin_.decider());
     member->set_whole_job(begin_.whole_job());
-    return AskHostd(settings_, socket_.get(), request, -1, log_.get(), -1, error);
+    return AskHostd(settings_, socket_.get(), request, -1, log_.get(), -1);
   }
 
   // From step to step. What ends it early closes the worker's socket, and the worker gives up.
-  bool Follow(std::string* error) {
+  absl::Status Follow() {
     Reply reply;
-    while (Next(&reply, error)) {
+    while (true) {
+      CR_RETURN_IF_ERROR(Next(&reply));
       SaveDown down;
       SaveUp up;
       switch (reply.kind()) {
@@ -542,42 +521,43 @@ class Saving {
             Send(socket_.get(), control);
             break;
           }
-          *error = begin_.restart() ? "the restart was cancelled" : "the checkpoint was cancelled";
-          return false;
+          return Cancelled();
         }
         case Reply::RUNNING:
-          return true;
+          return absl::OkStatus();
         case Reply::NOTE:
           down.set_note(reply.text());
           stream_->Write(down);
           break;
-        case Reply::ENDED:
-          *error = ToldIn(log_.get());
-          if (error->empty()) *error = begin_.restart() ? "cr-restart has failed" : "cr-checkpoint has failed";
+        case Reply::ENDED: {
           // A restarted part would run.
-          return !begin_.restart() && reply.value() == 0;
+          if (!begin_.restart() && reply.value() == 0) return absl::OkStatus();
+          const std::string told = ToldIn(log_.get());
+          if (!told.empty()) return absl::FailedPreconditionError(told);
+          return absl::FailedPreconditionError(begin_.restart() ? "cr-restart has failed" : "cr-checkpoint has failed");
+        }
         case Reply::REFUSED:
         case Reply::ELSEWHERE:
-          *error = reply.text();
-          return false;
+          return absl::FailedPreconditionError(reply.text());
         default:
           break;
       }
     }
-    return false;
   }
 
-  // The worker's next word. False if there is none, or if the coordinator is gone.
-  bool Next(Reply* reply, std::string* error) {
+  // The worker's next word. Fails if there is none, or if the coordinator is gone.
+  absl::Status Next(Reply* reply) {
     pollfd waiting = {socket_.get(), POLLIN, 0};
     while (poll(&waiting, 1, kLookMs) <= 0) {
-      if (!context_->IsCancelled()) continue;
-      *error = begin_.restart() ? "the restart was cancelled" : "the checkpoint was cancelled";
-      return false;
+      if (context_->IsCancelled()) return Cancelled();
     }
-    *error =
-        std::string("the process of cr-hostd that ") + (begin_.restart() ? "restarted" : "saved") + " the job has died";
-    return Receive(socket_.get(), reply);
+    if (Receive(socket_.get(), reply)) return absl::OkStatus();
+    return absl::UnavailableError(std::string("the process of cr-hostd that ") +
+                                  (begin_.restart() ? "restarted" : "saved") + " the job has died");
+  }
+
+  absl::Status Cancelled() const {
+    return absl::CancelledError(begin_.restart() ? "the restart was cancelled" : "the checkpoint was cancelled");
   }
 
   grpc::ServerContext* const context_;
@@ -595,19 +575,20 @@ class Service final : public Hosts::Service {
 
   grpc::Status Move(grpc::ServerContext* context, Stream* stream) override {
     if (const grpc::Status status = Admit(*context); !status.ok()) return status;
-    std::string error = "too many jobs come at the same time; try again later";
-    bool ok = false, unknown = false;
+    absl::Status status = absl::ResourceExhaustedError("too many jobs come at the same time; try again later");
+    bool unknown = false;
     if (++moves_ <= kMostMoves) {
       try {
         Arrival arrival(stream, settings_, key_);
-        ok = arrival.Run(&error);
+        status = arrival.Run();
         unknown = arrival.IsUnknown();
       } catch (const std::exception& problem) {
-        error = problem.what();
+        status = absl::InternalError(problem.what());
       }
     }
     --moves_;
-    if (ok) return grpc::Status::OK;
+    if (status.ok()) return grpc::Status::OK;
+    const std::string error(status.message());
     fprintf(stderr, "cr-hostd: a move from %s has failed: %s\n", Printable(context->peer()).c_str(),
             Printable(error).c_str());
     // The source goes on with the job if it hears that nothing of it runs here.
@@ -620,33 +601,31 @@ class Service final : public Hosts::Service {
 
   grpc::Status Describe(grpc::ServerContext* context, const DescribeRequest* request, HostReport* report) override {
     if (const grpc::Status status = Admit(*context); !status.ok()) return status;
-    Account account;
-    std::string error;
-    if (request->version() != kVersion)
-      error = "its cr-hostd speaks version " + std::to_string(kVersion) + ", and the asking one version " +
-              std::to_string(request->version()) + "; install the same version on both hosts";
-    else if (request->user().id() == 0 || FindUser(request->user(), &account, &error))
-      *report = DescribeHost(settings_, request->user().id());
-    if (error.empty()) return grpc::Status::OK;
-    return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, error);
+    if (request->version() != kVersion) return Refused(OtherVersion(request->version()));
+    if (request->user().id() != 0) {
+      if (const auto account = FindUser(request->user()); !account.ok()) return Refused(account.status());
+    }
+    *report = DescribeHost(settings_, request->user().id());
+    return grpc::Status::OK;
   }
 
   grpc::Status Save(grpc::ServerContext* context, grpc::ServerReaderWriter<SaveDown, SaveUp>* stream) override {
     if (const grpc::Status status = Admit(*context); !status.ok()) return status;
-    std::string error = "too many jobs come or are saved at the same time; try again later";
-    bool ok = false;
+    absl::Status status =
+        absl::ResourceExhaustedError("too many jobs come or are saved at the same time; try again later");
     if (++moves_ <= kMostMoves) {
       try {
-        ok = Saving(context, stream, settings_, key_).Run(&error);
+        status = Saving(context, stream, settings_, key_).Run();
       } catch (const std::exception& problem) {
-        error = problem.what();
+        status = absl::InternalError(problem.what());
       }
     }
     --moves_;
     SaveDown down;
-    if (ok) {
+    if (status.ok()) {
       down.set_done(true);
     } else {
+      const std::string error(status.message());
       down.set_failed(error);
       fprintf(stderr, "cr-hostd: a checkpoint or restart over hosts, for %s, has failed: %s\n",
               Printable(context->peer()).c_str(), Printable(error).c_str());
@@ -658,23 +637,20 @@ class Service final : public Hosts::Service {
   grpc::Status Sets(grpc::ServerContext* context, const SignedSets* request, SetsReply* reply) override {
     if (const grpc::Status status = Admit(*context); !status.ok()) return status;
     SetsBegin begin;
-    Account account;
-    std::string error;
-    if (!key_.HasMade(request->code(), kSetsText + request->begin()) || !begin.ParseFromString(request->begin())) {
-      error = "the request is not signed with the key of this host; the hosts of a cluster need the same one (--key)";
-    } else if (begin.version() != kVersion) {
-      error = "its cr-hostd speaks version " + std::to_string(kVersion) + ", and the asking one version " +
-              std::to_string(begin.version()) + "; install the same version on both hosts";
-    } else if (FindUser(begin.user(), &account, &error)) {
-      try {
-        if (RemoveSets(account, begin.folder(), begin.part(), {begin.remove().begin(), begin.remove().end()}, &error))
-          *reply = ListSets(account, key_, begin.folder(), begin.part());
-      } catch (const std::exception& problem) {
-        error = problem.what();
-      }
+    if (!key_.HasMade(request->code(), kSetsText + request->begin()) || !begin.ParseFromString(request->begin()))
+      return Refused(absl::PermissionDeniedError(kNotSigned));
+    if (begin.version() != kVersion) return Refused(OtherVersion(begin.version()));
+    const absl::StatusOr<Account> account = FindUser(begin.user());
+    if (!account.ok()) return Refused(account.status());
+    try {
+      const absl::Status removed =
+          RemoveSets(*account, begin.folder(), begin.part(), {begin.remove().begin(), begin.remove().end()});
+      if (!removed.ok()) return Refused(removed);
+      *reply = ListSets(*account, key_, begin.folder(), begin.part());
+    } catch (const std::exception& problem) {
+      return Refused(absl::InternalError(problem.what()));
     }
-    if (error.empty()) return grpc::Status::OK;
-    return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, error);
+    return grpc::Status::OK;
   }
 
   grpc::Status Settle(grpc::ServerContext* context, const SettleRequest* request, SettleReply* reply) override {
@@ -690,6 +666,15 @@ class Service final : public Hosts::Service {
   }
 
  private:
+  static grpc::Status Refused(const absl::Status& why) {
+    return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, std::string(why.message()));
+  }
+  static absl::Status OtherVersion(uint32_t version) {
+    return absl::UnimplementedError("its cr-hostd speaks version " + std::to_string(kVersion) +
+                                    ", and the asking one version " + std::to_string(version) +
+                                    "; install the same version on both hosts");
+  }
+
   // TLS has looked at the certificate. Not every one of the authority's may be a host's.
   grpc::Status Admit(const grpc::ServerContext& context) const {
     const auto facts = context.auth_context();
@@ -711,16 +696,14 @@ class Service final : public Hosts::Service {
   std::atomic<int> moves_{0};
 };
 
-// Null and *error if it cannot. `tls` gets the certificates, which gRPC looks at again and again: they must live as
-// long as the server.
-std::unique_ptr<grpc::Server> Listen(const Settings& settings, Service* service,
-                                     std::unique_ptr<control::ServerTls>* tls, std::string* error) {
-  *tls = control::ServerTls::Create(settings.tls, error);
+// `tls` gets the certificates, which gRPC looks at again and again: they must live as long as the server.
+absl::StatusOr<std::unique_ptr<grpc::Server>> Listen(const Settings& settings, Service* service,
+                                                     std::unique_ptr<control::ServerTls>* tls) {
+  // Until ServerTls::Create gives a status.
+  std::string error;
+  *tls = control::ServerTls::Create(settings.tls, &error);
   const auto credentials = *tls ? (*tls)->Credentials(/*tokens=*/false) : nullptr;
-  if (!credentials) {
-    if (error->empty()) *error = "gRPC does not take the certificates";
-    return nullptr;
-  }
+  if (!credentials) return absl::FailedPreconditionError(error.empty() ? "gRPC does not take the certificates" : error);
   std::unique_ptr<grpc::Server> server;
   // The one of a cr-hostd that was killed a moment ago may still be there.
   for (int attempt = 0; !server && attempt < kListenAttempts; ++attempt) {
@@ -734,8 +717,8 @@ std::unique_ptr<grpc::Server> Listen(const Settings& settings, Service* service,
     server = builder.BuildAndStart();
     if (port == 0) server.reset();
   }
-  if (!server) *error = "cannot listen at " + settings.listen + "; is the address free, and this host's own?";
-  return server;
+  if (server) return server;
+  return absl::UnavailableError("cannot listen at " + settings.listen + "; is the address free, and this host's own?");
 }
 
 }  // namespace
@@ -753,20 +736,19 @@ int ServeHosts(const Settings& settings, const Key& key, int ready) {
   sigemptyset(&ends);
   sigaddset(&ends, SIGTERM);
   sigprocmask(SIG_BLOCK, &ends, nullptr);  // before there are threads
-  std::string error;
+  const auto fail = [&say](const absl::Status& status) {
+    say(std::string(status.message()));
+    return 1;
+  };
   Service service(settings, key);
   std::unique_ptr<control::ServerTls> tls;
-  std::unique_ptr<grpc::Server> server;
-  if (!settings.listen.empty() && !(server = Listen(settings, &service, &tls, &error))) {
-    say(error);
-    return 1;
-  }
-  std::unique_ptr<metrics::Exporter> exporter;
-  if (!settings.metrics.empty() && !(exporter = ServeMetrics(settings, &error))) {
-    say(error);
-    return 1;
-  }
-  say(exporter ? "ready " + std::to_string(exporter->port()) : "ready");
+  absl::StatusOr<std::unique_ptr<grpc::Server>> server = nullptr;
+  if (!settings.listen.empty()) server = Listen(settings, &service, &tls);
+  if (!server.ok()) return fail(server.status());
+  absl::StatusOr<std::unique_ptr<metrics::Exporter>> exporter = nullptr;
+  if (!settings.metrics.empty()) exporter = ServeMetrics(settings);
+  if (!exporter.ok()) return fail(exporter.status());
+  say(*exporter ? "ready " + std::to_string((*exporter)->port()) : "ready");
   int signal = 0;
   sigwait(&ends, &signal);
   // Moves that are in progress break off here, and the source and the worker see that.

@@ -7,6 +7,7 @@
 #include <new>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "host/report.h"
 #include "host/worker.h"
 #include "proto/frame/version.h"
@@ -82,7 +83,7 @@ void Counters::CountRequest(const std::string& tool, bool failed) {
   if (failed) ++failures[i];
 }
 
-std::unique_ptr<metrics::Exporter> ServeMetrics(const Settings& settings, std::string* error) {
+absl::StatusOr<std::unique_ptr<metrics::Exporter>> ServeMetrics(const Settings& settings) {
   const auto collect = [&settings] {
     std::vector<MetricFamily> families = {
         Family("host_build_info", "The version of cuda-remote, as a label.", MetricType::Gauge)};
@@ -91,7 +92,11 @@ std::unique_ptr<metrics::Exporter> ServeMetrics(const Settings& settings, std::s
     AddCounters(*settings.counters, &families);
     return families;
   };
-  return metrics::Exporter::Start(settings.metrics, collect, error);
+  // Until Exporter::Start gives a status.
+  std::string error;
+  std::unique_ptr<metrics::Exporter> exporter = metrics::Exporter::Start(settings.metrics, collect, &error);
+  if (!exporter) return absl::FailedPreconditionError(error);
+  return exporter;
 }
 
 }  // namespace cuda_remote::host

@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "proto/metrics/exporter.h"
 
 namespace cuda_remote::host {
@@ -33,8 +34,8 @@ struct Counters {
   std::atomic<uint64_t> bytes_before, bytes_in_pause, paused_us;
 };
 
-// Answers at Settings::metrics. Null and one sentence in *error if it cannot listen there. `settings` outlives it.
-std::unique_ptr<metrics::Exporter> ServeMetrics(const Settings& settings, std::string* error);
+// Answers at Settings::metrics. Fails if it cannot listen there. `settings` outlives it.
+absl::StatusOr<std::unique_ptr<metrics::Exporter>> ServeMetrics(const Settings& settings);
 
 }  // namespace cuda_remote::host
 

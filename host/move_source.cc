@@ -16,6 +16,7 @@
 #include "ckptfmt/manifest.h"
 #include "host/signature.h"
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
 #include "proto/control/status_text.h"
 
 namespace cuda_remote::host {
@@ -64,31 +65,30 @@ SettleReply::State Settled(Hosts::Stub* stub, const std::string& id, bool decide
   return SettleReply::NONE;
 }
 
-std::shared_ptr<grpc::Channel> HostsChannel(const std::string& address, const control::TlsFiles& tls,
-                                            std::string* error) {
+absl::StatusOr<std::shared_ptr<grpc::Channel>> HostsChannel(const std::string& address, const control::TlsFiles& tls) {
   const size_t colon = address.rfind(':'), bracket = address.rfind(']');
   const bool has_port = colon != std::string::npos && (bracket == std::string::npos || colon > bracket);
   const std::string target = has_port ? address : address + ":" + kHostsPort;
   control::SendGrpcLogTo([](bool, const char*) {});  // the call's status says the same
-  const auto credentials = control::ClientTls(tls, error);
-  return credentials ? grpc::CreateCustomChannel(target, credentials, control::ClientArguments()) : nullptr;
+  // Until ClientTls gives a status.
+  std::string error;
+  const auto credentials = control::ClientTls(tls, &error);
+  if (!credentials) return absl::FailedPreconditionError(error);
+  return grpc::CreateCustomChannel(target, credentials, control::ClientArguments());
 }
 
 SaveDecision AskDecision(const std::string& address, const std::string& id, const control::TlsFiles& tls) {
-  std::string ignored;
-  const auto channel = HostsChannel(address, tls, &ignored);
-  if (!channel) return SaveDecision::kUnknown;
-  const auto stub = Hosts::NewStub(channel);
+  const auto channel = HostsChannel(address, tls);
+  if (!channel.ok()) return SaveDecision::kUnknown;
+  const auto stub = Hosts::NewStub(*channel);
   const SettleReply::State state = Settled(stub.get(), id, /*decide=*/false);
   return state == SettleReply::RUNNING  ? SaveDecision::kCounts
          : state == SettleReply::FAILED ? SaveDecision::kGivenUp
                                         : SaveDecision::kUnknown;
 }
 
-std::unique_ptr<MoveSource> MoveSource::Open(const std::string& address, const control::TlsFiles& tls,
-                                             std::string* error) {
-  const auto channel = HostsChannel(address, tls, error);
-  if (!channel) return nullptr;
+absl::StatusOr<std::unique_ptr<MoveSource>> MoveSource::Open(const std::string& address, const control::TlsFiles& tls) {
+  CR_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, HostsChannel(address, tls));
   std::unique_ptr<MoveSource> move(new MoveSource(address));
   move->stub_ = Hosts::NewStub(channel);
   move->stream_ = move->stub_->Move(&move->context_);
@@ -102,75 +102,66 @@ MoveSource::~MoveSource() {
 }
 
 // After something failed: what the other side says of it.
-void MoveSource::Explain(std::string* error) {
-  *error = address_ + " has ended the move";
-  if (finished_) return;
+absl::Status MoveSource::Explain() {
+  const absl::Status ended = absl::AbortedError(address_ + " has ended the move");
+  if (finished_) return ended;
   MoveDown down;
+  std::string failed;
   while (stream_->Read(&down)) {
     if (down.kind_case() != MoveDown::kFailed) continue;
     failed_there_ = true;
-    *error = address_ + ": " + down.failed();
+    failed = address_ + ": " + down.failed();
   }
   const grpc::Status status = stream_->Finish();
   finished_ = true;
-  if (failed_there_) return;
-  if (status.error_code() == grpc::StatusCode::CANCELLED)
-    *error = "interrupted";
-  else if (status.error_code() == grpc::StatusCode::PERMISSION_DENIED)
-    *error = address_ + ": " + status.error_message();
-  else if (!status.ok())
-    *error = "the cr-hostd of " + address_ + " does not answer: " + control::StatusText(status);
+  if (failed_there_) return failed.empty() ? ended : absl::AbortedError(failed);
+  if (status.error_code() == grpc::StatusCode::CANCELLED) return absl::CancelledError("interrupted");
+  if (status.error_code() == grpc::StatusCode::PERMISSION_DENIED)
+    return absl::PermissionDeniedError(address_ + ": " + status.error_message());
+  if (status.ok()) return ended;
+  return absl::UnavailableError("the cr-hostd of " + address_ + " does not answer: " + control::StatusText(status));
 }
 
-bool MoveSource::Write(const MoveUp& up, std::string* error) {
-  if (!finished_ && stream_->Write(up)) return true;
-  Explain(error);
-  return false;
+absl::Status MoveSource::Write(const MoveUp& up) {
+  if (!finished_ && stream_->Write(up)) return absl::OkStatus();
+  return Explain();
 }
 
-bool MoveSource::Await(MoveDown::KindCase wanted, MoveDown* down, std::string* error) {
-  if (!finished_ && stream_->Read(down)) {
-    if (down->kind_case() == wanted) return true;
-    failed_there_ = down->kind_case() == MoveDown::kFailed;
-    *error = address_ + ": " +
-             (failed_there_ ? down->failed()
-                            : "its cr-hostd sent an answer that this one cannot read; install the "
-                              "same version on both hosts");
-    return false;
-  }
-  Explain(error);
-  return false;
+absl::StatusOr<MoveDown> MoveSource::Await(MoveDown::KindCase wanted) {
+  MoveDown down;
+  if (finished_ || !stream_->Read(&down)) return Explain();
+  if (down.kind_case() == wanted) return down;
+  failed_there_ = down.kind_case() == MoveDown::kFailed;
+  if (failed_there_) return absl::AbortedError(address_ + ": " + down.failed());
+  return absl::DataLossError(address_ +
+                             ": its cr-hostd sent an answer that this one cannot read; install the "
+                             "same version on both hosts");
 }
 
-bool MoveSource::Begin(const MoveBegin& begin, MoveChecked* checked, std::string* error) {
+absl::StatusOr<MoveChecked> MoveSource::Begin(const MoveBegin& begin) {
   id_ = begin.id();
   MoveUp up;
   *up.mutable_begin() = begin;
-  MoveDown down;
-  if (!Write(up, error) || !Await(MoveDown::kChecked, &down, error)) return false;
-  *checked = std::move(*down.mutable_checked());
-  return true;
+  CR_RETURN_IF_ERROR(Write(up));
+  CR_ASSIGN_OR_RETURN(MoveDown down, Await(MoveDown::kChecked));
+  return std::move(*down.mutable_checked());
 }
 
 // Its pages come to *pages.
-bool MoveSource::SendFile(const ckptfmt::OpenedFolder& folder, const SignedFile& file, uint32_t number,
-                          SentPages* pages, std::string* error) {
-  const auto opened = ckptfmt::OpenForReading(folder, file.path());
-  if (!opened.ok()) {
-    *error = std::string(opened.status().message());
-    return false;
-  }
+absl::Status MoveSource::SendFile(const ckptfmt::OpenedFolder& folder, const SignedFile& file, uint32_t number,
+                                  SentPages* pages) {
+  CR_ASSIGN_OR_RETURN(const UniqueFd opened, ckptfmt::OpenForReading(folder, file.path()));
   // GPU memory that has not changed is in files that are the same.
   const std::string folder_of_processes = std::string(ckptfmt::kClientFolder) + "/";
   const bool by_page = file.path().compare(0, folder_of_processes.size(), folder_of_processes) == 0;
   MoveUp up;
   MovedData* const out = up.mutable_data();
   const auto send = [&] {
-    if (out->pieces().empty()) return true;
-    if (!Write(up, error)) return false;
+    if (out->pieces().empty()) return absl::OkStatus();
+    CR_RETURN_IF_ERROR(Write(up));
     sent_bytes_ += out->data().size();
     out->Clear();
-    return true;
+    return absl::OkStatus();
   };
   const auto add = [&](uint64_t bytes, uint32_t from, uint64_t offset) {
     MovedPiece* last = out->pieces().empty() ? nullptr : out->mutable_pieces(out->pieces_size() - 1);
@@ -185,10 +176,8 @@ bool MoveSource::SendFile(const ckptfmt::OpenedFolder& folder, const SignedFile&
   const SentPages::Page* last = nullptr;
   for (uint64_t at = 0; at < file.bytes();) {
     const size_t bytes = size_t(std::min<uint64_t>(file.bytes() - at, kPart));
-    if (!ckptfmt::ReadAt(opened->get(), folder.FullPath(file.path()), at, &part[0], bytes).ok()) {
-      *error = "cannot read the image's file " + file.path();
-      return false;
-    }
+    if (!ckptfmt::ReadAt(opened.get(), folder.FullPath(file.path()), at, &part[0], bytes).ok())
+      return absl::DataLossError("cannot read the image's file " + file.path());
     for (size_t begin = 0; begin < bytes;) {
       const std::string_view piece(&part[begin], by_page ? std::min(kPageBytes, bytes - begin) : bytes);
       const SentPages::Page* same = nullptr;
@@ -199,24 +188,23 @@ bool MoveSource::SendFile(const ckptfmt::OpenedFolder& folder, const SignedFile&
       add(piece.size(), same ? same->file : 0, same ? uint64_t(same->number) * kPageBytes : 0);
       if (!same) out->mutable_data()->append(piece);
       begin += piece.size();
-      if (out->pieces_size() >= kMostPieces && !send()) return false;
+      if (out->pieces_size() >= kMostPieces) CR_RETURN_IF_ERROR(send());
     }
     at += bytes;
-    if (out->data().size() >= kPart && !send()) return false;
+    if (out->data().size() >= kPart) CR_RETURN_IF_ERROR(send());
   }
   return send();
 }
 
-bool MoveSource::SendImage(const ckptfmt::OpenedFolder& folder, std::string* error) {
+absl::Status MoveSource::SendImage(const ckptfmt::OpenedFolder& folder) {
   MoveUp up;
   SignatureFile signature;
   Statement statement;
   if (!ReadAll(folder, ckptfmt::kSignatureName, kMostSignatureBytes, up.mutable_image()) ||
       !signature.ParseFromString(up.image()) || !statement.ParseFromString(signature.statement())) {
-    *error = "cannot read the signature of the image";
-    return false;
+    return absl::DataLossError("cannot read the signature of the image");
   }
-  if (!Write(up, error)) return false;
+  CR_RETURN_IF_ERROR(Write(up));
   std::map<std::string, uint32_t> files;
   std::set<uint32_t> kept;
   SentPages pages;
@@ -225,37 +213,38 @@ bool MoveSource::SendImage(const ckptfmt::OpenedFolder& folder, std::string* err
     const auto known = files_.find(one.hash());
     const uint32_t number = known != files_.end() ? known->second : ++numbered_;
     files.emplace(one.hash(), number);
-    if (known != files_.end())
+    if (known != files_.end()) {
       kept.insert(number);
-    else if (!SendFile(folder, one, number, &pages, error))
-      return false;
+    } else {
+      CR_RETURN_IF_ERROR(SendFile(folder, one, number, &pages));
+    }
   }
   pages.AddFilesOf(pages_, kept);
   pages.Sort();
   files_ = std::move(files);
   pages_ = std::move(pages);
-  MoveDown down;
-  return Await(MoveDown::kTaken, &down, error);
+  return Await(MoveDown::kTaken).status();
 }
 
-bool MoveSource::Restore(const MoveRestore& restore, std::string* error) {
+absl::Status MoveSource::Restore(const MoveRestore& restore) {
   MoveUp up;
   *up.mutable_restore() = restore;
-  MoveDown down;
-  return Write(up, error) && Await(MoveDown::kRestored, &down, error);
+  CR_RETURN_IF_ERROR(Write(up));
+  return Await(MoveDown::kRestored).status();
 }
 
-MoveSource::Outcome MoveSource::GoOn(std::string* error) {
+absl::Status MoveSource::GoOn() {
   MoveUp up;
   up.set_go_on(true);
-  MoveDown down;
-  if (Write(up, error) && Await(MoveDown::kRunning, &down, error)) return Outcome::kRunning;
-  if (failed_there_) return Outcome::kFailed;
+  absl::Status status = Write(up);
+  if (status.ok()) status = Await(MoveDown::kRunning).status();
+  if (status.ok()) return status;
+  const absl::Status failed = absl::AbortedError(status.message());
+  if (failed_there_) return failed;
   // It may have arrived all the same.
   const SettleReply::State state = Settled(stub_.get(), id_, /*decide=*/false);
-  return state == SettleReply::RUNNING  ? Outcome::kRunning
-         : state == SettleReply::FAILED ? Outcome::kFailed
-                                        : Outcome::kUnknown;
+  if (state == SettleReply::RUNNING) return absl::OkStatus();
+  return state == SettleReply::FAILED ? failed : absl::UnavailableError(status.message());
 }
 
 }  // namespace cuda_remote::host

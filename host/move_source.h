@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The source's side of a move (move.proto): what a worker sends to another host's cr-hostd.
 //
-// Not thread-safe but for Cancel. Functions return false and one sentence in *error.
+// Not thread-safe but for Cancel.
 #ifndef CUDA_REMOTE_HOST_MOVE_SOURCE_H_
 #define CUDA_REMOTE_HOST_MOVE_SOURCE_H_
 
@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "ckptfmt/file.h"
 #include "host/move.grpc.pb.h"
 #include "host/sent_pages.h"
@@ -22,10 +24,8 @@ namespace cuda_remote::host {
 // Where a cr-hostd listens for others if --listen does not say a port, and where it is looked for.
 inline constexpr char kHostsPort[] = "7071";
 
-// To the cr-hostd at `address` (HOST or HOST:PORT). Null and *error if the files for TLS are of no use. Nothing is
-// connected yet.
-std::shared_ptr<grpc::Channel> HostsChannel(const std::string& address, const control::TlsFiles& tls,
-                                            std::string* error);
+// To the cr-hostd at `address` (HOST or HOST:PORT). Fails if the files for TLS are of no use. Nothing is connected yet.
+absl::StatusOr<std::shared_ptr<grpc::Channel>> HostsChannel(const std::string& address, const control::TlsFiles& tls);
 
 // Of a checkpoint over several hosts. kUnknown: the host that knows does not answer.
 enum class SaveDecision { kCounts, kGivenUp, kUnknown };
@@ -40,26 +40,22 @@ SaveDecision AskDecision(const std::string& address, const std::string& id, cons
 class MoveSource {
  public:
   // `address`: HOST or HOST:PORT.
-  static std::unique_ptr<MoveSource> Open(const std::string& address, const control::TlsFiles& tls, std::string* error);
+  static absl::StatusOr<std::unique_ptr<MoveSource>> Open(const std::string& address, const control::TlsFiles& tls);
   ~MoveSource();
   MoveSource(const MoveSource&) = delete;
   MoveSource& operator=(const MoveSource&) = delete;
 
-  // Says what the job needs. *checked: what the destination lacks of it, and what it has. If it lacks something, the
-  // move ends there.
-  bool Begin(const MoveBegin& begin, MoveChecked* checked, std::string* error);
+  // Says what the job needs. Gives what the destination lacks of it, and what it has. If it lacks something, the move
+  // ends there.
+  absl::StatusOr<MoveChecked> Begin(const MoveBegin& begin);
   // Sends a signed image, but for the files and the pages of processes' memory that the image before has, too.
-  bool SendImage(const ckptfmt::OpenedFolder& folder, std::string* error);
-  // Has the last one restored. True: the job is ready there, and does not run.
-  bool Restore(const MoveRestore& restore, std::string* error);
+  absl::Status SendImage(const ckptfmt::OpenedFolder& folder);
+  // Has the last one restored. Then the job is ready there, and does not run.
+  absl::Status Restore(const MoveRestore& restore);
 
-  // Lets the job go on there.
-  enum class Outcome {
-    kRunning,
-    kFailed,   // nothing of it runs there or will run
-    kUnknown,  // the destination does not answer any more
-  };
-  Outcome GoOn(std::string* error);
+  // Lets the job go on there. kUnavailable: the destination does not answer any more, and whether the job runs there is
+  // not known. Every other failure: nothing of it runs there or will run.
+  absl::Status GoOn();
 
   // From any thread: what is going on fails, and so does all that follows. Not during GoOn.
   void Cancel() { context_.TryCancel(); }
@@ -68,11 +64,10 @@ class MoveSource {
 
  private:
   explicit MoveSource(std::string address) : address_(std::move(address)) {}
-  bool Await(MoveDown::KindCase wanted, MoveDown* down, std::string* error);
-  bool Write(const MoveUp& up, std::string* error);
-  bool SendFile(const ckptfmt::OpenedFolder& folder, const SignedFile& file, uint32_t number, SentPages* pages,
-                std::string* error);
-  void Explain(std::string* error);
+  absl::StatusOr<MoveDown> Await(MoveDown::KindCase wanted);
+  absl::Status Write(const MoveUp& up);
+  absl::Status SendFile(const ckptfmt::OpenedFolder& folder, const SignedFile& file, uint32_t number, SentPages* pages);
+  absl::Status Explain();
 
   const std::string address_;
   std::string id_;

@@ -21,6 +21,9 @@
 #include <set>
 #include <sstream>
 
+#include "proto/base/status_macros.h"
+#include "proto/errors/absl_status.h"
+
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77
 #endif
@@ -97,7 +100,7 @@ std::vector<Hierarchy> Hierarchies() {
 
 // A process without a controller of its own, such as in an own hierarchy of version 2 that is empty, has nothing to
 // join.
-bool JoinControlGroups(const Peer& peer, std::string* error) {
+absl::Status JoinControlGroups(const Peer& peer) {
   const std::vector<Hierarchy> hierarchies = Hierarchies();
   std::ifstream own("/proc/self/cgroup"), theirs(OfPeer(peer, "cgroup"));
   std::set<std::string> here;
@@ -124,10 +127,9 @@ bool JoinControlGroups(const Peer& peer, std::string* error) {
       if (joined) break;
     }
     if (joined) continue;
-    *error = "cr-hostd cannot enter the control group " + path + " of the process that asks: " + strerror(errno);
-    return false;
+    return ErrnoStatus("cr-hostd cannot enter the control group " + path + " of the process that asks");
   }
-  return true;
+  return absl::OkStatus();
 }
 
 // By name or number.
@@ -144,7 +146,7 @@ bool FindGroup(const std::string& name, gid_t* group) {
 rlim_t LimitOf(const std::string& text) { return text[0] == 'u' ? RLIM_INFINITY : strtoull(text.c_str(), nullptr, 10); }
 
 // Each line of /proc/PID/limits is about one limit, by its number; prlimit on another user's process needs more rights.
-bool TakeLimits(const Peer& peer, std::string* error) {
+absl::Status TakeLimits(const Peer& peer) {
   constexpr size_t kSoft = 26, kHard = 47;
   std::ifstream lines(OfPeer(peer, "limits"));
   std::string line;
@@ -152,8 +154,7 @@ bool TakeLimits(const Peer& peer, std::string* error) {
   for (int kind = 0; kind < RLIM_NLIMITS; ++kind) {
     rlimit limit, own;
     if (!std::getline(lines, line) || line.size() <= kHard || getrlimit(__rlimit_resource(kind), &own) != 0) {
-      *error = "the limits of the process that asks cannot be read";
-      return false;
+      return absl::UnavailableError("the limits of the process that asks cannot be read");
     }
     limit.rlim_cur = LimitOf(line.substr(kSoft));
     limit.rlim_max = LimitOf(line.substr(kHard));
@@ -162,20 +163,20 @@ bool TakeLimits(const Peer& peer, std::string* error) {
     limit.rlim_max = std::min(limit.rlim_max, own.rlim_max);
     limit.rlim_cur = std::min(limit.rlim_cur, limit.rlim_max);
     if (setrlimit(__rlimit_resource(kind), &limit) == 0) continue;
-    *error = std::string("cr-hostd cannot take on the limits of the process that asks: ") + strerror(errno);
-    return false;
+    return ErrnoStatus("cr-hostd cannot take on the limits of the process that asks");
   }
-  return true;
+  return absl::OkStatus();
 }
+
+absl::Status PeerHasEnded() { return absl::UnavailableError("the process that asks has ended"); }
 
 }  // namespace
 
-bool FindPeer(int socket, Peer* peer, std::string* error) {
+absl::Status FindPeer(int socket, Peer* peer) {
   ucred facts = {};
   socklen_t size = sizeof(facts);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &facts, &size) != 0) {
-    *error = std::string("the kernel does not say who asks: ") + strerror(errno);
-    return false;
+    return ErrnoStatus("the kernel does not say who asks");
   }
   peer->pid = facts.pid;
   peer->account.user = facts.uid;
@@ -183,57 +184,48 @@ bool FindPeer(int socket, Peer* peer, std::string* error) {
   peer->account.groups.resize(kMostGroups);
   size = socklen_t(kMostGroups * sizeof(gid_t));
   if (getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, peer->account.groups.data(), &size) != 0) {
-    *error = std::string("the kernel does not say which groups the user has: ") + strerror(errno);
-    return false;
+    return ErrnoStatus("the kernel does not say which groups the user has");
   }
   peer->account.groups.resize(size / sizeof(gid_t));
   std::sort(peer->account.groups.begin(), peer->account.groups.end());
-  if (facts.uid == 0) {
-    *error = "root needs no cr-hostd: start the tool without it";
-    return false;
-  }
+  if (facts.uid == 0) return absl::FailedPreconditionError("root needs no cr-hostd: start the tool without it");
   size = sizeof(peer->pidfd);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &peer->pidfd, &size) != 0) {
     peer->pidfd = int(syscall(SYS_pidfd_open, peer->pid, 0));
   }
-  if (peer->pidfd < 0) {
-    *error = "the process that asks has ended";
-    return false;
-  }
+  if (peer->pidfd < 0) return PeerHasEnded();
   fcntl(peer->pidfd, F_SETFD, FD_CLOEXEC);
   for (const auto& one : kNamespaces) {
     const std::string name = std::string("ns/") + one.name;
     if (IsSame(OfPeer(*peer, name), "/proc/self/" + name)) continue;
-    *error = std::string("this process is in another ") + one.called +
-             " namespace than cr-hostd, as in a container or in a job of cr-run; use the tools outside of it, or start "
-             "a cr-hostd in the same container";
-    return false;
+    return absl::FailedPreconditionError(
+        std::string("this process is in another ") + one.called +
+        " namespace than cr-hostd, as in a container or in a job of cr-run; use the tools outside of it, or start "
+        "a cr-hostd in the same container");
   }
   if (!IsSame(OfPeer(*peer, "root"), "/proc/self/root")) {
-    *error = "this process has another root folder than cr-hostd; use the tools outside of it";
-    return false;
+    return absl::FailedPreconditionError(
+        "this process has another root folder than cr-hostd; use the tools outside of it");
   }
   const std::string seccomp = StatusOf(*peer, "Seccomp"), privileges = StatusOf(*peer, "NoNewPrivs");
   if (!HasOnly(StatusOf(*peer, "Uid"), facts.uid) || !HasOnly(StatusOf(*peer, "Gid"), facts.gid)) {
-    *error = "this process has the rights of more than one user or group; cr-hostd works for plain processes only";
-    return false;
+    return absl::PermissionDeniedError(
+        "this process has the rights of more than one user or group; cr-hostd works for plain processes only");
   }
   if (atoi(seccomp.c_str()) != 0) {
-    *error =
+    return absl::FailedPreconditionError(
         "this process has a seccomp filter, which a job of cr-hostd would not have; use the tools outside of it, or "
-        "start the container without a filter (--security-opt seccomp=unconfined)";
-    return false;
+        "start the container without a filter (--security-opt seccomp=unconfined)");
   }
   peer->no_new_privileges = atoi(privileges.c_str()) != 0;
   // All of this was about that process, and not about another one with its number.
-  if (!seccomp.empty() && !privileges.empty() && IsThere(*peer)) return true;
-  *error = "the process that asks has ended";
-  return false;
+  if (!seccomp.empty() && !privileges.empty() && IsThere(*peer)) return absl::OkStatus();
+  return PeerHasEnded();
 }
 
-bool JoinPeer(const Peer& peer, bool limits, std::string* error) {
-  if (!JoinControlGroups(peer, error)) return false;
-  if (limits && !TakeLimits(peer, error)) return false;
+absl::Status JoinPeer(const Peer& peer, bool limits) {
+  CR_RETURN_IF_ERROR(JoinControlGroups(peer));
+  if (limits) CR_RETURN_IF_ERROR(TakeLimits(peer));
   errno = 0;
   const int nice = getpriority(PRIO_PROCESS, id_t(peer.pid));
   if (errno == 0) setpriority(PRIO_PROCESS, 0, nice);
@@ -241,16 +233,11 @@ bool JoinPeer(const Peer& peer, bool limits, std::string* error) {
   if (sched_getaffinity(peer.pid, sizeof(processors), &processors) == 0) {
     sched_setaffinity(0, sizeof(processors), &processors);
   }
-  if (peer.no_new_privileges && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) {
-    *error = std::string("no-new-privileges: ") + strerror(errno);
-    return false;
-  }
-  if (IsThere(peer)) return true;
-  *error = "the process that asks has ended";
-  return false;
+  if (peer.no_new_privileges && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return ErrnoStatus("no-new-privileges");
+  return IsThere(peer) ? absl::OkStatus() : PeerHasEnded();
 }
 
-bool JoinUserControlGroup(const checkpoint::Account& account, const std::string& path, std::string* error) {
+absl::Status JoinUserControlGroup(const checkpoint::Account& account, const std::string& path) {
   std::string group = path.empty() ? kUserSlice : path;
   for (size_t at; (at = group.find("%u")) != std::string::npos;) group.replace(at, 2, std::to_string(account.user));
   bool joined = false;
@@ -269,21 +256,23 @@ bool JoinUserControlGroup(const checkpoint::Account& account, const std::string&
         continue;
       }
     }
-    *error = "cr-hostd cannot enter the control group " + leaf + ": " + strerror(errno);
-    return false;
+    return ErrnoStatus("cr-hostd cannot enter the control group " + leaf);
   }
-  if (joined || path.empty()) return true;
-  *error = "there is no control group " + group + " for " + NameOf(account) + " on this host (cr-hostd --user-cgroup)";
-  return false;
+  if (joined || path.empty()) return absl::OkStatus();
+  return absl::NotFoundError("there is no control group " + group + " for " + NameOf(account) +
+                             " on this host (cr-hostd --user-cgroup)");
 }
 
-bool CheckOperatorRule(const std::string& rule, std::string* error) {
-  checkpoint::Account account;
+absl::Status CheckOperatorRule(const std::string& rule) {
   gid_t group;
-  if (rule.empty() || rule[0] != '@') return checkpoint::FindAccount(rule, &account, error);
-  if (FindGroup(rule.substr(1), &group)) return true;
-  *error = "there is no group " + rule.substr(1) + " on this machine";
-  return false;
+  if (rule.empty() || rule[0] != '@') {
+    // Until FindAccount gives a status.
+    checkpoint::Account account;
+    std::string error;
+    return checkpoint::FindAccount(rule, &account, &error) ? absl::OkStatus() : absl::NotFoundError(error);
+  }
+  if (FindGroup(rule.substr(1), &group)) return absl::OkStatus();
+  return absl::NotFoundError("there is no group " + rule.substr(1) + " on this machine");
 }
 
 bool IsOperator(const std::vector<std::string>& rules, const checkpoint::Account& account) {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who asks cr-hostd, and what is around that process: a job that cr-hostd starts for it must not have more than it has.
-//
-// Functions return false and one sentence in *error.
 #ifndef CUDA_REMOTE_HOST_PEER_H_
 #define CUDA_REMOTE_HOST_PEER_H_
 
@@ -10,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "checkpoint/job/account.h"
 
 namespace cuda_remote::host {
@@ -24,20 +23,20 @@ struct Peer {
 
 // The process at the other end of `socket`. Refuses one that is somewhere else than cr-hostd (another mount, PID,
 // network or user namespace, a chroot), where names mean other things; one with a seccomp filter, which a process of
-// cr-hostd's would not have; and one that has more than one user's rights.
-bool FindPeer(int socket, Peer* peer, std::string* error);
+// cr-hostd's would not have; and one that has more than one user's rights. *peer then has what is known of it.
+absl::Status FindPeer(int socket, Peer* peer);
 
 // In a child that is to work for the peer, still as root: goes to its control groups, and takes on its resource limits
 // (of a job), processors, niceness and no-new-privileges.
-bool JoinPeer(const Peer& peer, bool limits, std::string* error);
+absl::Status JoinPeer(const Peer& peer, bool limits);
 
 // Likewise for a job of this user's that comes from another host, for which no process asks here: goes to the control
 // group `path`, in which %u is the user's number, wherever there is one of that name; in version 2 to a leaf below it.
 // Empty: the user's slice of systemd's, if there is one; else it stays where it is.
-bool JoinUserControlGroup(const checkpoint::Account& account, const std::string& path, std::string* error);
+absl::Status JoinUserControlGroup(const checkpoint::Account& account, const std::string& path);
 
-// Whether a rule of cr-hostd --operator means somebody: USER or @GROUP, names or numbers.
-bool CheckOperatorRule(const std::string& rule, std::string* error);
+// Fails if a rule of cr-hostd --operator, USER or @GROUP, names or numbers, means nobody.
+absl::Status CheckOperatorRule(const std::string& rule);
 // Whether one of these rules means the user, or a group that the process has which asks.
 bool IsOperator(const std::vector<std::string>& rules, const checkpoint::Account& account);
 

@@ -126,15 +126,17 @@ HostReports AskHosts(const std::vector<std::string>& hosts, const control::TlsFi
     asking.emplace_back([&tls, &user, report = reports.mutable_hosts(i)] {
       const std::string host = report->host();
       std::string error;
-      const auto channel = HostsChannel(host, tls, &error);
+      const auto channel = HostsChannel(host, tls);
       grpc::ClientContext context;
       context.set_deadline(WallNow() + kDeadline);
       DescribeRequest request;
       request.set_version(kVersion);
       *request.mutable_user() = user;
       HostReport answer;
-      if (channel) {
-        const grpc::Status status = Hosts::NewStub(channel)->Describe(&context, request, &answer);
+      if (!channel.ok()) {
+        error = std::string(channel.status().message());
+      } else {
+        const grpc::Status status = Hosts::NewStub(*channel)->Describe(&context, request, &answer);
         const bool refused = status.error_code() == grpc::StatusCode::PERMISSION_DENIED ||
                              status.error_code() == grpc::StatusCode::FAILED_PRECONDITION;
         if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED)

@@ -18,6 +18,7 @@
 #include "host/move_source.h"
 #include "host/wire.h"
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
 
 namespace cuda_remote::host {
 namespace {
@@ -47,20 +48,17 @@ SetsReply ListSets(const checkpoint::Account& account, const Key& key, const std
     ImageSet* const set = reply.add_sets();
     set->set_number(number);
     const auto image = opened->OpenBelow(name + "/" + MemberName(part));
-    Statement statement;
-    std::string ignored;
-    if (!image.ok() || !ckptfmt::IsImage(image->path()) ||
-        !ReadStatement(image->fd(), image->path(), account, key, &statement, &ignored)) {
-      continue;
-    }
-    set->set_id(statement.group());
-    set->set_whole_job(statement.whole_job());
+    if (!image.ok() || !ckptfmt::IsImage(image->path())) continue;
+    const auto statement = ReadStatement(image->fd(), image->path(), account, key);
+    if (!statement.ok()) continue;
+    set->set_id(statement->group());
+    set->set_whole_job(statement->whole_job());
   }
   return reply;
 }
 
-bool RemoveSets(const checkpoint::Account& account, const std::string& folder, uint32_t part,
-                const std::vector<uint64_t>& numbers, std::string* error) {
+absl::Status RemoveSets(const checkpoint::Account& account, const std::string& folder, uint32_t part,
+                        const std::vector<uint64_t>& numbers) {
   const checkpoint::ActAs user(&account);
   for (const uint64_t number : numbers) {
     const std::string set = folder + "/" + ckptfmt::StoreImageName(number);
@@ -69,14 +67,11 @@ bool RemoveSets(const checkpoint::Account& account, const std::string& folder, u
       if (!image.ok() || flock(image->fd(), LOCK_EX | LOCK_NB) != 0) continue;
       // First what makes it count.
       unlinkat(image->fd(), ckptfmt::kSignatureName, 0);
-      if (absl::Status status = ckptfmt::RemoveFolder(*image); !status.ok()) {
-        *error = std::string(status.message());
-        return false;
-      }
+      CR_RETURN_IF_ERROR(ckptfmt::RemoveFolder(*image));
     }
     rmdir(set.c_str());  // with the last part
   }
-  return true;
+  return absl::OkStatus();
 }
 
 std::vector<uint64_t> CompleteSets(const std::vector<SetsReply>& hosts, const std::string& job) {
@@ -105,10 +100,9 @@ std::vector<uint64_t> OldSets(const SetsReply& host, const std::vector<uint64_t>
   return old;
 }
 
-bool Sets::Ask(size_t part, const std::vector<uint64_t>& remove, std::string* error) {
+absl::Status Sets::Ask(size_t part, const std::vector<uint64_t>& remove) {
   const std::string& host = parts_[part].host;
-  const auto channel = HostsChannel(host, tls_, error);
-  if (!channel) return false;
+  CR_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, HostsChannel(host, tls_));
   SetsBegin begin;
   begin.set_version(kVersion);
   *begin.mutable_user() = user_;
@@ -121,51 +115,48 @@ bool Sets::Ask(size_t part, const std::vector<uint64_t>& remove, std::string* er
   grpc::ClientContext context;
   context.set_deadline(WallNow() + (remove.empty() ? kLookDeadline : kRemoveDeadline));
   const grpc::Status status = Hosts::NewStub(channel)->Sets(&context, request, &hosts_[part]);
-  if (status.ok()) return true;
-  const bool refused = status.error_code() == grpc::StatusCode::PERMISSION_DENIED ||
-                       status.error_code() == grpc::StatusCode::FAILED_PRECONDITION;
-  *error = refused ? host + ": " + status.error_message()
-           : status.error_code() == grpc::StatusCode::UNIMPLEMENTED
-               ? host + ": its cr-hostd knows no sets of images; install the same version on all hosts"
-               : "the cr-hostd of " + host + " does not answer: " + status.error_message();
-  return false;
+  switch (status.error_code()) {
+    case grpc::StatusCode::OK:
+      return absl::OkStatus();
+    case grpc::StatusCode::PERMISSION_DENIED:
+    case grpc::StatusCode::FAILED_PRECONDITION:
+      return absl::FailedPreconditionError(host + ": " + status.error_message());
+    case grpc::StatusCode::UNIMPLEMENTED:
+      return absl::UnimplementedError(host +
+                                      ": its cr-hostd knows no sets of images; install the same version on all hosts");
+    default:
+      return absl::UnavailableError("the cr-hostd of " + host + " does not answer: " + status.error_message());
+  }
 }
 
-bool Sets::Look(std::string* error) {
+absl::Status Sets::Look() {
   hosts_.assign(parts_.size(), {});
-  for (size_t i = 0; i < parts_.size(); ++i) {
-    if (!Ask(i, {}, error)) return false;
-  }
-  return true;
+  for (size_t i = 0; i < parts_.size(); ++i) CR_RETURN_IF_ERROR(Ask(i, {}));
+  return absl::OkStatus();
 }
 
 bool Sets::IsOne() const {
   return std::any_of(hosts_.begin(), hosts_.end(), [](const SetsReply& host) { return host.is_one(); });
 }
 
-bool Sets::Next(std::string* image, std::string* error) const {
+absl::StatusOr<std::string> Sets::Next() const {
   if (IsOne()) {
-    *error = folder_ +
-             " has the images of one checkpoint (member-1, ...); choose another folder to keep several in, or "
-             "leave out --keep";
-    return false;
+    return absl::FailedPreconditionError(
+        folder_ +
+        " has the images of one checkpoint (member-1, ...); choose another folder to keep several in, or "
+        "leave out --keep");
   }
   uint64_t last = 0;
   for (const SetsReply& host : hosts_) {
     for (const ImageSet& set : host.sets()) last = std::max(last, set.number());
   }
-  *image = folder_ + "/" + ckptfmt::StoreImageName(last + 1);
-  return true;
+  return folder_ + "/" + ckptfmt::StoreImageName(last + 1);
 }
 
-bool Sets::Newest(std::string* image, std::string* error) const {
+absl::StatusOr<std::string> Sets::Newest() const {
   const std::vector<uint64_t> complete = CompleteSets(hosts_, "");
-  *image = folder_;
-  if (IsOne()) return true;
-  if (!complete.empty()) {
-    *image += "/" + ckptfmt::StoreImageName(complete.back());
-    return true;
-  }
+  if (IsOne()) return folder_;
+  if (!complete.empty()) return folder_ + "/" + ckptfmt::StoreImageName(complete.back());
   std::string what;
   bool any = false;
   for (size_t i = 0; i < hosts_.size(); ++i) {
@@ -176,19 +167,18 @@ bool Sets::Newest(std::string* image, std::string* error) const {
     any = any || !numbers.empty();
     what += (i > 0 ? "; " : "") + parts_[i].host + " has" + (numbers.empty() ? " none" : numbers);
   }
-  if (!any) return true;
-  *error = "no set of images in " + folder_ + " is complete on these hosts: " + what;
-  return false;
+  if (!any) return folder_;
+  return absl::NotFoundError("no set of images in " + folder_ + " is complete on these hosts: " + what);
 }
 
-bool Sets::Prune(const std::string& job, size_t keep, std::string* error) {
-  if (!Look(error)) return false;
+absl::Status Sets::Prune(const std::string& job, size_t keep) {
+  CR_RETURN_IF_ERROR(Look());
   const std::vector<uint64_t> complete = CompleteSets(hosts_, job);
   for (size_t i = 0; i < parts_.size(); ++i) {
     const std::vector<uint64_t> old = OldSets(hosts_[i], complete, job, keep);
-    if (!old.empty() && !Ask(i, old, error)) return false;
+    if (!old.empty()) CR_RETURN_IF_ERROR(Ask(i, old));
   }
-  return true;
+  return absl::OkStatus();
 }
 
 }  // namespace cuda_remote::host

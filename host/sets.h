@@ -4,7 +4,7 @@
 // all are of one checkpoint. A checkpoint that fails, or a host that is lost, leaves a set that is not; nobody counts
 // it.
 //
-// Not thread-safe. Functions return false and one sentence in *error.
+// Not thread-safe.
 #ifndef CUDA_REMOTE_HOST_SETS_H_
 #define CUDA_REMOTE_HOST_SETS_H_
 
@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/job/account.h"
 #include "host/group.h"
 #include "host/move.pb.h"
@@ -26,8 +28,8 @@ inline constexpr char kSetsText[] = "sets over hosts\n";
 // What one host has in `folder` of the part with this number. For a user, with her rights.
 SetsReply ListSets(const checkpoint::Account& account, const Key& key, const std::string& folder, uint32_t part);
 // Removes that part's images of these sets, except those that somebody has open.
-bool RemoveSets(const checkpoint::Account& account, const std::string& folder, uint32_t part,
-                const std::vector<uint64_t>& numbers, std::string* error);
+absl::Status RemoveSets(const checkpoint::Account& account, const std::string& folder, uint32_t part,
+                        const std::vector<uint64_t>& numbers);
 
 // The sets that are complete, by what each host has: their numbers, rising. `job`: only those of the job that the user
 // calls so; empty: of any.
@@ -45,18 +47,18 @@ class Sets {
       : parts_(std::move(parts)), tls_(tls), key_(key), user_(user), folder_(folder) {}
 
   // Asks all hosts what they have. All else is about their last answers.
-  bool Look(std::string* error);
+  absl::Status Look();
 
   // Where the next set goes. Fails if DIR is an image of all parts itself.
-  bool Next(std::string* image, std::string* error) const;
+  absl::StatusOr<std::string> Next() const;
   // The newest complete set. DIR, if that is an image of all parts itself, or if there are no sets. Fails if there are
   // sets, and none is complete.
-  bool Newest(std::string* image, std::string* error) const;
+  absl::StatusOr<std::string> Newest() const;
   // Looks again and removes, on all hosts, what is older than the `keep` newest complete sets of the job.
-  bool Prune(const std::string& job, size_t keep, std::string* error);
+  absl::Status Prune(const std::string& job, size_t keep);
 
  private:
-  bool Ask(size_t part, const std::vector<uint64_t>& remove, std::string* error);
+  absl::Status Ask(size_t part, const std::vector<uint64_t>& remove);
   bool IsOne() const;
 
   const std::vector<GroupPart> parts_;

@@ -16,7 +16,10 @@
 #include "ckptfmt/file.h"
 #include "ckptfmt/manifest.h"
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
 #include "proto/base/text.h"
+#include "proto/base/unique_fd.h"
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::host {
 namespace {
@@ -64,45 +67,38 @@ std::string HostName() {
 
 }  // namespace
 
-bool Key::Load(const std::string& path, std::string* error) {
-  int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (fd >= 0) {
+absl::Status Key::Load(const std::string& path) {
+  UniqueFd file(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (file.ok()) {
     char fresh[kKeyBytes];
     const bool made = getrandom(fresh, sizeof(fresh), 0) == ssize_t(sizeof(fresh)) &&
-                      write(fd, fresh, sizeof(fresh)) == ssize_t(sizeof(fresh)) && fsync(fd) == 0;
+                      write(file.get(), fresh, sizeof(fresh)) == ssize_t(sizeof(fresh)) && fsync(file.get()) == 0;
     OPENSSL_cleanse(fresh, sizeof(fresh));
-    close(fd);
     if (!made) {
-      *error = "cannot write the key " + path + ": " + strerror(errno);
+      const absl::Status failed = ErrnoStatus("cannot write the key " + path);
       unlink(path.c_str());
-      return false;
+      return failed;
     }
   } else if (errno != EEXIST) {
-    *error = "cannot make the key " + path + ": " + strerror(errno);
-    return false;
+    return ErrnoStatus("cannot make the key " + path);
   }
   // It may be a link, as all files of a Kubernetes Secret are. What is opened must be root's.
-  fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  file.Reset(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat facts;
-  if (fd < 0 || fstat(fd, &facts) != 0) {
-    *error = "cannot read the key " + path + ": " + strerror(errno);
-    if (fd >= 0) close(fd);
-    return false;
-  }
+  if (!file.ok() || fstat(file.get(), &facts) != 0) return ErrnoStatus("cannot read the key " + path);
   char bytes[kMostKeyBytes + 1];
-  const ssize_t got = S_ISREG(facts.st_mode) ? read(fd, bytes, sizeof(bytes)) : -1;
-  close(fd);
+  const ssize_t got = S_ISREG(facts.st_mode) ? read(file.get(), bytes, sizeof(bytes)) : -1;
   if (facts.st_uid != geteuid() || (facts.st_mode & 077) != 0) {
-    *error = "the key " + path + " must belong to root, and nobody else may read it (chown root, chmod 600)";
-    return false;
+    return absl::PermissionDeniedError("the key " + path +
+                                       " must belong to root, and nobody else may read it (chown root, chmod 600)");
   }
   if (got < ssize_t(kKeyBytes) || got > ssize_t(kMostKeyBytes)) {
-    *error = "the key " + path + " must have 32 to 4096 bytes; copy it from another host, or remove it for a new one";
-    return false;
+    return absl::FailedPreconditionError(
+        "the key " + path + " must have 32 to 4096 bytes; copy it from another host, or remove it for a new one");
   }
   bytes_.assign(bytes, size_t(got));
   OPENSSL_cleanse(bytes, sizeof(bytes));
-  return true;
+  return absl::OkStatus();
 }
 
 std::string Key::CodeOf(std::string_view bytes) const {
@@ -137,18 +133,13 @@ std::string Digest::Finish() {
   return std::string(reinterpret_cast<const char*>(hash), length);
 }
 
-bool SignImage(const ckptfmt::OpenedFolder& folder, const Key& key, uint32_t user, const PartOf& part,
-               std::string* error) {
+absl::Status SignImage(const ckptfmt::OpenedFolder& folder, const Key& key, uint32_t user, const PartOf& part) {
   std::vector<std::string> paths = {ckptfmt::kManifestName}, folders;
   for (const char* name : {ckptfmt::kClientFolder, ckptfmt::kMemoryFolder, ckptfmt::kProcessesFolder}) {
     struct stat facts;
     if (fstatat(folder.fd(), name, &facts, AT_SYMLINK_NOFOLLOW) != 0) continue;
-    const auto files = ckptfmt::ListFiles(folder, name, &folders);
-    if (!files.ok()) {
-      *error = std::string(files.status().message());
-      return false;
-    }
-    paths.insert(paths.end(), files->begin(), files->end());
+    CR_ASSIGN_OR_RETURN(const std::vector<std::string> files, ckptfmt::ListFiles(folder, name, &folders));
+    paths.insert(paths.end(), files.begin(), files.end());
   }
   Statement statement;
   statement.set_version(kStatementVersion);
@@ -165,42 +156,37 @@ bool SignImage(const ckptfmt::OpenedFolder& folder, const Key& key, uint32_t use
     one->set_path(path);
     if (file.ok()) one->set_hash(HashOf(file->get(), &bytes, &read));
     one->set_bytes(bytes);
-    if (read) continue;
-    *error = "cannot read the image's file " + path;
-    return false;
+    if (!read) return absl::DataLossError("cannot read the image's file " + path);
   }
   SignatureFile file;
   file.set_statement(statement.SerializeAsString());
   file.set_code(key.CodeOf(file.statement()));
   file.set_key(key.Id());
-  auto out = ckptfmt::OutputFile::Create(folder, ckptfmt::kSignatureName, /*hashed=*/false);
-  absl::Status status = out.ok() ? out->Append(file.SerializeAsString()) : out.status();
-  if (status.ok()) status = out->Finish().status();
-  if (!status.ok()) *error = std::string(status.message());
-  return status.ok();
+  CR_ASSIGN_OR_RETURN(ckptfmt::OutputFile out,
+                      ckptfmt::OutputFile::Create(folder, ckptfmt::kSignatureName, /*hashed=*/false));
+  CR_RETURN_IF_ERROR(out.Append(file.SerializeAsString()));
+  return out.Finish().status();
 }
 
-bool ReadSignature(std::string_view bytes, const Key& key, const std::string& image, Statement* statement,
-                   std::string* error) {
+absl::StatusOr<Statement> ReadSignature(std::string_view bytes, const Key& key, const std::string& image) {
   SignatureFile file;
   if (!file.ParseFromArray(bytes.data(), int(bytes.size())) || file.code().size() != kHashBytes) {
-    *error = image + ": its file " + ckptfmt::kSignatureName + " is not a signature of cr-hostd";
-    return false;
+    return absl::DataLossError(image + ": its file " + ckptfmt::kSignatureName + " is not a signature of cr-hostd");
   }
   if (file.key() != key.Id()) {
-    *error = image + " was signed with another key (" + HexBytes(file.key()) + ") than this host's cr-hostd has (" +
-             HexBytes(key.Id()) + "); hosts that are to restore each other's images need the same key file";
-    return false;
+    return absl::PermissionDeniedError(image + " was signed with another key (" + HexBytes(file.key()) +
+                                       ") than this host's cr-hostd has (" + HexBytes(key.Id()) +
+                                       "); hosts that are to restore each other's images need the same key file");
   }
-  if (!key.HasMade(file.code(), file.statement()) || !statement->ParseFromString(file.statement())) {
-    *error = image + ": its signature is not of this cluster's cr-hostd; it was forged or changed";
-    return false;
+  Statement statement;
+  if (!key.HasMade(file.code(), file.statement()) || !statement.ParseFromString(file.statement())) {
+    return absl::PermissionDeniedError(image +
+                                       ": its signature is not of this cluster's cr-hostd; it was forged or changed");
   }
-  bool ok = statement->version() == kStatementVersion;
-  for (const SignedFile& one : statement->files())
-    ok = ok && IsImagePath(one.path()) && one.hash().size() == kHashBytes;
-  if (!ok) *error = image + " was signed by a newer cr-hostd, which this one does not understand";
-  return ok;
+  bool ok = statement.version() == kStatementVersion;
+  for (const SignedFile& one : statement.files()) ok = ok && IsImagePath(one.path()) && one.hash().size() == kHashBytes;
+  if (ok) return statement;
+  return absl::UnimplementedError(image + " was signed by a newer cr-hostd, which this one does not understand");
 }
 
 }  // namespace cuda_remote::host

@@ -2,7 +2,7 @@
 // A cr-hostd restores only what a cr-hostd with the same key has saved: it signs images. Images belong to their users,
 // who can change them.
 //
-// Functions return false and one sentence in *error. No state but Key's.
+// No state but Key's.
 #ifndef CUDA_REMOTE_HOST_SIGNATURE_H_
 #define CUDA_REMOTE_HOST_SIGNATURE_H_
 
@@ -11,6 +11,8 @@
 #include <string>
 #include <string_view>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "ckptfmt/folder.h"
 #include "host/signature.pb.h"
 
@@ -22,7 +24,7 @@ inline constexpr uint64_t kMostSignatureBytes = 64u << 20;
 class Key {
  public:
   // Reads the key at `path`, which only root may read; makes one if there is none.
-  bool Load(const std::string& path, std::string* error);
+  absl::Status Load(const std::string& path);
 
   // HMAC-SHA256.
   std::string CodeOf(std::string_view bytes) const;
@@ -56,13 +58,11 @@ struct PartOf {
 };
 
 // Signs the image in `folder`, which nobody else can reach: writes the file ckptfmt::kSignatureName.
-bool SignImage(const ckptfmt::OpenedFolder& folder, const Key& key, uint32_t user, const PartOf& part,
-               std::string* error);
+absl::Status SignImage(const ckptfmt::OpenedFolder& folder, const Key& key, uint32_t user, const PartOf& part);
 
-// Whether `bytes`, a file ckptfmt::kSignatureName, was made with `key`. Any input is safe. The paths that come out are
-// below an image's folders, without empty, "." and ".." parts. `image` is for messages.
-bool ReadSignature(std::string_view bytes, const Key& key, const std::string& image, Statement* statement,
-                   std::string* error);
+// What `bytes`, a file ckptfmt::kSignatureName, says. Fails if it was not made with `key`. Any input is safe. The paths
+// that come out are below an image's folders, without empty, "." and ".." parts. `image` is for messages.
+absl::StatusOr<Statement> ReadSignature(std::string_view bytes, const Key& key, const std::string& image);
 
 }  // namespace cuda_remote::host
 

@@ -36,6 +36,9 @@
 #include <thread>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_join.h"
 #include "checkpoint/engine/engines.h"
 #include "checkpoint/gpu/modules.h"
 #include "checkpoint/job/account.h"
@@ -59,9 +62,11 @@
 #include "host/sets.h"
 #include "host/wire.h"
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
 #include "proto/base/text.h"
 #include "proto/codec/json.h"
 #include "proto/codec/text.h"
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::host {
 namespace {
@@ -79,6 +84,8 @@ constexpr int kExitInterrupted = 3;     // as cr-checkpoint's
 // Of --every over hosts: how often it looks whether the user gives up, and whether the job has ended.
 constexpr auto kWaitStep = std::chrono::milliseconds(100);
 constexpr auto kLookForJob = std::chrono::seconds(10);
+constexpr char kToolHasDied[] = "cr-checkpoint has died";  // of a move
+constexpr char kCannotRead[] = "cr-hostd cannot read the request";
 constexpr char kImage[] = "/image";
 constexpr char kImages[] = "/images";  // a store: of a move
 // What root's tools get of cr-hostd's own environment, and what of it they must not get.
@@ -162,14 +169,13 @@ bool IsPipe(int fd) {
   return fstatfs(fd, &facts) == 0 && facts.f_type == PIPEFS_MAGIC;
 }
 
-bool MakeFolder(const std::string& path, std::string* error) {
+absl::Status MakeFolder(const std::string& path) {
   struct stat facts;
   if ((mkdir(path.c_str(), 0755) == 0 || errno == EEXIST) && lstat(path.c_str(), &facts) == 0 &&
       S_ISDIR(facts.st_mode) && facts.st_uid == 0 && (facts.st_mode & 022) == 0 && chmod(path.c_str(), 0755) == 0) {
-    return true;
+    return absl::OkStatus();
   }
-  *error = "cannot make the folder " + path + ": " + strerror(errno);
-  return false;
+  return ErrnoStatus("cannot make the folder " + path);
 }
 
 // "HOST,HOST:PORT"
@@ -196,8 +202,8 @@ class Worker {
   Worker(int socket, const Settings& settings, const Key& key) : socket_(socket), settings_(settings), key_(key) {}
   ~Worker();
 
-  // False and *error: nothing was started.
-  bool Begin(std::string* error);
+  // If it fails, nothing was started.
+  absl::Status Begin();
   // Whether that was because of the process that asks, whatever it asks for.
   bool IsElsewhere() const { return elsewhere_; }
   // Until the tool has ended.
@@ -212,16 +218,17 @@ class Worker {
   void Tell(Reply::Kind kind, int value, const std::string& text = {});
 
  private:
-  bool ReadRequest(std::string* error);
-  bool FindArrived(std::string* error);
-  bool ActForOwner(std::string* error);
-  bool MakeJobsFolder(std::string* error);
-  bool FindJob(std::string* error);
-  bool MakeSpool(std::string* error);
-  bool ListArguments(std::string* error);
-  bool StartTool(std::string* error);
+  absl::Status ReadRequest();
+  absl::Status FindArrived();
+  absl::Status ActForOwner();
+  absl::Status MakeJobsFolder();
+  absl::Status FindJob();
+  absl::Status MakeSpool();
+  absl::Status ListArguments();
+  absl::Status StartTool();
   [[noreturn]] void BecomeTool(int facts, int announcements, int failure);
-  bool Do(const std::string& announced, std::string* said);
+  absl::StatusOr<std::string> Do(const std::string& announced);
+  absl::Status GiveImage();
   void SilenceJob();
   void PassOn();
   void LookForRoom();
@@ -229,11 +236,11 @@ class Worker {
   bool Drains() const { return tool_->name == std::string(kDrainTool); }
   // Of a move.
   bool Moves() const { return tool_->name == std::string(kMove); }
-  bool BeginMove(std::string* error);
-  bool OpenStreams(std::string* error);
-  bool MoveImage(std::string* error);
-  bool AnnounceMove(const std::string& image, std::string* error);
-  bool WatchFor(const std::function<bool()>& work, std::string* error);
+  absl::Status BeginMove();
+  absl::Status OpenStreams();
+  absl::Status MoveImage();
+  absl::Status AnnounceMove(const std::string& image);
+  absl::Status WatchFor(const std::function<absl::Status()>& work);
   void KeepDoubtful();
   int FinishMove(int code);
   // Of a checkpoint or a restart over several hosts: of the one who asks for it, and of a part.
@@ -243,24 +250,25 @@ class Worker {
   };
   bool IsGroup() const { return tool_->name == std::string(kGroup) || Regroups(); }
   bool Regroups() const { return tool_->name == std::string(kRegroup); }
-  bool BeginGroup(std::string* error);
-  bool DoGroup(Outcome* outcome, std::string* error);
+  absl::Status BeginGroup();
+  absl::Status DoGroup(Outcome* outcome);
   void TellGroup(const Outcome& outcome);
   int DoGroupOnce();
   int RepeatGroup();
   bool GroupIsOver();
   bool IsMember() const { return request_.has_member(); }
   bool Rejoins() const { return tool_->name == std::string(kRejoinTool); }
-  bool FindMember(std::string* error);
-  bool MakeImagesFolder(std::string* error);
-  bool TakeMembersImage(std::string* error);
-  bool AwaitOthers(SaveStep step, std::string* said);
+  absl::Status FindMember();
+  absl::Status MakeImagesFolder();
+  absl::Status TakeMembersImage();
+  absl::Status AwaitOthers(SaveStep step);
   // Of a job that has come from another host.
   bool Arrives() const { return tool_->name == std::string(kArriveTool); }
   // Of one that may come, and the GPUs for it.
   bool AsksForGpus() const { return tool_->name == std::string(kGpusTool); }
-  bool FindComing(std::string* error);
-  bool AwaitGoOn(std::string* said);
+  absl::Status FindComing();
+  absl::Status AwaitGoOn();
+  absl::Status FindAccountOf(uint32_t user);
 
   const int socket_;
   const Settings& settings_;
@@ -316,112 +324,103 @@ void Worker::Tell(Reply::Kind kind, int value, const std::string& text) {
   Send(socket_, reply);
 }
 
-bool Worker::ReadRequest(std::string* error) {
+absl::Status Worker::ReadRequest() {
   const timeval limit = {kFirstMessageSeconds, 0}, none = {0, 0};
   setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
   const bool read = Receive(socket_, &request_, &fds_);
   setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof(none));
   struct stat facts;
   if (!read || fds_.size() != kMostDescriptors || fstat(fds_[3], &facts) != 0 || !S_ISDIR(facts.st_mode)) {
-    *error = "cr-hostd cannot read the request";
-    return false;
+    return absl::InvalidArgumentError(kCannotRead);
   }
   if (request_.version() != kVersion) {
-    *error = "cr-hostd speaks version " + std::to_string(kVersion) + " and this tool version " +
-             std::to_string(request_.version()) + "; install the same version of both";
-    return false;
+    return absl::UnimplementedError("cr-hostd speaks version " + std::to_string(kVersion) + " and this tool version " +
+                                    std::to_string(request_.version()) + "; install the same version of both");
   }
   for (size_t i = 0; i < 3; ++i) {
     if (IsHarmless(fds_[i])) continue;
-    *error =
-        "descriptor " + std::to_string(i) + " is a file of the kernel's, to which cr-hostd does not write; use a pipe";
-    return false;
+    return absl::PermissionDeniedError("descriptor " + std::to_string(i) +
+                                       " is a file of the kernel's, to which cr-hostd does not write; use a pipe");
   }
   for (const Tool& tool : Tools()) {
     if (tool.name == request_.tool()) tool_ = &tool;
   }
-  if (!tool_) {
-    *error = "cr-hostd does not know the tool " + request_.tool();
-    return false;
-  }
+  if (!tool_) return absl::UnimplementedError("cr-hostd does not know the tool " + request_.tool());
   // The engine opens a pipe once more, for which it must be the user's: it is not to become hers by that.
   for (size_t i = 0; tool_->takes_image && i < 3; ++i) {
     if (!IsPipe(fds_[i]) || fstat(fds_[i], &facts) != 0 || facts.st_uid == peer_.account.user) continue;
-    *error = "descriptor " + std::to_string(i) + " is a pipe that belongs to user " + std::to_string(facts.st_uid) +
-             ", not to " + NameOf(peer_.account) + "; use a file, or a pipe of that user";
-    return false;
+    return absl::PermissionDeniedError("descriptor " + std::to_string(i) + " is a pipe that belongs to user " +
+                                       std::to_string(facts.st_uid) + ", not to " + NameOf(peer_.account) +
+                                       "; use a file, or a pipe of that user");
   }
-  return true;
+  return absl::OkStatus();
 }
 
 // For the folders of the user's jobs. They are root's, and the user's processes pass through them.
-bool Worker::MakeJobsFolder(std::string* error) {
+absl::Status Worker::MakeJobsFolder() {
   const std::string folder = checkpoint::UserFolder(settings_.socket, peer_.account.user);
-  return MakeFolder(folder.substr(0, folder.rfind('/')), error) && MakeFolder(folder, error) &&
-         MakeFolder(folder + "/cuda-remote", error) &&
-         MakeFolder(checkpoint::UserJobsFolder(settings_.socket, peer_.account.user), error);
+  CR_RETURN_IF_ERROR(MakeFolder(folder.substr(0, folder.rfind('/'))));
+  CR_RETURN_IF_ERROR(MakeFolder(folder));
+  CR_RETURN_IF_ERROR(MakeFolder(folder + "/cuda-remote"));
+  return MakeFolder(checkpoint::UserJobsFolder(settings_.socket, peer_.account.user));
 }
 
 // The user's own job of that name, and its folder, which is root's.
-bool Worker::FindJob(std::string* error) {
+absl::Status Worker::FindJob() {
   if (!IsJobName(request_.job())) {
-    *error = "\"" + request_.job() + "\" cannot be the name of a job: up to " + std::to_string(kMostName) +
-             " printable characters without spaces and slashes, of which the first is neither a dot nor a dash";
-    return false;
+    return absl::InvalidArgumentError(
+        "\"" + request_.job() + "\" cannot be the name of a job: up to " + std::to_string(kMostName) +
+        " printable characters without spaces and slashes, of which the first is neither a dot nor a dash");
   }
   job_folder_ = checkpoint::UserJobsFolder(settings_.socket, peer_.account.user) + "/" + request_.job();
-  if (tool_->runs_job) return MakeJobsFolder(error);
+  if (tool_->runs_job) return MakeJobsFolder();
+  // Until ReadJob gives a status.
   checkpoint::Job job;
-  if (!ReadJob(job_folder_, &job, error)) return false;
-  if (job.has_user() && job.user().id() == peer_.account.user) return true;
-  *error = "the job " + request_.job() + " is another user's";
-  return false;
+  std::string error;
+  if (!ReadJob(job_folder_, &job, &error)) return absl::NotFoundError(error);
+  if (job.has_user() && job.user().id() == peer_.account.user) return absl::OkStatus();
+  return absl::PermissionDeniedError("the job " + request_.job() + " is another user's");
 }
 
 // What an operator asks for is done as the job's owner. Nothing that the operator has decided, such as an environment,
 // goes to processes that run as the owner.
-bool Worker::ActForOwner(std::string* error) {
-  if (request_.user().empty() && !Drains()) return true;
+absl::Status Worker::ActForOwner() {
+  if (request_.user().empty() && !Drains()) return absl::OkStatus();
   if (!IsOperator(settings_.operators, peer_.account)) {
-    *error = NameOf(peer_.account) + " is not an operator of this host (cr-hostd --operator); " +
-             (Drains() ? "cr-drain needs root, or an operator" : "users save their own jobs only");
-    return false;
+    return absl::PermissionDeniedError(
+        NameOf(peer_.account) + " is not an operator of this host (cr-hostd --operator); " +
+        (Drains() ? "cr-drain needs root, or an operator" : "users save their own jobs only"));
   }
-  if (Drains()) return true;
-  if (tool_->name != std::string("checkpoint")) {
-    *error = "operators save other users' jobs, and do nothing else with them";
-    return false;
-  }
+  if (Drains()) return absl::OkStatus();
+  if (tool_->name != std::string("checkpoint"))
+    return absl::PermissionDeniedError("operators save other users' jobs, and do nothing else with them");
+  // Until FindAccount gives a status.
   checkpoint::Account owner;
-  if (!checkpoint::FindAccount(request_.user(), &owner, error)) return false;
+  std::string error;
+  if (!checkpoint::FindAccount(request_.user(), &owner, &error)) return absl::NotFoundError(error);
   Log(peer_.account, "asks as an operator for " + NameOf(owner));
   peer_.account = owner;
   request_.clear_environment();
-  return true;
+  return absl::OkStatus();
 }
 
-bool Worker::MakeSpool(std::string* error) {
+absl::Status Worker::MakeSpool() {
   std::string name = settings_.spool + "/" + std::to_string(peer_.account.user) + "-XXXXXX";
   // The user's process that copies an image looks through this folder; nobody comes here by a path.
   if (!mkdtemp(&name[0]) || chmod(name.c_str(), 0711) != 0 ||
       (spool_fd_ = open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0 ||
       flock(spool_fd_, LOCK_EX | LOCK_NB) != 0) {
-    *error = "cannot make a folder in " + settings_.spool + ": " + strerror(errno);
-    return false;
+    return ErrnoStatus("cannot make a folder in " + settings_.spool);
   }
   spool_ = name;
-  if (HasRoom(spool_, 0)) return true;
-  *error = "there is no room left in cr-hostd's folder " + settings_.spool;
-  return false;
+  if (HasRoom(spool_, 0)) return absl::OkStatus();
+  return absl::ResourceExhaustedError("there is no room left in cr-hostd's folder " + settings_.spool);
 }
 
-bool Worker::ListArguments(std::string* error) {
+absl::Status Worker::ListArguments() {
   const std::string program = tool_->program ? tool_->program : std::string("cr-") + tool_->name;
   program_ = checkpoint::FindCompanion(program);
-  if (program_.empty()) {
-    *error = program + " is not beside cr-hostd: the installation is incomplete";
-    return false;
-  }
+  if (program_.empty()) return absl::NotFoundError(program + " is not beside cr-hostd: the installation is incomplete");
   arguments_ = {program_};
   for (const Option& option : request_.options()) {
     const std::set<std::string>& known = option.flag() ? tool_->flags : tool_->values;
@@ -440,24 +439,20 @@ bool Worker::ListArguments(std::string* error) {
     if (!option.flag() && tool_->own.count(option.name())) {
       keep_ = size_t(strtoul(option.value().c_str(), nullptr, 10));
       if (keep_ >= 1 && keep_ <= kMostKept) continue;
-      *error = "--" + option.name() + " takes a number from 1 to " + std::to_string(kMostKept);
-      return false;
+      return absl::InvalidArgumentError("--" + option.name() + " takes a number from 1 to " +
+                                        std::to_string(kMostKept));
     }
-    if (!known.count(option.name())) {
-      *error = "--" + option.name() + " is not available through cr-hostd";
-      return false;
-    }
-    if (option.value().find('\0') != std::string::npos) {
-      *error = "--" + option.name() + " has a value that no command line can have";
-      return false;
-    }
+    if (!known.count(option.name()))
+      return absl::InvalidArgumentError("--" + option.name() + " is not available through cr-hostd");
+    if (option.value().find('\0') != std::string::npos)
+      return absl::InvalidArgumentError("--" + option.name() + " has a value that no command line can have");
     // In one word, so that no value is taken for an option.
     arguments_.push_back("--" + option.name() + (option.flag() ? "" : "=" + option.value()));
   }
   if (tool_->runs_job && !job_folder_.empty()) arguments_.insert(arguments_.end(), {"--job-dir", job_folder_});
   if (Moves()) {
     arguments_.insert(arguments_.end(), {"--quiet", "--json", "--keep=2", job_folder_, spool_ + kImages});
-    return true;
+    return absl::OkStatus();
   }
   if (Arrives()) arguments_.insert(arguments_.end(), {"--append", "--quiet"});
   if (Rejoins() && !output_.empty()) arguments_.push_back("--output=" + output_);
@@ -469,51 +464,56 @@ bool Worker::ListArguments(std::string* error) {
     arguments_.insert(arguments_.end(), {"--describe-gpus", "--job-dir", job_folder_});
   else if (!tool_->runs_job && !tool_->makes_image && !Drains())
     arguments_.push_back(job_folder_);
-  return true;
+  return absl::OkStatus();
+}
+
+absl::Status Worker::FindAccountOf(uint32_t user) {
+  // Until FindAccount gives a status.
+  std::string error;
+  if (checkpoint::FindAccount(std::to_string(user), &peer_.account, &error)) return absl::OkStatus();
+  return absl::NotFoundError(error);
 }
 
 // Whose job it is. As the source has vouched for it, and this host's cr-hostd has found it right.
-bool Worker::FindComing(std::string* error) {
+absl::Status Worker::FindComing() {
   const ArrivedJob& arrived = request_.arrived();
-  if (!checkpoint::FindAccount(std::to_string(arrived.user()), &peer_.account, error)) return false;
+  CR_RETURN_IF_ERROR(FindAccountOf(arrived.user()));
   peer_.account.group = arrived.group();
   peer_.account.groups.assign(arrived.groups().begin(), arrived.groups().end());
-  if (!AsksForGpus()) return true;
+  if (!AsksForGpus()) return absl::OkStatus();
   // Of no job; a name that none can have.
   job_folder_ = checkpoint::UserJobsFolder(settings_.socket, arrived.user()) + "/.gpus-" + std::to_string(getpid());
-  return MakeJobsFolder(error);
+  return MakeJobsFolder();
 }
 
-bool Worker::FindArrived(std::string* error) {
-  if (!FindComing(error)) return false;
+absl::Status Worker::FindArrived() {
+  CR_RETURN_IF_ERROR(FindComing());
   char path[4096];
   const ssize_t length = readlink(("/proc/self/fd/" + std::to_string(fds_[3])).c_str(), path, sizeof(path));
   spool_.assign(path, size_t(std::max<ssize_t>(length, 0)));
   std::error_code ignored;
   if (spool_.substr(0, spool_.rfind('/')) == std::filesystem::canonical(settings_.spool, ignored)) {
     spool_fd_ = fcntl(fds_[3], F_DUPFD_CLOEXEC, 3);  // with its lock
-    return FindJob(error);
+    return FindJob();
   }
   spool_.clear();
-  *error = "what has arrived is not in cr-hostd's folder";
-  return false;
+  return absl::InvalidArgumentError("what has arrived is not in cr-hostd's folder");
 }
 
 // As the coordinator has vouched for her, and this host's cr-hostd has found it right.
-bool Worker::FindMember(std::string* error) {
+absl::Status Worker::FindMember() {
   const GroupMember& member = request_.member();
-  if (!checkpoint::FindAccount(std::to_string(member.user()), &peer_.account, error)) return false;
+  CR_RETURN_IF_ERROR(FindAccountOf(member.user()));
   peer_.account.group = member.group();
   peer_.account.groups.assign(member.groups().begin(), member.groups().end());
-  if (image_.empty() || image_[0] != '/' || image_.find('\0') != std::string::npos) {
-    *error = "no image is named";
-    return false;
-  }
-  if (Rejoins()) return MakeSpool(error) && TakeMembersImage(error);
-  return FindJob(error) && MakeSpool(error) && MakeImagesFolder(error);
+  if (image_.empty() || image_[0] != '/' || image_.find('\0') != std::string::npos)
+    return absl::InvalidArgumentError("no image is named");
+  if (!Rejoins()) CR_RETURN_IF_ERROR(FindJob());
+  CR_RETURN_IF_ERROR(MakeSpool());
+  return Rejoins() ? TakeMembersImage() : MakeImagesFolder();
 }
 
-bool Worker::MakeImagesFolder(std::string* error) {
+absl::Status Worker::MakeImagesFolder() {
   const checkpoint::ActAs user(&peer_.account);
   const std::string folder = image_.substr(0, image_.rfind('/'));
   std::vector<std::string> folders = {folder};
@@ -525,41 +525,33 @@ bool Worker::MakeImagesFolder(std::string* error) {
     } else if (errno == EEXIST) {
       continue;
     }
-    *error = "cannot make the folder " + one + ": " + strerror(errno);
-    return false;
+    return ErrnoStatus("cannot make the folder " + one);
   }
-  return true;
+  return absl::OkStatus();
 }
 
 // What an image says of its job, and of the job's processes.
-bool ReadFacts(const std::string& image, std::unique_ptr<ckptfmt::ImageReader>* reader, checkpoint::SavedSummary* saved,
-               std::string* error) {
+absl::StatusOr<std::unique_ptr<ckptfmt::ImageReader>> ReadFacts(const std::string& image,
+                                                                checkpoint::SavedSummary* saved) {
   using ckptfmt::ImageReader;
-  auto opened = ImageReader::Open(image, ImageReader::Owner::kTrusted, ImageReader::Parts::kFacts);
-  if (!opened.ok()) {
-    *error = std::string(opened.status().message());
-    return false;
-  }
-  *reader = std::move(*opened);
+  CR_ASSIGN_OR_RETURN(std::unique_ptr<ImageReader> reader,
+                      ImageReader::Open(image, ImageReader::Owner::kTrusted, ImageReader::Parts::kFacts));
   std::string facts;
-  const auto engine = checkpoint::EngineOf((*reader)->info(), &facts);
-  if (engine) return engine->Summarize(facts, saved, error);
-  *error = "the image does not describe the job's processes";
-  return false;
+  const auto engine = checkpoint::EngineOf(reader->info(), &facts);
+  if (!engine) return absl::DataLossError("the image does not describe the job's processes");
+  // Until SnapshotEngine::Summarize gives a status.
+  std::string error;
+  if (!engine->Summarize(facts, saved, &error)) return absl::DataLossError(error);
+  return reader;
 }
 
 // The image of a part that is restarted, and what the part's name and streams are to be.
-bool Worker::TakeMembersImage(std::string* error) {
-  if (const std::string reason = checkpoint::DrainingReason(settings_.socket); !reason.empty()) {
-    *error = "this host accepts no jobs at present: " + reason;
-    return false;
-  }
-  std::unique_ptr<ckptfmt::ImageReader> image;
+absl::Status Worker::TakeMembersImage() {
+  if (const std::string reason = checkpoint::DrainingReason(settings_.socket); !reason.empty())
+    return absl::FailedPreconditionError("this host accepts no jobs at present: " + reason);
   checkpoint::SavedSummary saved;
-  if (!TakeImage(peer_.account, key_, spool_ + kImage, &image_, &checkpoint_, error) ||
-      !ReadFacts(spool_ + kImage, &image, &saved, error)) {
-    return false;
-  }
+  CR_RETURN_IF_ERROR(TakeImage(peer_.account, key_, spool_ + kImage, &image_, &checkpoint_));
+  CR_ASSIGN_OR_RETURN(const std::unique_ptr<ckptfmt::ImageReader> image, ReadFacts(spool_ + kImage, &saved));
   const auto about = image->info().client_info.find("job");
   if (request_.job().empty() && about != image->info().client_info.end() &&
       checkpoint::JobFromJson(about->second, &job_)) {
@@ -578,19 +570,18 @@ bool Worker::TakeMembersImage(std::string* error) {
   };
   output_ = chosen(output);
   error_output_ = chosen(error_output);
-  return FindJob(error);
+  return FindJob();
 }
 
-bool Worker::BeginGroup(std::string* error) {
+absl::Status Worker::BeginGroup() {
   if (settings_.tls.empty()) {
-    *error = "this cr-hostd saves and restarts no jobs over several hosts: it has no certificate (cr-hostd --tls-cert)";
-    return false;
+    return absl::FailedPreconditionError(
+        "this cr-hostd saves and restarts no jobs over several hosts: it has no certificate (cr-hostd --tls-cert)");
   }
   if (!Regroups() && !IsJobName(request_.job())) {
-    *error = "\"" + request_.job() +
-             "\" cannot be the name of a job; with --hosts, JOB is the name that it has on all hosts "
-             "(cr-run --name)";
-    return false;
+    return absl::InvalidArgumentError("\"" + request_.job() +
+                                      "\" cannot be the name of a job; with --hosts, JOB is the name that it has on "
+                                      "all hosts (cr-run --name)");
   }
   for (const Option& option : request_.options()) {
     if (option.name() == "json" || option.name() == "quiet") {
@@ -602,8 +593,7 @@ bool Worker::BeginGroup(std::string* error) {
       if (option.name() == "every") every_ = value;
       if (option.name() == "keep") keep_ = value >= 1 && value <= double(kMostKept) ? size_t(value) : 0;
       if (option.name() == "every" ? every_ > 0 : keep_ > 0) continue;
-      *error = "--" + option.name() + " " + option.value() + " is out of range";
-      return false;
+      return absl::InvalidArgumentError("--" + option.name() + " " + option.value() + " is out of range");
     } else {
       SaveOption* const passed = group_begin_.add_options();
       passed->set_name(option.name());
@@ -611,11 +601,11 @@ bool Worker::BeginGroup(std::string* error) {
       passed->set_flag(option.flag());
     }
   }
+  CR_ASSIGN_OR_RETURN(parts_, ParseGroup(host_, request_.job()));
+  // Until FindAccount gives a status.
   checkpoint::Account named;
-  if (!ParseGroup(host_, request_.job(), &parts_, error) ||
-      !checkpoint::FindAccount(std::to_string(peer_.account.user), &named, error)) {
-    return false;
-  }
+  std::string error;
+  if (!checkpoint::FindAccount(std::to_string(peer_.account.user), &named, &error)) return absl::NotFoundError(error);
   group_begin_.set_version(kVersion);
   group_begin_.set_decider(parts_[0].host);
   group_begin_.set_whole_job(request_.job());
@@ -628,75 +618,73 @@ bool Worker::BeginGroup(std::string* error) {
   for (const gid_t group : peer_.account.groups) group_begin_.mutable_user()->add_groups(group);
   user_output_ = fcntl(fds_[1], F_DUPFD_CLOEXEC, 3);
   if (keep_ > 0 || Regroups()) sets_ = std::make_unique<Sets>(parts_, settings_.tls, key_, group_begin_.user(), image_);
-  return true;
+  return absl::OkStatus();
 }
 
-bool Worker::Begin(std::string* error) {
+absl::Status Worker::Begin() {
   ucred facts = {};
   socklen_t size = sizeof(facts);
   const bool root = getsockopt(socket_, SOL_SOCKET, SO_PEERCRED, &facts, &size) == 0 && facts.uid == 0;
-  if (!root && !FindPeer(socket_, &peer_, error)) return false;
-  if (!ReadRequest(error)) {
+  if (!root) CR_RETURN_IF_ERROR(FindPeer(socket_, &peer_));
+  if (const absl::Status read = ReadRequest(); !read.ok()) {
     elsewhere_ = false;
-    return false;
+    return read;
   }
-  if (AsksForHosts()) return true;
+  if (AsksForHosts()) return absl::OkStatus();
   const bool comes = Arrives() || AsksForGpus();
   const bool of_hosts = comes || Rejoins() || tool_->name == std::string(kMemberTool);
   if (root != of_hosts || request_.has_arrived() != comes || IsMember() != (of_hosts && !comes)) {
-    *error = root ? "root needs no cr-hostd: start the tool without it"
-                  : "cr-hostd does not know the tool " + request_.tool();
     elsewhere_ = root;
-    return false;
+    if (root) return absl::FailedPreconditionError("root needs no cr-hostd: start the tool without it");
+    return absl::UnimplementedError("cr-hostd does not know the tool " + request_.tool());
   }
   elsewhere_ = false;
-  if (!root && !ActForOwner(error)) return false;
+  if (!root) CR_RETURN_IF_ERROR(ActForOwner());
   // The user's names of files are meant from there, and are only used with her rights.
-  if (fchdir(fds_[3]) != 0) {
-    *error = std::string("cr-hostd cannot enter the working folder: ") + strerror(errno);
-    return false;
-  }
+  if (fchdir(fds_[3]) != 0) return ErrnoStatus("cr-hostd cannot enter the working folder");
   image_ = request_.image();
   if (Arrives()) {
-    if (!FindArrived(error) || !ListArguments(error)) return false;
+    CR_RETURN_IF_ERROR(FindArrived());
+    CR_RETURN_IF_ERROR(ListArguments());
     Log(peer_.account, "job " + request_.job() + " arrives " + image_);
-    return StartTool(error);
+    return StartTool();
   }
-  if (AsksForGpus()) return FindComing(error) && ListArguments(error) && StartTool(error);
+  if (AsksForGpus()) {
+    CR_RETURN_IF_ERROR(FindComing());
+    CR_RETURN_IF_ERROR(ListArguments());
+    return StartTool();
+  }
   if (IsMember()) {
-    if (!FindMember(error) || !ListArguments(error)) return false;
+    CR_RETURN_IF_ERROR(FindMember());
+    CR_RETURN_IF_ERROR(ListArguments());
     Log(peer_.account,
         "a part of job " + request_.job() + (Rejoins() ? " is restarted" : " is saved") + ", image " + image_);
-    return StartTool(error);
+    return StartTool();
   }
   if (Drains()) {
     Log(peer_.account, "cr-drain");
-    return ListArguments(error) && StartTool(error);
+    CR_RETURN_IF_ERROR(ListArguments());
+    return StartTool();
   }
   if (IsGroup()) {
     Log(peer_.account,
         std::string(tool_->program) + " of job " + request_.job() + " on several hosts, image " + image_);
-    return BeginGroup(error);
+    return BeginGroup();
   }
-  if ((tool_->takes_image || tool_->makes_image) && (image_.empty() || image_.find('\0') != std::string::npos)) {
-    *error = "no image is named";
-    return false;
-  }
-  if (const std::string reason = checkpoint::DrainingReason(settings_.socket); tool_->runs_job && !reason.empty()) {
-    *error = "this host accepts no jobs at present: " + reason;
-    return false;
-  }
+  if ((tool_->takes_image || tool_->makes_image) && (image_.empty() || image_.find('\0') != std::string::npos))
+    return absl::InvalidArgumentError("no image is named");
+  if (const std::string reason = checkpoint::DrainingReason(settings_.socket); tool_->runs_job && !reason.empty())
+    return absl::FailedPreconditionError("this host accepts no jobs at present: " + reason);
   // A restarted job has the name that it had, if it gets no other one.
   const bool named = !tool_->takes_image || !request_.job().empty();
-  if ((named ? !FindJob(error) : !MakeJobsFolder(error)) ||
-      ((tool_->takes_image || tool_->makes_image || Moves()) && !MakeSpool(error)) ||
-      (tool_->takes_image && !TakeImage(peer_.account, key_, spool_ + kImage, &image_, nullptr, error))) {
-    return false;
-  }
-  if (!ListArguments(error) || (Moves() && !BeginMove(error))) return false;
+  CR_RETURN_IF_ERROR(named ? FindJob() : MakeJobsFolder());
+  if (tool_->takes_image || tool_->makes_image || Moves()) CR_RETURN_IF_ERROR(MakeSpool());
+  if (tool_->takes_image) CR_RETURN_IF_ERROR(TakeImage(peer_.account, key_, spool_ + kImage, &image_, nullptr));
+  CR_RETURN_IF_ERROR(ListArguments());
+  if (Moves()) CR_RETURN_IF_ERROR(BeginMove());
   Log(peer_.account, std::string("cr-") + tool_->name + (request_.job().empty() ? "" : " of job " + request_.job()) +
                          (image_.empty() ? "" : ", image " + image_));
-  return StartTool(error);
+  return StartTool();
 }
 
 void Worker::AnswerHosts() {
@@ -737,7 +725,6 @@ void Worker::BecomeTool(int facts, int announcements, int failure) {
     const ssize_t ignored = write(failure, text.data(), text.size());
     _exit(ignored > 0 ? 125 : 126);
   };
-  std::string error;
   setpgid(0, 0);
   // A job may leave a core, as its user; root's tool must not leave one in the user's folder.
   const rlimit no_core = {0, 0};
@@ -745,10 +732,9 @@ void Worker::BecomeTool(int facts, int announcements, int failure) {
   // A job goes on if this process's parent is killed; what only works on one gives up.
   if (!tool_->runs_job) prctl(PR_SET_PDEATHSIG, SIGTERM);
   const bool asked_here = !request_.has_arrived() && !IsMember();
-  if (asked_here ? !JoinPeer(peer_, tool_->runs_job, &error)
-                 : !JoinUserControlGroup(peer_.account, settings_.user_cgroup, &error)) {
-    fail(error);
-  }
+  const absl::Status joined =
+      asked_here ? JoinPeer(peer_, tool_->runs_job) : JoinUserControlGroup(peer_.account, settings_.user_cgroup);
+  if (!joined.ok()) fail(std::string(joined.message()));
   for (int i = 0; i < 3; ++i) {
     if (dup2(fds_[size_t(i)], i) < 0) fail(std::string("dup2: ") + strerror(errno));
   }
@@ -776,7 +762,7 @@ void Worker::BecomeTool(int facts, int announcements, int failure) {
   _exit(126);
 }
 
-bool Worker::StartTool(std::string* error) {
+absl::Status Worker::StartTool() {
   checkpoint::CallerFacts facts;
   facts.set_user(peer_.account.user);
   facts.set_group(peer_.account.group);
@@ -794,17 +780,14 @@ bool Worker::StartTool(std::string* error) {
   const int memory = memfd_create("cr-hostd-caller", MFD_CLOEXEC);
   if (memory < 0 || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0 ||
       pipe2(failure, O_CLOEXEC) != 0) {
-    *error = std::string("cannot start the tool: ") + strerror(errno);
-    return false;
+    return ErrnoStatus("cannot start the tool");
   }
   facts.set_announcements(ends[1]);
   const std::string bytes = facts.SerializeAsString();
-  if (write(memory, bytes.data(), bytes.size()) != ssize_t(bytes.size())) {
-    *error = std::string("cannot start the tool: ") + strerror(errno);
-    return false;
-  }
+  if (write(memory, bytes.data(), bytes.size()) != ssize_t(bytes.size())) return ErrnoStatus("cannot start the tool");
   fflush(nullptr);
   child_ = fork();
+  const absl::Status not_forked = child_ < 0 ? ErrnoStatus("fork") : absl::OkStatus();
   if (child_ == 0) BecomeTool(memory, ends[1], failure[1]);
   setpgid(child_, child_);
   close(memory);
@@ -817,68 +800,88 @@ bool Worker::StartTool(std::string* error) {
   char text[1024];
   const ssize_t got = child_ > 0 ? read(failure[0], text, sizeof(text)) : 0;
   close(failure[0]);
-  if (child_ > 0 && got <= 0) return true;
-  *error = child_ < 0 ? std::string("fork: ") + strerror(errno) : std::string(text, size_t(got));
-  if (child_ > 0) waitpid(child_, nullptr, 0);
-  return false;
+  CR_RETURN_IF_ERROR(not_forked);
+  if (got <= 0) return absl::OkStatus();
+  waitpid(child_, nullptr, 0);
+  return absl::UnknownError(std::string(text, size_t(got)));
 }
 
-// What the tool waits for. *said: the answer; if false, what went wrong.
-bool Worker::Do(const std::string& announced, std::string* said) {
+// The image is complete: from the spool to the user.
+absl::Status Worker::GiveImage() {
+  CR_ASSIGN_OR_RETURN(const ckptfmt::OpenedFolder folder, ckptfmt::OpenedFolder::Open(spool_ + kImage));
+  const PartOf part = {request_.member().id(), request_.member().whole_job()};
+  CR_RETURN_IF_ERROR(SignImage(folder, key_, peer_.account.user, part));
+  CR_RETURN_IF_ERROR(GiveFiles(peer_.account, spool_fd_));
+  CR_RETURN_IF_ERROR(giver_->Copy());
+  if (IsMember()) CR_RETURN_IF_ERROR(AwaitOthers(SAVE_COMPLETE));
+  CR_ASSIGN_OR_RETURN(const std::string note, giver_->Publish());
+  if (!note.empty()) Tell(Reply::NOTE, 0, note);
+  return absl::OkStatus();
+}
+
+// What the tool waits for. Gives the answer.
+absl::StatusOr<std::string> Worker::Do(const std::string& announced) {
+  const std::string nothing;
   if (announced == checkpoint::kImageBegins && tool_->makes_image) {
     giver_.reset();
-    giver_ = ImageGiver::Begin(peer_.account, spool_fd_, image_, keep_, said);
-    if (giver_) *said = keep_ > 0 ? giver_->dir() : image_;
-    return giver_ != nullptr;
+    CR_ASSIGN_OR_RETURN(giver_, ImageGiver::Begin(peer_.account, spool_fd_, image_, keep_));
+    return keep_ > 0 ? giver_->dir() : image_;
   }
   if (announced == checkpoint::kImageComplete && tool_->makes_image && giver_) {
-    const auto folder = ckptfmt::OpenedFolder::Open(spool_ + kImage);
-    if (!folder.ok()) *said = std::string(folder.status().message());
-    std::string note;
-    const PartOf part = {request_.member().id(), request_.member().whole_job()};
-    const bool given = folder.ok() && SignImage(*folder, key_, peer_.account.user, part, said) &&
-                       GiveFiles(peer_.account, spool_fd_, said) && giver_->Copy(said) &&
-                       (!IsMember() || AwaitOthers(SAVE_COMPLETE, said)) && giver_->Publish(&note, said);
+    const absl::Status given = GiveImage();
     giver_.reset();
     RemoveOwnFolder(spool_ + kImage);
-    if (!note.empty()) Tell(Reply::NOTE, 0, note);
-    return given;
+    CR_RETURN_IF_ERROR(given);
+    return nothing;
   }
   if (announced == checkpoint::kImageBegins && Moves()) {
     // So the user's cr-run says where her job is.
-    if (last_) *said = checkpoint::kMovedTo + host_;
-    return true;
+    return last_ ? checkpoint::kMovedTo + host_ : nothing;
   }
   if (announced == checkpoint::kImageComplete && Moves()) {
-    if (MoveImage(&move_problem_)) return true;
-    *said = move_problem_;
-    return false;
+    const absl::Status moved = MoveImage();
+    if (!moved.ok()) move_problem_ = std::string(moved.message());
+    CR_RETURN_IF_ERROR(moved);
+    return nothing;
   }
-  if (announced == checkpoint::kImageRestored && Arrives()) return AwaitGoOn(said);
-  if (announced == checkpoint::kJobReady && IsMember()) return AwaitOthers(SAVE_READY, said);
-  if (announced == checkpoint::kJobLocked && IsMember()) return AwaitOthers(SAVE_LOCKED, said);
-  if (announced == checkpoint::kJobStill && IsMember()) return AwaitOthers(SAVE_STILL, said);
-  if (announced == checkpoint::kJobDumped && IsMember()) return AwaitOthers(SAVE_DUMPED, said);
-  if (announced == checkpoint::kImageRestored && Rejoins()) return released_ = AwaitOthers(RESTART_HELD, said);
+  if (announced == checkpoint::kImageRestored && Arrives()) {
+    CR_RETURN_IF_ERROR(AwaitGoOn());
+    return nothing;
+  }
+  if (IsMember()) {
+    for (const auto& [word, step] :
+         {std::pair(checkpoint::kJobReady, SAVE_READY), std::pair(checkpoint::kJobLocked, SAVE_LOCKED),
+          std::pair(checkpoint::kJobStill, SAVE_STILL), std::pair(checkpoint::kJobDumped, SAVE_DUMPED)}) {
+      if (announced != word) continue;
+      CR_RETURN_IF_ERROR(AwaitOthers(step));
+      return nothing;
+    }
+  }
+  if (announced == checkpoint::kImageRestored && Rejoins()) {
+    const absl::Status held = AwaitOthers(RESTART_HELD);
+    released_ = held.ok();
+    CR_RETURN_IF_ERROR(held);
+    return nothing;
+  }
   if (announced == checkpoint::kImageUsed && Rejoins()) {
-    if (!AwaitOthers(RESTART_RUNS, said) || (!peer_gone_ && !AwaitOthers(RESTART_SURE, said))) return false;
+    CR_RETURN_IF_ERROR(AwaitOthers(RESTART_RUNS));
+    if (!peer_gone_) CR_RETURN_IF_ERROR(AwaitOthers(RESTART_SURE));
     goes_on_ = running_ = true;
     RemoveOwnFolder(spool_);
     spool_.clear();
     Tell(Reply::RUNNING, 0);
-    return true;
+    return nothing;
   }
   if (announced == checkpoint::kImageUsed && tool_->takes_image) {
     RemoveOwnFolder(spool_);
     spool_.clear();
-    if (!Arrives()) return true;
+    if (!Arrives()) return nothing;
     running_ = true;
     SetMoveState(settings_.moves, request_.arrived().id(), kMoveRuns);
     Tell(Reply::RUNNING, 0);
-    return true;
+    return nothing;
   }
-  *said = "cr-hostd cannot read the request";
-  return false;
+  return absl::InvalidArgumentError(kCannotRead);
 }
 
 // Before its tool is killed, which then cannot do it. The kernel keeps connections whose other end does not answer, and
@@ -925,58 +928,61 @@ void Worker::LookForRoom() {
 }
 
 // The job waits, restored, until the source lets it go on.
-bool Worker::AwaitGoOn(std::string* said) {
+absl::Status Worker::AwaitGoOn() {
+  const absl::Status not_released = absl::CancelledError("the source host has not released the job");
   Tell(Reply::RESTORED, 0);
   Control control;
-  *said = "the source host has not released the job";
   if (!Receive(socket_, &control) || !control.go_on()) {
     peer_gone_ = true;
-    return false;
+    return not_released;
   }
   // Not if the source was told meanwhile that it is too late.
   goes_on_ = BeginMoveState(settings_.moves, request_.arrived().id(), kMoveGoesOn);
-  if (goes_on_) said->clear();
-  return goes_on_;
+  return goes_on_ ? absl::OkStatus() : not_released;
 }
 
-bool Worker::AwaitOthers(SaveStep step, std::string* said) {
+absl::Status Worker::AwaitOthers(SaveStep step) {
   Tell(Reply::REACHED, step, MoveName(checkpoint_));
   Control control;
-  if (Receive(socket_, &control) && control.go_on()) return true;
+  if (Receive(socket_, &control) && control.go_on()) return absl::OkStatus();
   peer_gone_ = true;
-  *said = Rejoins() ? "the restart over the hosts was cancelled" : "the checkpoint over the hosts was cancelled";
-  if (step != SAVE_COMPLETE && step != RESTART_RUNS && step != RESTART_SURE) return false;
+  const absl::Status cancelled = absl::CancelledError(Rejoins() ? "the restart over the hosts was cancelled"
+                                                                : "the checkpoint over the hosts was cancelled");
+  if (step != SAVE_COMPLETE && step != RESTART_RUNS && step != RESTART_SURE) return cancelled;
   // It may be decided.
-  const SaveDecision decision = AskDecision(request_.member().decider(), request_.member().id(), settings_.tls);
-  if (decision == SaveDecision::kUnknown) {
-    *said = "the cr-hostd of " + request_.member().decider() + " does not say whether the " +
-            (Rejoins() ? "restart is complete; the part of the job on this host ends"
-                       : "checkpoint is complete; on this host it is discarded");
+  switch (AskDecision(request_.member().decider(), request_.member().id(), settings_.tls)) {
+    case SaveDecision::kCounts:
+      return absl::OkStatus();
+    case SaveDecision::kGivenUp:
+      return cancelled;
+    default:
+      return absl::UnavailableError("the cr-hostd of " + request_.member().decider() + " does not say whether the " +
+                                    (Rejoins() ? "restart is complete; the part of the job on this host ends"
+                                               : "checkpoint is complete; on this host it is discarded"));
   }
-  return decision == SaveDecision::kCounts;
 }
 
 // One checkpoint, or restart, of all parts.
-bool Worker::DoGroup(Outcome* outcome, std::string* error) {
+absl::Status Worker::DoGroup(Outcome* outcome) {
   const auto begun = Now();
   const auto note = [this](const std::string& text) {
     if (!quiet_) Tell(Reply::NOTE, 0, text);
   };
   outcome->image = image_;
-  if (sets_ && (!sets_->Look(error) ||
-                !(Regroups() ? sets_->Newest(&outcome->image, error) : sets_->Next(&outcome->image, error)))) {
-    return false;
+  if (sets_) {
+    CR_RETURN_IF_ERROR(sets_->Look());
+    CR_ASSIGN_OR_RETURN(outcome->image, Regroups() ? sets_->Newest() : sets_->Next());
   }
-  group_ = Group::Open(parts_, settings_.tls, error);
-  if (!group_) return false;
-  const bool done = WatchFor([&] { return group_->Run(group_begin_, outcome->image, key_, note, error); }, error);
+  CR_ASSIGN_OR_RETURN(group_, Group::Open(parts_, settings_.tls));
+  const absl::Status done = WatchFor([&] { return group_->Run(group_begin_, outcome->image, key_, note); });
   outcome->paused = group_->paused_seconds();
   group_.reset();
-  std::string problem;
-  if (done && keep_ > 0) {
+  if (done.ok() && keep_ > 0) {
     checkpoint::AtStep("remove old sets");
-    if (!sets_->Prune(request_.job(), keep_, &problem))
-      note("the checkpoint is complete, but old ones could not be removed: " + problem + "; the next one tries again");
+    if (const absl::Status pruned = sets_->Prune(request_.job(), keep_); !pruned.ok()) {
+      note("the checkpoint is complete, but old ones could not be removed: " + std::string(pruned.message()) +
+           "; the next one tries again");
+    }
   }
   outcome->seconds = SecondsSince(begun);
   return done;
@@ -1005,11 +1011,12 @@ void Worker::TellGroup(const Outcome& outcome) {
 // The exit code for the user's tool.
 int Worker::DoGroupOnce() {
   Outcome outcome;
-  std::string error;
-  if (DoGroup(&outcome, &error)) {
+  const absl::Status done = DoGroup(&outcome);
+  if (done.ok()) {
     TellGroup(outcome);
     return 0;
   }
+  const std::string error(done.message());
   if (Regroups()) {
     Tell(Reply::NOTE, 0, "no restart of " + outcome.image + " on " + host_ + ": " + error + "; no part of it runs");
     return kExitNotRestarted;
@@ -1039,8 +1046,9 @@ int Worker::RepeatGroup() {
   std::string last;
   for (bool first = true;; first = false) {
     Outcome outcome;
-    std::string error;
-    const bool done = DoGroup(&outcome, &error);
+    const absl::Status status = DoGroup(&outcome);
+    const bool done = status.ok();
+    const std::string error(status.message());
     const Moment next = Now() + interval;
     if (done) last = outcome.image;
     if (done) TellGroup(outcome);
@@ -1063,9 +1071,9 @@ int Worker::RepeatGroup() {
         over = GroupIsOver();
         look = Now() + kLookForJob;
       }
-      return true;
+      return absl::OkStatus();
     };
-    WatchFor(wait, &error);
+    WatchFor(wait).IgnoreError();  // cancelled_ says whether it was interrupted
     if (cancelled_) return kExitInterrupted;
     if (!over) continue;
     if (last.empty()) Tell(Reply::NOTE, 0, "the job has ended, and there is no image of it from this run");
@@ -1074,7 +1082,7 @@ int Worker::RepeatGroup() {
 }
 
 // Streams for the tool, whose words are this worker's to say.
-bool Worker::OpenStreams(std::string* error) {
+absl::Status Worker::OpenStreams() {
   fds_ = {open("/dev/null", O_RDWR | O_CLOEXEC), memfd_create("output", MFD_CLOEXEC),
           memfd_create("errors", MFD_CLOEXEC)};
   for (int* const kept : {&tool_output_, &tool_errors_}) {
@@ -1082,34 +1090,31 @@ bool Worker::OpenStreams(std::string* error) {
   }
   tool_output_ = fcntl(fds_[1], F_DUPFD_CLOEXEC, 3);
   tool_errors_ = fcntl(fds_[2], F_DUPFD_CLOEXEC, 3);
-  if (fds_[0] >= 0 && tool_output_ >= 0 && tool_errors_ >= 0) return true;
-  *error = std::string("no descriptors: ") + strerror(errno);
-  return false;
+  if (fds_[0] >= 0 && tool_output_ >= 0 && tool_errors_ >= 0) return absl::OkStatus();
+  return ErrnoStatus("no descriptors");
 }
 
-bool Worker::BeginMove(std::string* error) {
+absl::Status Worker::BeginMove() {
   if (settings_.tls.empty()) {
-    *error = "this cr-hostd moves no jobs to other hosts: it has no certificate (cr-hostd --tls-cert)";
-    return false;
+    return absl::FailedPreconditionError(
+        "this cr-hostd moves no jobs to other hosts: it has no certificate (cr-hostd --tls-cert)");
   }
-  if (host_.empty()) {
-    *error = "no host is named (--to-host)";
-    return false;
-  }
-  if (!checkpoint::ReadJob(job_folder_, &job_, error)) return false;
+  if (host_.empty()) return absl::InvalidArgumentError("no host is named (--to-host)");
+  // Until ReadJob gives a status.
+  std::string error;
+  if (!checkpoint::ReadJob(job_folder_, &job_, &error)) return absl::NotFoundError(error);
   if (job_.terminal()) {
-    *error =
-        "the job has a terminal, which cannot go to another host; start it without one (cr-run ... < /dev/null | cat)";
-    return false;
+    return absl::UnimplementedError(
+        "the job has a terminal, which cannot go to another host; start it without one (cr-run ... < /dev/null | cat)");
   }
   if (server_.empty() && job_.server().compare(0, 5, "unix:") == 0) {
-    *error = "the job uses the GPU server " + job_.server() + " of this host; name one for it there with --to";
-    return false;
+    return absl::InvalidArgumentError("the job uses the GPU server " + job_.server() +
+                                      " of this host; name one for it there with --to");
   }
   if (server_.empty()) server_ = job_.server();
   user_output_ = fcntl(fds_[1], F_DUPFD_CLOEXEC, 3);
   for (const int fd : fds_) close(fd);
-  return OpenStreams(error);
+  return OpenStreams();
 }
 
 std::vector<ckptfmt::DeviceFacts> DevicesOf(const HostGpus& gpus) {
@@ -1126,23 +1131,21 @@ std::vector<ckptfmt::DeviceFacts> DevicesOf(const HostGpus& gpus) {
 }
 
 // Says what the job needs, before anything is sent.
-bool Worker::AnnounceMove(const std::string& image, std::string* error) {
-  std::unique_ptr<ckptfmt::ImageReader> opened;
+absl::Status Worker::AnnounceMove(const std::string& image) {
   checkpoint::SavedSummary saved;
-  if (!ReadFacts(image, &opened, &saved, error)) return false;
+  CR_ASSIGN_OR_RETURN(const std::unique_ptr<ckptfmt::ImageReader> opened, ReadFacts(image, &saved));
   const ckptfmt::ImageInfo& info = opened->info();
   MoveBegin begin;
   begin.set_version(kVersion);
   std::string id(16, '\0');
-  if (getrandom(&id[0], id.size(), 0) != ssize_t(id.size())) {
-    *error = std::string("no random numbers: ") + strerror(errno);
-    return false;
-  }
+  if (getrandom(&id[0], id.size(), 0) != ssize_t(id.size())) return ErrnoStatus("no random numbers");
   begin.set_id(id);
   begin.set_host(info.host);
   begin.set_job(request_.job());
+  // Until FindAccount gives a status.
   checkpoint::Account named;
-  if (!checkpoint::FindAccount(std::to_string(peer_.account.user), &named, error)) return false;
+  std::string error;
+  if (!checkpoint::FindAccount(std::to_string(peer_.account.user), &named, &error)) return absl::NotFoundError(error);
   begin.mutable_user()->set_id(peer_.account.user);
   begin.mutable_user()->set_name(named.name);
   begin.mutable_user()->set_group(job_.user().group());
@@ -1164,11 +1167,9 @@ bool Worker::AnnounceMove(const std::string& image, std::string* error) {
     // As 2>&1 has it.
     if (stream.fd == 2 && replaced.count(stream.target)) continue;
     const char* const option = stream.fd == 1 ? "--output" : "--error";
-    *error = "the job's descriptor " + std::to_string(stream.fd) +
-             " is a pipe or a terminal, which stays here; name a "
-             "file of " +
-             host_ + " for it with " + option;
-    return false;
+    return absl::InvalidArgumentError("the job's descriptor " + std::to_string(stream.fd) +
+                                      " is a pipe or a terminal, which stays here; name a file of " + host_ +
+                                      " for it with " + option);
   }
   for (const ckptfmt::NeededFile& file : info.needs.files) {
     if (!file.kept.empty() || replaced.count(file.path)) continue;
@@ -1182,28 +1183,23 @@ bool Worker::AnnounceMove(const std::string& image, std::string* error) {
   begin.set_server(server_);
   begin.set_gpu(gpu_);
   *begin.mutable_environment() = request_.environment();
-  MoveChecked checked;
-  if (!move_->Begin(begin, &checked, error)) return false;
+  CR_ASSIGN_OR_RETURN(const MoveChecked checked, move_->Begin(begin));
   std::vector<std::string> missing(checked.missing().begin(), checked.missing().end());
-  if (checked.has_gpus() && !checkpoint::ListRefusals(*opened, DevicesOf(checked.gpus()), host_, &missing, error)) {
-    return false;
-  }
+  // Until ListRefusals gives a status.
+  if (checked.has_gpus() && !checkpoint::ListRefusals(*opened, DevicesOf(checked.gpus()), host_, &missing, &error))
+    return absl::FailedPreconditionError(error);
   for (const std::string& note : checked.notes()) {
     if (!quiet_) Tell(Reply::NOTE, 0, note);
   }
-  if (missing.empty()) return true;
-  *error = host_ + " lacks what the job needs, and nothing was sent: ";
-  for (const std::string& one : missing) *error += (&one == &missing.front() ? "" : "; ") + one;
-  return false;
+  if (missing.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      host_ + " lacks what the job needs, and nothing was sent: " + absl::StrJoin(missing, "; "));
 }
 
 // Does it, and looks meanwhile whether the user's tool gives up, or the one that holds the job has died.
-bool Worker::WatchFor(const std::function<bool()>& work, std::string* error) {
+absl::Status Worker::WatchFor(const std::function<absl::Status()>& work) {
   int over[2];
-  if (pipe2(over, O_CLOEXEC) != 0) {
-    *error = std::string("pipe: ") + strerror(errno);
-    return false;
-  }
+  if (pipe2(over, O_CLOEXEC) != 0) return ErrnoStatus("pipe");
   const int tool = child_ > 0 ? int(syscall(SYS_pidfd_open, child_, 0)) : -1;
   std::atomic<bool> tool_gone{false};
   std::thread watch([&] {
@@ -1226,19 +1222,15 @@ bool Worker::WatchFor(const std::function<bool()>& work, std::string* error) {
       if (group_) group_->Cancel();
     }
   });
-  const bool done = work();
+  const absl::Status done = work();
   close(over[1]);
   watch.join();
   close(over[0]);
   if (tool >= 0) close(tool);
-  if (tool_gone && !cancelled_) {
-    *error = "cr-checkpoint has died";
-    return false;
-  }
+  if (tool_gone && !cancelled_) return absl::UnavailableError(kToolHasDied);
   // A checkpoint over several hosts may have been decided before.
-  if (!cancelled_ || (group_ && done)) return done;
-  *error = "interrupted";
-  return false;
+  if (!cancelled_ || (group_ && done.ok())) return done;
+  return absl::CancelledError("interrupted");
 }
 
 // What has become of the job is not known: then it must not go on here, too. Nothing is lost: the image stays.
@@ -1255,45 +1247,38 @@ void Worker::KeepDoubtful() {
            (stays ? kept : settings_.spool) + kImages);
 }
 
-bool Worker::MoveImage(std::string* error) {
+absl::Status Worker::MoveImage() {
   const std::string image = ckptfmt::NewestImageIn(spool_ + kImages);
-  const auto folder = ckptfmt::OpenedFolder::Open(image);
-  if (!folder.ok()) {
-    *error = std::string(folder.status().message());
-    return false;
+  CR_ASSIGN_OR_RETURN(const ckptfmt::OpenedFolder folder, ckptfmt::OpenedFolder::Open(image));
+  CR_RETURN_IF_ERROR(SignImage(folder, key_, peer_.account.user, PartOf()));
+  if (!move_) {
+    CR_ASSIGN_OR_RETURN(move_, MoveSource::Open(host_, settings_.tls));
   }
-  if (!SignImage(*folder, key_, peer_.account.user, PartOf(), error)) return false;
-  if (!move_) move_ = MoveSource::Open(host_, settings_.tls, error);
-  if (!move_) return false;
   const uint64_t before = move_->sent_bytes();
-  if (!WatchFor([&] { return (!rounds_.empty() || AnnounceMove(image, error)) && move_->SendImage(*folder, error); },
-                error))
-    return false;
+  CR_RETURN_IF_ERROR(WatchFor([&] {
+    if (rounds_.empty()) CR_RETURN_IF_ERROR(AnnounceMove(image));
+    return move_->SendImage(folder);
+  }));
   if (!last_) {
     rounds_.Add(move_->sent_bytes() - before);
-    return true;
+    return absl::OkStatus();
   }
   MoveRestore restore;
   restore.set_umask(request_.umask());
   restore.set_output(output_);
   restore.set_error(error_output_);
-  if (!WatchFor([&] { return move_->Restore(restore, error); }, error)) return false;
+  CR_RETURN_IF_ERROR(WatchFor([&] { return move_->Restore(restore); }));
   // The tool holds the job. Without it, the job may run.
   siginfo_t tool = {};
-  if (waitid(P_PID, id_t(child_), &tool, WEXITED | WNOHANG | WNOWAIT) != 0 || tool.si_pid != 0) {
-    *error = "cr-checkpoint has died";
-    return false;
+  if (waitid(P_PID, id_t(child_), &tool, WEXITED | WNOHANG | WNOWAIT) != 0 || tool.si_pid != 0)
+    return absl::UnavailableError(kToolHasDied);
+  const absl::Status runs = move_->GoOn();
+  if (absl::IsUnavailable(runs)) {
+    KeepDoubtful();
+    return absl::OkStatus();
   }
-  switch (move_->GoOn(error)) {
-    case MoveSource::Outcome::kRunning:
-      moved_ = true;
-      return true;
-    case MoveSource::Outcome::kUnknown:
-      KeepDoubtful();
-      return true;
-    default:
-      return false;
-  }
+  moved_ = runs.ok();
+  return runs;
 }
 
 // After the tool's first run: the others, of which the last one ends the job here, and the report. The exit code for
@@ -1309,7 +1294,10 @@ int Worker::FinishMove(int code) {
     last_ = !rounds_.NeedsAnother();
     if (last_) arguments_.insert(arguments_.begin() + 1, "--stop");
     // What BecomeTool has added was the child's.
-    code = OpenStreams(&error) && StartTool(&error) ? FollowTool() : 1;
+    absl::Status started = OpenStreams();
+    if (started.ok()) started = StartTool();
+    if (!started.ok()) error = std::string(started.message());
+    code = started.ok() ? FollowTool() : 1;
   }
   if (moved_ || doubtful_) {
     // Whatever has become of the tool.
@@ -1403,9 +1391,8 @@ int Worker::FollowTool() {
         close(announcements_);
         announcements_ = -1;
       } else {
-        std::string said;
-        const bool done = Do(std::string(text, size_t(got)), &said);
-        const std::string answer = (done ? "+" : "-") + said;
+        const absl::StatusOr<std::string> said = Do(std::string(text, size_t(got)));
+        const std::string answer = said.ok() ? "+" + *said : "-" + std::string(said.status().message());
         send(announcements_, answer.data(), answer.size(), MSG_NOSIGNAL);
       }
     }
@@ -1423,18 +1410,18 @@ bool IsJobName(const std::string& name) {
 
 void ServeRequest(int socket, const Settings& settings, const Key& key) {
   Worker worker(socket, settings, key);
-  std::string error;
-  const bool begun = worker.Begin(&error);
+  const absl::Status begun = worker.Begin();
   const auto count = [&](bool failed) { settings.counters->CountRequest(worker.tool(), failed); };
-  if (begun && worker.AsksForHosts()) {
+  if (begun.ok() && worker.AsksForHosts()) {
     worker.AnswerHosts();
     return count(false);
   }
-  if (begun) {
+  if (begun.ok()) {
     worker.Tell(Reply::STARTED, 0);
     return count(!worker.Follow());
   }
   count(true);
+  const std::string error(begun.message());
   Log(worker.account(), "refused: " + error);
   Reply reply;
   reply.set_kind(worker.IsElsewhere() ? Reply::ELSEWHERE : Reply::REFUSED);
