@@ -26,7 +26,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
 #include "ckptfmt/folder.h"
@@ -40,6 +39,7 @@
 #include "proto/base/clock.h"
 #include "proto/cli/help.h"
 #include "proto/errors/absl_status.h"
+#include "proto/errors/annotate.h"
 #include "proto/folder/private_folder.h"
 
 extern char** environ;
@@ -374,9 +374,7 @@ absl::StatusOr<std::vector<mpi::Part>> FindParts(const CheckpointOptions& option
     const std::string text((std::istreambuf_iterator<char>(file)), {});
     absl::StatusOr<std::vector<mpi::Part>> parts = ParsePartsText(text);
     if (parts.ok()) return parts;
-    return absl::Status(parts.status().code(),
-                        absl::StrCat("cannot read ", folder, "/parts, which says where the job's images are to run: ",
-                                     parts.status().message()));
+    return Annotate("cannot read " + folder + "/parts, which says where the job's images are to run: ", parts.status());
   }
   std::error_code ignored;
   std::filesystem::remove(folder + "/parts", ignored);
