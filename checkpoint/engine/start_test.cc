@@ -46,8 +46,9 @@ Seen InJobOf(SnapshotEngine* engine) {
   Plan plan;
   plan.command = {"/bin/sh", "-c", "{ " + std::string(kLook) + "; } > " + path};
   plan.environment = {"PATH=/usr/bin:/bin"};
+  const absl::Status prepared = engine->PrepareStart(&plan);
+  EXPECT_TRUE(prepared.ok()) << prepared.message();
   std::string error;
-  EXPECT_TRUE(engine->PrepareStart(&plan, &error)) << error;
   Isolated isolated;
   int code = 0;
   EXPECT_TRUE(StartIsolated(plan, &isolated, &error, &code)) << error;

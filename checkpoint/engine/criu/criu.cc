@@ -49,8 +49,10 @@
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/network.h"
 #include "checkpoint/job/stand_ins.h"
+#include "proto/base/status_macros.h"
 #include "proto/base/unique_fd.h"
 #include "proto/codec/text.h"
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -127,11 +129,11 @@ bool IsIsolated(const Job& job) { return job.init_pid() > 0; }
 // Whether its folder is not root's.
 bool IsUsersFolder(const Job& job) { return job.users_own() && !IsIsolated(job); }
 
-// Runs `body` in a child that is inside the job's namespaces. Returns its exit code, -1 if it could not be started. The
+// Runs `body` in a child that is inside the job's namespaces. Returns its exit code, or why it was not started. The
 // child and what it executes are killed if `give_up` says so (null: never), with 253 as the exit code. A CRIU with a
 // user's rights cannot save an IPC namespace, and is in that, too: then it sees none.
-int InsideJob(const Job& job, const std::function<int()>& body, std::string* error,
-              const std::function<bool()>& give_up = nullptr) {
+absl::StatusOr<int> InsideJob(const Job& job, const std::function<int()>& body,
+                              const std::function<bool()>& give_up = nullptr) {
   // Of a job without namespaces of its own: this process's.
   const std::string proc = "/proc/" + (IsIsolated(job) ? std::to_string(job.init_pid()) : "self") + "/ns/";
   const int pids = open((proc + "pid").c_str(), O_RDONLY | O_CLOEXEC);
@@ -144,9 +146,8 @@ int InsideJob(const Job& job, const std::function<int()>& body, std::string* err
     }
   };
   if (pids < 0 || mounts < 0 || ipc < 0 || network < 0) {
-    *error = "the job has ended";
     close_all();
-    return -1;
+    return absl::FailedPreconditionError("the job has ended");
   }
   fflush(nullptr);
   const pid_t helper = fork();
@@ -168,16 +169,10 @@ int InsideJob(const Job& job, const std::function<int()>& body, std::string* err
   }
   close_all();
   int status = 0;
-  if (helper < 0) {
-    *error = std::string("fork: ") + strerror(errno);
-    return -1;
-  }
+  if (helper < 0) return ErrnoStatus("fork");
   const bool waited = Await(helper, give_up, &status);
   const int code = waited && WIFEXITED(status) ? WEXITSTATUS(status) : 253;
-  if (code == 254) {
-    *error = "cannot enter the job's namespaces";
-    return -1;
-  }
+  if (code == 254) return absl::FailedPreconditionError("cannot enter the job's namespaces");
   return code;
 }
 
@@ -203,7 +198,6 @@ class LostWait {
 
 // Signal to every process of the namespace but its init, or of the job that has none.
 bool SignalAll(const Job& job, int signal) {
-  std::string error;
   if (!IsIsolated(job)) {
     // With the user's rights: a number may have become another process's.
     const ActAs user(AccountOf(job));
@@ -211,8 +205,8 @@ bool SignalAll(const Job& job, int signal) {
     for (const int pid : ProcessesOf(job)) ok = (kill(pid, signal) == 0 || errno == ESRCH) && ok;
     return ok;
   }
-  return InsideJob(
-             job, [signal] { return kill(-1, signal) == 0 || errno == ESRCH ? 0 : 1; }, &error) == 0;
+  const absl::StatusOr<int> code = InsideJob(job, [signal] { return kill(-1, signal) == 0 || errno == ESRCH ? 0 : 1; });
+  return code.ok() && *code == 0;
 }
 
 // Has all processes run on that were stopped, but those that somebody else had stopped, as numbered inside.
@@ -240,17 +234,19 @@ class Standstill {
   Standstill(const Standstill&) = delete;
   Standstill& operator=(const Standstill&) = delete;
   // `still`: before the silence; null: nothing. `leave_stopped`: the dump stops the processes in any case.
-  bool Begin(bool leave_stopped, const std::function<bool(std::string*)>& still, std::string* error) {
+  absl::Status Begin(bool leave_stopped, const std::function<absl::Status()>& still) {
     begun_ = job_.has_network();
     if (begun_ || leave_stopped) stopped_before_ = StoppedProcesses(job_);
     const auto stop = [this] { SignalAll(job_, SIGSTOP); };
     const auto run_on = [this] { RunOn(job_, stopped_before_); };
-    if (begun_ && !BringToStandstill(job_, stop, run_on, error)) return false;
-    if (still && !still(error)) return false;
-    if (begun_ && !SilenceNetwork(job_.init_pid(), error)) return false;
+    if (begun_) CR_RETURN_IF_ERROR(BringToStandstill(job_, stop, run_on));
+    if (still) CR_RETURN_IF_ERROR(still());
+    // Until SilenceNetwork gives a status.
+    std::string error;
+    if (begun_ && !SilenceNetwork(job_.init_pid(), &error)) return absl::FailedPreconditionError(error);
     // Nobody can call any more, and CRIU would save the sockets' filters.
     if (begun_) LetCallersIn(job_);
-    return true;
+    return absl::OkStatus();
   }
   void End() {
     if (std::exchange(begun_, false)) ContinueProcesses(job_, stopped_before_);
@@ -306,7 +302,7 @@ bool IsSameFile(const struct stat& one, const struct stat& other) {
 // What the job has open on mounts that are not in its namespace: all that it inherited. Of a job without one: its
 // streams, which may become others at a restart. Of a restarted job also its outputs (cr-run --output, --error), since
 // CRIU opens them within the namespace; not those that it has open in another way as well.
-bool FindInheritedFiles(const Job& job, ProcessFacts* facts, std::string* error) {
+absl::Status FindInheritedFiles(const Job& job, ProcessFacts* facts) {
   const std::set<std::pair<dev_t, ino_t>> streams = StreamFiles(job);
   std::set<int> mounts;
   std::ifstream mount_info("/proc/" + std::to_string(job.init_pid()) + "/mountinfo");
@@ -318,9 +314,8 @@ bool FindInheritedFiles(const Job& job, ProcessFacts* facts, std::string* error)
   std::set<std::string> ids, opened_otherwise;
   for (int pid : ProcessesOf(job)) {
     const std::string proc = "/proc/" + std::to_string(pid);
-    DIR* const list = opendir((proc + "/fd").c_str());
-    if (!list) continue;
-    while (const dirent* const entry = readdir(list)) {
+    const std::unique_ptr<DIR, int (*)(DIR*)> list(opendir((proc + "/fd").c_str()), closedir);
+    while (const dirent* const entry = list ? readdir(list.get()) : nullptr) {
       if (entry->d_name[0] == '.') continue;
       const std::string path = proc + "/fd/" + entry->d_name;
       const std::string target = ReadLink(path);
@@ -340,10 +335,9 @@ bool FindInheritedFiles(const Job& job, ProcessFacts* facts, std::string* error)
       if (mount < 0 || known || target.compare(0, 7, "/memfd:") == 0) continue;
       if (S_ISCHR(status.st_mode) && IsTerminal(status.st_rdev)) continue;
       if (S_ISCHR(status.st_mode) && status.st_rdev == kTerminalMaker) {
-        *error = "process " + std::to_string(pid) +
-                 " has inherited the other end of a terminal, which cannot be restored; start the job without it";
-        closedir(list);
-        return false;
+        return absl::FailedPreconditionError(
+            "process " + std::to_string(pid) +
+            " has inherited the other end of a terminal, which cannot be restored; start the job without it");
       }
       char id[64];
       snprintf(id, sizeof(id), "file[%x:%llx]", mount, static_cast<unsigned long long>(status.st_ino));
@@ -359,18 +353,16 @@ bool FindInheritedFiles(const Job& job, ProcessFacts* facts, std::string* error)
       if (!ids.insert(id).second) continue;
       struct stat named;
       if (stat(target.c_str(), &named) != 0 || !IsSameFile(named, status)) {
-        *error = "the job has the file " + target + " open, which is gone or was replaced by another one";
-        closedir(list);
-        return false;
+        return absl::FailedPreconditionError("the job has the file " + target +
+                                             " open, which is gone or was replaced by another one");
       }
       *facts->add_files() = found;
     }
-    closedir(list);
   }
   for (const auto& [id, file] : outputs_inside) {
     if (opened_otherwise.count(id) == 0) *facts->add_files() = file;
   }
-  return true;
+  return absl::OkStatus();
 }
 
 std::string ProcessText(int pid) {
@@ -406,12 +398,12 @@ bool LosesParent(const Job& job, int pid) {
 constexpr const char* kOnlyOnce[] = {"user", "ipc", "uts", "cgroup", "time"};
 
 // Whether a process of the job's is in a namespace that CRIU cannot save beside the job's own.
-bool CheckOnlyOnce(const Job& job, std::string* error) {
+absl::Status CheckOnlyOnce(const Job& job) {
   const auto refuse = [&](int pid, const char* name) {
-    *error = ProcessText(pid) + " is in a " + name +
-             " namespace of its own, as programs in containers are, and those of a job that is started in this one; it "
-             "cannot be saved. End it first, or start it outside of the job";
-    return false;
+    return absl::FailedPreconditionError(
+        ProcessText(pid) + " is in a " + name +
+        " namespace of its own, as programs in containers are, and those of a job that is started in this one; it "
+        "cannot be saved. End it first, or start it outside of the job");
   };
   const auto space = [](int pid, const char* name) { return ReadLink("/proc/" + std::to_string(pid) + "/ns/" + name); };
   const std::vector<int> pids = ProcessesOf(job);
@@ -433,56 +425,52 @@ bool CheckOnlyOnce(const Job& job, std::string* error) {
     while (above > 0 && above != job.init_pid()) above = ParentOf(above);
     if (above == job.init_pid()) found = pid;
   }
-  return found == 0 || refuse(found, "PID");
+  return found == 0 ? absl::OkStatus() : refuse(found, "PID");
 }
 
 // CRIU saves the first process and those below it. One whose parents have ended is a child of the first one, unless
 // that does not want it: then it is one of the namespace's init, would end with a stopped job and not come back.
-bool CheckTree(const Job& job, std::string* error) {
+absl::Status CheckTree(const Job& job) {
   for (int pid : ProcessesOf(job)) {
     int above = pid;
     while (above > 0 && above != job.pid() && above != job.init_pid()) above = ParentOf(above);
     const bool in_tree = above != job.init_pid();
     if (in_tree && !LosesParent(job, pid)) continue;
-    *error = OutlivedText(ProcessText(pid), in_tree);
-    return false;
+    return absl::FailedPreconditionError(OutlivedText(ProcessText(pid), in_tree));
   }
-  return true;
+  return absl::OkStatus();
 }
 
 // The same for a job without an init process: there they are children of its cr-run, and may use CUDA.
-bool CheckOwnTree(const Job& job, std::string* error) {
+absl::Status CheckOwnTree(const Job& job) {
   // Other users' processes can have the job's variables, too.
   const ActAs user(AccountOf(job));
   if (ParentOf(job.pid()) != job.runner_pid()) {
-    *error = "the job's cr-run has ended before it, and it is not known what belongs to the job; it cannot be saved";
-    return false;
+    return absl::FailedPreconditionError(
+        "the job's cr-run has ended before it, and it is not known what belongs to the job; it cannot be saved");
   }
   const std::vector<int> pids = ProcessesOf(job);
   for (const int pid : pids) {
-    if (!LosesParent(job, pid)) continue;
-    *error = OutlivedText(ProcessText(pid), true);
-    return false;
+    if (LosesParent(job, pid)) return absl::FailedPreconditionError(OutlivedText(ProcessText(pid), true));
   }
   for (const CudaProcess& process : FindCudaProcesses(job, job.directory())) {
     if (std::find(pids.begin(), pids.end(), process.pid) != pids.end()) continue;
-    *error = NameOf(process) +
-             " uses the job's GPU server, but the job's first process has not started it, and it cannot "
-             "be saved; end it first";
-    return false;
+    return absl::FailedPreconditionError(
+        NameOf(process) +
+        " uses the job's GPU server, but the job's first process has not started it, and it cannot "
+        "be saved; end it first");
   }
   for (const int pid : OutlivedProcessesOf(job)) {
     if (ParentOf(pid) != job.runner_pid()) continue;
-    *error = OutlivedText(ProcessText(pid), false);
-    return false;
+    return absl::FailedPreconditionError(OutlivedText(ProcessText(pid), false));
   }
-  return true;
+  return absl::OkStatus();
 }
 
 constexpr const char* kNamespaces[] = {"user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time"};
 
 // Of a job without namespaces of its own: whether all of its processes are where this tool, and CRIU with it, are.
-bool CheckNamespaces(const Job& job, std::string* error) {
+absl::Status CheckNamespaces(const Job& job) {
   struct stat own_root, root;
   for (const int pid : ProcessesOf(job)) {
     const std::string process = "/proc/" + std::to_string(pid);
@@ -497,12 +485,11 @@ bool CheckNamespaces(const Job& job, std::string* error) {
       other = "root folder";
     }
     if (other.empty()) continue;
-    *error = ProcessText(pid) + " has another " + other +
-             " than this tool, and CRIU cannot save it; start the job outside of "
-             "containers and of namespaces of its user's own";
-    return false;
+    return absl::FailedPreconditionError(ProcessText(pid) + " has another " + other +
+                                         " than this tool, and CRIU cannot save it; start the job outside of "
+                                         "containers and of namespaces of its user's own");
   }
-  return true;
+  return absl::OkStatus();
 }
 
 // Whether one of the kernel's lists of System V objects has one that the processes of `job` may have made or used. No
@@ -535,7 +522,6 @@ bool MayUse(std::istream* list, const Job& job) {
 
 // Whether there is anything in the job's IPC namespace, or anything of the job in this machine's.
 bool UsesSystemV(const Job& job) {
-  std::string ignored;
   if (!IsIsolated(job)) {
     for (const char* const path : kSystemV) {
       std::ifstream list(path);
@@ -552,14 +538,15 @@ bool UsesSystemV(const Job& job) {
     }
     return 0;
   };
-  return InsideJob(job, look, &ignored) == 1;
+  const absl::StatusOr<int> found = InsideJob(job, look);
+  return found.ok() && *found == 1;
 }
 
 // Of a job of another user's: all of its processes have exactly that user's rights. CRIU, which has these rights only,
 // could not bring others back.
-bool CheckRights(const Job& job, std::string* error) {
+absl::Status CheckRights(const Job& job) {
   const std::optional<Account> account = AccountOf(job);
-  if (!account) return true;
+  if (!account) return absl::OkStatus();
   const std::vector<uint64_t> users(4, account->user), groups(4, account->group);
   for (int pid : ProcessesOf(job)) {
     std::vector<uint64_t> more = StatusNumbers(pid, "Groups", 10);
@@ -572,15 +559,13 @@ bool CheckRights(const Job& job, std::string* error) {
         capabilities == std::vector<uint64_t>{0}) {
       continue;
     }
-    *error = ProcessText(pid) + " has other rights than the job, which runs as " + NameOf(*account) +
-             ", and cannot be saved; wait until it has ended";
-    return false;
+    return absl::FailedPreconditionError(ProcessText(pid) + " has other rights than the job, which runs as " +
+                                         NameOf(*account) + ", and cannot be saved; wait until it has ended");
   }
-  if (!UsesSystemV(job)) return true;
-  *error =
+  if (!UsesSystemV(job)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
       "the job uses System V memory, semaphores or message queues, which cannot be saved of another user's job; have "
-      "the program use POSIX ones";
-  return false;
+      "the program use POSIX ones");
 }
 
 // CRIU opens the streams that a job gets once more, and so the user must have a right to what is open as `fd`. A pipe
@@ -597,10 +582,9 @@ bool LetOpen(const Account& account, int fd) {
 }
 
 // Lets CRIU, which has the user's rights, write into a folder of root's that nobody can come to by its path.
-bool LendFolder(const Account& account, int folder, std::string* error) {
-  if (fchown(folder, account.user, gid_t(-1)) == 0) return true;
-  *error = std::string("cannot let CRIU write the image: ") + strerror(errno);
-  return false;
+absl::Status LendFolder(const Account& account, int folder) {
+  if (fchown(folder, account.user, gid_t(-1)) == 0) return absl::OkStatus();
+  return ErrnoStatus("cannot let CRIU write the image");
 }
 
 // Nobody is kept from sending meanwhile, for which CRIU would need iptables: what others send is not in the image
@@ -621,10 +605,10 @@ std::string Several(const std::vector<Connection>& connections) {
   return text;
 }
 
-// False if a connection has no second end that would come back with it, and is not to be closed. Those of an address
+// Fails if a connection has no second end that would come back with it, and is not to be closed. Those of an address
 // that comes back with the job go on.
-bool CheckConnections(const Job& job, const ProcessFacts& facts, std::string* error) {
-  if (facts.tcp_close() || job.has_network()) return true;
+absl::Status CheckConnections(const Job& job, const ProcessFacts& facts) {
+  if (facts.tcp_close() || job.has_network()) return absl::OkStatus();
   std::vector<Connection> others = WithOthers(OpenConnections(ProcessesOf(job)));
   if (!others.empty()) {
     // Not one whose other end a process has got, or closed, since the processes were listed.
@@ -634,38 +618,34 @@ bool CheckConnections(const Job& job, const ProcessFacts& facts, std::string* er
     const auto passes = [&](const Connection& one) { return last.count(one) == 0; };
     others.erase(std::remove_if(others.begin(), others.end(), passes), others.end());
   }
-  if (others.empty()) return true;
-  *error =
+  if (others.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
       "the job has TCP connections with others, which cannot come back after a restart: " + Several(others) +
       "; with --tcp-close it is saved, and finds them closed then; a job that was started with an address of its own "
-      "(cr-run --address) keeps them";
-  return false;
+      "(cr-run --address) keeps them");
 }
 
 // What the image has of the connections themselves, so that CRIU sends nothing before both ends are there.
-bool SettleStreams(const std::string& image_folder, std::string* error) {
-  DIR* const list = opendir(image_folder.c_str());
-  bool ok = list != nullptr;
-  if (!ok) *error = "cannot read " + image_folder + ": " + strerror(errno);
-  while (const dirent* const entry = ok ? readdir(list) : nullptr) {
+absl::Status SettleStreams(const std::string& image_folder) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> list(opendir(image_folder.c_str()), closedir);
+  if (!list) return ErrnoStatus("cannot read " + image_folder);
+  while (const dirent* const entry = readdir(list.get())) {
     if (strncmp(entry->d_name, "tcp-stream-", 11) != 0) continue;
     const std::string path = image_folder + "/" + entry->d_name;
     std::string image;
-    ok = ReadImageFile(path, &image) && CallAllSent(&image);
-    if (!ok) *error = "cannot read this CRIU version's image of a TCP connection: " + path;
-    ok = ok && WriteImageFile(path, image, error);
+    if (!ReadImageFile(path, &image) || !CallAllSent(&image))
+      return absl::UnimplementedError("cannot read this CRIU version's image of a TCP connection: " + path);
+    CR_RETURN_IF_ERROR(WriteImageFile(path, image));
   }
-  if (list) closedir(list);
-  return ok;
+  return absl::OkStatus();
 }
 
-bool SettleTerminal(const Job& job, const std::string& image_folder, std::string* error) {
+absl::Status SettleTerminal(const Job& job, const std::string& image_folder) {
   const std::string path = image_folder + "/tty-info.img";
   std::string image;
-  if (!job.terminal() || access(path.c_str(), F_OK) != 0) return true;
-  if (ReadImageFile(path, &image) && LetGoOfTerminals(&image)) return WriteImageFile(path, image, error);
-  *error = "cannot read from this CRIU version's image which terminals the job has";
-  return false;
+  if (!job.terminal() || access(path.c_str(), F_OK) != 0) return absl::OkStatus();
+  if (ReadImageFile(path, &image) && LetGoOfTerminals(&image)) return WriteImageFile(path, image);
+  return absl::UnimplementedError("cannot read from this CRIU version's image which terminals the job has");
 }
 
 // Waits a while for what may have been left of an earlier dump. Returns -1 and errno on failure. Of a user's own job
@@ -684,32 +664,30 @@ int LockDump(const Job& job, const std::string& work_folder) {
 }
 
 // Looks which connections the image has after all. Those with others are closed in it, if that is wanted.
-bool SettleConnections(const Job& job, const ProcessFacts& facts, const std::string& image_folder, DumpFacts* found,
-                       std::string* error) {
+absl::Status SettleConnections(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
+                               DumpFacts* found) {
   const std::string path = image_folder + "/files.img";
   std::string image;
   std::vector<Connection> connections;
-  if (!SettleStreams(image_folder, error)) return false;
-  if (!ReadImageFile(path, &image) || !SavedConnections(image, &connections)) {
-    *error = "cannot read from this CRIU version's image which TCP connections the job has";
-    return false;
-  }
+  CR_RETURN_IF_ERROR(SettleStreams(image_folder));
+  if (!ReadImageFile(path, &image) || !SavedConnections(image, &connections))
+    return absl::UnimplementedError("cannot read from this CRIU version's image which TCP connections the job has");
   const std::vector<Connection> others = WithOthers(connections);
-  if (others.empty() || (job.has_network() && !facts.tcp_close())) return true;
+  if (others.empty() || (job.has_network() && !facts.tcp_close())) return absl::OkStatus();
   if (!facts.tcp_close()) {
     found->failure_passes = true;
-    *error = "the job has opened or lost a TCP connection while it was saved: " + Several(others) + "; try again";
-    return false;
+    return absl::UnavailableError("the job has opened or lost a TCP connection while it was saved: " + Several(others) +
+                                  "; try again");
   }
   CloseSaved(others, &image);
-  return WriteImageFile(path, image, error);
+  return WriteImageFile(path, image);
 }
 
 // Whether the image has all processes of the job: CRIU saves those below the first one, and one may have lost its
 // parent since they were looked at. `before`: the processes when CRIU was started, since there may be newer ones; null:
 // all have stood still since CRIU saved them, so none can be newer.
-bool CheckSavedTree(const Job& job, const std::vector<int>* before, const std::string& image_folder, DumpFacts* found,
-                    std::string* error) {
+absl::Status CheckSavedTree(const Job& job, const std::vector<int>* before, const std::string& image_folder,
+                            DumpFacts* found) {
   std::vector<int> now = ProcessesOf(job);
   if (!IsIsolated(job)) {
     const std::vector<int> outlived = OutlivedProcessesOf(job);
@@ -721,62 +699,65 @@ bool CheckSavedTree(const Job& job, const std::vector<int>* before, const std::s
     if (number == 0 || !IsRunning(pid)) continue;
     if (access((image_folder + "/core-" + std::to_string(number) + ".img").c_str(), F_OK) == 0) continue;
     found->failure_passes = true;
-    *error = ProcessText(pid) + " of the job lost its parent while the job was saved, and was not saved; try again";
-    return false;
+    return absl::UnavailableError(ProcessText(pid) +
+                                  " of the job lost its parent while the job was saved, and was not saved; try again");
   }
-  return true;
+  return absl::OkStatus();
 }
 
 // A restored process runs, unless somebody else than Standstill had stopped it.
-bool SettleStates(const std::set<int>& stopped_before, const std::string& image_folder, std::string* error) {
-  DIR* const list = opendir(image_folder.c_str());
-  bool ok = list != nullptr;
-  if (!ok) *error = "cannot read " + image_folder + ": " + strerror(errno);
-  while (const dirent* const entry = ok ? readdir(list) : nullptr) {
+absl::Status SettleStates(const std::set<int>& stopped_before, const std::string& image_folder) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> list(opendir(image_folder.c_str()), closedir);
+  if (!list) return ErrnoStatus("cannot read " + image_folder);
+  while (const dirent* const entry = readdir(list.get())) {
     int number = 0;
     if (sscanf(entry->d_name, "core-%d.img", &number) != 1 || stopped_before.count(number)) continue;
     const std::string path = image_folder + "/" + entry->d_name;
     std::string image;
-    ok = ReadImageFile(path, &image) && LetRun(&image);
-    if (!ok) *error = "cannot read this CRIU version's image of a process: " + path;
-    ok = ok && WriteImageFile(path, image, error);
+    if (!ReadImageFile(path, &image) || !LetRun(&image))
+      return absl::UnimplementedError("cannot read this CRIU version's image of a process: " + path);
+    CR_RETURN_IF_ERROR(WriteImageFile(path, image));
   }
-  if (list) closedir(list);
-  return ok;
+  return absl::OkStatus();
+}
+
+// After a dump has succeeded: whether the image has what it must have, and the changes in it that a restore needs.
+// `before`: as in CheckSavedTree.
+absl::Status SettleImage(const Job& job, const ProcessFacts& facts, const std::vector<int>* before,
+                         const std::string& image_folder, DumpFacts* found) {
+  CR_RETURN_IF_ERROR(CheckSavedTree(job, before, image_folder, found));
+  CR_RETURN_IF_ERROR(SettleLinks(facts, image_folder));
+  CR_RETURN_IF_ERROR(SettleTerminal(job, image_folder));
+  if (job.has_network()) CR_RETURN_IF_ERROR(SettleStates(found->stopped_before, image_folder));
+  return SettleConnections(job, facts, image_folder, found);
 }
 
 }  // namespace
 
-bool FindCriu(std::string* criu, std::string* error) {
+absl::StatusOr<std::string> FindCriu() {
   const char* const named = getenv("CUDA_REMOTE_CRIU");
   if (named && *named) {
-    *criu = named;
-    if (access(named, X_OK) == 0) return true;
-    *error = std::string("CUDA_REMOTE_CRIU names ") + named + ", which cannot be executed";
-    return false;
+    if (access(named, X_OK) == 0) return named;
+    return absl::FailedPreconditionError(std::string("CUDA_REMOTE_CRIU names ") + named + ", which cannot be executed");
   }
-  if (access(kPrivateCriu, X_OK) == 0) {
-    *criu = kPrivateCriu;
-    return true;
-  }
+  if (access(kPrivateCriu, X_OK) == 0) return kPrivateCriu;
   std::istringstream folders(getenv("PATH") ? getenv("PATH") : "");
   std::string folder;
   std::vector<std::string> places{"/usr/sbin", "/usr/local/sbin"};
   while (std::getline(folders, folder, ':')) places.push_back(folder);
   for (const std::string& place : places) {
-    *criu = place + "/criu";
-    if (access(criu->c_str(), X_OK) == 0) return true;
+    std::string criu = place + "/criu";
+    if (access(criu.c_str(), X_OK) == 0) return criu;
   }
-  *error =
+  return absl::NotFoundError(
       "CRIU, which saves the processes of a job, is not installed: run setup-criu as root (it is in tools, or in "
-      "lib/cuda-remote of an installation), or set CUDA_REMOTE_CRIU";
-  return false;
+      "lib/cuda-remote of an installation), or set CUDA_REMOTE_CRIU");
 }
 
-bool HasCapabilities(std::string* error) {
+absl::Status HasCapabilities() {
   const std::string missing = MissingCapability({{CAP_SYS_ADMIN, "SYS_ADMIN"}, {CAP_SYS_PTRACE, "SYS_PTRACE"}});
-  if (!missing.empty()) *error = "saving and restoring processes needs " + missing;
-  return missing.empty();
+  if (missing.empty()) return absl::OkStatus();
+  return absl::PermissionDeniedError("saving and restoring processes needs " + missing);
 }
 
 std::vector<int> CriuCapabilities() {
@@ -819,29 +800,26 @@ std::string CriuCheck(const std::string& criu) {
   return asked && pclose(asked) == 0 ? "" : last_pid;
 }
 
-bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std::string* error) {
+absl::Status DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts) {
   facts->set_tcp_close(close_tcp);
   if ((!IsIsolated(job) && !job.users_own()) || !job.no_checkpoint().empty()) {
-    *error = "this job cannot be checkpointed: " +
-             (job.no_checkpoint().empty() ? "it has no PID namespace" : job.no_checkpoint());
-    return false;
+    return absl::FailedPreconditionError("this job cannot be checkpointed: " + (job.no_checkpoint().empty()
+                                                                                    ? "it has no PID namespace"
+                                                                                    : job.no_checkpoint()));
   }
-  if (!HasCapabilities(error)) return false;
-  if (!JobIsAlive(job)) {
-    *error = "the job has ended";
-    return false;
-  }
+  CR_RETURN_IF_ERROR(HasCapabilities());
+  if (!JobIsAlive(job)) return absl::FailedPreconditionError("the job has ended");
   const std::vector<DeviceUser> users = DeviceUsersOf(job);
   if (!users.empty()) {
-    *error = ToText(users[0]) + (users.size() > 1 ? ", and " + std::to_string(users.size() - 1) + " more do" : "") +
-             "; what it has there would not be saved";
-    return false;
+    return absl::FailedPreconditionError(
+        ToText(users[0]) + (users.size() > 1 ? ", and " + std::to_string(users.size() - 1) + " more do" : "") +
+        "; what it has there would not be saved");
   }
   const std::vector<Obstacle> obstacles = FindObstacles([&] { return ProcessesOf(job); });
   if (!obstacles.empty()) {
-    *error = ToText(obstacles[0]);
-    for (size_t i = 1; i < obstacles.size(); ++i) *error += ". " + ToText(obstacles[i]);
-    return false;
+    std::string text = ToText(obstacles[0]);
+    for (size_t i = 1; i < obstacles.size(); ++i) text += ". " + ToText(obstacles[i]);
+    return absl::FailedPreconditionError(text);
   }
   facts->set_terminal_group(job.terminal() ? TerminalGroup(job) : 0);
   facts->clear_stdio();
@@ -859,16 +837,14 @@ bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std:
       stream->set_rdevice(status.st_rdev);
     }
     if (stream->target().compare(0, 7, "socket:") == 0) {
-      *error =
-          "the job's descriptor " + std::to_string(fd) +
-          " is a socket, which cannot be restored: start the job with its output going to a file, a pipe or a terminal";
-      return false;
+      return absl::FailedPreconditionError("the job's descriptor " + std::to_string(fd) +
+                                           " is a socket, which cannot be restored: start the job with its output "
+                                           "going to a file, a pipe or a terminal");
     }
   }
   if (facts->criu_version().empty()) {
     // CRIU takes some time to say so. Jobs are described once before they stop, and again when they have.
-    std::string criu;
-    if (!FindCriu(&criu, error)) return false;
+    CR_ASSIGN_OR_RETURN(const std::string criu, FindCriu());
     facts->set_criu_version(CriuVersion(criu));
   }
   // Those of this machine, also if the job was started on one with fewer: what it has loaded since may use them all.
@@ -878,13 +854,16 @@ bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std:
   for (const std::string& name : KernelFeaturesOf(ProcessesOf(job))) facts->add_kernel_features(name);
   FindSharedFiles(ProcessesOf(job), job.directory(), facts);
   facts->set_own_loader_cache(HasOwnLoaderCache(job));
+  CR_RETURN_IF_ERROR(CheckRights(job));
+  absl::Status tree;
   const auto check_tree = [&] {
-    error->clear();
-    return IsIsolated(job) ? CheckTree(job, error) && CheckOnlyOnce(job, error)
-                           : CheckNamespaces(job, error) && CheckOwnTree(job, error);
+    tree = IsIsolated(job) ? CheckTree(job) : CheckNamespaces(job);
+    if (tree.ok()) tree = IsIsolated(job) ? CheckOnlyOnce(job) : CheckOwnTree(job);
+    return tree.ok();
   };
-  return CheckRights(job, error) && Becomes(check_tree, kParentless) && FindInheritedFiles(job, facts, error) &&
-         CheckConnections(job, *facts, error);
+  if (!Becomes(check_tree, kParentless)) return tree;
+  CR_RETURN_IF_ERROR(FindInheritedFiles(job, facts));
+  return CheckConnections(job, *facts);
 }
 
 std::string CriuErrors(const std::string& path) {
@@ -905,15 +884,15 @@ std::string CriuErrors(const std::string& path) {
   return found.empty() ? "it does not say why" : found;
 }
 
-void KeepCriuLog(const std::string& text, const std::string& kept, std::string* error) {
-  if (text.empty()) return;
+std::string KeepCriuLog(const std::string& text, const std::string& kept) {
+  if (text.empty()) return "";
   // Nobody else's file or link.
   unlink(kept.c_str());
   const int fd = open(kept.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (fd < 0) return;
+  if (fd < 0) return "";
   const bool written = write(fd, text.data(), text.size()) == ssize_t(text.size());
   close(fd);
-  if (written && error) *error += "; CRIU's log is " + kept;
+  return written ? "; CRIU's log is " + kept : "";
 }
 
 uint64_t SavedBytes(const Job& job) {
@@ -931,30 +910,26 @@ std::string DumpLog(const Job& job, const std::string& image_folder, const std::
   return (IsUsersFolder(job) ? image_folder : work_folder) + "/" + kDumpLog;
 }
 
-bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
-                   const std::string& work_folder, bool leave_stopped, const std::function<bool(std::string*)>& still,
-                   PageReceiver* pages, DumpFacts* found, std::string* error) {
-  std::string criu;
-  if (!FindCriu(&criu, error)) return false;
+absl::Status DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
+                           const std::string& work_folder, bool leave_stopped,
+                           const std::function<absl::Status()>& still, PageReceiver* pages, DumpFacts* found) {
+  CR_ASSIGN_OR_RETURN(const std::string criu, FindCriu());
   // By descriptor: the job's mount namespace may not see where the image goes.
   const std::optional<Account> account = AccountOf(job);
   // The job's folder is closed to its user.
   const std::string log_folder = account ? image_folder : work_folder;
-  const int image = open(image_folder.c_str(), O_RDONLY | O_DIRECTORY);
-  const int work = open(log_folder.c_str(), O_RDONLY | O_DIRECTORY);
-  if (image < 0 || work < 0) {
-    *error = "cannot open " + (image < 0 ? image_folder : log_folder) + ": " + strerror(errno);
-    if (image >= 0) close(image);
-    return false;
-  }
+  UniqueFd image(open(image_folder.c_str(), O_RDONLY | O_DIRECTORY));
+  if (!image.ok()) return ErrnoStatus("cannot open " + image_folder);
+  UniqueFd work(open(log_folder.c_str(), O_RDONLY | O_DIRECTORY));
+  if (!work.ok()) return ErrnoStatus("cannot open " + log_folder);
   std::vector<std::string> command = {criu,
                                       "dump",
                                       "--tree",
                                       std::to_string(job.inner_pid()),
                                       "--images-dir",
-                                      "/proc/self/fd/" + std::to_string(image),
+                                      "/proc/self/fd/" + std::to_string(image.get()),
                                       "--work-dir",
-                                      "/proc/self/fd/" + std::to_string(work),
+                                      "/proc/self/fd/" + std::to_string(work.get()),
                                       "--log-file",
                                       kDumpLog,
                                       leave_stopped || job.has_network() ? "--leave-stopped" : "--leave-running",
@@ -968,116 +943,91 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
     if (stream.terminal()) command.insert(command.end(), {"--external", TerminalName(stream)});
   if (facts.shared_files_size() > 0) {
     const std::string script = FindCompanion("cr-hold", kOwnFolder);
-    if (script.empty()) {
-      *error = "cr-hold is not beside this tool: the installation is incomplete";
-      close(image);
-      close(work);
-      return false;
-    }
+    if (script.empty())
+      return absl::FailedPreconditionError("cr-hold is not beside this tool: the installation is incomplete");
     command.insert(command.end(), {"--action-script", script});
   }
   if (account) command.push_back("--unprivileged");
-  const std::string shared_files = SharedFilesToCopy(facts, image);
+  const std::string shared_files = SharedFilesToCopy(facts, image.get());
   for (const InheritedFile& file : facts.files()) command.insert(command.end(), {"--external", file.id()});
   for (const std::string& option : TcpOptions()) command.push_back(option);
   for (const std::string& option : TerminalOptions(job)) command.push_back(option);
   // CRIU has this open, too, and goes on if its caller is killed; then this waits for it.
-  const int lock = LockDump(job, work_folder);
-  if (lock < 0) {
-    *error = "cannot lock " + work_folder + "/" + kDumpLock + ": " + strerror(errno);
-    for (const int fd : {image, work}) close(fd);
-    return false;
-  }
+  UniqueFd lock(LockDump(job, work_folder));
+  if (!lock.ok()) return ErrnoStatus("cannot lock " + work_folder + "/" + kDumpLock);
   const std::string log = DumpLog(job, image_folder, work_folder);
   unlink(log.c_str());
   Standstill standstill(job);
-  if (!standstill.Begin(leave_stopped, still, error)) {
-    for (const int fd : {lock, image, work}) close(fd);
-    return false;
-  }
+  CR_RETURN_IF_ERROR(standstill.Begin(leave_stopped, still));
   found->stopped_before = standstill.stopped_before();
   const LinkLocks links(facts);
-  int page_socket = -1;
-  if (!pages->Begin(image, &page_socket, error)) {
-    for (const int fd : {lock, image, work}) close(fd);
-    return false;
-  }
-  command.insert(command.end(), {"--page-server", "--ps-socket", std::to_string(page_socket)});
+  CR_ASSIGN_OR_RETURN(UniqueFd page_socket, pages->Begin(image.get()));
+  command.insert(command.end(), {"--page-server", "--ps-socket", std::to_string(page_socket.get())});
   const std::string kernel = CriuFactsPath(criu);
-  bool ready = !account || LendFolder(*account, image, error);
   LostWait wait(job);
   const std::vector<int> before = leave_stopped ? std::vector<int>() : ProcessesOf(job);
-  const int code = !ready ? -1
-                          : InsideJob(
-                                job,
-                                [&] {
-                                  // Not in this machine's own mounts.
-                                  if (IsIsolated(job)) ShowCriuFacts(kernel);
-                                  std::vector<char*> arguments;
-                                  for (std::string& word : command) arguments.push_back(&word[0]);
-                                  arguments.push_back(nullptr);
-                                  const int null = open("/dev/null", O_RDWR);
-                                  for (int fd : {0, 1, 2}) dup2(null, fd);
-                                  syscall(SYS_close_range, 3u, ~0u, 4u /* CLOSE_RANGE_CLOEXEC */);
-                                  for (const int needed : {image, work, lock, page_socket}) fcntl(needed, F_SETFD, 0);
-                                  for (const UniqueFd& needed : links.locks()) fcntl(needed.get(), F_SETFD, 0);
-                                  if (facts.shared_files_size() > 0)
-                                    setenv(kSharedFilesVariable, shared_files.c_str(), 1);
-                                  if (account && !Become(*account, CriuCapabilities())) return 126;
-                                  execv(arguments[0], arguments.data());
-                                  return 127;
-                                },
-                                error, [&] { return wait.IsLost(); });
+  const auto execute = [&] {
+    // Not in this machine's own mounts.
+    if (IsIsolated(job)) ShowCriuFacts(kernel);
+    std::vector<char*> arguments;
+    for (std::string& word : command) arguments.push_back(&word[0]);
+    arguments.push_back(nullptr);
+    const int null = open("/dev/null", O_RDWR);
+    for (int fd : {0, 1, 2}) dup2(null, fd);
+    syscall(SYS_close_range, 3u, ~0u, 4u /* CLOSE_RANGE_CLOEXEC */);
+    for (const UniqueFd* needed : {&image, &work, &lock, &page_socket}) fcntl(needed->get(), F_SETFD, 0);
+    for (const UniqueFd& needed : links.locks()) fcntl(needed.get(), F_SETFD, 0);
+    if (facts.shared_files_size() > 0) setenv(kSharedFilesVariable, shared_files.c_str(), 1);
+    if (account && !Become(*account, CriuCapabilities())) return 126;
+    execv(arguments[0], arguments.data());
+    return 127;
+  };
+  // What fails besides CRIU.
+  absl::Status status = account ? LendFolder(*account, image.get()) : absl::OkStatus();
+  const absl::StatusOr<int> code =
+      status.ok() ? InsideJob(job, execute, [&] { return wait.IsLost(); }) : absl::StatusOr<int>(status);
+  const bool dumped = code.ok() && *code == 0;
   // Also if something that CRIU has started has this open.
-  shutdown(page_socket, SHUT_WR);
-  close(page_socket);
-  std::string unreceived;
-  if (!pages->Received(&unreceived) && code == 0) {
-    *error = "CRIU has not sent the memory of the job's processes" + (unreceived.empty() ? "" : ": " + unreceived);
-    ready = false;
+  shutdown(page_socket.get(), SHUT_WR);
+  page_socket.Close();
+  const absl::Status received = pages->Received();
+  const std::string unreceived(received.message());
+  if (!received.ok() && dumped) {
+    status = absl::DataLossError("CRIU has not sent the memory of the job's processes" +
+                                 (unreceived.empty() ? "" : ": " + unreceived));
   }
-  if (code != 0 || !leave_stopped) standstill.End();
-  if (account && ready) {
+  if (!dumped || !leave_stopped) standstill.End();
+  if (account && status.ok()) {
     // Nothing of CRIU's runs any more. The log goes where it is looked for.
-    std::string problem;
-    ready = OpenToCriu(*account, image, &problem);
+    status = OpenToCriu(*account, image.get());
     if (const std::string written = log_folder + "/" + kDumpLog; written != log) {
       std::string text;
-      if (ReadImageFile(written, &text)) KeepCriuLog(text, log, nullptr);
+      if (ReadImageFile(written, &text)) KeepCriuLog(text, log);
       unlink(written.c_str());
     }
     // What the job had when it was looked at is not what it must have had when it was saved.
-    if (ready && code == 0 && IsUsersFolder(job)) ready = CheckSavedRights(image_folder, *account, &problem);
-    if (!ready && code == 0) *error = problem;
+    if (status.ok() && dumped && IsUsersFolder(job)) status = CheckSavedRights(image_folder, *account);
   }
-  if (code == 0 && !ready && leave_stopped) ContinueProcesses(job, found->stopped_before);
-  close(image);
-  close(work);
-  close(lock);
+  if (dumped && !status.ok() && leave_stopped) ContinueProcesses(job, found->stopped_before);
+  image.Close();
+  work.Close();
+  lock.Close();
   unlink((log_folder + "/stats-dump").c_str());
-  if (code == 0 && !ready) return false;
-  if (wait.lost()) {
-    *error = "CRIU did not notice that a process of the job had ended, and was stopped";
-    return false;
-  }
-  if (code == 0) {
+  if (dumped && !status.ok()) return status;
+  if (wait.lost())
+    return absl::UnavailableError("CRIU did not notice that a process of the job had ended, and was stopped");
+  if (dumped) {
     unlink(log.c_str());
-    if (CheckSavedTree(job, leave_stopped ? nullptr : &before, image_folder, found, error) &&
-        SettleLinks(facts, image_folder, error) && SettleTerminal(job, image_folder, error) &&
-        (!job.has_network() || SettleStates(standstill.stopped_before(), image_folder, error)) &&
-        SettleConnections(job, facts, image_folder, found, error)) {
-      if (leave_stopped) standstill.Keep();
-      return true;
-    }
-    if (leave_stopped) ContinueProcesses(job, found->stopped_before);
-    return false;
+    status = SettleImage(job, facts, leave_stopped ? nullptr : &before, image_folder, found);
+    if (leave_stopped && status.ok()) standstill.Keep();
+    if (leave_stopped && !status.ok()) ContinueProcesses(job, found->stopped_before);
+    return status;
   }
-  if (code > 0) {
-    const std::string errors = CriuErrors(log);
-    found->failure_passes = errors.find(kBeingMade) != std::string::npos;
-    *error = "CRIU could not save the job's processes: " + (unreceived.empty() ? errors : unreceived);
-  }
-  return false;
+  if (!code.ok()) return code.status();
+  const std::string errors = CriuErrors(log);
+  found->failure_passes = errors.find(kBeingMade) != std::string::npos;
+  return absl::FailedPreconditionError("CRIU could not save the job's processes: " +
+                                       (unreceived.empty() ? errors : unreceived));
 }
 
 void AwaitDumpProcesses(const std::string& work_folder) {
@@ -1088,7 +1038,7 @@ void AwaitDumpProcesses(const std::string& work_folder) {
   close(lock);
 }
 
-bool OpenToCriu(const Account& account, int folder, std::string* error) {
+absl::Status OpenToCriu(const Account& account, int folder) {
   const auto give = [&](int file) {
     struct stat facts;
     if (file < 0 || fstat(file, &facts) != 0 || (!S_ISREG(facts.st_mode) && !S_ISDIR(facts.st_mode))) return false;
@@ -1104,9 +1054,9 @@ bool OpenToCriu(const Account& account, int folder, std::string* error) {
     ok = give(file);
     if (file >= 0) close(file);
   }
-  if (!ok || !list) *error = std::string("cannot let CRIU read the saved processes: ") + strerror(errno);
+  const absl::Status status = ok && list ? absl::OkStatus() : ErrnoStatus("cannot let CRIU read the saved processes");
   if (list) closedir(list);
-  return ok && list;
+  return status;
 }
 
 bool ContinueProcesses(const Job& job, const std::set<int>& stopped_before) {
@@ -1142,20 +1092,21 @@ bool NeedsTerminal(const ProcessFacts& facts) {
   return false;
 }
 
-bool RestoreCommand(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
-                    const std::string& seen_image, const std::string& work_folder, int terminal,
-                    std::vector<std::string>* command, std::vector<int>* opened, std::string* error) {
+absl::Status RestoreCommand(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
+                            const std::string& seen_image, const std::string& work_folder, int terminal,
+                            std::vector<std::string>* command, std::vector<int>* opened) {
   const std::set<std::string> sets(facts.instruction_sets().begin(), facts.instruction_sets().end());
   const std::string missing = MissingInstructionSets(sets, InstructionSetsHere());
   if (!missing.empty()) {
-    *error = "the job was started on a processor with instruction sets that this one lacks: " + missing +
-             "; restart it where there are all of these";
-    return false;
+    return absl::FailedPreconditionError(
+        "the job was started on a processor with instruction sets that this one lacks: " + missing +
+        "; restart it where there are all of these");
   }
-  std::string criu;
-  if (!FindCriu(&criu, error)) return false;
+  CR_ASSIGN_OR_RETURN(const std::string criu, FindCriu());
   const std::optional<Account> account = AccountOf(job);
-  if (account && !CheckAccount(*account, error)) return false;
+  // Until CheckAccount gives a status.
+  std::string error;
+  if (account && !CheckAccount(*account, &error)) return absl::FailedPreconditionError(error);
   std::string image;
   std::vector<SavedFile> files;
   std::vector<std::string> paths;
@@ -1163,15 +1114,12 @@ bool RestoreCommand(const Job& job, const ProcessFacts& facts, const std::string
     for (const SavedFile& file : files) paths.push_back(file.path);
   }
   const int folder = open(image_folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder < 0) {
-    *error = "cannot open " + image_folder + ": " + strerror(errno);
-    return false;
-  }
+  if (folder < 0) return ErrnoStatus("cannot open " + image_folder);
   opened->push_back(folder);
-  if (account && !OpenToCriu(*account, folder, error)) return false;
+  if (account) CR_RETURN_IF_ERROR(OpenToCriu(*account, folder));
   {
     const ActAs user(account);
-    if (!RestoreSharedFiles(facts, folder, image, error)) return false;
+    CR_RETURN_IF_ERROR(RestoreSharedFiles(facts, folder, image));
     RemoveGhosts(paths);
   }
   *command = {criu,
@@ -1196,16 +1144,15 @@ bool RestoreCommand(const Job& job, const ProcessFacts& facts, const std::string
     if (name.empty() || !named.insert(name).second) continue;
     const int fd = KeepOpen(stream.terminal() ? terminal : stream.fd());
     if (fd < 0) {
-      *error = stream.terminal()
-                   ? "the job needs a terminal"
-                   : "descriptor " + std::to_string(stream.fd()) + " is closed here, but the job needs it";
-      return false;
+      return absl::FailedPreconditionError(stream.terminal() ? "the job needs a terminal"
+                                                             : "descriptor " + std::to_string(stream.fd()) +
+                                                                   " is closed here, but the job needs it");
     }
     opened->push_back(fd);
     if (account && !LetOpen(*account, fd)) {
-      *error = "descriptor " + std::to_string(stream.fd()) + " is nothing that " + NameOf(*account) +
-               " may open; restart the job with its streams going to pipes, or with --output and --error";
-      return false;
+      return absl::PermissionDeniedError(
+          "descriptor " + std::to_string(stream.fd()) + " is nothing that " + NameOf(*account) +
+          " may open; restart the job with its streams going to pipes, or with --output and --error");
     }
     command->insert(command->end(), {"--inherit-fd", "fd[" + std::to_string(fd) + "]:" + name});
   }
@@ -1215,14 +1162,14 @@ bool RestoreCommand(const Job& job, const ProcessFacts& facts, const std::string
     // CRIU opens what this names once more, with the right flags and position.
     const int fd = open(file.path().c_str(), int(file.flags()) & O_ACCMODE);
     if (fd < 0) {
-      *error = "the job needs the file " + file.path() + ": " + strerror(errno);
-      if (account) *error += " (as " + NameOf(*account) + ")";
-      return false;
+      const absl::Status status = ErrnoStatus("the job needs the file " + file.path());
+      if (!account) return status;
+      return absl::Status(status.code(), std::string(status.message()) + " (as " + NameOf(*account) + ")");
     }
     opened->push_back(fd);
     command->insert(command->end(), {"--inherit-fd", "fd[" + std::to_string(fd) + "]:" + file.id()});
   }
-  return true;
+  return absl::OkStatus();
 }
 
 }  // namespace cuda_remote::checkpoint

@@ -2,7 +2,7 @@
 // Saving and restoring the processes of a job with CRIU.
 //
 // The dump runs inside the job's namespaces, so that CRIU sees an ordinary process tree; the restore is a command for
-// the init process of a new namespace (isolate.h). Functions return false and one sentence in *error.
+// the init process of a new namespace (isolate.h).
 #ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_H_
 #define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_H_
 
@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/engine/criu/page_receiver.h"
 #include "checkpoint/engine/criu/process_facts.pb.h"
 #include "checkpoint/job/account.h"
@@ -19,11 +21,11 @@
 
 namespace cuda_remote::checkpoint {
 
-// The CRIU to use: $CUDA_REMOTE_CRIU, the private one of tools/setup-criu, criu on the path. False if there is none.
-bool FindCriu(std::string* criu, std::string* error);
+// The CRIU to use: $CUDA_REMOTE_CRIU, the private one of tools/setup-criu, criu on the path. Fails if there is none.
+absl::StatusOr<std::string> FindCriu();
 
-// Whether this process has what no save and no restore can do without. False and one sentence in *error if not.
-bool HasCapabilities(std::string* error);
+// Whether this process has what no save and no restore can do without.
+absl::Status HasCapabilities();
 
 // Those that it keeps where it has a user's rights: to trace processes, to make them with given numbers, to repair TCP
 // connections, and to give limits back. None to change the user, and none for files: CRIU opens, makes and removes by
@@ -37,9 +39,9 @@ std::string CriuVersion(const std::string& criu);
 std::string CriuCheck(const std::string& criu);
 
 // Fills in what an image must remember of the job's processes: standard streams, inherited files, and what they use of
-// the processor and the kernel. `close_tcp`: TCP connections with others are to be closed in the image. False if there
+// the processor and the kernel. `close_tcp`: TCP connections with others are to be closed in the image. Fails if there
 // is something that cannot be saved.
-bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std::string* error);
+absl::Status DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts);
 
 // About how much memory of the job's processes a dump saves, in bytes.
 uint64_t SavedBytes(const Job& job);
@@ -53,9 +55,9 @@ struct DumpFacts {
 // Saves the job's processes into `image_folder`. Afterwards they run on, or are stopped (`leave_stopped`). CRIU's log
 // is DumpLog. Of a user's own job, `work_folder` is touched with his rights only. `still`: SnapshotEngine::OnStill; may
 // be null. `pages`: a new one, which then has files to finish.
-bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
-                   const std::string& work_folder, bool leave_stopped, const std::function<bool(std::string*)>& still,
-                   PageReceiver* pages, DumpFacts* found, std::string* error);
+absl::Status DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
+                           const std::string& work_folder, bool leave_stopped,
+                           const std::function<absl::Status()>& still, PageReceiver* pages, DumpFacts* found);
 
 std::string DumpLog(const Job& job, const std::string& image_folder, const std::string& work_folder);
 
@@ -68,11 +70,11 @@ bool ContinueProcesses(const Job& job, const std::set<int>& stopped_before = {})
 bool KillProcesses(const Job& job);
 
 // The command that restores. *opened: descriptors that it inherits, for this process's streams and the files that the
-// job needs; close them when it has run. `seen_image`: where CRIU finds the files of `image_folder`. `terminal`: for
-// streams that were a terminal, -1 if there is none.
-bool RestoreCommand(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
-                    const std::string& seen_image, const std::string& work_folder, int terminal,
-                    std::vector<std::string>* command, std::vector<int>* opened, std::string* error);
+// job needs; close them when it has run, and after a failure. `seen_image`: where CRIU finds the files of
+// `image_folder`. `terminal`: for streams that were a terminal, -1 if there is none.
+absl::Status RestoreCommand(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
+                            const std::string& seen_image, const std::string& work_folder, int terminal,
+                            std::vector<std::string>* command, std::vector<int>* opened);
 
 // Whether the restore needs a terminal.
 bool NeedsTerminal(const ProcessFacts& facts);
@@ -94,10 +96,10 @@ inline constexpr char kKeptRestoreLog[] = "criu-restore.log";
 
 // Of a job that runs as another user: all in the open folder becomes root's, and a CRIU with that user's rights can
 // read it by a descriptor. Others cannot: nobody but root can come to it by its path.
-bool OpenToCriu(const Account& account, int folder, std::string* error);
+absl::Status OpenToCriu(const Account& account, int folder);
 
-// Writes what CRIU's log says to `kept`, a new file, and says so in *error, unless that is null.
-void KeepCriuLog(const std::string& text, const std::string& kept, std::string* error);
+// Writes what CRIU's log says to `kept`, a new file. Returns what is then to be added to the message of CRIU's failure.
+std::string KeepCriuLog(const std::string& text, const std::string& kept);
 
 }  // namespace cuda_remote::checkpoint
 

@@ -31,6 +31,8 @@
 #include "checkpoint/job/stand_ins.h"
 #include "ckptfmt/needs.h"
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
+#include "proto/errors/annotate.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -43,6 +45,7 @@ constexpr std::chrono::seconds kBusyFile(5);
 constexpr std::chrono::milliseconds kLookAgain(100);
 
 constexpr char kUnreadable[] = "cannot read the image's description of the job's processes";
+constexpr char kUnreadableFacts[] = "cannot read the description of the job's processes";
 
 bool IsPipe(const Stdio& stream) { return stream.target().compare(0, 5, "pipe:") == 0; }
 
@@ -69,37 +72,40 @@ class CriuProcesses final : public SavedProcesses {
   CriuProcesses(const Job& job, ProcessFacts facts, std::string image, std::string logs)
       : job_(job), facts_(std::move(facts)), image_(std::move(image)), logs_(std::move(logs)) {}
 
-  bool Check(const RestoreOptions& options, std::string* error) override {
+  absl::Status Check(const RestoreOptions& options) override {
     // Of a job that runs as another user: CRIU could not give it more, and nobody should have it try.
     const std::optional<Account> account = AccountOf(job_);
-    return (!account || CheckSavedRights(image_, *account, error)) && GiveOutputs(options, error) &&
-           (!options.needs || CheckNeeds(*options.needs, options, error)) && CheckFiles(options, error) &&
-           CheckPorts(options, error);
+    if (account) CR_RETURN_IF_ERROR(CheckSavedRights(image_, *account));
+    CR_RETURN_IF_ERROR(GiveOutputs(options));
+    if (options.needs) CR_RETURN_IF_ERROR(CheckNeeds(*options.needs, options));
+    CR_RETURN_IF_ERROR(CheckFiles(options));
+    return CheckPorts(options);
   }
 
   std::vector<std::string> Exchanged() const override { return {replaced_.begin(), replaced_.end()}; }
 
   bool ChangesFiles() const override { return !longer_.empty(); }
 
-  std::unique_ptr<ProcessRestore> Begin(const std::string& directory, std::vector<Mount> mounts, int network,
-                                        std::string* error) override {
+  absl::StatusOr<std::unique_ptr<ProcessRestore>> Begin(const std::string& directory, std::vector<Mount> mounts,
+                                                        int network) override {
     {
       const ActAs user(AccountOf(job_));
-      if (!CutBack(longer_, error)) return nullptr;
+      CR_RETURN_IF_ERROR(CutBack(longer_));
     }
-    if (!PutKeptLibraries(image_, directory, error)) return nullptr;
+    CR_RETURN_IF_ERROR(PutKeptLibraries(image_, directory));
     auto restore =
         std::make_unique<CriuRestore>(job_, facts_, directory, std::move(mounts), logs_, files_image_, network);
-    return restore->Begin(image_, error) ? std::move(restore) : nullptr;
+    CR_RETURN_IF_ERROR(restore->Begin(image_));
+    return restore;
   }
 
  private:
   // Compares the job's open files with what is there.
-  bool CheckFiles(const RestoreOptions& options, std::string* error) {
+  absl::Status CheckFiles(const RestoreOptions& options) {
     std::string bytes;
     std::vector<SavedFile> files;
     // An image of a newer CRIU may look otherwise: then CRIU itself finds what differs.
-    if (!ReadImageFile(image_ + "/files.img", &bytes) || !ParseFiles(bytes, facts_, &files)) return true;
+    if (!ReadImageFile(image_ + "/files.img", &bytes) || !ParseFiles(bytes, facts_, &files)) return absl::OkStatus();
     // Those that the job gets now are as they are, and its libraries are put there.
     const std::string libraries = job_.directory() + "/lib/";
     const auto is_new = [&](const SavedFile& file) {
@@ -110,49 +116,48 @@ class CriuProcesses final : public SavedProcesses {
     files.erase(std::remove_if(files.begin(), files.end(), is_new), files.end());
     for (SavedFile& file : files) {
       if (access(file.path.c_str(), F_OK) != 0 && SeenByJob(job_, file.path) != file.path) {
-        *error =
+        return absl::FailedPreconditionError(
             "a process of the job has loaded " + file.path +
             ", in whose place it saw cuda-remote's library; there is no such file on this machine: restart the job "
-            "where the same driver is installed";
-        return false;
+            "where the same driver is installed");
       }
       file.path = SeenByJob(job_, file.path);
     }
-    if (!CheckAccess(files, error)) return false;
-    longer_.clear();
-    if (!CompareFiles(files, &longer_, error)) return false;
+    CR_RETURN_IF_ERROR(CheckAccess(files));
+    CR_ASSIGN_OR_RETURN(longer_, CompareFiles(files));
     const std::set<std::string> own(job_.outputs().begin(), job_.outputs().end());
     for (const SavedFile& file : longer_) {
       const bool is_own = own.count(file.path) != 0;
       const bool named = std::find(options.cut.begin(), options.cut.end(), file.path) != options.cut.end();
       if (named || (is_own && options.cut_back)) continue;
       struct stat now;
-      *error = file.path + " has grown since the checkpoint, from " + std::to_string(file.bytes) + " bytes" +
-               (stat(file.path.c_str(), &now) == 0 ? " to " + std::to_string(now.st_size) : std::string());
-      *error += is_own ? ", by what the job wrote; --cut-back takes it back to its length then, --output gives the "
-                         "restarted job another file"
-                       : ", by the job or by others that write to it; if all of that may go, --cut " + file.path +
-                             " takes it back to its length then";
-      return false;
+      const std::string grown =
+          file.path + " has grown since the checkpoint, from " + std::to_string(file.bytes) + " bytes" +
+          (stat(file.path.c_str(), &now) == 0 ? " to " + std::to_string(now.st_size) : std::string());
+      return absl::FailedPreconditionError(
+          grown + (is_own ? ", by what the job wrote; --cut-back takes it back to its length then, --output gives the "
+                            "restarted job another file"
+                          : ", by the job or by others that write to it; if all of that may go, --cut " + file.path +
+                                " takes it back to its length then"));
     }
-    return true;
+    return absl::OkStatus();
   }
 
   // CRIU opens them with the user's rights, and says less when it cannot.
-  bool CheckAccess(const std::vector<SavedFile>& files, std::string* error) const {
+  absl::Status CheckAccess(const std::vector<SavedFile>& files) const {
     const std::optional<Account> account = AccountOf(job_);
-    if (!account) return true;
+    if (!account) return absl::OkStatus();
     const ActAs user(account);
     for (const SavedFile& file : files) {
       if (faccessat(AT_FDCWD, file.path.c_str(), F_OK, AT_EACCESS) == 0 || errno != EACCES) continue;
-      *error = "the image has " + file.path + " open, which " + NameOf(*account) + " may not reach";
-      return false;
+      return absl::PermissionDeniedError("the image has " + file.path + " open, which " + NameOf(*account) +
+                                         " may not reach");
     }
-    return true;
+    return absl::OkStatus();
   }
 
   // The job's streams go to other files than those in the image.
-  bool GiveOutputs(const RestoreOptions& options, std::string* error) {
+  absl::Status GiveOutputs(const RestoreOptions& options) {
     std::map<std::string, uint64_t> positions;  // by CRIU's name for the file
     std::map<std::string, std::string> paths;   // likewise
     for (const RestoreOptions::Output& output : options.outputs) {
@@ -163,10 +168,10 @@ class CriuProcesses final : public SavedProcesses {
       const auto file = std::find_if(facts_.files().begin(), facts_.files().end(),
                                      [&](const InheritedFile& one) { return one.path() == stream->target(); });
       if (stream->terminal() || file == facts_.files().end()) {
-        *error = "the job's descriptor " + std::to_string(output.fd) + " is " + stream->target() +
-                 (stream->terminal() ? ", a terminal" : ", which it has opened itself") +
-                 ", and cannot become a file; restart it without " + (output.fd == 1 ? "--output" : "--error");
-        return false;
+        return absl::FailedPreconditionError(
+            "the job's descriptor " + std::to_string(output.fd) + " is " + stream->target() +
+            (stream->terminal() ? ", a terminal" : ", which it has opened itself") +
+            ", and cannot become a file; restart it without " + (output.fd == 1 ? "--output" : "--error"));
       }
       // Where both streams had one file, the first that is named counts.
       replaced_.insert(file->path());
@@ -177,7 +182,7 @@ class CriuProcesses final : public SavedProcesses {
       const auto found = paths.find(file.id());
       if (found != paths.end()) file.set_path(found->second);
     }
-    if (positions.empty()) return true;
+    if (positions.empty()) return absl::OkStatus();
     const auto change = [&](std::string_view name, FileChange* wanted) {
       const auto found = positions.find(std::string(name));
       if (found == positions.end()) return false;
@@ -185,14 +190,14 @@ class CriuProcesses final : public SavedProcesses {
       wanted->position = found->second;
       return true;
     };
-    if (ReadImageFile(image_ + "/files.img", &files_image_) && ChangeFiles(&files_image_, change)) return true;
-    *error =
+    if (ReadImageFile(image_ + "/files.img", &files_image_) && ChangeFiles(&files_image_, change))
+      return absl::OkStatus();
+    return absl::UnimplementedError(
         "this image was made by a CRIU version whose files cr-restart cannot read; restart it without --output and "
-        "--error";
-    return false;
+        "--error");
   }
 
-  bool CheckNeeds(const ckptfmt::Needs& all, const RestoreOptions& options, std::string* error) {
+  absl::Status CheckNeeds(const ckptfmt::Needs& all, const RestoreOptions& options) {
     ckptfmt::Needs needs = all;
     needs.files.erase(std::remove_if(needs.files.begin(), needs.files.end(),
                                      [&](const ckptfmt::NeededFile& file) { return replaced_.count(file.path) != 0; }),
@@ -200,28 +205,28 @@ class CriuProcesses final : public SavedProcesses {
     const std::vector<std::string> missing =
         ckptfmt::MissingHere(needs, [&](const std::string& path) { return SeenByJob(job_, path); });
     if (!missing.empty()) {
-      *error = "this machine lacks what the image needs: " + missing[0];
-      for (size_t i = 1; i < missing.size() && i < kMostMissing; ++i) *error += "; " + missing[i];
+      std::string text = "this machine lacks what the image needs: " + missing[0];
+      for (size_t i = 1; i < missing.size() && i < kMostMissing; ++i) text += "; " + missing[i];
       if (missing.size() > kMostMissing)
-        *error += "; and " + std::to_string(missing.size() - kMostMissing) + " more (cr-inspect --files-here)";
-      return false;
+        text += "; and " + std::to_string(missing.size() - kMostMissing) + " more (cr-inspect --files-here)";
+      return absl::FailedPreconditionError(text);
     }
-    std::string criu;
+    const absl::StatusOr<std::string> criu = FindCriu();
     utsname system;
-    if (options.say && FindCriu(&criu, error) && VersionOf(CriuVersion(criu)) < VersionOf(needs.engine_version)) {
-      options.say("the image was made with CRIU " + needs.engine_version + "; here it is " + CriuVersion(criu) +
+    if (options.say && criu.ok() && VersionOf(CriuVersion(*criu)) < VersionOf(needs.engine_version)) {
+      options.say("the image was made with CRIU " + needs.engine_version + "; here it is " + CriuVersion(*criu) +
                   ", which may not be able to read it");
     }
     if (options.say && uname(&system) == 0 && VersionOf(system.release) < VersionOf(needs.kernel)) {
       options.say("the job was saved on Linux " + needs.kernel + "; here it is " + std::string(system.release) +
                   ", which may lack something that the job uses");
     }
-    return CheckWriters(needs, options, error);
+    return CheckWriters(needs, options);
   }
 
   // Nobody else, such as a second copy of the job, may be writing to its files. A process that is ending, such as one
   // of a cr-restart that was killed a moment ago, gets a while.
-  bool CheckWriters(const ckptfmt::Needs& needs, const RestoreOptions& options, std::string* error) {
+  absl::Status CheckWriters(const ckptfmt::Needs& needs, const RestoreOptions& options) {
     const auto give_up = Now() + kBusyFile;
     std::string said;
     for (const ckptfmt::NeededFile& file : needs.files) {
@@ -230,30 +235,30 @@ class CriuProcesses final : public SavedProcesses {
         const std::string what = other + " is writing to " + file.path + ", which this job would write to, too";
         const bool stream = std::any_of(facts_.stdio().begin(), facts_.stdio().end(),
                                         [&](const Stdio& one) { return one.fd() != 0 && one.target() == file.path; });
-        *error =
-            what + ": end that one first" + (stream ? ", or give this one another file with --output or --error" : "");
-        if (Now() >= give_up) return false;
-        if (options.cancelled && options.cancelled()) return false;
+        if (Now() >= give_up || (options.cancelled && options.cancelled())) {
+          return absl::FailedPreconditionError(
+              what + ": end that one first" +
+              (stream ? ", or give this one another file with --output or --error" : ""));
+        }
         if (what != said && options.say) options.say(what + "; waiting for its end");
         said = what;
         std::this_thread::sleep_for(kLookAgain);
       }
     }
-    error->clear();
-    return true;
+    return absl::OkStatus();
   }
 
   // Sees to it that no connection that ended a moment ago, such as the stopped job's own, holds a port of the job, and
   // gives other programs a while to end. Whether a port can be had beside a socket that is in use is CRIU's to find
   // out.
-  bool CheckPorts(const RestoreOptions& options, std::string* error) {
+  absl::Status CheckPorts(const RestoreOptions& options) {
     std::string bytes;
     std::set<TcpEnd> ends;
-    if (job_.has_network()) return true;  // where nobody else has a port
-    if (!ReadImageFile(image_ + "/files.img", &bytes) || !SavedPorts(bytes, &ends)) return true;
+    if (job_.has_network()) return absl::OkStatus();  // where nobody else has a port
+    if (!ReadImageFile(image_ + "/files.img", &bytes) || !SavedPorts(bytes, &ends)) return absl::OkStatus();
     const auto give_up = Now() + kBusyPort;
     std::string said;
-    bool cancelled = false;
+    absl::Status status;
     const auto waiting = [&](const HeldPort& held) {
       const std::string port = "TCP port " + std::to_string(held.port);
       const std::string why =
@@ -262,12 +267,12 @@ class CriuProcesses final : public SavedProcesses {
                            (held.holder.empty() ? "another program" : held.holder) + "; waiting for its end";
       if (why != said && options.say) options.say(why);
       said = why;
-      cancelled = options.cancelled && options.cancelled();
-      if (cancelled) *error = "interrupted while waiting for " + port;
-      return !cancelled && (held.ended || Now() < give_up);
+      if (options.cancelled && options.cancelled())
+        status = absl::CancelledError("interrupted while waiting for " + port);
+      return status.ok() && (held.ended || Now() < give_up);
     };
     FreePorts(ends, waiting);
-    return !cancelled;
+    return status;
   }
 
   const Job& job_;
@@ -288,38 +293,38 @@ EngineCapabilities CriuEngine::Capabilities() const {
   return can;
 }
 
-bool CriuEngine::CheckUsable(std::string* error) const {
+absl::Status CriuEngine::CheckUsable() const {
   const AsRoot root;
-  std::string criu;
-  if (geteuid() == 0) return HasCapabilities(error) && FindCriu(&criu, error);
-  *error = "saving and restoring processes needs root";
-  return false;
+  if (geteuid() != 0) return absl::PermissionDeniedError("saving and restoring processes needs root");
+  CR_RETURN_IF_ERROR(HasCapabilities());
+  return FindCriu().status();
 }
 
 std::string CriuEngine::Version() const {
-  std::string criu, ignored;
-  return FindCriu(&criu, &ignored) ? CriuVersion(criu) : std::string();
+  const absl::StatusOr<std::string> criu = FindCriu();
+  return criu.ok() ? CriuVersion(*criu) : std::string();
 }
 
-bool CriuEngine::PrepareStart(Plan* plan, std::string*) {
+absl::Status CriuEngine::PrepareStart(Plan* plan) {
   // CRIU restores processes under the numbers that they had, and pseudo-terminals, too.
   plan->own_processes = plan->own_ptys = true;
   plan->first_pid = ChooseFirstPid();
   // It saves System V shared memory, semaphores and message queues as those of a whole namespace only.
   plan->own_ipc = true;
   plan->withhold_io_uring = true;  // it can save none
-  return true;
+  return absl::OkStatus();
 }
 
-bool CriuEngine::Describe(const Job& job, const SaveOptions& options, std::string* facts, std::string* error) {
+absl::Status CriuEngine::Describe(const Job& job, const SaveOptions& options, std::string* facts) {
   const AsRoot root;
   ProcessFacts found;
   if (!facts->empty()) FactsFromJson(*facts, &found);
-  if (!DescribeProcesses(job, options.close_tcp, &found, error)) return false;
+  CR_RETURN_IF_ERROR(DescribeProcesses(job, options.close_tcp, &found));
   google::protobuf::util::JsonPrintOptions print;
   print.preserve_proto_field_names = true;
   facts->clear();
-  return google::protobuf::util::MessageToJsonString(found, facts, print).ok();
+  if (google::protobuf::util::MessageToJsonString(found, facts, print).ok()) return absl::OkStatus();
+  return absl::InternalError("cannot write the description of the job's processes");
 }
 
 uint64_t CriuEngine::PreparedBytes(const Job& job) const {
@@ -333,32 +338,30 @@ void CriuEngine::PrepareDump(const Job& job, uint64_t most_bytes) {
   prepared_ = std::make_unique<PageReceiver>(SavedBytes(job), most_bytes);
 }
 
-bool CriuEngine::Dump(const Job& job, const std::string& facts, const std::string& image, const std::string& work,
-                      After after, std::string* error) {
+absl::Status CriuEngine::Dump(const Job& job, const std::string& facts, const std::string& image,
+                              const std::string& work, After after) {
   const AsRoot root;
   ProcessFacts known;
-  if (!FactsFromJson(facts, &known)) {
-    *error = "cannot read the description of the job's processes";
-    return false;
-  }
+  if (!FactsFromJson(facts, &known)) return absl::DataLossError(kUnreadableFacts);
   const std::string kept = logs_ + "." + kKeptDumpLog;
   std::unique_ptr<PageReceiver> pages = std::move(prepared_);
   if (!pages) pages = std::make_unique<PageReceiver>(SavedBytes(job));
-  if (DumpProcesses(job, known, image, work, after == After::kStop, still_, pages.get(), &last_, error)) {
+  const absl::Status status =
+      DumpProcesses(job, known, image, work, after == After::kStop, still_, pages.get(), &last_);
+  if (status.ok()) {
     saved_ = std::move(pages);
     if (!logs_.empty()) unlink(kept.c_str());  // of an attempt that failed
-    return true;
+    return status;
   }
   std::string log;
-  if (!logs_.empty() && ReadImageFile(DumpLog(job, image, work), &log)) KeepCriuLog(log, kept, error);
-  return false;
+  if (logs_.empty() || !ReadImageFile(DumpLog(job, image, work), &log)) return status;
+  return absl::Status(status.code(), std::string(status.message()) + KeepCriuLog(log, kept));
 }
 
-bool CriuEngine::FinishFiles(std::string* error) {
+absl::Status CriuEngine::FinishFiles() {
   const AsRoot root;
-  if (saved_->Finish(error)) return true;
-  *error = "the memory of the job's processes could not be saved: " + *error;
-  return false;
+  const absl::Status status = saved_->Finish();
+  return status.ok() ? status : Annotate("the memory of the job's processes could not be saved: ", status);
 }
 
 void CriuEngine::AwaitDump(const Job& job, const std::string& work, After after) {
@@ -367,13 +370,12 @@ void CriuEngine::AwaitDump(const Job& job, const std::string& work, After after)
   if (after == After::kRun && job.has_network()) ContinueProcesses(job);
 }
 
-bool CriuEngine::ListNeeds(const Job& job, const std::string& facts, const std::string& image, ckptfmt::Needs* needs,
-                           std::string* error) {
+absl::Status CriuEngine::ListNeeds(const Job& job, const std::string& facts, const std::string& image,
+                                   ckptfmt::Needs* needs) {
   const AsRoot root;
   ProcessFacts known;
-  if (FactsFromJson(facts, &known)) return DescribeNeeds(job, known, image, needs, error);
-  *error = "cannot read the description of the job's processes";
-  return false;
+  if (!FactsFromJson(facts, &known)) return absl::DataLossError(kUnreadableFacts);
+  return DescribeNeeds(job, known, image, needs);
 }
 
 bool CriuEngine::Resume(const Job& job, const std::string&) {
@@ -386,36 +388,33 @@ bool CriuEngine::End(const Job& job, const std::string&) {
   return KillProcesses(job);
 }
 
-bool CriuEngine::Summarize(const std::string& facts, SavedSummary* summary, std::string* error) const {
+absl::StatusOr<SavedSummary> CriuEngine::Summarize(const std::string& facts) const {
   ProcessFacts known;
-  if (!FactsFromJson(facts, &known)) {
-    *error = kUnreadable;
-    return false;
-  }
+  if (!FactsFromJson(facts, &known)) return absl::DataLossError(kUnreadable);
+  SavedSummary summary;
   for (const Stdio& stream : known.stdio()) {
-    summary->streams.push_back({stream.fd(), stream.target(), stream.terminal() || IsPipe(stream)});
+    summary.streams.push_back({stream.fd(), stream.target(), stream.terminal() || IsPipe(stream)});
   }
-  summary->instruction_sets.assign(known.instruction_sets().begin(), known.instruction_sets().end());
-  summary->kernel_features.assign(known.kernel_features().begin(), known.kernel_features().end());
-  return true;
+  summary.instruction_sets.assign(known.instruction_sets().begin(), known.instruction_sets().end());
+  summary.kernel_features.assign(known.kernel_features().begin(), known.kernel_features().end());
+  return summary;
 }
 
 std::vector<std::string> CriuEngine::MissingFeatures(const std::vector<std::string>& wanted,
                                                      const Account& user) const {
   std::vector<std::string> missing = MissingKernelFeatures({wanted.begin(), wanted.end()}, user);
   const AsRoot root;
-  std::string criu, ignored;
-  const std::string problem = FindCriu(&criu, &ignored) ? CriuCheck(criu) : std::string();
+  const absl::StatusOr<std::string> criu = FindCriu();
+  const std::string problem = criu.ok() ? CriuCheck(*criu) : std::string();
   if (!problem.empty()) missing.push_back("a kernel on which CRIU works (criu check): " + problem);
   return missing;
 }
 
-std::unique_ptr<SavedProcesses> CriuEngine::Open(const Job& job, const std::string& facts, const std::string& image,
-                                                 std::string* error) {
+absl::StatusOr<std::unique_ptr<SavedProcesses>> CriuEngine::Open(const Job& job, const std::string& facts,
+                                                                 const std::string& image) {
   ProcessFacts known;
-  if (FactsFromJson(facts, &known)) return std::make_unique<CriuProcesses>(job, std::move(known), image, logs_);
-  *error = kUnreadable;
-  return nullptr;
+  if (!FactsFromJson(facts, &known)) return absl::DataLossError(kUnreadable);
+  return std::make_unique<CriuProcesses>(job, std::move(known), image, logs_);
 }
 
 std::shared_ptr<void> CriuEngine::BeginUpkeep() {

@@ -139,9 +139,9 @@ void ShowCriuFacts(const std::string& path) {
 }
 
 CriuFacts::CriuFacts() {
-  std::string criu, ignored;
-  if (geteuid() != 0 || !FindCriu(&criu, &ignored)) return;
-  const std::string path = CriuFactsPath(criu);
+  const absl::StatusOr<std::string> criu = FindCriu();
+  if (geteuid() != 0 || !criu.ok()) return;
+  const std::string path = CriuFactsPath(*criu);
   struct statfs system;
   const bool crius = path.empty() && statfs(kFolder, &system) == 0 && system.f_type == TMPFS_MAGIC;
   if (crius ? IsKept(kCriusName) : path.empty() || IsKept(path)) return;
@@ -150,7 +150,7 @@ CriuFacts::CriuFacts() {
   if (folder < 0) return;
   fflush(nullptr);
   maker_ = fork();
-  if (maker_ == 0) _exit(Make(criu, folder, crius ? "" : path.substr(sizeof(kFolder))));
+  if (maker_ == 0) _exit(Make(*criu, folder, crius ? "" : path.substr(sizeof(kFolder))));
   close(folder);
 }
 

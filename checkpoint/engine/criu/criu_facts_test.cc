@@ -56,7 +56,9 @@ class CriuFactsTest : public testing::Test {
  protected:
   void SetUp() override {
     ASSERT_EQ(geteuid(), 0u) << "this test mounts: run it as root";
-    ASSERT_TRUE(FindCriu(&criu_, &error_)) << error_;
+    const absl::StatusOr<std::string> criu = FindCriu();
+    ASSERT_EQ(criu.status(), absl::OkStatus());
+    criu_ = *criu;
     // Not in /tmp, which may be a tmpfs.
     char name[] = "/var/tmp/criu-facts-test-XXXXXX";
     ASSERT_NE(mkdtemp(name), nullptr);
@@ -64,7 +66,7 @@ class CriuFactsTest : public testing::Test {
   }
   void TearDown() override { ASSERT_EQ(system(("rm -rf " + folder_).c_str()), 0); }
 
-  std::string criu_, error_, folder_;
+  std::string criu_, folder_;
 };
 
 TEST_F(CriuFactsTest, MadeOnceAndShownInANamespace) {

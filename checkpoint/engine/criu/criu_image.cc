@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/engine/criu/criu_image.h"
 
-#include <errno.h>
 #include <string.h>
 
 #include <fstream>
 #include <iterator>
 #include <protozero/pbf_writer.hpp>
 #include <utility>
+
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -113,11 +114,10 @@ bool ReadImageFile(const std::string& path, std::string* bytes) {
   return bool(in);
 }
 
-bool WriteImageFile(const std::string& path, const std::string& bytes, std::string* error) {
+absl::Status WriteImageFile(const std::string& path, const std::string& bytes) {
   std::ofstream out(path, std::ios::binary | std::ios::trunc);
-  if (out.write(bytes.data(), std::streamsize(bytes.size())).flush()) return true;
-  *error = "cannot write " + path + ": " + strerror(errno);
-  return false;
+  if (out.write(bytes.data(), std::streamsize(bytes.size())).flush()) return absl::OkStatus();
+  return ErrnoStatus("cannot write " + path);
 }
 
 bool ReadFilesImage(std::string_view image, FileKind kind, const std::function<void(protozero::pbf_reader)>& entry) {

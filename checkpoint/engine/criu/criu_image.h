@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
+
 namespace cuda_remote::checkpoint {
 
 // The kinds of open files that are read, by their numbers in CRIU (FdTypes in its images/fdinfo.proto).
@@ -19,8 +21,8 @@ enum class FileKind : uint32_t { kRegular = 1, kInternetSocket = 4 };
 // The bytes of one of those files. False if there is none.
 bool ReadImageFile(const std::string& path, std::string* bytes);
 
-// Writes one of those files anew. False and one sentence in *error if that fails.
-bool WriteImageFile(const std::string& path, const std::string& bytes, std::string* error);
+// Writes one of those files anew.
+absl::Status WriteImageFile(const std::string& path, const std::string& bytes);
 
 // Calls `use` with each entry of one of those files that begin with CRIU's common magic number and `magic`. False if
 // `image` is not such a file, or `use` has thrown what protozero throws. Any input is safe.

@@ -22,6 +22,9 @@
 #include "checkpoint/engine/criu/free_numbers.h"
 #include "checkpoint/engine/criu/hold.h"
 #include "checkpoint/job/own_ptys.h"
+#include "proto/base/status_macros.h"
+#include "proto/base/unique_fd.h"
+#include "proto/errors/absl_status.h"
 #include "proto/folder/private_folder.h"
 
 extern char** environ;
@@ -78,7 +81,7 @@ void CriuRestore::CloseOpened() {
   ghosts_.Release();
 }
 
-bool CriuRestore::ShowImage(int image, std::string* error) {
+absl::Status CriuRestore::ShowImage(int image) {
   char path[PATH_MAX];
   const ssize_t length = readlink(("/proc/self/fd/" + std::to_string(image)).c_str(), path, sizeof(path));
   const std::string folder = directory_ + kShownImage;
@@ -87,6 +90,7 @@ bool CriuRestore::ShowImage(int image, std::string* error) {
   DIR* const list = copy >= 0 ? fdopendir(copy) : nullptr;
   // What was verified is what CRIU reads: a link only where nobody else can put another image under that name.
   const std::string real(path, size_t(std::max<ssize_t>(length, 0)));
+  // Until CheckFolder gives a status.
   std::string ignored;
   // A user's rights do not lead to the image by its path.
   const bool linked = !account_ && length > 0 && CheckFolder(real, FolderUse::kLook, &ignored);
@@ -101,14 +105,11 @@ bool CriuRestore::ShowImage(int image, std::string* error) {
   std::ofstream out;
   if (ok) out.open(folder + "/" + kFilesImage, std::ios::binary);
   ok = ok && out.write(files_image_.data(), std::streamsize(files_image_.size())).flush();
-  if (ok && account_) {
-    const int shown = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    ok = shown >= 0 && OpenToCriu(*account_, shown, error);
-    if (shown >= 0) close(shown);
-    return ok;
-  }
-  if (!ok) *error = "cannot prepare the image in " + folder + ": " + strerror(errno);
-  return ok;
+  if (!ok) return ErrnoStatus("cannot prepare the image in " + folder);
+  if (!account_) return absl::OkStatus();
+  const UniqueFd shown(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!shown.ok()) return ErrnoStatus("cannot prepare the image in " + folder);
+  return OpenToCriu(*account_, shown.get());
 }
 
 void CriuRestore::RemoveShownImage() {
@@ -121,7 +122,7 @@ void CriuRestore::RemoveShownImage() {
   rmdir(folder.c_str());
 }
 
-bool CriuRestore::MakeHold(std::string* error) {
+absl::Status CriuRestore::MakeHold() {
   const std::string path = directory_ + "/" + kHoldName;
   unlink(path.c_str());
   // For reading, too: then opening waits for nobody, and what is written is there for whoever comes later.
@@ -134,11 +135,10 @@ bool CriuRestore::MakeHold(std::string* error) {
     close(held_);
     held_ = -1;
   }
-  if (hold_ < 0) *error = "cannot make the pipe " + path + ": " + strerror(errno);
-  return hold_ >= 0;
+  return hold_ >= 0 ? absl::OkStatus() : ErrnoStatus("cannot make the pipe " + path);
 }
 
-bool CriuRestore::Begin(const std::string& image_folder, std::string* error) {
+absl::Status CriuRestore::Begin(const std::string& image_folder) {
   Plan plan;
   plan.restored_pid = job_.inner_pid();
   plan.own_processes = plan.own_ipc = plan.own_ptys = true;  // CRIU brings back the filter against io_uring
@@ -153,95 +153,80 @@ bool CriuRestore::Begin(const std::string& image_folder, std::string* error) {
   plan.account = account_;
   if (account_) plan.kept_capabilities = CriuCapabilities();
   plan.network = network_;
+  std::string error;
   if (job_.terminal()) {
-    terminal_ = JobTerminal::Open(error);
-    if (!terminal_ && !error->empty()) return false;
+    // Until JobTerminal::Open gives a status.
+    terminal_ = JobTerminal::Open(&error);
+    if (!terminal_ && !error.empty()) return absl::FailedPreconditionError(error);
   }
   int terminal = terminal_ ? terminal_->job_end() : OwnTerminal();
   if ((terminal < 0 || (job_.terminal() && !terminal_)) && (job_.terminal() || NeedsTerminal(facts_))) {
-    if (!CopyTerminal(&copy_, error)) return false;
+    // Until CopyTerminal gives a status.
+    if (!CopyTerminal(&copy_, &error)) return absl::FailedPreconditionError(error);
     terminal = copy_.terminal;
   }
   // One of cr-restart's own making, not the one that it was started at.
-  if (account_ && (terminal_ || copy_.terminal >= 0) && fchown(terminal, account_->user, gid_t(-1)) != 0) {
-    *error = std::string("cannot give the terminal to the job's user: ") + strerror(errno);
-    return false;
-  }
+  if (account_ && (terminal_ || copy_.terminal >= 0) && fchown(terminal, account_->user, gid_t(-1)) != 0)
+    return ErrnoStatus("cannot give the terminal to the job's user");
   if (job_.terminal()) plan.terminal = terminal;
   plan.outside_ptys = PtyNames({terminal});
   plan.terminal_group = facts_.terminal_group();
   const std::string hold = FindCompanion("cr-hold", kOwnFolder);
-  if (hold.empty()) {
-    *error = "cr-hold is not beside cr-restart: the installation is incomplete";
-    return false;
-  }
+  if (hold.empty())
+    return absl::FailedPreconditionError("cr-hold is not beside cr-restart: the installation is incomplete");
   {
     const ActAs user(account_);
     unlink(LogPath().c_str());
   }
   // By descriptor: what was verified is what CRIU reads. Other paths as the restorer sees them.
   const int image = open(image_folder.c_str(), O_RDONLY | O_DIRECTORY);
-  if (image < 0) {
-    *error = "cannot open the saved processes' files: " + std::string(strerror(errno));
-    return false;
-  }
+  if (image < 0) return ErrnoStatus("cannot open the saved processes' files");
   opened_.push_back(image);
-  if (!files_image_.empty() && !ShowImage(image, error)) return false;
+  if (!files_image_.empty()) CR_RETURN_IF_ERROR(ShowImage(image));
   const std::string here = "/proc/self/fd/" + std::to_string(image);
-  const absl::StatusOr<int> free = FreeNumberBeside(here);
-  if (!free.ok()) {
-    *error = std::string(free.status().message());
-    return false;
-  }
-  plan.first_pid = *free;
+  CR_ASSIGN_OR_RETURN(plan.first_pid, FreeNumberBeside(here));
   std::string files, remaps;
   // There is none where no file was deleted.
-  if (ReadImageFile(here + "/" + kRemapsImage, &remaps) && ReadImageFile(here + "/" + kFilesImage, &files) &&
-      !ghosts_.Take(GhostsIn(files, remaps), Interrupted, error)) {
-    return false;
-  }
+  if (ReadImageFile(here + "/" + kRemapsImage, &remaps) && ReadImageFile(here + "/" + kFilesImage, &files))
+    CR_RETURN_IF_ERROR(ghosts_.Take(GhostsIn(files, remaps), Interrupted));
   const std::string seen = files_image_.empty() ? here : job_.directory() + kShownImage;
-  if (!MakeHold(error) || !RestoreCommand(job_, facts_, here, seen, job_.directory() + (account_ ? "/user" : ""),
-                                          terminal, &plan.command, &opened_, error)) {
-    return false;
-  }
+  CR_RETURN_IF_ERROR(MakeHold());
+  CR_RETURN_IF_ERROR(RestoreCommand(job_, facts_, here, seen, job_.directory() + (account_ ? "/user" : ""), terminal,
+                                    &plan.command, &opened_));
   const std::string facts = CriuFactsPath(plan.command[0]);
   plan.prepare = [facts] { ShowCriuFacts(facts); };
   plan.command.insert(plan.command.end(), {"--action-script", hold});
   output_ = tmpfile();
   plan.restorer_output = output_ ? fileno(output_) : 2;
-  begun_ = BeginIsolated(plan, &isolated_, error);
-  return begun_;
+  // Until BeginIsolated gives a status.
+  begun_ = BeginIsolated(plan, &isolated_, &error);
+  return begun_ ? absl::OkStatus() : absl::FailedPreconditionError(error);
 }
 
-bool CriuRestore::AwaitHeld(std::string* error) {
+absl::Status CriuRestore::AwaitHeld() {
   if (held_ < 0) {
-    *error =
-        "this machine does not tell when the processes are restored (inotify): raise fs.inotify.max_user_instances";
-    return false;
+    return absl::ResourceExhaustedError(
+        "this machine does not tell when the processes are restored (inotify): raise fs.inotify.max_user_instances");
   }
   // Init reports only when the processes run, or when CRIU has failed.
   pollfd waiting[] = {{held_, POLLIN, 0}, {isolated_.report, POLLIN, 0}};
   while (poll(waiting, 2, kLookMs) <= 0) {
-    if (!Interrupted()) continue;
-    *error = "interrupted";
-    return false;
+    if (Interrupted()) return absl::CancelledError("interrupted");
   }
-  if (waiting[0].revents == 0) return false;
+  if (waiting[0].revents == 0) return absl::FailedPreconditionError("");  // Finish says why
   ghosts_.Release();
-  return true;
+  return absl::OkStatus();
 }
 
-bool CriuRestore::Finish(Isolated* isolated, std::string* error) {
-  if (write(hold_, kHoldGo, strlen(kHoldGo)) != ssize_t(strlen(kHoldGo))) {
-    *error = std::string("cannot resume the restored processes: ") + strerror(errno);
-    return false;
-  }
+absl::StatusOr<Isolated> CriuRestore::Finish() {
+  if (write(hold_, kHoldGo, strlen(kHoldGo)) != ssize_t(strlen(kHoldGo)))
+    return ErrnoStatus("cannot resume the restored processes");
   int code = 0;
   begun_ = false;
-  const bool ok = AwaitIsolated(&isolated_, error, &code);
-  std::string log;
-  const bool failed = !ok && error->empty();
+  // Until AwaitIsolated gives a status.
+  std::string error, log;
+  const bool ok = AwaitIsolated(&isolated_, &error, &code);
+  const bool failed = !ok && error.empty();
   // What CRIU can do without for some jobs, and what a job itself may have had.
   std::string missing = MissingCapability({{CAP_NET_ADMIN, "NET_ADMIN"},
                                            {CAP_NET_RAW, "NET_RAW"},
@@ -254,16 +239,16 @@ bool CriuRestore::Finish(Isolated* isolated, std::string* error) {
   {
     // Its folder may be a user's.
     const ActAs user(account_);
-    if (failed) *error = "CRIU could not restore the job's processes: " + CriuErrors(LogPath()) + missing;
+    if (failed) error = "CRIU could not restore the job's processes: " + CriuErrors(LogPath()) + missing;
     if (failed) ReadImageFile(LogPath(), &log);
     unlink((Work() + "/stats-restore").c_str());
     if (ok) unlink(LogPath().c_str());
   }
-  if (failed && !logs_.empty()) KeepCriuLog(log, logs_ + "." + kKeptRestoreLog, error);
+  if (failed && !logs_.empty()) error += KeepCriuLog(log, logs_ + "." + kKeptRestoreLog);
   CloseOpened();
   if (!files_image_.empty()) RemoveShownImage();
-  *isolated = isolated_;
-  return ok;
+  if (!ok) return absl::FailedPreconditionError(error);
+  return isolated_;
 }
 
 }  // namespace cuda_remote::checkpoint

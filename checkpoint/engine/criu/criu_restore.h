@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/engine/criu/criu.h"
 #include "checkpoint/engine/criu/ghost_locks.h"
 #include "checkpoint/engine/criu/process_facts.pb.h"
@@ -22,7 +24,7 @@
 
 namespace cuda_remote::checkpoint {
 
-// Functions return false and one sentence in *error. Not thread-safe.
+// Not thread-safe.
 class CriuRestore final : public ProcessRestore {
  public:
   // `directory`: the job's folder from now on, which the job sees where its old one was. `mounts`: what else it sees
@@ -44,11 +46,11 @@ class CriuRestore final : public ProcessRestore {
 
   // Starts CRIU on the files in `image_folder`, which is opened here, and does not wait for it. While the caller has
   // one thread only.
-  bool Begin(const std::string& image_folder, std::string* error);
+  absl::Status Begin(const std::string& image_folder);
 
   // ProcessRestore.
-  bool AwaitHeld(std::string* error) override;
-  bool Finish(Isolated* isolated, std::string* error) override;
+  absl::Status AwaitHeld() override;
+  absl::StatusOr<Isolated> Finish() override;
   pid_t copier() const override { return copy_.copier; }
   std::unique_ptr<JobTerminal> TakeTerminal() override { return std::move(terminal_); }
 
@@ -56,9 +58,9 @@ class CriuRestore final : public ProcessRestore {
   // Where CRIU may write, as seen from here, if its rights are a user's.
   std::string Work() const { return directory_ + (account_ ? "/user" : ""); }
   std::string LogPath() const { return Work() + "/" + kRestoreLog; }
-  bool MakeHold(std::string* error);
+  absl::Status MakeHold();
   // A folder that shows the image's files but for files.img.
-  bool ShowImage(int image, std::string* error);
+  absl::Status ShowImage(int image);
   void RemoveShownImage();
   void CloseOpened();
 

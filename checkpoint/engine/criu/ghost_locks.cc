@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,6 +12,7 @@
 
 #include "checkpoint/engine/criu/criu_image.h"
 #include "proto/base/hash.h"
+#include "proto/errors/absl_status.h"
 #include "proto/folder/private_folder.h"
 
 namespace cuda_remote::checkpoint {
@@ -48,10 +48,11 @@ std::vector<std::string> GhostsIn(std::string_view files, std::string_view remap
   return {ghosts.begin(), ghosts.end()};
 }
 
-bool GhostLocks::Take(const std::vector<std::string>& ghosts, const std::function<bool()>& cancelled,
-                      std::string* error) {
-  if (ghosts.empty()) return true;
-  if (!CheckFolder(folder_, FolderUse::kMake, error)) return false;
+absl::Status GhostLocks::Take(const std::vector<std::string>& ghosts, const std::function<bool()>& cancelled) {
+  if (ghosts.empty()) return absl::OkStatus();
+  // Until CheckFolder gives a status.
+  std::string error;
+  if (!CheckFolder(folder_, FolderUse::kMake, &error)) return absl::FailedPreconditionError(error);
   // In order: two that need the same ones never wait for each other.
   std::set<size_t> numbers;
   for (const std::string& path : ghosts) {
@@ -71,17 +72,12 @@ bool GhostLocks::Take(const std::vector<std::string>& ghosts, const std::functio
     const int lock = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (lock >= 0) locks_.emplace_back(lock);
     while (lock >= 0 && flock(lock, LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR)) {
-      if (cancelled && cancelled()) {
-        *error = "interrupted";
-        return false;
-      }
+      if (cancelled && cancelled()) return absl::CancelledError("interrupted");
       usleep(kPauseUs);
     }
-    if (lock >= 0) continue;
-    *error = "cannot make " + path + ", by which restores wait for each other: " + strerror(errno);
-    return false;
+    if (lock < 0) return ErrnoStatus("cannot make " + path + ", by which restores wait for each other");
   }
-  return true;
+  return absl::OkStatus();
 }
 
 void GhostLocks::Release() { locks_.clear(); }

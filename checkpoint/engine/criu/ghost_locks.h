@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "proto/base/unique_fd.h"
 
 namespace cuda_remote::checkpoint {
@@ -27,9 +28,9 @@ class GhostLocks {
   GhostLocks(const GhostLocks&) = delete;
   GhostLocks& operator=(const GhostLocks&) = delete;
 
-  // Once. Waits until no other restore has a lock for one of these names. False and *error: `cancelled`, or there can
+  // Once. Waits until no other restore has a lock for one of these names. Fails if `cancelled` says so, or if there can
   // be no lock.
-  bool Take(const std::vector<std::string>& ghosts, const std::function<bool()>& cancelled, std::string* error);
+  absl::Status Take(const std::vector<std::string>& ghosts, const std::function<bool()>& cancelled);
   // When the processes are restored: CRIU has removed the names by then.
   void Release();
 

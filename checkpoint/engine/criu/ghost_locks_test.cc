@@ -58,37 +58,36 @@ class GhostLocksTest : public testing::Test {
   ~GhostLocksTest() override { std::filesystem::remove_all(top_); }
   std::string Folder() const { return top_ + "/locks"; }
 
-  std::string top_, error_;
+  std::string top_;
 };
 
 TEST_F(GhostLocksTest, RestoresOfTheSameNameWaitForEachOther) {
   GhostLocks first(Folder()), second(Folder());
-  ASSERT_TRUE(first.Take({top_ + "/a", top_ + "/b"}, nullptr, &error_)) << error_;
+  ASSERT_EQ(first.Take({top_ + "/a", top_ + "/b"}, nullptr), absl::OkStatus());
   std::atomic<int> asked{0};
   std::atomic<bool> taken{false};
-  std::string error;
+  absl::Status status;
   std::thread other([&] {
     const auto count = [&] { return ++asked < 0; };
-    taken = second.Take({top_ + "/b", top_ + "/c"}, count, &error);
+    status = second.Take({top_ + "/b", top_ + "/c"}, count);
+    taken = status.ok();
   });
   while (asked < 3) std::this_thread::yield();
   EXPECT_FALSE(taken);
   first.Release();
   other.join();
-  EXPECT_TRUE(taken) << error;
+  EXPECT_TRUE(taken) << status.message();
 }
 
 TEST_F(GhostLocksTest, AWaitCanBeCancelled) {
   GhostLocks first(Folder()), second(Folder());
-  ASSERT_TRUE(first.Take({top_ + "/a"}, nullptr, &error_)) << error_;
-  EXPECT_FALSE(second.Take(
-      {top_ + "/a"}, [] { return true; }, &error_));
-  EXPECT_EQ(error_, "interrupted");
+  ASSERT_EQ(first.Take({top_ + "/a"}, nullptr), absl::OkStatus());
+  EXPECT_EQ(second.Take({top_ + "/a"}, [] { return true; }), absl::CancelledError("interrupted"));
 }
 
 TEST_F(GhostLocksTest, WithoutGhostsThereIsNoLock) {
   GhostLocks locks(Folder());
-  ASSERT_TRUE(locks.Take({}, nullptr, &error_)) << error_;
+  ASSERT_EQ(locks.Take({}, nullptr), absl::OkStatus());
   EXPECT_FALSE(std::filesystem::exists(Folder()));
 }
 

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -19,6 +18,8 @@
 #include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/job/stand_ins.h"
 #include "ckptfmt/needs.h"
+#include "proto/base/status_macros.h"
+#include "proto/errors/absl_status.h"
 #include "proto/folder/connection_lock.h"
 
 namespace cuda_remote::checkpoint {
@@ -92,13 +93,10 @@ std::map<std::string, std::string> LibrariesOf(const Job& job) {
 }
 
 // `to` appears when it is whole.
-bool Copy(const std::string& from, const std::string& to, mode_t mode, std::string* error) {
+absl::Status Copy(const std::string& from, const std::string& to, mode_t mode) {
   std::ifstream in(from, std::ios::binary);
   const std::string bytes{std::istreambuf_iterator<char>(in), {}};
-  if (!in || bytes.empty()) {
-    *error = "cannot read " + from + ": " + strerror(errno ? errno : ENODATA);
-    return false;
-  }
+  if (!in || bytes.empty()) return ErrnoStatus("cannot read " + from, errno ? errno : ENODATA);
   const std::string fresh = to + ".new";
   unlink(fresh.c_str());
   const int fd = open(fresh.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC | O_NOFOLLOW, mode);
@@ -110,10 +108,10 @@ bool Copy(const std::string& from, const std::string& to, mode_t mode, std::stri
     done += size_t(written);
   }
   const bool ok = fd >= 0 && done == bytes.size() && fchmod(fd, mode) == 0 && rename(fresh.c_str(), to.c_str()) == 0;
-  if (!ok) *error = "cannot write " + to + ": " + strerror(errno);
+  const absl::Status status = ok ? absl::OkStatus() : ErrnoStatus("cannot write " + to);
   if (fd >= 0) close(fd);
   if (!ok) unlink(fresh.c_str());
-  return ok;
+  return status;
 }
 
 }  // namespace
@@ -146,15 +144,15 @@ bool ReadNeeds(std::string_view image, const Job& job, const ProcessFacts& proce
   });
 }
 
-bool DescribeNeeds(const Job& job, const ProcessFacts& facts, const std::string& client_folder, ckptfmt::Needs* needs,
-                   std::string* error) {
+absl::Status DescribeNeeds(const Job& job, const ProcessFacts& facts, const std::string& client_folder,
+                           ckptfmt::Needs* needs) {
   const std::string path = client_folder + kFilesImage;
   std::string image;
   std::vector<std::string> kept;
-  if (!ReadImageFile(path, &image) || !ReadNeeds(image, job, facts, &ExistsInJob, needs)) {
-    *error = "cannot read from this CRIU version's image which files the job has open";
-    return false;
-  }
+  const auto unreadable = [] {
+    return absl::UnimplementedError("cannot read from this CRIU version's image which files the job has open");
+  };
+  if (!ReadImageFile(path, &image) || !ReadNeeds(image, job, facts, &ExistsInJob, needs)) return unreadable();
   needs->engine_version = facts.criu_version();
   const std::map<std::string, std::string> libraries = LibrariesOf(job);
   std::set<std::string> copied;
@@ -165,11 +163,10 @@ bool DescribeNeeds(const Job& job, const ProcessFacts& facts, const std::string&
     if (ckptfmt::BuildIdOf(InJob(job, file.path)) != file.build_id) continue;
     const std::string& library = found->second;
     const std::string name = std::string(kKeptFolder) + "/" + library;
-    if (copied.insert(library).second &&
-        ((mkdir((client_folder + "/" + kKeptFolder).c_str(), 0700) != 0 && errno != EEXIST) ||
-         !Copy(InJob(job, file.path), client_folder + "/" + name, 0600, error))) {
-      if (error->empty()) *error = "cannot make a folder in " + client_folder + ": " + strerror(errno);
-      return false;
+    if (copied.insert(library).second) {
+      if (mkdir((client_folder + "/" + kKeptFolder).c_str(), 0700) != 0 && errno != EEXIST)
+        return ErrnoStatus("cannot make a folder in " + client_folder);
+      CR_RETURN_IF_ERROR(Copy(InJob(job, file.path), client_folder + "/" + name, 0600));
     }
     file.kept = "client/" + name;
   }
@@ -182,23 +179,18 @@ bool DescribeNeeds(const Job& job, const ProcessFacts& facts, const std::string&
     }
     return false;
   };
-  if (copied.empty()) return true;
-  if (!ChangeFiles(&image, rename)) {
-    *error = "cannot read from this CRIU version's image which files the job has open";
-    return false;
-  }
-  std::ofstream out(path, std::ios::binary | std::ios::trunc);
-  if (out.write(image.data(), std::streamsize(image.size())).flush()) return true;
-  *error = "cannot write " + path + ": " + strerror(errno);
-  return false;
+  if (copied.empty()) return absl::OkStatus();
+  if (!ChangeFiles(&image, rename)) return unreadable();
+  return WriteImageFile(path, image);
 }
 
-bool PutKeptLibraries(const std::string& client_folder, const std::string& directory, std::string* error) {
+absl::Status PutKeptLibraries(const std::string& client_folder, const std::string& directory) {
   for (const char* library : kJobLibraries) {
     const std::string kept = client_folder + "/" + kKeptFolder + "/" + library;
-    if (access(kept.c_str(), F_OK) == 0 && !Copy(kept, KeptLibrary(directory, library), kKeptMode, error)) return false;
+    if (access(kept.c_str(), F_OK) != 0) continue;
+    CR_RETURN_IF_ERROR(Copy(kept, KeptLibrary(directory, library), kKeptMode));
   }
-  return true;
+  return absl::OkStatus();
 }
 
 }  // namespace cuda_remote::checkpoint

@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 
+#include "absl/status/status.h"
 #include "checkpoint/engine/criu/process_facts.pb.h"
 #include "checkpoint/job/job.h"
 #include "ckptfmt/types.h"
@@ -25,12 +26,12 @@ bool ReadNeeds(std::string_view image, const Job& job, const ProcessFacts& facts
                bool (*exists)(const Job& job, const std::string& path), ckptfmt::Needs* needs);
 
 // What CRIU has just saved into `client_folder` of a job that is still there: fills in *needs, copies our libraries
-// into `client_folder`, and changes their paths in files.img. False and one sentence in *error on failure.
-bool DescribeNeeds(const Job& job, const ProcessFacts& facts, const std::string& client_folder, ckptfmt::Needs* needs,
-                   std::string* error);
+// into `client_folder`, and changes their paths in files.img.
+absl::Status DescribeNeeds(const Job& job, const ProcessFacts& facts, const std::string& client_folder,
+                           ckptfmt::Needs* needs);
 
 // Puts the image's own libraries where its processes will look for them: `directory` is the job's folder here.
-bool PutKeptLibraries(const std::string& client_folder, const std::string& directory, std::string* error);
+absl::Status PutKeptLibraries(const std::string& client_folder, const std::string& directory);
 
 }  // namespace cuda_remote::checkpoint
 

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/engine/criu/open_files.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,6 +14,7 @@
 #include "checkpoint/engine/criu/descriptors.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/stand_ins.h"
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -76,7 +75,8 @@ bool ParseFiles(std::string_view image, const ProcessFacts& process_facts, std::
   });
 }
 
-bool CompareFiles(const std::vector<SavedFile>& files, std::vector<SavedFile>* longer, std::string* error) {
+absl::StatusOr<std::vector<SavedFile>> CompareFiles(const std::vector<SavedFile>& files) {
+  std::vector<SavedFile> longer;
   for (const SavedFile& file : files) {
     struct stat now;
     // A file that was deleted while it was open is in the image itself.
@@ -84,14 +84,14 @@ bool CompareFiles(const std::vector<SavedFile>& files, std::vector<SavedFile>* l
     const uint64_t bytes = uint64_t(now.st_size);
     if (bytes == file.bytes) continue;
     if (file.written && bytes > file.bytes) {
-      longer->push_back(file);
+      longer.push_back(file);
       continue;
     }
-    *error = "the file " + file.path + ", which the job has open, has changed: " + std::to_string(file.bytes) +
-             " bytes at the checkpoint, " + std::to_string(bytes) + " now";
-    return false;
+    return absl::FailedPreconditionError("the file " + file.path +
+                                         ", which the job has open, has changed: " + std::to_string(file.bytes) +
+                                         " bytes at the checkpoint, " + std::to_string(bytes) + " now");
   }
-  return true;
+  return longer;
 }
 
 std::string OtherWriter(const std::string& path) {
@@ -110,13 +110,11 @@ std::string OtherWriter(const std::string& path) {
   });
 }
 
-bool CutBack(const std::vector<SavedFile>& longer, std::string* error) {
+absl::Status CutBack(const std::vector<SavedFile>& longer) {
   for (const SavedFile& file : longer) {
-    if (truncate(file.path.c_str(), off_t(file.bytes)) == 0) continue;
-    *error = "cannot cut " + file.path + " back: " + strerror(errno);
-    return false;
+    if (truncate(file.path.c_str(), off_t(file.bytes)) != 0) return ErrnoStatus("cannot cut " + file.path + " back");
   }
-  return true;
+  return absl::OkStatus();
 }
 
 }  // namespace cuda_remote::checkpoint

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/engine/criu/process_facts.pb.h"
 
 namespace cuda_remote::checkpoint {
@@ -24,14 +26,14 @@ struct SavedFile {
 // such a file. Any input is safe.
 bool ParseFiles(std::string_view image, const ProcessFacts& process_facts, std::vector<SavedFile>* files);
 
-// Compares. *longer: files open for writing that have grown. False and *error for a difference that cannot be undone.
-bool CompareFiles(const std::vector<SavedFile>& files, std::vector<SavedFile>* longer, std::string* error);
+// Compares, and gives the files open for writing that have grown. Fails for a difference that cannot be undone.
+absl::StatusOr<std::vector<SavedFile>> CompareFiles(const std::vector<SavedFile>& files);
 
 // A process of a running job that has the plain file at `path` open for writing, for a message; empty: none.
 std::string OtherWriter(const std::string& path);
 
 // Cuts them back to their length at the checkpoint.
-bool CutBack(const std::vector<SavedFile>& longer, std::string* error);
+absl::Status CutBack(const std::vector<SavedFile>& longer);
 
 }  // namespace cuda_remote::checkpoint
 

@@ -77,16 +77,18 @@ TEST(OpenFilesTest, ComparesAndCutsBack) {
   ASSERT_NE(mkdtemp(folder), nullptr);
   const std::string path = std::string(folder) + "/out";
   std::ofstream(path) << "0123456789";
-  std::string error;
-  std::vector<SavedFile> longer;
-  EXPECT_TRUE(CompareFiles({{path, 10, true}, {std::string(folder) + "/gone", 3, true}}, &longer, &error));
-  EXPECT_TRUE(longer.empty());
-  EXPECT_TRUE(CompareFiles({{path, 4, true}}, &longer, &error));
-  ASSERT_EQ(longer.size(), 1u);
-  EXPECT_FALSE(CompareFiles({{path, 11, true}}, &longer, &error));
-  EXPECT_NE(error.find(path), std::string::npos);
-  EXPECT_FALSE(CompareFiles({{path, 4, false}}, &longer, &error)) << "a file that is only read has grown";
-  ASSERT_TRUE(CutBack(longer, &error)) << error;
+  absl::StatusOr<std::vector<SavedFile>> longer =
+      CompareFiles({{path, 10, true}, {std::string(folder) + "/gone", 3, true}});
+  ASSERT_EQ(longer.status(), absl::OkStatus());
+  EXPECT_TRUE(longer->empty());
+  EXPECT_EQ(CompareFiles({{path, 11, true}}).status(),
+            absl::FailedPreconditionError("the file " + path +
+                                          ", which the job has open, has changed: 11 bytes at the checkpoint, 10 now"));
+  EXPECT_FALSE(CompareFiles({{path, 4, false}}).ok()) << "a file that is only read has grown";
+  longer = CompareFiles({{path, 4, true}});
+  ASSERT_EQ(longer.status(), absl::OkStatus());
+  ASSERT_EQ(longer->size(), 1u);
+  ASSERT_EQ(CutBack(*longer), absl::OkStatus());
   struct stat now;
   ASSERT_EQ(stat(path.c_str(), &now), 0);
   EXPECT_EQ(now.st_size, 4);

@@ -12,6 +12,8 @@
 #include <protozero/pbf_writer.hpp>
 #include <utility>
 
+#include "proto/base/status_macros.h"
+#include "proto/errors/absl_status.h"
 #include "proto/machine/machine_memory.h"
 #include "proto/threads/mutex.h"
 
@@ -75,36 +77,33 @@ class PageReceiver::File {
  public:
   File(std::string name, int fd) : name_(std::move(name)), fd_(fd) {}
 
-  // Each returns an empty string, or what happened.
-  //
   // Whole pages. Those of zeros are left out.
-  std::string WritePages(const char* data, size_t bytes) {
+  absl::Status WritePages(const char* data, size_t bytes) {
     while (bytes > 0) {
       bool zeros = false;
       const size_t alike = Alike(data, bytes, &zeros);
-      const std::string problem = zeros ? Skip(alike) : Write(data, alike);
-      if (!problem.empty()) return problem;
+      CR_RETURN_IF_ERROR(zeros ? Skip(alike) : Write(data, alike));
       data += alike;
       bytes -= alike;
     }
-    return "";
+    return absl::OkStatus();
   }
-  std::string Write(const char* data, size_t bytes) const {
+  absl::Status Write(const char* data, size_t bytes) const {
     while (bytes > 0) {
       const ssize_t done = write(fd_.get(), data, bytes);
       if (done < 0 && errno == EINTR) continue;
-      if (done <= 0) return "cannot write " + name_ + ": " + strerror(errno);
+      if (done <= 0) return ErrnoStatus("cannot write " + name_);
       data += done;
       bytes -= size_t(done);
     }
-    return "";
+    return absl::OkStatus();
   }
 
  private:
   // A hole, also at the end of the file.
-  std::string Skip(size_t bytes) const {
+  absl::Status Skip(size_t bytes) const {
     const off_t end = lseek(fd_.get(), off_t(bytes), SEEK_CUR);
-    return end >= 0 && ftruncate(fd_.get(), end) == 0 ? "" : "cannot write " + name_ + ": " + strerror(errno);
+    return end >= 0 && ftruncate(fd_.get(), end) == 0 ? absl::OkStatus() : ErrnoStatus("cannot write " + name_);
   }
 
   const std::string name_;
@@ -127,7 +126,7 @@ PageReceiver::~PageReceiver() {
   if (socket_.ok()) shutdown(socket_.get(), SHUT_RDWR);
   {
     MutexLock lock(&mutex_);
-    if (error_.empty()) error_ = "it was cancelled";
+    error_.Update(absl::CancelledError("it was cancelled"));
   }
   changed_.NotifyAll();
   if (receiver_.joinable()) receiver_.join();
@@ -135,39 +134,36 @@ PageReceiver::~PageReceiver() {
   if (buffer_) munmap(buffer_, size_);
 }
 
-bool PageReceiver::Begin(int folder, int* criu_end, std::string* error) {
+absl::StatusOr<UniqueFd> PageReceiver::Begin(int folder) {
   int ends[2];
   if (buffer_) folder_.Reset(fcntl(folder, F_DUPFD_CLOEXEC, 3));
   if (!folder_.ok() || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
-    *error = std::string("cannot receive the memory of processes: ") + strerror(buffer_ ? errno : ENOMEM);
-    return false;
+    return ErrnoStatus("cannot receive the memory of processes", buffer_ ? errno : ENOMEM);
   }
   // So that CRIU need not wait for each copy. With less the same comes to pass, later.
   setsockopt(ends[1], SOL_SOCKET, SO_SNDBUFFORCE, &kSocketBytes, sizeof(kSocketBytes));
   socket_.Reset(ends[0]);
-  *criu_end = ends[1];
+  UniqueFd criu_end(ends[1]);
   receiver_ = std::thread([this] { Receive(); });
   writer_ = std::thread([this] { Write(); });
-  return true;
+  return criu_end;
 }
 
-bool PageReceiver::Received(std::string* error) {
+absl::Status PageReceiver::Received() {
   receiver_.join();
   MutexLock lock(&mutex_);
-  *error = complete_ ? "" : error_;
-  return complete_;
+  return complete_ ? absl::OkStatus() : error_.ok() ? absl::UnavailableError("") : error_;
 }
 
-bool PageReceiver::Finish(std::string* error) {
+absl::Status PageReceiver::Finish() {
   writer_.join();
   MutexLock lock(&mutex_);
-  *error = error_;
-  return complete_ && error_.empty();
+  return complete_ || !error_.ok() ? error_ : absl::UnavailableError("");
 }
 
-bool PageReceiver::Fail(const std::string& error) {
+bool PageReceiver::Fail(const absl::Status& error) {
   MutexLock lock(&mutex_);
-  if (error_.empty()) error_ = error;
+  error_.Update(error);
   return false;
 }
 
@@ -175,7 +171,7 @@ void PageReceiver::Receive() {
   const bool all = ReceiveAll();
   MutexLock lock(&mutex_);
   over_ = true;
-  if (all && error_.empty()) {
+  if (all && error_.ok()) {
     // The processes go on when CRIU has this.
     const int32_t done = 0;
     complete_ = send(socket_.get(), &done, sizeof(done), MSG_NOSIGNAL) == sizeof(done);
@@ -201,7 +197,8 @@ bool PageReceiver::ReceiveAll() {
       case kForceClose:
         return copier.Finish() && CloseImage();
       default:
-        return Fail("CRIU sends an unknown command (" + std::to_string(message.command) + ")");
+        return Fail(
+            absl::UnimplementedError("CRIU sends an unknown command (" + std::to_string(message.command) + ")"));
     }
   }
   return false;
@@ -237,7 +234,7 @@ bool PageReceiver::ReadMessage(Message* message) {
 std::shared_ptr<PageReceiver::File> PageReceiver::Create(const std::string& name) {
   const int file = openat(folder_.get(), name.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (file >= 0) return std::make_shared<File>(name, file);
-  Fail("cannot create " + name + ": " + strerror(errno));
+  Fail(ErrnoStatus("cannot create " + name));
   return nullptr;
 }
 
@@ -245,7 +242,7 @@ bool PageReceiver::OpenImage(uint64_t target) {
   const uint64_t kind = target & ((1u << kTargetBits) - 1);
   const std::string id = std::to_string(target >> kTargetBits);
   if (kind != kProcess && kind != kSharedMemory)
-    return Fail("CRIU sends unknown memory (" + std::to_string(kind) + ")");
+    return Fail(absl::UnimplementedError("CRIU sends unknown memory (" + std::to_string(kind) + ")"));
   map_ = Create((kind == kProcess ? "pagemap-" : "pagemap-shmem-") + id + ".img");
   pages_ = Create("pages-" + std::to_string(++images_) + ".img");
   if (!map_ || !pages_) return false;
@@ -258,9 +255,9 @@ bool PageReceiver::OpenImage(uint64_t target) {
 }
 
 bool PageReceiver::WriteMap() {
-  const std::string problem = map_->Write(entries_.data(), entries_.size());
+  const absl::Status status = map_->Write(entries_.data(), entries_.size());
   entries_.clear();
-  return problem.empty() || Fail(problem);
+  return status.ok() || Fail(status);
 }
 
 bool PageReceiver::CloseImage() {
@@ -271,7 +268,8 @@ bool PageReceiver::CloseImage() {
 }
 
 bool PageReceiver::AddPages(const Message& message, SocketCopier* copier) {
-  if (!pages_ || message.pages > kMostPages) return Fail("CRIU sent pages that belong to no image");
+  if (!pages_ || message.pages > kMostPages)
+    return Fail(absl::DataLossError("CRIU sent pages that belong to no image"));
   std::string entry;
   protozero::pbf_writer writer(entry);
   writer.add_uint64(kAddress, message.address);
@@ -285,8 +283,8 @@ bool PageReceiver::AddPages(const Message& message, SocketCopier* copier) {
     uint64_t room;
     {
       MutexLock lock(&mutex_);
-      while (taken_ - written_ >= size_ && error_.empty()) changed_.Wait(&mutex_);
-      if (!error_.empty()) return false;
+      while (taken_ - written_ >= size_ && error_.ok()) changed_.Wait(&mutex_);
+      if (!error_.ok()) return false;
       room = size_ - (taken_ - written_);
     }
     const uint64_t at = taken_ % size_;
@@ -311,15 +309,15 @@ bool PageReceiver::AddPages(const Message& message, SocketCopier* copier) {
 void PageReceiver::Write() {
   MutexLock lock(&mutex_);
   while (true) {
-    while (!over_ && error_.empty() && received_ - written_ <= write_at_) changed_.Wait(&mutex_);
-    if (!error_.empty() || (over_ && !complete_) || pieces_.empty()) break;
+    while (!over_ && error_.ok() && received_ - written_ <= write_at_) changed_.Wait(&mutex_);
+    if (!error_.ok() || (over_ && !complete_) || pieces_.empty()) break;
     const Piece piece = pieces_.front();
     const uint64_t at = written_ % size_;
     const uint64_t bytes = std::min({piece.bytes, kWriteBytes, size_ - at});
     lock.Unlock();
-    const std::string problem = piece.file->WritePages(buffer_ + at, bytes);
+    const absl::Status written = piece.file->WritePages(buffer_ + at, bytes);
     lock.Lock();
-    if (error_.empty()) error_ = problem;
+    error_.Update(written);
     written_ += bytes;
     if ((pieces_.front().bytes -= bytes) == 0) pieces_.pop_front();
     changed_.NotifyAll();

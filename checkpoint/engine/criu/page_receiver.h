@@ -11,7 +11,7 @@
 // before it lets the processes go, so all pages have been copied by then. If this end is closed before, CRIU fails and
 // the processes run on. CRIU may have a user's rights: any input is safe.
 //
-// Functions return false and one sentence in *error. For one thread; threads of its own receive and write.
+// For one thread; threads of its own receive and write.
 #ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_PAGE_RECEIVER_H_
 #define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_PAGE_RECEIVER_H_
 
@@ -21,6 +21,8 @@
 #include <string>
 #include <thread>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/engine/criu/socket_copier.h"
 #include "proto/base/unique_fd.h"
 #include "proto/threads/mutex.h"
@@ -37,14 +39,14 @@ class PageReceiver {
   PageReceiver(const PageReceiver&) = delete;
   PageReceiver& operator=(const PageReceiver&) = delete;
 
-  // Begins to receive into the open folder `folder`. CRIU's end of the socket is the caller's to close, at the latest
-  // when CRIU has ended. Once only.
-  bool Begin(int folder, int* criu_end, std::string* error);
-  // After CRIU has ended and its end is closed: waits for what it has sent. False if that is not all of a dump, or if a
-  // file cannot be written. *error stays empty if the reason is that CRIU has ended, which then says why.
-  bool Received(std::string* error);
-  // Waits until all files are written. They are not flushed to the disk.
-  bool Finish(std::string* error);
+  // Begins to receive into the open folder `folder`. Gives CRIU's end of the socket, to be closed at the latest when
+  // CRIU has ended. Once only.
+  absl::StatusOr<UniqueFd> Begin(int folder);
+  // After CRIU has ended and its end is closed: waits for what it has sent. Fails if that is not all of a dump, or if a
+  // file cannot be written; without a message if the reason is that CRIU has ended, which then says why.
+  absl::Status Received();
+  // Waits until all files are written. They are not flushed to the disk. Fails without a message as Received.
+  absl::Status Finish();
 
   // A little more, since the processes change while they are looked at.
   static constexpr uint64_t BytesFor(uint64_t bytes) { return bytes + bytes / 8; }
@@ -73,7 +75,7 @@ class PageReceiver {
   void Write();
   bool WriteMap();
   std::shared_ptr<File> Create(const std::string& name);
-  bool Fail(const std::string& error);
+  bool Fail(const absl::Status& error);
 
   const uint64_t size_;
   // From how much on it is written while more is received. What fits can wait: writing takes time from receiving.
@@ -97,7 +99,7 @@ class PageReceiver {
   uint64_t received_ CR_GUARDED_BY(mutex_) = 0, written_ CR_GUARDED_BY(mutex_) = 0;  // bytes, through the buffer
   bool complete_ CR_GUARDED_BY(mutex_) = false;                                      // CRIU has said that this was all
   bool over_ CR_GUARDED_BY(mutex_) = false;                                          // nothing more is received
-  std::string error_ CR_GUARDED_BY(mutex_);
+  absl::Status error_ CR_GUARDED_BY(mutex_);
 };
 
 }  // namespace cuda_remote::checkpoint

@@ -19,19 +19,18 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   {
     PageReceiver receiver(1);
-    int criu;
-    std::string error;
-    if (!receiver.Begin(fd, &criu, &error)) abort();
+    absl::StatusOr<cuda_remote::UniqueFd> criu = receiver.Begin(fd);
+    if (!criu.ok()) abort();
     while (size > 0) {
-      const ssize_t sent = send(criu, data, size, MSG_NOSIGNAL);
+      const ssize_t sent = send(criu->get(), data, size, MSG_NOSIGNAL);
       if (sent <= 0) break;
       data += sent;
       size -= size_t(sent);
     }
-    close(criu);
+    criu->Close();
     // Nothing is complete without an answer, which nobody has taken.
-    const bool received = receiver.Received(&error);
-    if (receiver.Finish(&error) && !received) __builtin_trap();
+    const bool received = receiver.Received().ok();
+    if (receiver.Finish().ok() && !received) __builtin_trap();
   }
   close(fd);
   std::filesystem::remove_all(folder);

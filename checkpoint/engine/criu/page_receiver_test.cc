@@ -107,10 +107,9 @@ class PageReceiverTest : public testing::TestWithParam<bool> {
   }
 
   int Begin(PageReceiver* receiver) {
-    int end = -1;
-    std::string error;
-    EXPECT_TRUE(receiver->Begin(fd_, &end, &error)) << error;
-    return end;
+    absl::StatusOr<UniqueFd> end = receiver->Begin(fd_);
+    EXPECT_EQ(end.status(), absl::OkStatus());
+    return end.ok() ? end->Release() : -1;
   }
 
   std::string Read(const std::string& name) {
@@ -170,9 +169,8 @@ TEST_P(PageReceiverTest, WritesWhatCriuWouldHaveWritten) {
   ASSERT_TRUE(criu.Add({0, three.size() / kPage, kPresent}, three));
   ASSERT_TRUE(criu.Close());
   criu.End();
-  std::string error;
-  ASSERT_TRUE(receiver.Received(&error)) << error;
-  ASSERT_TRUE(receiver.Finish(&error)) << error;
+  ASSERT_EQ(receiver.Received(), absl::OkStatus());
+  ASSERT_EQ(receiver.Finish(), absl::OkStatus());
 
   EXPECT_EQ(Read("pages-1.img"), one + two);
   EXPECT_EQ(Read("pages-2.img"), "");
@@ -216,9 +214,8 @@ TEST_P(PageReceiverTest, TakesMoreThanItsBuffer) {
   }
   ASSERT_TRUE(criu.Close());
   criu.End();
-  std::string error;
-  ASSERT_TRUE(receiver.Received(&error)) << error;
-  ASSERT_TRUE(receiver.Finish(&error)) << error;
+  ASSERT_EQ(receiver.Received(), absl::OkStatus());
+  ASSERT_EQ(receiver.Finish(), absl::OkStatus());
   for (size_t image = 0; image < images.size(); ++image) {
     EXPECT_TRUE(Read("pages-" + std::to_string(image + 1) + ".img") == images[image]) << image;
   }
@@ -241,10 +238,10 @@ TEST_P(PageReceiverTest, CriuEnds) {
       ASSERT_TRUE(criu.Send(Noise(2, 1).data(), 2 * kPage));
     }
     criu.End();
-    std::string error = "unchanged";
-    EXPECT_FALSE(receiver.Received(&error));
-    EXPECT_EQ(error, "");
-    EXPECT_FALSE(receiver.Finish(&error));
+    const absl::Status received = receiver.Received();
+    EXPECT_FALSE(received.ok());
+    EXPECT_EQ(received.message(), "");
+    EXPECT_FALSE(receiver.Finish().ok());
   }
 }
 
@@ -268,10 +265,8 @@ TEST_P(PageReceiverTest, AFileThatCannotBeWritten) {
     sent = sent && criu.Close();
     EXPECT_EQ(sent, !at_once);
     criu.End();
-    std::string error;
-    EXPECT_EQ(receiver.Received(&error), !at_once);
-    EXPECT_FALSE(receiver.Finish(&error));
-    EXPECT_EQ(error, std::string("cannot write pages-1.img: ") + strerror(EFBIG));
+    EXPECT_EQ(receiver.Received().ok(), !at_once);
+    EXPECT_EQ(receiver.Finish().message(), std::string("cannot write pages-1.img: ") + strerror(EFBIG));
     ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
   }
 }
@@ -285,9 +280,7 @@ TEST_P(PageReceiverTest, LeavesOtherFilesAlone) {
   Sender criu(Begin(&receiver), GetParam());
   EXPECT_FALSE(criu.Open(Process(1)));
   criu.End();
-  std::string error;
-  EXPECT_FALSE(receiver.Received(&error));
-  EXPECT_EQ(error, std::string("cannot create pagemap-1.img: ") + strerror(EEXIST));
+  EXPECT_EQ(receiver.Received().message(), std::string("cannot create pagemap-1.img: ") + strerror(EEXIST));
   EXPECT_EQ(std::filesystem::file_size(other), 0u);
 }
 
@@ -305,8 +298,7 @@ TEST_P(PageReceiverTest, RefusesWhatCriuDoesNotSend) {
     PageReceiver receiver(1);
     Sender criu(Begin(&receiver), GetParam());
     ASSERT_TRUE(criu.Message(one.command, kPresent, one.pages, 0, one.target));
-    std::string error;
-    EXPECT_FALSE(receiver.Received(&error));
+    const std::string error(receiver.Received().message());
     EXPECT_NE(error.find(one.error), std::string::npos) << error;
   }
 }

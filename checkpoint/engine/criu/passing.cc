@@ -195,8 +195,7 @@ std::set<int> StoppedProcesses(const Job& job) {
   return found;
 }
 
-bool BringToStandstill(const Job& job, const std::function<void()>& stop, const std::function<void()>& run_on,
-                       std::string* error) {
+absl::Status BringToStandstill(const Job& job, const std::function<void()>& stop, const std::function<void()>& run_on) {
   const auto end = Now() + kLimit;
   std::vector<std::string> passing;
   const auto none_passes = [&] {
@@ -212,16 +211,16 @@ bool BringToStandstill(const Job& job, const std::function<void()>& stop, const 
     const std::vector<int> pids = ProcessesOf(job);
     if (Becomes([&] { return AllStand(pids); }, kStandstill) && Becomes(none_passes, kStandstill)) {
       passing = MadeInConnect(pids);
-      if (passing.empty()) return true;
+      if (passing.empty()) return absl::OkStatus();
     }
     if (Now() >= end) break;
     run_on();
   }
-  *error = (passing.empty()
-                ? "the job's processes do not stop"
-                : passing[0] + (passing.size() > 1 ? ", and " + std::to_string(passing.size() - 1) + " more" : "")) +
-           ", which cannot be saved; try again";
-  return false;
+  const std::string what =
+      passing.empty()
+          ? "the job's processes do not stop"
+          : passing[0] + (passing.size() > 1 ? ", and " + std::to_string(passing.size() - 1) + " more" : "");
+  return absl::UnavailableError(what + ", which cannot be saved; try again");
 }
 
 }  // namespace cuda_remote::checkpoint

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "checkpoint/job/job.h"
 
 namespace cuda_remote::checkpoint {
@@ -40,10 +41,9 @@ void LetCallersIn(const Job& job);
 std::vector<std::string> MadeInConnect(const std::vector<int>& pids);
 
 // Stops the processes at a moment when no connection passes, by `stop`, which sends SIGSTOP; `run_on` ends that again.
-// False and *error, which names a connection, if there is no such moment for ten seconds; the processes may be stopped
-// then. Callers are kept out afterwards in any case.
-bool BringToStandstill(const Job& job, const std::function<void()>& stop, const std::function<void()>& run_on,
-                       std::string* error);
+// Fails, with the name of a connection, if there is no such moment for ten seconds; the processes may be stopped then.
+// Callers are kept out afterwards in any case.
+absl::Status BringToStandstill(const Job& job, const std::function<void()>& stop, const std::function<void()>& run_on);
 
 // The processes of the job that SIGSTOP has stopped, as numbered inside.
 std::set<int> StoppedProcesses(const Job& job);

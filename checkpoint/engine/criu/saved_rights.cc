@@ -192,7 +192,7 @@ bool AreJobsRoot(const std::string& folder, const std::set<uint64_t>& roots) {
 
 }  // namespace
 
-bool CheckSavedRights(const std::string& folder, const Account& account, std::string* error) {
+absl::Status CheckSavedRights(const std::string& folder, const Account& account) {
   std::vector<std::string> names;
   DIR* const list = opendir(folder.c_str());
   while (const dirent* const entry = list ? readdir(list) : nullptr) names.push_back(entry->d_name);
@@ -200,49 +200,43 @@ bool CheckSavedRights(const std::string& folder, const Account& account, std::st
   std::string image;
   Namespaces own;
   if (!ReadImageFile(folder + "/inventory.img", &image) || !ReadInventory(image, &own)) {
-    *error = "cannot read from the image in which namespaces its processes were";
-    return false;
+    return absl::DataLossError("cannot read from the image in which namespaces its processes were");
   }
   size_t cores = 0;
   std::set<uint64_t> roots;
   for (const std::string& name : names) {
     for (const char* foreign : kForeign) {
       if (!StartsWith(name, foreign)) continue;
-      *error = "the image has " + name + ": its processes would have namespaces or rights that no job has";
-      return false;
+      return absl::PermissionDeniedError("the image has " + name +
+                                         ": its processes would have namespaces or rights that no job has");
     }
     const bool core = StartsWith(name, "core-"), ids = StartsWith(name, "ids-"), fs = StartsWith(name, "fs-");
     if (!core && !ids && !fs) continue;
     if (!ReadImageFile(folder + "/" + name, &image)) {
-      *error = "cannot read the image's file " + name;
-      return false;
+      return absl::DataLossError("cannot read the image's file " + name);
     }
     if (core) {
       ++cores;
       const std::string wrong = WrongInCore(image, account, own);
       if (wrong.empty()) continue;
-      *error = "the image asks for rights that " + NameOf(account) + " does not have: " + wrong + " (" + name + ")";
-      return false;
+      return absl::PermissionDeniedError("the image asks for rights that " + NameOf(account) +
+                                         " does not have: " + wrong + " (" + name + ")");
     }
     if (fs) {
       if (AddRoots(image, &roots)) continue;
-      *error = "cannot read from the image in which root folder its processes were (" + name + ")";
-      return false;
+      return absl::DataLossError("cannot read from the image in which root folder its processes were (" + name + ")");
     }
     bool same = true;
     const bool read =
         ReadEntries(image, kIdsMagic, [&](protozero::pbf_reader entry) { same = same && HasOnly(entry, own); });
     if (read && same) continue;
-    *error = "the image asks for namespaces that are not the job's (" + name + ")";
-    return false;
+    return absl::PermissionDeniedError("the image asks for namespaces that are not the job's (" + name + ")");
   }
   if (!AreJobsRoot(folder, roots)) {
-    *error = "the image asks for a root folder that is not the job's";
-    return false;
+    return absl::PermissionDeniedError("the image asks for a root folder that is not the job's");
   }
-  if (cores > 0) return true;
-  *error = "the image has no processes";
-  return false;
+  if (cores > 0) return absl::OkStatus();
+  return absl::DataLossError("the image has no processes");
 }
 
 }  // namespace cuda_remote::checkpoint

@@ -5,14 +5,15 @@
 
 #include <string>
 
+#include "absl/status/status.h"
 #include "checkpoint/job/account.h"
 
 namespace cuda_remote::checkpoint {
 
 // Whether every thread in the image in `folder` has the numbers and groups of `account`, no capability and no secure
-// bits, and no process has a namespace or a root folder that is not the job's. False and one sentence in *error
-// otherwise, and for files that are not understood. Any input is safe.
-bool CheckSavedRights(const std::string& folder, const Account& account, std::string* error);
+// bits, and no process has a namespace or a root folder that is not the job's. Fails otherwise,
+// and for files that are not understood. Any input is safe.
+absl::Status CheckSavedRights(const std::string& folder, const Account& account);
 
 }  // namespace cuda_remote::checkpoint
 

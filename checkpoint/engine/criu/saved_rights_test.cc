@@ -104,10 +104,7 @@ class SavedRightsTest : public testing::Test {
     Write("files.img", bytes);
   }
   // What is said of the image; empty: it is good.
-  std::string Said() {
-    std::string error;
-    return CheckSavedRights(folder_, account_, &error) ? "" : error;
-  }
+  std::string Said() { return std::string(CheckSavedRights(folder_, account_).message()); }
 
   std::string folder_;
   Account account_;

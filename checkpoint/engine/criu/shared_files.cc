@@ -20,6 +20,8 @@
 #include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/engine/criu/hold.h"
 #include "proto/base/mappings.h"
+#include "proto/base/status_macros.h"
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -233,13 +235,14 @@ bool IsAsSaved(const FileFacts& facts, mode_t kind, const struct stat& now) {
   return (now.st_mode & S_IFMT) == kind && now.st_uid == facts.user();
 }
 
-std::string NotAsSaved(const FileFacts& facts, const struct stat& now) {
-  return facts.path() + ", through which the job shares memory, is now another one, of user " +
-         std::to_string(now.st_uid) + ": remove it";
+absl::Status NotAsSaved(const FileFacts& facts, const struct stat& now) {
+  return absl::FailedPreconditionError(facts.path() +
+                                       ", through which the job shares memory, is now another one, of user " +
+                                       std::to_string(now.st_uid) + ": remove it");
 }
 
 // One that has contents.
-bool RestoreFile(const FileFacts& facts, int saved, std::string* error) {
+absl::Status RestoreFile(const FileFacts& facts, int saved) {
   const std::string& path = facts.path();
   struct stat now;
   if (lstat(path.c_str(), &now) == 0) {
@@ -247,23 +250,21 @@ bool RestoreFile(const FileFacts& facts, int saved, std::string* error) {
     const bool same = there >= 0 && IsAsSaved(facts, S_IFREG, now) && (now.st_mode & 07777) == (facts.mode() & 07777) &&
                       SameContents(saved, there);
     if (there >= 0) close(there);
-    if (same) return true;
+    if (same) return absl::OkStatus();
     if (const int user = UserOf(path, now); user != 0) {
-      *error = "the job shares memory through " + path + ", which has changed and is used by process " +
-               std::to_string(user) + ": end that process first";
-      return false;
+      return absl::FailedPreconditionError("the job shares memory through " + path +
+                                           ", which has changed and is used by process " + std::to_string(user) +
+                                           ": end that process first");
     }
-    if (unlink(path.c_str()) != 0 || lseek(saved, 0, SEEK_SET) != 0) {
-      *error = "cannot replace " + path + ": " + strerror(errno);
-      return false;
-    }
+    if (unlink(path.c_str()) != 0 || lseek(saved, 0, SEEK_SET) != 0) return ErrnoStatus("cannot replace " + path);
   }
   const int made = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
   const bool ok = made >= 0 && CopyContents(saved, made) && fchown(made, facts.user(), facts.group()) == 0 &&
                   fchmod(made, facts.mode() & 07777) == 0;
-  if (!ok) *error = "cannot make " + path + ", through which the job shares memory: " + strerror(errno);
+  const absl::Status status =
+      ok ? absl::OkStatus() : ErrnoStatus("cannot make " + path + ", through which the job shares memory");
   if (made >= 0) close(made);
-  return ok;
+  return status;
 }
 
 }  // namespace
@@ -388,11 +389,12 @@ LinkLocks::LinkLocks(const ProcessFacts& facts) {
   }
 }
 
-bool SettleLinks(const ProcessFacts& facts, const std::string& image_folder, std::string* error) {
+absl::Status SettleLinks(const ProcessFacts& facts, const std::string& image_folder) {
   const std::string path = image_folder + "/files.img";
   std::string image, links;
   // What is there and cannot be read is CRIU's matter.
-  if (!ReadImageFile(image_folder + "/remap-fpath.img", &links) || !ReadImageFile(path, &image)) return true;
+  if (!ReadImageFile(image_folder + "/remap-fpath.img", &links) || !ReadImageFile(path, &image))
+    return absl::OkStatus();
   std::map<uint32_t, std::string> names;  // of open files, by CRIU's numbers
   ReadFilesImage(image, FileKind::kRegular, [&](protozero::pbf_reader file) {
     uint32_t number = 0;
@@ -427,53 +429,47 @@ bool SettleLinks(const ProcessFacts& facts, const std::string& image_folder, std
     }
   });
   if (!unknown.empty()) {
-    *error = "the job uses " + unknown +
-             ", which was deleted and still has another name, so that it cannot be restored; " +
-             "close it before the checkpoint";
-    return false;
+    return absl::FailedPreconditionError("the job uses " + unknown +
+                                         ", which was deleted and still has another name, so that it cannot be "
+                                         "restored; close it before the checkpoint");
   }
-  if (changes.empty()) return true;
+  if (changes.empty()) return absl::OkStatus();
   const bool changed = ChangeFiles(&image, [&](std::string_view name, FileChange* change) {
     const auto found = changes.find(std::string(name));
     if (found != changes.end()) change->path = found->second;
     return found != changes.end();
   });
-  return !changed || WriteImageFile(path, image, error);
+  return changed ? WriteImageFile(path, image) : absl::OkStatus();
 }
 
-bool RestoreSharedFiles(const ProcessFacts& facts, int image, std::string_view files, std::string* error) {
+absl::Status RestoreSharedFiles(const ProcessFacts& facts, int image, std::string_view files) {
   struct stat now;
   for (const FileFacts& folder : facts.shared_folders()) {
     const bool there = lstat(folder.path().c_str(), &now) == 0;
     if (there ? IsAsSaved(folder, S_IFDIR, now) : Restore(folder, mkdir)) continue;
-    *error = there ? NotAsSaved(folder, now) : "cannot make the folder " + folder.path() + ": " + strerror(errno);
-    return false;
+    return there ? NotAsSaved(folder, now) : ErrnoStatus("cannot make the folder " + folder.path());
   }
   for (int i = 0; i < facts.shared_files_size(); ++i) {
     const FileFacts& file = facts.shared_files(i);
     if (S_ISFIFO(file.mode())) {
       const bool there = lstat(file.path().c_str(), &now) == 0;
       if (there ? IsAsSaved(file, S_IFIFO, now) : Restore(file, mkfifo)) continue;
-      *error = there ? NotAsSaved(file, now) : "cannot make " + file.path() + ": " + strerror(errno);
-      return false;
+      return there ? NotAsSaved(file, now) : ErrnoStatus("cannot make " + file.path());
     }
-    const int saved = openat(image, (kSharedFileName + std::to_string(i)).c_str(), O_RDONLY | O_CLOEXEC);
+    const UniqueFd saved(openat(image, (kSharedFileName + std::to_string(i)).c_str(), O_RDONLY | O_CLOEXEC));
     // It was gone when the processes stood still: then none of them needs it.
-    if (saved < 0 && errno == ENOENT) continue;
-    const bool ok = saved >= 0 && RestoreFile(file, saved, error);
-    if (saved < 0) *error = "cannot read the saved contents of " + file.path() + ": " + strerror(errno);
-    if (saved >= 0) close(saved);
-    if (!ok) return false;
+    if (!saved.ok() && errno == ENOENT) continue;
+    if (!saved.ok()) return ErrnoStatus("cannot read the saved contents of " + file.path());
+    CR_RETURN_IF_ERROR(RestoreFile(file, saved.get()));
   }
   for (const std::string& path : LinksIn(files)) {
     const int number = LinkedFile(path);
     unlink(path.c_str());  // what a restore that was killed has left
     if (number < facts.shared_files_size() && link(facts.shared_files(number).path().c_str(), path.c_str()) == 0)
       continue;
-    *error = "cannot make " + path + ", by which CRIU finds a file of the job: " + strerror(errno);
-    return false;
+    return ErrnoStatus("cannot make " + path + ", by which CRIU finds a file of the job");
   }
-  return true;
+  return absl::OkStatus();
 }
 
 }  // namespace cuda_remote::checkpoint

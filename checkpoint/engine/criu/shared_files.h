@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "checkpoint/engine/criu/process_facts.pb.h"
 #include "proto/base/unique_fd.h"
 
@@ -41,16 +42,15 @@ class LinkLocks {
 };
 
 // After a dump these links are taken away, and the image's ones get names of their own, which say which of the shared
-// files it is. False and one sentence in *error if one of the links is no shared file.
-bool SettleLinks(const ProcessFacts& facts, const std::string& image_folder, std::string* error);
+// files it is. Fails if one of the links is no shared file.
+absl::Status SettleLinks(const ProcessFacts& facts, const std::string& image_folder);
 
 // What cr-hold must know to copy them into the folder that is open as `image`: kSharedFilesVariable's value.
 std::string SharedFilesToCopy(const ProcessFacts& facts, int image);
 
 // Brings them back from the open folder `image`, with the links that are in `files`, CRIU's files.img. What is there
-// with the same contents stays. False and one sentence in *error if one cannot be made, or has other contents and is
-// used by a process.
-bool RestoreSharedFiles(const ProcessFacts& facts, int image, std::string_view files, std::string* error);
+// with the same contents stays. Fails if one cannot be made, or has other contents and is used by a process.
+absl::Status RestoreSharedFiles(const ProcessFacts& facts, int image, std::string_view files);
 
 // CRIU makes a deleted file that is still in use under a name beside its own, NAME.cr.NUMBER.ghost, and a restore that
 // is killed leaves that. Removes those of the files `paths` that nobody uses: the next restore would fail at them.

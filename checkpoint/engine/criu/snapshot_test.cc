@@ -202,7 +202,7 @@ class SnapshotTest : public testing::Test {
     char self[PATH_MAX] = {};
     ASSERT_GT(readlink("/proc/self/exe", self, sizeof(self) - 1), 0);
     Plan plan;
-    ASSERT_TRUE(CriuEngine().PrepareStart(&plan, &error_)) << error_;
+    ASSERT_EQ(CriuEngine().PrepareStart(&plan), absl::OkStatus());
     plan.command = {self, kSubject, folder_ + "/job", std::to_string(steps), std::to_string(port)};
     plan.environment = {"A=B"};
     Start(plan, out, &isolated_);
@@ -218,11 +218,11 @@ class SnapshotTest : public testing::Test {
   }
 
   void Save(const std::string& image, bool stop) {
-    ASSERT_TRUE(DescribeProcesses(job_, close_tcp_, &facts_, &error_)) << error_;
+    ASSERT_EQ(DescribeProcesses(job_, close_tcp_, &facts_), absl::OkStatus());
     PageReceiver pages(SavedBytes(job_));
-    ASSERT_TRUE(DumpProcesses(job_, facts_, folder_ + image, folder_ + "/job", stop, nullptr, &pages, &found_, &error_))
-        << error_;
-    ASSERT_TRUE(pages.Finish(&error_)) << error_;
+    ASSERT_EQ(DumpProcesses(job_, facts_, folder_ + image, folder_ + "/job", stop, nullptr, &pages, &found_),
+              absl::OkStatus());
+    ASSERT_EQ(pages.Finish(), absl::OkStatus());
   }
 
   void Kill() {
@@ -243,11 +243,11 @@ class SnapshotTest : public testing::Test {
     fflush(stdout);
     dup2(out, 1);
     std::vector<int> opened;
-    const bool ok = RestoreCommand(job_, facts_, folder_ + image, folder_ + image, folder_ + "/job", -1, &plan.command,
-                                   &opened, &error_);
+    const absl::Status status =
+        RestoreCommand(job_, facts_, folder_ + image, folder_ + image, folder_ + "/job", -1, &plan.command, &opened);
     dup2(before, 1);
     close(before);
-    ASSERT_TRUE(ok) << error_;
+    ASSERT_EQ(status, absl::OkStatus());
     Start(plan, out, &isolated_);
     for (int fd : opened) close(fd);
     EXPECT_EQ(isolated_.inner_pid, job_.inner_pid());
@@ -273,7 +273,7 @@ class SnapshotTest : public testing::Test {
     return ok;
   }
 
-  std::string folder_, error_;
+  std::string folder_;
   Isolated isolated_;
   Job job_;
   ProcessFacts facts_;
@@ -380,9 +380,9 @@ TEST_F(SnapshotTest, ConnectionsWithOthersAreRefusedOrClosed) {
   const int peer = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
   ASSERT_GE(peer, 0);
   usleep(200000);
-  EXPECT_FALSE(DescribeProcesses(job_, close_tcp_, &facts_, &error_));
-  EXPECT_NE(error_.find("-> 127.0.0.1:" + std::to_string(ntohs(address.sin_port)) + ";"), std::string::npos) << error_;
-  EXPECT_NE(error_.find("--tcp-close"), std::string::npos) << error_;
+  std::string error(DescribeProcesses(job_, close_tcp_, &facts_).message());
+  EXPECT_NE(error.find("-> 127.0.0.1:" + std::to_string(ntohs(address.sin_port)) + ";"), std::string::npos) << error;
+  EXPECT_NE(error.find("--tcp-close"), std::string::npos) << error;
   close_tcp_ = true;
   Save("/image", false);
   usleep(200000);
@@ -406,11 +406,11 @@ TEST_F(SnapshotTest, EndedJobIsRefused) {
   StartSubject(1, out);
   close(out);
   EXPECT_EQ(Wait(), kExit);
-  EXPECT_FALSE(DescribeProcesses(job_, close_tcp_, &facts_, &error_));
-  EXPECT_NE(error_.find("ended"), std::string::npos) << error_;
+  std::string error(DescribeProcesses(job_, close_tcp_, &facts_).message());
+  EXPECT_NE(error.find("ended"), std::string::npos) << error;
   job_.set_no_checkpoint("it was started with --plain");
-  EXPECT_FALSE(DescribeProcesses(job_, close_tcp_, &facts_, &error_));
-  EXPECT_NE(error_.find("--plain"), std::string::npos) << error_;
+  error = std::string(DescribeProcesses(job_, close_tcp_, &facts_).message());
+  EXPECT_NE(error.find("--plain"), std::string::npos) << error;
 }
 
 }  // namespace

@@ -671,8 +671,7 @@ class TreeTest : public testing::Test {
 
   void Start(const std::vector<std::string>& command, bool io_uring = false) {
     Plan plan;
-    std::string error;
-    ASSERT_TRUE(CriuEngine().PrepareStart(&plan, &error)) << error;
+    ASSERT_EQ(CriuEngine().PrepareStart(&plan), absl::OkStatus());
     if (io_uring) plan.withhold_io_uring = false;
     plan.adopt = adopt_;
     plan.command = command;
@@ -700,15 +699,13 @@ class TreeTest : public testing::Test {
   }
 
   // `still`: between the look at the processes and the dump.
-  void Save(bool stop, const std::function<bool(std::string*)>& still = nullptr) {
-    std::string error;
-    ASSERT_TRUE(DescribeProcesses(job_, /*close_tcp=*/false, &facts_, &error)) << error;
+  void Save(bool stop, const std::function<absl::Status()>& still = nullptr) {
+    ASSERT_EQ(DescribeProcesses(job_, /*close_tcp=*/false, &facts_), absl::OkStatus());
     PageReceiver pages(SavedBytes(job_));
-    ASSERT_TRUE(
-        DumpProcesses(job_, facts_, g_folder + "/image", g_folder + "/job", stop, still, &pages, &found_, &error))
-        << error << "\n"
+    ASSERT_EQ(DumpProcesses(job_, facts_, g_folder + "/image", g_folder + "/job", stop, still, &pages, &found_),
+              absl::OkStatus())
         << LastLines(g_folder + "/job/engine-dump.log");
-    ASSERT_TRUE(pages.Finish(&error)) << error;
+    ASSERT_EQ(pages.Finish(), absl::OkStatus());
   }
 
   void Kill() {
@@ -720,7 +717,6 @@ class TreeTest : public testing::Test {
 
   void Restore() {
     Plan plan;
-    std::string error;
     plan.restored_pid = job_.inner_pid();
     plan.own_processes = plan.own_ipc = plan.own_ptys = true;
     const absl::StatusOr<int> free = FreeNumberBeside(g_folder + "/image");
@@ -730,8 +726,8 @@ class TreeTest : public testing::Test {
     plan.environment = {std::string("PATH=") + getenv("PATH")};
     std::vector<int> opened;
     const std::string image = g_folder + "/image";
-    ASSERT_TRUE(RestoreCommand(job_, facts_, image, image, g_folder + "/job", -1, &plan.command, &opened, &error))
-        << error;
+    ASSERT_EQ(RestoreCommand(job_, facts_, image, image, g_folder + "/job", -1, &plan.command, &opened),
+              absl::OkStatus());
     Run(plan);
     for (int fd : opened) close(fd);
   }
@@ -800,10 +796,9 @@ TEST_F(TreeTest, LinkedMemory) {
     const auto refusal = [&] {
       std::vector<std::string> command;
       std::vector<int> opened;
-      std::string error;
       const std::string image = g_folder + "/image";
-      EXPECT_FALSE(RestoreCommand(job_, facts_, image, image, g_folder + "/job", -1, &command, &opened, &error));
-      return error;
+      return std::string(
+          RestoreCommand(job_, facts_, image, image, g_folder + "/job", -1, &command, &opened).message());
     };
     // What another user has put there is not used, though it looks the same.
     const std::string session = g_folder + "/session", away = g_folder + "/away";
@@ -908,11 +903,10 @@ TEST_F(TreeTest, RemovesLinksOfAKilledDump) {
 TEST_F(TreeTest, LeavesLinksOfOthers) {
   ASSERT_NO_FATAL_FAILURE(StartSubject("RenamedMemory"));
   ASSERT_NO_FATAL_FAILURE(TakeLinkNames(g_folder + "/ready"));
-  std::string error;
-  ASSERT_TRUE(DescribeProcesses(job_, /*close_tcp=*/false, &facts_, &error)) << error;
+  ASSERT_EQ(DescribeProcesses(job_, /*close_tcp=*/false, &facts_), absl::OkStatus());
   PageReceiver pages(SavedBytes(job_));
-  EXPECT_FALSE(
-      DumpProcesses(job_, facts_, g_folder + "/image", g_folder + "/job", false, nullptr, &pages, &found_, &error));
+  const std::string error(
+      DumpProcesses(job_, facts_, g_folder + "/image", g_folder + "/job", false, nullptr, &pages, &found_).message());
   EXPECT_NE(error.find("a file link_remap.NUMBER in the same folder is in the way"), std::string::npos) << error;
   EXPECT_EQ(LinkNamesTaken(), kLinkNames);
   for (int i = 0; i < kLinkNames; ++i) unlink(LinkName(i).c_str());
@@ -941,9 +935,8 @@ TEST_F(TreeTest, StoppedInAJobThatContinues) {
 }
 
 TEST_F(TreeTest, SemaphoreEventIsRefused) {
-  std::string error;
   ASSERT_NO_FATAL_FAILURE(StartSubject("SemaphoreEvent"));
-  EXPECT_FALSE(DescribeProcesses(job_, /*close_tcp=*/false, &facts_, &error));
+  const std::string error(DescribeProcesses(job_, /*close_tcp=*/false, &facts_).message());
   EXPECT_NE(error.find("EFD_SEMAPHORE"), std::string::npos) << error;
   Finish();
 }
@@ -953,9 +946,8 @@ TEST_F(TreeTest, AsyncQueueIsRefused) {
   const long ring = syscall(SYS_io_uring_setup, 4, &facts);
   if (ring < 0) GTEST_SKIP() << "this kernel, or this container, has no io_uring";
   close(int(ring));
-  std::string error;
   ASSERT_NO_FATAL_FAILURE(StartSubject("AsyncQueue", /*io_uring=*/true));
-  EXPECT_FALSE(DescribeProcesses(job_, /*close_tcp=*/false, &facts_, &error));
+  const std::string error(DescribeProcesses(job_, /*close_tcp=*/false, &facts_).message());
   EXPECT_NE(error.find("uses io_uring, which cannot be saved"), std::string::npos) << error;
   EXPECT_NE(error.find("--io-uring"), std::string::npos) << error;
   Finish();
@@ -970,24 +962,23 @@ TEST_F(TreeTest, ProcessesWithoutParents) {
 
 // After the job was looked at. CRIU knows nothing of it: an image without it would come from this dump.
 TEST_F(TreeTest, ProcessThatLosesItsParentMeanwhile) {
-  std::string error;
   ASSERT_NO_FATAL_FAILURE(StartSubject("LosesParent"));
-  ASSERT_TRUE(DescribeProcesses(job_, /*close_tcp=*/false, &facts_, &error)) << error;
+  ASSERT_EQ(DescribeProcesses(job_, /*close_tcp=*/false, &facts_), absl::OkStatus());
   Touch("leave");
   ProcessFacts now;
-  for (int i = 0; i < 500 && DescribeProcesses(job_, /*close_tcp=*/false, &now, &error); ++i) usleep(10000);
+  for (int i = 0; i < 500 && DescribeProcesses(job_, /*close_tcp=*/false, &now).ok(); ++i) usleep(10000);
   for (const bool stop : {false, true}) {
     found_ = {};
     PageReceiver pages(SavedBytes(job_));
-    EXPECT_FALSE(
-        DumpProcesses(job_, facts_, g_folder + "/image", g_folder + "/job", stop, nullptr, &pages, &found_, &error));
+    const std::string error(
+        DumpProcesses(job_, facts_, g_folder + "/image", g_folder + "/job", stop, nullptr, &pages, &found_).message());
     EXPECT_NE(error.find("(bereft) of the job lost its parent"), std::string::npos) << error;
     EXPECT_TRUE(found_.failure_passes);
     EmptyImage();
   }
   // It continues, and can be saved without that process.
   Touch("end-orphan");
-  for (int i = 0; i < 500 && !DescribeProcesses(job_, /*close_tcp=*/false, &now, &error); ++i) usleep(10000);
+  for (int i = 0; i < 500 && !DescribeProcesses(job_, /*close_tcp=*/false, &now).ok(); ++i) usleep(10000);
   ASSERT_NO_FATAL_FAILURE(Save(true));
   ASSERT_NO_FATAL_FAILURE(Kill());
   ASSERT_NO_FATAL_FAILURE(Restore());
@@ -996,13 +987,12 @@ TEST_F(TreeTest, ProcessThatLosesItsParentMeanwhile) {
 
 // What would not come back is named. Without it the job is saved.
 TEST_F(TreeTest, ProcessOfInitIsRefused) {
-  std::string error;
   ASSERT_NO_FATAL_FAILURE(StartSubject("LeftToInit"));
-  EXPECT_FALSE(DescribeProcesses(job_, /*close_tcp=*/false, &facts_, &error));
+  const std::string error(DescribeProcesses(job_, /*close_tcp=*/false, &facts_).message());
   EXPECT_NE(error.find("(left-behind) of the job has outlived"), std::string::npos) << error;
   EXPECT_NE(error.find("cr-run --adopt"), std::string::npos) << error;
   Touch("end-orphan");
-  for (int i = 0; i < 500 && !DescribeProcesses(job_, /*close_tcp=*/false, &facts_, &error); ++i) usleep(10000);
+  for (int i = 0; i < 500 && !DescribeProcesses(job_, /*close_tcp=*/false, &facts_).ok(); ++i) usleep(10000);
   ASSERT_NO_FATAL_FAILURE(Save(true));
   ASSERT_NO_FATAL_FAILURE(Kill());
   ASSERT_NO_FATAL_FAILURE(Restore());
@@ -1018,7 +1008,7 @@ TEST_F(TreeTest, ProcessOfAnEndedLeaderIsRefused) {
   const std::string expected =
       "(left-behind) of the job has outlived the process that started it, and the one that made its session";
   for (int i = 0; i < 500 && error.find(expected) == std::string::npos; ++i) {
-    EXPECT_FALSE(DescribeProcesses(job_, /*close_tcp=*/false, &facts_, &error));
+    error = std::string(DescribeProcesses(job_, /*close_tcp=*/false, &facts_).message());
     usleep(10000);
   }
   EXPECT_NE(error.find(expected), std::string::npos) << error;
@@ -1033,10 +1023,10 @@ TEST_F(TreeTest, ProcessOfAnEndedLeaderIsRefused) {
 // CRIU's own processes have none of the numbers that the job has at the dump.
 TEST_F(TreeTest, ThreadsThatWereNotThereWhenTheJobWasLookedAt) {
   ASSERT_NO_FATAL_FAILURE(StartSubject("NewThreads"));
-  ASSERT_NO_FATAL_FAILURE(Save(true, [](std::string*) {
+  ASSERT_NO_FATAL_FAILURE(Save(true, [] {
     Touch("more");
     for (int i = 0; i < 3000 && !Exists(g_folder + "/made"); ++i) usleep(10000);
-    return Exists(g_folder + "/made");
+    return Exists(g_folder + "/made") ? absl::OkStatus() : absl::DeadlineExceededError("it makes no threads");
   }));
   ASSERT_NO_FATAL_FAILURE(Kill());
   ASSERT_NO_FATAL_FAILURE(Restore());
@@ -1053,9 +1043,9 @@ TEST_F(TreeTest, InstructionSetsThatAreMissingAreNamed) {
   facts_.add_instruction_sets("avx512_later");
   std::vector<std::string> command;
   std::vector<int> opened;
-  std::string error;
   const std::string image = g_folder + "/image";
-  EXPECT_FALSE(RestoreCommand(job_, facts_, image, image, g_folder + "/job", -1, &command, &opened, &error));
+  const std::string error(
+      RestoreCommand(job_, facts_, image, image, g_folder + "/job", -1, &command, &opened).message());
   EXPECT_NE(error.find("lacks: avx512_later;"), std::string::npos) << error;
   facts_.mutable_instruction_sets()->RemoveLast();
   EXPECT_GT(facts_.instruction_sets_size(), 0);

@@ -13,7 +13,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/engine/snapshot_engine.h"
+#include "proto/base/status_macros.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -28,45 +31,42 @@ class FakeEngine final : public SnapshotEngine {
   std::string Requirement() const override { return "nothing"; }
   std::vector<std::string> Environment() const override { return {}; }
   void KeepLogs(const std::string&) override {}
-  bool CheckUsable(std::string* error) const override { return Step("usable", error); }
+  absl::Status CheckUsable() const override { return Step("usable"); }
   std::string Version() const override { return {}; }
-  bool PrepareStart(Plan* plan, std::string* error) override {
+  absl::Status PrepareStart(Plan* plan) override {
     prepared_.push_back(*plan);
-    return Step("prepare start", error);
+    return Step("prepare start");
   }
-  bool Describe(const Job&, const SaveOptions&, std::string* facts, std::string* error) override {
+  absl::Status Describe(const Job&, const SaveOptions&, std::string* facts) override {
     *facts = "facts";
-    return Step("describe", error);
+    return Step("describe");
   }
-  bool Dump(const Job&, const std::string&, const std::string&, const std::string&, After after,
-            std::string* error) override {
-    if (!Step("dump", error)) return false;
+  absl::Status Dump(const Job&, const std::string&, const std::string&, const std::string&, After after) override {
+    CR_RETURN_IF_ERROR(Step("dump"));
     if (on_dump_) on_dump_();
     stopped_ = after == After::kStop;
-    return true;
+    return absl::OkStatus();
   }
   void AwaitDump(const Job&, const std::string&, After) override {}
-  bool ListNeeds(const Job&, const std::string&, const std::string&, ckptfmt::Needs*, std::string* error) override {
-    return Step("needs", error);
+  absl::Status ListNeeds(const Job&, const std::string&, const std::string&, ckptfmt::Needs*) override {
+    return Step("needs");
   }
   bool Resume(const Job&, const std::string&) override {
-    std::string ignored;
-    if (!Step("resume", &ignored)) return false;
+    if (!step_("resume")) return false;
     stopped_ = false;
     return true;
   }
   bool End(const Job&, const std::string&) override {
-    std::string ignored;
-    if (!Step("end", &ignored)) return false;
+    if (!step_("end")) return false;
     stopped_ = false;
     ended_ = true;
     return true;
   }
-  bool Summarize(const std::string&, SavedSummary*, std::string*) const override { return true; }
+  absl::StatusOr<SavedSummary> Summarize(const std::string&) const override { return SavedSummary(); }
   // This must outlive the result.
-  std::unique_ptr<SavedProcesses> Open(const Job&, const std::string&, const std::string&,
-                                       std::string* error) override {
-    return Step("open", error) ? std::make_unique<Saved>(this) : nullptr;
+  absl::StatusOr<std::unique_ptr<SavedProcesses>> Open(const Job&, const std::string&, const std::string&) override {
+    CR_RETURN_IF_ERROR(Step("open"));
+    return std::make_unique<Saved>(this);
   }
 
   // The plans of PrepareStart.
@@ -87,15 +87,16 @@ class FakeEngine final : public SnapshotEngine {
    public:
     explicit Restore(FakeEngine* engine) : engine_(engine) { ++engine_->restoring_; }
     ~Restore() override { --engine_->restoring_; }
-    bool Finish(Isolated* isolated, std::string* error) override {
-      if (!engine_->Step("finish", error)) return false;
+    absl::StatusOr<Isolated> Finish() override {
+      CR_RETURN_IF_ERROR(engine_->Step("finish"));
       const pid_t child = fork();
       if (child == 0) {
         while (true) pause();
       }
-      isolated->init = isolated->pid = isolated->inner_pid = child;
+      Isolated isolated;
+      isolated.init = isolated.pid = isolated.inner_pid = child;
       engine_->restored_.push_back(child);
-      return true;
+      return isolated;
     }
 
    private:
@@ -105,20 +106,20 @@ class FakeEngine final : public SnapshotEngine {
   class Saved final : public SavedProcesses {
    public:
     explicit Saved(FakeEngine* engine) : engine_(engine) {}
-    bool Check(const RestoreOptions&, std::string* error) override { return engine_->Step("check", error); }
+    absl::Status Check(const RestoreOptions&) override { return engine_->Step("check"); }
     bool ChangesFiles() const override { return engine_->changes_files_; }
-    std::unique_ptr<ProcessRestore> Begin(const std::string&, std::vector<Mount>, int, std::string* error) override {
-      return engine_->Step("begin", error) ? std::make_unique<Restore>(engine_) : nullptr;
+    absl::StatusOr<std::unique_ptr<ProcessRestore>> Begin(const std::string&, std::vector<Mount>, int) override {
+      CR_RETURN_IF_ERROR(engine_->Step("begin"));
+      return std::make_unique<Restore>(engine_);
     }
 
    private:
     FakeEngine* const engine_;
   };
 
-  bool Step(const std::string& name, std::string* error) const {
-    if (step_(name)) return true;
-    *error = name + " was made to fail";
-    return false;
+  absl::Status Step(const std::string& name) const {
+    if (step_(name)) return absl::OkStatus();
+    return absl::FailedPreconditionError(name + " was made to fail");
   }
 
   const std::function<bool(const std::string&)> step_;
