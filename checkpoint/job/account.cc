@@ -14,6 +14,9 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "absl/strings/str_cat.h"
+#include "proto/base/status_macros.h"
+
 namespace cuda_remote::checkpoint {
 namespace {
 
@@ -64,29 +67,29 @@ bool ChangeUser(const Account& account) {
 
 }  // namespace
 
-bool FindAccount(const std::string& name, Account* account, std::string* error) {
+absl::StatusOr<Account> FindAccount(const std::string& name) {
   const bool number = !name.empty() && name.size() <= 10 && name.find_first_not_of("0123456789") == std::string::npos;
   errno = 0;
   const passwd* entry = getpwnam(name.c_str());
   if (!entry && number) entry = getpwuid(uid_t(strtoul(name.c_str(), nullptr, 10)));
-  *account = Account();
+  Account account;
   if (entry) {
-    account->name = entry->pw_name;
-    account->home = entry->pw_dir;
-    account->shell = entry->pw_shell;
-    account->user = entry->pw_uid;
-    account->group = entry->pw_gid;
-    account->groups = GroupsOf(account->name, account->group);
+    account.name = entry->pw_name;
+    account.home = entry->pw_dir;
+    account.shell = entry->pw_shell;
+    account.user = entry->pw_uid;
+    account.group = entry->pw_gid;
+    account.groups = GroupsOf(account.name, account.group);
   } else if (number) {
-    account->user = account->group = uid_t(strtoul(name.c_str(), nullptr, 10));
-    account->groups = {account->group};
+    account.user = account.group = uid_t(strtoul(name.c_str(), nullptr, 10));
+    account.groups = {account.group};
   } else {
-    *error = "there is no user " + name + " on this machine";
-    return false;
+    return absl::NotFoundError(absl::StrCat("there is no user ", name, " on this machine"));
   }
-  if (account->user != 0 && account->user != uid_t(-1)) return true;
-  *error = "user " + name + " is root: omit --user";
-  return false;
+  if (account.user == 0 || account.user == uid_t(-1)) {
+    return absl::InvalidArgumentError(absl::StrCat("user ", name, " is root: omit --user"));
+  }
+  return account;
 }
 
 std::optional<Account> AccountOf(const Job& job) {
@@ -106,26 +109,22 @@ void SetAccount(const Account& account, Job* job) {
   for (const gid_t group : account.groups) job->mutable_user()->add_groups(group);
 }
 
-bool CheckAccount(const Account& account, std::string* error) {
-  Account here;
+absl::Status CheckAccount(const Account& account) {
   if (account.user == 0 || account.user == uid_t(-1)) {
-    *error = "the image says that it is of another user's job, and that this user is root";
-    return false;
+    return absl::PermissionDeniedError("the image says that it is of another user's job, and that this user is root");
   }
-  if (account.name.empty()) return true;
-  if (!FindAccount(account.name, &here, error)) return false;
+  if (account.name.empty()) return absl::OkStatus();
+  CR_ASSIGN_OR_RETURN(const Account here, FindAccount(account.name));
   if (here.user != account.user) {
-    *error = "the job is " + NameOf(account) + "'s, and here " + account.name + " has the number " +
-             std::to_string(here.user);
-    return false;
+    return absl::PermissionDeniedError(
+        absl::StrCat("the job is ", NameOf(account), "'s, and here ", account.name, " has the number ", here.user));
   }
   for (const gid_t group : account.groups) {
     if (std::binary_search(here.groups.begin(), here.groups.end(), group)) continue;
-    *error = "the job has the rights of group " + std::to_string(group) + ", of which " + NameOf(account) +
-             " is not a member on this host";
-    return false;
+    return absl::PermissionDeniedError(absl::StrCat("the job has the rights of group ", group, ", of which ",
+                                                    NameOf(account), " is not a member on this host"));
   }
-  return true;
+  return absl::OkStatus();
 }
 
 std::string MissingCapability(std::initializer_list<std::pair<int, const char*>> needed) {

@@ -15,7 +15,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/job/job.pb.h"
+#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -27,15 +30,21 @@ struct Account {
   std::vector<gid_t> groups;  // sorted
 };
 
-// A user by name or number. False and one sentence in *error if there is none, or if it is root.
-bool FindAccount(const std::string& name, Account* account, std::string* error);
+// A user by name or number. Fails if there is none, or if it is root.
+absl::StatusOr<Account> FindAccount(const std::string& name);
+// Until all callers have it: see took.h.
+inline bool FindAccount(const std::string& name, Account* account, std::string* error) {
+  return Took(FindAccount(name), account, error);
+}
 
 // Whom the job runs as; nothing: as the user of who started it.
 std::optional<Account> AccountOf(const Job& job);
 void SetAccount(const Account& account, Job* job);
 
 // For an image from elsewhere or from long ago: whether the account is still the same person's here, with these groups.
-bool CheckAccount(const Account& account, std::string* error);
+absl::Status CheckAccount(const Account& account);
+// Until all callers have it: see took.h.
+inline bool CheckAccount(const Account& account, std::string* error) { return Took(CheckAccount(account), error); }
 
 // For messages, of the first one of `needed` (with its name, "SYS_ADMIN") that this thread does not have: "the
 // capability CAP_SYS_ADMIN, which is missing; ...". Empty if it has all.

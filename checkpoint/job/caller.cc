@@ -9,7 +9,9 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "checkpoint/job/caller.pb.h"
+#include "proto/base/status_macros.h"
 
 extern char** environ;
 
@@ -30,21 +32,19 @@ bool ReadAll(int fd, std::string* bytes) {
 
 }  // namespace
 
-bool Caller::Take(int fd, std::string* error) {
+absl::Status Caller::Take(int fd) {
   std::string bytes;
   CallerFacts facts;
   if (geteuid() != 0 || !ReadAll(fd, &bytes) || !facts.ParseFromString(bytes) || facts.user() == 0) {
-    *error = "--caller is for cr-hostd, which starts the tools for ordinary users";
-    return false;
+    return absl::InvalidArgumentError("--caller is for cr-hostd, which starts the tools for ordinary users");
   }
   close(fd);
   auto* const caller = new Caller;
   // A number without a name is a user, too.
-  if (!FindAccount(std::to_string(facts.user()), &caller->account_, error)) return false;
+  CR_ASSIGN_OR_RETURN(caller->account_, FindAccount(std::to_string(facts.user())));
   if (caller->account_.user != facts.user()) {
-    *error =
-        "another user of this machine has the name " + std::to_string(facts.user()) + ", which is this user's number";
-    return false;
+    return absl::FailedPreconditionError(
+        absl::StrCat("another user of this machine has the name ", facts.user(), ", which is this user's number"));
   }
   caller->account_.group = facts.group();
   caller->account_.groups.assign(facts.groups().begin(), facts.groups().end());
@@ -59,7 +59,7 @@ bool Caller::Take(int fd, std::string* error) {
   caller->announcements_ = facts.announcements();
   if (caller->announcements_ >= 0) fcntl(caller->announcements_, F_SETFD, FD_CLOEXEC);
   g_caller = caller;
-  return true;
+  return absl::OkStatus();
 }
 
 const Caller* Caller::Get() { return g_caller; }
@@ -78,25 +78,23 @@ void Caller::UseEnvironment() const {
   environ = variables->data();
 }
 
-bool Caller::CheckSaved(const std::optional<Account>& saved, std::string* error) const {
+absl::Status Caller::CheckSaved(const std::optional<Account>& saved) const {
   if (!saved || saved->user != account_.user) {
-    *error =
-        "the image is of a job of " + (saved ? NameOf(*saved) : std::string("root")) + ", not of " + NameOf(account_);
-    return false;
+    return absl::PermissionDeniedError(
+        absl::StrCat("the image is of a job of ", saved ? NameOf(*saved) : "root", ", not of ", NameOf(account_)));
   }
   std::vector<gid_t> wanted = saved->groups;
   wanted.push_back(saved->group);
   for (const gid_t group : wanted) {
     if (group == account_.group || std::binary_search(account_.groups.begin(), account_.groups.end(), group)) continue;
-    *error = "the job has the rights of group " + std::to_string(group) + ", which " + NameOf(account_) +
-             " does not have now";
-    return false;
+    return absl::PermissionDeniedError(
+        absl::StrCat("the job has the rights of group ", group, ", which ", NameOf(account_), " does not have now"));
   }
-  return true;
+  return absl::OkStatus();
 }
 
-bool Caller::Announce(const char* what, std::string* error, std::string* said) const {
-  if (announcements_ < 0) return true;
+absl::StatusOr<std::string> Caller::Announce(const char* what) const {
+  if (announcements_ < 0) return "";
   char answer[8192];
   ssize_t got = -1;
   if (send(announcements_, what, strlen(what), MSG_NOSIGNAL) == ssize_t(strlen(what))) {
@@ -105,12 +103,10 @@ bool Caller::Announce(const char* what, std::string* error, std::string* said) c
     } while (got < 0 && errno == EINTR);
   }
   // "+": done; else what went wrong.
-  if (got > 0 && answer[0] == '+') {
-    if (said) said->assign(answer + 1, size_t(got - 1));
-    return true;
-  }
-  *error = got > 1 ? std::string(answer + 1, size_t(got - 1)) : "the cr-hostd that started this tool has ended";
-  return false;
+  const std::string text(answer + 1, size_t(got > 1 ? got - 1 : 0));
+  if (got > 0 && answer[0] == '+') return text;
+  if (got > 1) return absl::FailedPreconditionError(text);
+  return absl::UnavailableError("the cr-hostd that started this tool has ended");
 }
 
 }  // namespace cuda_remote::checkpoint

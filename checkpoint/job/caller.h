@@ -12,7 +12,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/job/account.h"
+#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -32,9 +35,11 @@ inline constexpr int kOfTerminal = 0x7e12;
 
 class Caller {
  public:
-  // From the descriptor that cr-hostd names with the option --caller. Once, before any thread is started. False and one
-  // sentence in *error if that is not such a descriptor, or this program does not run as root.
-  static bool Take(int fd, std::string* error);
+  // From the descriptor that cr-hostd names with the option --caller. Once, before any thread is started. Fails if that
+  // is not such a descriptor, or this program does not run as root.
+  static absl::Status Take(int fd);
+  // Until all callers have it: see took.h.
+  static bool Take(int fd, std::string* error) { return Took(Take(fd), error); }
   // Null in a tool that a person has started.
   static const Caller* Get();
 
@@ -59,10 +64,19 @@ class Caller {
   const std::string& image() const { return image_; }
 
   // Whether a saved job with these rights may be restored for her.
-  bool CheckSaved(const std::optional<Account>& saved, std::string* error) const;
+  absl::Status CheckSaved(const std::optional<Account>& saved) const;
+  // Until all callers have it: see took.h.
+  bool CheckSaved(const std::optional<Account>& saved, std::string* error) const {
+    return Took(CheckSaved(saved), error);
+  }
 
-  // Returns when cr-hostd has done what belongs to it; false and *error if it could not. *said: what it answers.
-  bool Announce(const char* what, std::string* error, std::string* said = nullptr) const;
+  // Returns when cr-hostd has done what belongs to it, with what it answers. Fails if it could not.
+  absl::StatusOr<std::string> Announce(const char* what) const;
+  // Until all callers have it: see took.h.
+  bool Announce(const char* what, std::string* error, std::string* said = nullptr) const {
+    std::string unused;
+    return Took(Announce(what), said ? said : &unused, error);
+  }
 
  private:
   Account account_;

@@ -9,7 +9,6 @@
 #include <fstream>
 #include <iterator>
 
-#include "checkpoint/job/job.h"
 #include "proto/agent/types.h"
 #include "proto/base/mappings.h"
 #include "proto/channel/handshake.h"
@@ -46,6 +45,7 @@ bool HasRings(const std::string& process) {
 bool HasAgent(const std::string& directory, int inner_pid) {
   const std::string path = SocketFolder(directory) + "/" + agent::SocketName(uint32_t(inner_pid));
   std::string ignored;
+  // Until ConnectUnix gives a status.
   const int socket = access(path.c_str(), F_OK) == 0 ? ConnectUnix(path, &ignored) : -1;
   if (socket >= 0) close(socket);
   return socket >= 0;
@@ -145,27 +145,27 @@ std::vector<CudaProcess> FindCudaProcesses(const Job& job, const std::string& di
   return found;
 }
 
-bool FindJobOrProcesses(const std::string& name, std::string* directory, Job* job, std::string* error) {
-  if (FindJob(name, directory, job, error)) return true;
+absl::StatusOr<FoundJob> FindJobOrProcesses(const std::string& name) {
+  absl::StatusOr<FoundJob> named = FindJob(name);
+  if (named.ok()) return named;
   std::string folder = Absolute(name);
   const bool number = !name.empty() && name.find_first_not_of("0123456789") == std::string::npos;
   if (number) folder = VariableOf(ReadAll("/proc/" + name + "/environ"), kFolderVariable);
   // What lies there decides which sockets the tools speak to.
   std::string why;
-  if (folder.empty() || folder[0] != '/' || access((folder + "/job.json").c_str(), F_OK) == 0) return false;
-  if (!CheckFolder(folder, FolderUse::kLook, &why)) return false;
-  Job found;
-  found.set_directory(folder);
-  const std::vector<CudaProcess> processes = FindCudaProcesses(found, folder);
-  if (processes.empty()) return false;
-  *directory = folder;
-  *job = found;
-  job->set_name(folder.substr(folder.rfind('/') + 1));
-  job->set_gpu(-1);
-  job->set_pid(processes[0].pid);
-  job->set_inner_pid(processes[0].inner_pid);
-  job->set_no_checkpoint("it was not started by cr-run");
-  return true;
+  if (folder.empty() || folder[0] != '/' || access((folder + "/job.json").c_str(), F_OK) == 0) return named;
+  // Until CheckFolder gives a status.
+  if (!CheckFolder(folder, FolderUse::kLook, &why)) return named;
+  Job job;
+  job.set_directory(folder);
+  const std::vector<CudaProcess> processes = FindCudaProcesses(job, folder);
+  if (processes.empty()) return named;
+  job.set_name(folder.substr(folder.rfind('/') + 1));
+  job.set_gpu(-1);
+  job.set_pid(processes[0].pid);
+  job.set_inner_pid(processes[0].inner_pid);
+  job.set_no_checkpoint("it was not started by cr-run");
+  return FoundJob{folder, job};
 }
 
 }  // namespace cuda_remote::checkpoint

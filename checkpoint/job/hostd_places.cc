@@ -5,10 +5,11 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include <algorithm>
+
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -47,7 +48,7 @@ std::string DrainingReason(const std::string& socket) {
   return reason.empty() ? "it is being drained" : reason;
 }
 
-bool SetDrainingReason(const std::string& socket, const std::string& reason, std::string* error) {
+absl::Status SetDrainingReason(const std::string& socket, const std::string& reason) {
   const std::string path = Beside(socket, kDraining), fresh = path + ".new";
   bool done;
   if (reason.empty()) {
@@ -60,8 +61,7 @@ bool SetDrainingReason(const std::string& socket, const std::string& reason, std
            rename(fresh.c_str(), path.c_str()) == 0;
     if (fd >= 0) close(fd);
   }
-  if (!done) *error = "cannot change " + path + ": " + strerror(errno);
-  return done;
+  return done ? absl::OkStatus() : ErrnoStatus("cannot change " + path);
 }
 
 }  // namespace cuda_remote::checkpoint

@@ -7,6 +7,9 @@
 
 #include <string>
 
+#include "absl/status/status.h"
+#include "proto/base/took.h"
+
 namespace cuda_remote::checkpoint {
 
 // In the file "stopped" of a job's folder, in the place of an image: the job continues at the host whose name follows.
@@ -25,7 +28,11 @@ std::string UserJobsFolder(const std::string& socket, uid_t user);
 // Why this host takes no jobs at present; empty: it does. cr-drain sets it, until it is set to "" again or the machine
 // starts anew.
 std::string DrainingReason(const std::string& socket);
-bool SetDrainingReason(const std::string& socket, const std::string& reason, std::string* error);
+absl::Status SetDrainingReason(const std::string& socket, const std::string& reason);
+// Until all callers have it: see took.h.
+inline bool SetDrainingReason(const std::string& socket, const std::string& reason, std::string* error) {
+  return Took(SetDrainingReason(socket, reason), error);
+}
 
 }  // namespace cuda_remote::checkpoint
 

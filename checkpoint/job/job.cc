@@ -25,8 +25,11 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "checkpoint/job/hostd_places.h"
+#include "proto/base/status_macros.h"
 #include "proto/base/text.h"
+#include "proto/errors/absl_status.h"
 #include "proto/folder/connection_lock.h"
 #include "proto/folder/private_folder.h"
 #include "proto/folder/this_job.h"
@@ -108,7 +111,7 @@ std::string ReadText(const std::string& path) {
 }
 
 // In one step. `rights`: of the file, if they are not the usual ones.
-bool Replace(const std::string& path, const std::string& text, std::string* error, mode_t rights = 0) {
+absl::Status Replace(const std::string& path, const std::string& text, mode_t rights = 0) {
   const std::string fresh = path + ".new";
   // Of a tool that was killed.
   unlink(fresh.c_str());
@@ -116,10 +119,10 @@ bool Replace(const std::string& path, const std::string& text, std::string* erro
   const bool written = out >= 0 && write(out, text.data(), text.size()) == ssize_t(text.size()) &&
                        (rights == 0 || fchmod(out, rights) == 0);
   if (out >= 0) close(out);
-  if (written && rename(fresh.c_str(), path.c_str()) == 0) return true;
-  *error = "cannot write " + path + ": " + strerror(errno);
+  if (written && rename(fresh.c_str(), path.c_str()) == 0) return absl::OkStatus();
+  const absl::Status failed = ErrnoStatus("cannot write " + path);
   unlink(fresh.c_str());
-  return false;
+  return failed;
 }
 
 // The folder of a job of that name that cr-hostd has started for some user. Empty if there is none.
@@ -177,12 +180,16 @@ std::vector<std::string> NamesIn(const std::string& folder) {
 }
 
 void AddJobsIn(const std::string& folder, std::vector<FoundJob>* jobs) {
-  std::string ignored;
   for (const std::string& name : NamesIn(folder)) {
-    FoundJob found;
-    found.directory = folder + "/" + name;
-    if (ReadJob(found.directory, &found.job, &ignored)) jobs->push_back(std::move(found));
+    const std::string directory = folder + "/" + name;
+    if (absl::StatusOr<Job> job = ReadJob(directory); job.ok()) jobs->push_back({directory, *std::move(job)});
   }
+}
+
+absl::Status Check(const std::string& folder, FolderUse use) {
+  std::string error;
+  // Until CheckFolder gives a status.
+  return CheckFolder(folder, use, &error) ? absl::OkStatus() : absl::FailedPreconditionError(error);
 }
 
 }  // namespace
@@ -221,35 +228,32 @@ std::string Absolute(const std::string& path) {
   return out.empty() ? "/" : out;
 }
 
-bool MakeJobFolder(const std::string& directory, std::string* error) {
+absl::Status MakeJobFolder(const std::string& directory) {
   // Whoever may enter could take the program's GPU session over; whoever may write, give it a library of his own.
-  return CheckFolder(directory, FolderUse::kMake, error);
+  return Check(directory, FolderUse::kMake);
 }
 
-bool MakeShownFolder(const std::string& directory, std::string* error) {
-  return CheckFolder(directory, FolderUse::kServe, error);
-}
+absl::Status MakeShownFolder(const std::string& directory) { return Check(directory, FolderUse::kServe); }
 
-bool ClaimJobFolder(const std::string& directory, std::string* error) {
+absl::Status ClaimJobFolder(const std::string& directory) {
   // Again if somebody else has just removed it as a stale one.
   for (int attempt = 0; attempt < 10; ++attempt) {
-    const int folder = OpenFolder(directory, FolderUse::kMake, error);
-    if (folder < 0) return false;
+    std::string error;
+    // Until OpenFolder gives a status.
+    const int folder = OpenFolder(directory, FolderUse::kMake, &error);
+    if (folder < 0) return absl::FailedPreconditionError(error);
     struct stat opened, named;
     const bool locked = flock(folder, LOCK_EX | LOCK_NB) == 0;
     const bool in_place = fstat(folder, &opened) == 0 && lstat(directory.c_str(), &named) == 0 &&
                           opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
-    if (locked && in_place) return true;
+    if (locked && in_place) return absl::OkStatus();
     close(folder);
-    if (!in_place) continue;
-    *error = "another job runs in " + directory + ", or begins to";
-    return false;
+    if (in_place) return absl::AlreadyExistsError(absl::StrCat("another job runs in ", directory, ", or begins to"));
   }
-  *error = "the folder " + directory + " keeps disappearing";
-  return false;
+  return absl::UnavailableError(absl::StrCat("the folder ", directory, " keeps disappearing"));
 }
 
-bool OpenToUser(const std::string& directory, const std::string& seen_as, const Account& account, std::string* error) {
+absl::Status OpenToUser(const std::string& directory, const std::string& seen_as, const Account& account) {
   const std::string own = directory + kSocketFolder;
   std::vector<std::string> above;
   for (const std::string& runtime : RuntimeFolders()) {
@@ -264,27 +268,24 @@ bool OpenToUser(const std::string& directory, const std::string& seen_as, const 
   }
   // For the user and his group, who may look at it: a cr-run in the job looks whether it is in use.
   if (chown(directory.c_str(), uid_t(-1), account.group) != 0 || chmod(directory.c_str(), 0750) != 0) {
-    *error = "cannot let " + NameOf(account) + " into the folder " + directory + ": " + strerror(errno);
-    return false;
+    return ErrnoStatus("cannot let " + NameOf(account) + " into the folder " + directory);
   }
   if ((mkdir(own.c_str(), 0700) != 0 && errno != EEXIST) || lstat(own.c_str(), &facts) != 0 ||
       !S_ISDIR(facts.st_mode) || lchown(own.c_str(), account.user, account.group) != 0) {
-    *error = "cannot make the folder " + own + ": " + strerror(errno);
-    return false;
+    return ErrnoStatus("cannot make the folder " + own);
   }
   const ActAs user(&account);
   // Effective rights, not the real user's.
-  if (faccessat(AT_FDCWD, own.c_str(), W_OK | X_OK, AT_EACCESS) == 0) return true;
-  *error = NameOf(account) + " cannot enter the job's folder " + directory + ": " + strerror(errno) +
-           "; choose one with --job-dir whose folders others may enter";
-  return false;
+  if (faccessat(AT_FDCWD, own.c_str(), W_OK | X_OK, AT_EACCESS) == 0) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat(NameOf(account), " cannot enter the job's folder ", directory, ": ",
+                                                  strerror(errno),
+                                                  "; choose one with --job-dir whose folders others may enter"));
 }
 
-bool MakeSocketFolder(const std::string& directory, std::string* error) {
+absl::Status MakeSocketFolder(const std::string& directory) {
   const std::string folder = directory + kSocketFolder;
-  if (mkdir(folder.c_str(), 0700) == 0 || errno == EEXIST) return true;
-  *error = "cannot make the folder " + folder + ": " + strerror(errno);
-  return false;
+  if (mkdir(folder.c_str(), 0700) == 0 || errno == EEXIST) return absl::OkStatus();
+  return ErrnoStatus("cannot make the folder " + folder);
 }
 
 bool IsInUse(const std::string& directory) {
@@ -300,61 +301,52 @@ std::string KeptLibrary(const std::string& directory, const std::string& library
   return directory + "/lib/" + library + ".kept";
 }
 
-bool LinkLibrary(const std::string& directory, std::string* library_folder, std::string* error) {
-  *library_folder = directory + "/lib";
-  if (mkdir(library_folder->c_str(), 0700) != 0 && errno != EEXIST) {
-    *error = "cannot make the folder " + *library_folder + ": " + strerror(errno);
-    return false;
+absl::StatusOr<std::string> LinkLibrary(const std::string& directory) {
+  const std::string library_folder = directory + "/lib";
+  if (mkdir(library_folder.c_str(), 0700) != 0 && errno != EEXIST) {
+    return ErrnoStatus("cannot make the folder " + library_folder);
   }
   for (const auto& [library, name] : kLinks) {
-    const std::string target = FindCompanion(library), link = *library_folder + "/" + name;
+    const std::string target = FindCompanion(library), link = library_folder + "/" + name;
     if (target.empty()) {
-      *error = std::string(library) + " is not beside cr-run: the installation is incomplete";
-      return false;
+      return absl::NotFoundError(absl::StrCat(library, " is not beside cr-run: the installation is incomplete"));
     }
     unlink(link.c_str());
-    if (symlink(target.c_str(), link.c_str()) == 0) continue;
-    *error = "cannot make the link " + link + ": " + strerror(errno);
-    return false;
+    if (symlink(target.c_str(), link.c_str()) != 0) return ErrnoStatus("cannot make the link " + link);
   }
-  return true;
+  return library_folder;
 }
 
 namespace {
 
 // `more`: lines behind those for the server.
-bool WriteServer(const std::string& directory, const std::string& address, int gpu, const std::string& more,
-                 std::string* error) {
+absl::Status WriteServer(const std::string& directory, const std::string& address, int gpu, const std::string& more) {
   // The snapshot of a process that was about to take the lock has it open.
   const std::string path = directory + "/" + kConnectionLockName;
   const int lock = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (lock < 0) {
-    *error = "cannot make " + path + ": " + strerror(errno);
-    return false;
-  }
+  if (lock < 0) return ErrnoStatus("cannot make " + path);
   // The job's user takes it, too, and nobody else.
   struct stat facts;
   const bool given = stat(SocketFolder(directory).c_str(), &facts) != 0 || facts.st_uid == geteuid() ||
                      fchown(lock, facts.st_uid, gid_t(-1)) == 0;
   close(lock);
   const std::string text = address + "\n" + std::to_string(gpu) + "\n" + more;
-  if (given) return Replace(directory + "/gpu-server", text, error, kForProcesses);
-  *error = "cannot give " + path + " to the job's user: " + strerror(errno);
-  return false;
+  if (given) return Replace(directory + "/gpu-server", text, kForProcesses);
+  return ErrnoStatus("cannot give " + path + " to the job's user");
 }
 
 }  // namespace
 
-bool WriteGpuServer(const std::string& directory, const std::string& address, int gpu, std::string* error) {
-  return WriteServer(directory, address, gpu, "", error);
+absl::Status WriteGpuServer(const std::string& directory, const std::string& address, int gpu) {
+  return WriteServer(directory, address, gpu, "");
 }
 
-bool WriteJobServer(const std::string& directory, const std::string& address, int gpu, const std::string& scope,
-                    std::string* error) {
+absl::Status WriteJobServer(const std::string& directory, const std::string& address, int gpu,
+                            const std::string& scope) {
   const std::string digits = HexBytes(scope);
   // The second file is for older client libraries only. The first one alone decides.
-  return WriteServer(directory, address, gpu, digits + "\n", error) &&
-         Replace(directory + "/sharing-scope", digits + "\n", error, kForProcesses);
+  CR_RETURN_IF_ERROR(WriteServer(directory, address, gpu, digits + "\n"));
+  return Replace(directory + "/sharing-scope", digits + "\n", kForProcesses);
 }
 
 ServerChange::ServerChange(std::string directory) : directory_(std::move(directory)) {
@@ -362,11 +354,11 @@ ServerChange::ServerChange(std::string directory) : directory_(std::move(directo
 }
 
 ServerChange::~ServerChange() {
-  std::string ignored;
   for (const auto& [name, text] : before_) {
     if (kept_) break;
     if (text.empty()) unlink((directory_ + name).c_str());
-    if (!text.empty()) Replace(directory_ + name, text, &ignored);
+    // Nobody is left to tell.
+    if (!text.empty()) Replace(directory_ + name, text).IgnoreError();
   }
 }
 
@@ -388,13 +380,11 @@ std::string NewSharingScope() {
   return scope;
 }
 
-bool WriteThisJob(const std::string& directory, const std::string& seen_as, const std::string& name,
-                  std::string* error) {
+absl::Status WriteThisJob(const std::string& directory, const std::string& seen_as, const std::string& name) {
   // The folder is closed; what is seen of it elsewhere is for all users that the job's processes run as.
   const std::string folder = directory + "/lib";
-  if (chmod(folder.c_str(), 0755) == 0) return Replace(folder + "/job", ThisJobText(seen_as, name), error, 0644);
-  *error = "cannot let others read " + folder + ": " + strerror(errno);
-  return false;
+  if (chmod(folder.c_str(), 0755) == 0) return Replace(folder + "/job", ThisJobText(seen_as, name), 0644);
+  return ErrnoStatus("cannot let others read " + folder);
 }
 
 std::string GpuServerOf(const std::string& directory) {
@@ -403,22 +393,19 @@ std::string GpuServerOf(const std::string& directory) {
   return ReadGpuServer(directory, &address, &gpu) ? address : std::string();
 }
 
-bool ConnectionPause::Take(const std::string& directory, int timeout_ms, std::string* error) {
+absl::Status ConnectionPause::Take(const std::string& directory, int timeout_ms) {
   const std::string path = directory + "/" + kConnectionLockName;
   fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (fd_ < 0) {
-    *error = errno == ENOENT ? "the job has ended" : "cannot open " + path + ": " + strerror(errno);
-    return false;
-  }
+  if (fd_ < 0) return errno == ENOENT ? absl::NotFoundError("the job has ended") : ErrnoStatus("cannot open " + path);
   for (int waited = 0; flock(fd_, LOCK_EX | LOCK_NB) != 0; ++waited) {
     if (waited >= timeout_ms) {
-      *error = "a process of the job has not finished connecting to its GPU server; try again";
       Release();
-      return false;
+      return absl::DeadlineExceededError(
+          "a process of the job has not finished connecting to its GPU server; try again");
     }
     usleep(1000);
   }
-  return true;
+  return absl::OkStatus();
 }
 
 void ConnectionPause::Release() {
@@ -441,33 +428,34 @@ bool JobFromJson(const std::string& text, Job* job) {
   return google::protobuf::util::JsonStringToMessage(text, job, options).ok();
 }
 
-bool WriteJob(const std::string& directory, const Job& job, std::string* error) {
+absl::Status WriteJob(const std::string& directory, const Job& job) {
   // Its user may know of it, and the folder is closed to others.
-  return Replace(directory + "/job.json", JobToJson(job, /*one_line=*/false), error,
-                 job.has_user() ? kForProcesses : 0);
+  return Replace(directory + "/job.json", JobToJson(job, /*one_line=*/false), job.has_user() ? kForProcesses : 0);
 }
 
-bool ReadJob(const std::string& directory, Job* job, std::string* error) {
+absl::StatusOr<Job> ReadJob(const std::string& directory) {
   const std::string path = directory + "/job.json";
   if (access(path.c_str(), F_OK) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
-    *error = "no job in " + directory + " (there is no job.json): it has ended, or cr-run did not start it";
-    return false;
+    return absl::NotFoundError(
+        absl::StrCat("no job in ", directory, " (there is no job.json): it has ended, or cr-run did not start it"));
   }
   // What stands there decides which processes and files the tools touch.
-  if (!IsOfHostd(directory) && !CheckFolder(directory, FolderUse::kLook, error)) return false;
+  if (!IsOfHostd(directory)) CR_RETURN_IF_ERROR(Check(directory, FolderUse::kLook));
   // The folder is not open to others, but it may be that of another user as whom this program acts (own_job.h).
-  const int file = IsOfHostd(directory) ? OpenTrustedFile(path, error)
-                                        : open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-  std::string text;
-  const bool read = file >= 0 && ReadSome(file, kMostJobBytes, &text);
-  if (!read && (file >= 0 || !IsOfHostd(directory))) *error = "cannot read " + path + ": " + strerror(errno);
-  if (file >= 0) close(file);
-  if (!read) return false;
-  if (!JobFromJson(text, job)) {
-    *error = path + " is damaged";
-    return false;
+  UniqueFd file;
+  if (IsOfHostd(directory)) {
+    std::string error;
+    // Until OpenTrustedFile gives a status.
+    file.Reset(OpenTrustedFile(path, &error));
+    if (!file.ok()) return absl::FailedPreconditionError(error);
+  } else {
+    file.Reset(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   }
-  return true;
+  std::string text;
+  if (!file.ok() || !ReadSome(file.get(), kMostJobBytes, &text)) return ErrnoStatus("cannot read " + path);
+  Job job;
+  if (!JobFromJson(text, &job)) return absl::DataLossError(absl::StrCat(path, " is damaged"));
+  return job;
 }
 
 // A program can run, and be told to tools, before cr-run has written down what it knows of it.
@@ -478,22 +466,25 @@ static bool HasJobFile(const std::string& directory) {
   return has("/job.json");
 }
 
-bool FindJob(const std::string& name, std::string* directory, Job* job, std::string* error) {
+// Of the job in `directory`.
+static absl::StatusOr<FoundJob> FoundIn(const std::string& directory) {
+  CR_ASSIGN_OR_RETURN(Job job, ReadJob(directory));
+  return FoundJob{directory, std::move(job)};
+}
+
+absl::StatusOr<FoundJob> FindJob(const std::string& name) {
   if (name.find('/') != std::string::npos) {
-    *directory = Absolute(name);
-    HasJobFile(*directory);
-    return ReadJob(*directory, job, error);
+    const std::string directory = Absolute(name);
+    HasJobFile(directory);
+    return FoundIn(directory);
   }
   const std::vector<std::string> folders = JobsFolders();
   for (const std::string& folder : folders) {
-    *directory = folder + "/" + name;
-    if (!name.empty() && HasJobFile(*directory)) return ReadJob(*directory, job, error);
+    const std::string directory = folder + "/" + name;
+    if (!name.empty() && HasJobFile(directory)) return FoundIn(directory);
   }
   // A folder of that name right here.
-  if (!name.empty() && HasJobFile(name)) {
-    *directory = Absolute(name);
-    return ReadJob(*directory, job, error);
-  }
+  if (!name.empty() && HasJobFile(name)) return FoundIn(Absolute(name));
   if (IsNumber(name)) {
     const int pid = atoi(name.c_str());
     for (const FoundJob& found : AllJobs()) {
@@ -501,21 +492,23 @@ bool FindJob(const std::string& name, std::string* directory, Job* job, std::str
           (found.job.init_pid() == 0 || PidNamespace(pid) != found.job.pid_namespace())) {
         continue;
       }
-      *directory = found.directory;
-      *job = found.job;
-      return true;
+      return found;
     }
   }
-  *error = "there is no job \"" + name + "\": name its folder, or a job in " + folders.front();
-  if (geteuid() != 0) return false;
-  const std::string folder = FolderOfHostdJob(name);
-  const std::map<uid_t, std::string> own = FoldersOfOwnJobs(name);
-  if (!folder.empty()) {
-    *error = "the job \"" + name + "\" was started through cr-hostd: name its folder, " + folder;
-  } else if (own.size() > 1) {
-    *error = "several users have a job \"" + name + "\": name its folder, as in " + own.begin()->second;
+  if (geteuid() == 0) {
+    const std::string folder = FolderOfHostdJob(name);
+    if (!folder.empty()) {
+      return absl::NotFoundError(
+          absl::StrCat("the job \"", name, "\" was started through cr-hostd: name its folder, ", folder));
+    }
+    const std::map<uid_t, std::string> own = FoldersOfOwnJobs(name);
+    if (own.size() > 1) {
+      return absl::NotFoundError(
+          absl::StrCat("several users have a job \"", name, "\": name its folder, as in ", own.begin()->second));
+    }
   }
-  return false;
+  return absl::NotFoundError(
+      absl::StrCat("there is no job \"", name, "\": name its folder, or a job in ", folders.front()));
 }
 
 uid_t OwnerOfJob(const std::string& name) {
@@ -530,9 +523,8 @@ uid_t OwnerOfJob(const std::string& name) {
 
 std::vector<FoundJob> AllJobs() {
   std::vector<FoundJob> jobs;
-  std::string ignored;
   for (const std::string& folder : JobsFolders()) {
-    if (IsOfHostd(folder) || CheckFolder(folder, FolderUse::kLook, &ignored)) AddJobsIn(folder, &jobs);
+    if (IsOfHostd(folder) || Check(folder, FolderUse::kLook).ok()) AddJobsIn(folder, &jobs);
   }
   return jobs;
 }
@@ -550,15 +542,18 @@ std::vector<std::string> RemoveStaleJobs() {
   std::vector<std::string> removed;
   std::string ignored;
   for (const std::string& folder : JobsFolders()) {
-    DIR* const list = CheckFolder(folder, FolderUse::kLook, &ignored) ? opendir(folder.c_str()) : nullptr;
+    DIR* const list = Check(folder, FolderUse::kLook).ok() ? opendir(folder.c_str()) : nullptr;
     while (const dirent* const entry = list ? readdir(list) : nullptr) {
       if (entry->d_name[0] == '.') continue;
       const std::string directory = folder + "/" + entry->d_name;
+      // Until OpenFolder gives a status.
       const int claimed = OpenFolder(directory, FolderUse::kLook, &ignored);
-      Job job;
+      const auto goes_on = [&] {
+        const absl::StatusOr<Job> job = ReadJob(directory);
+        return job.ok() && JobIsAlive(*job);
+      };
       // Who runs a job has its folder locked (ClaimJobFolder). A program whose cr-run was killed may go on without it.
-      if (claimed >= 0 && flock(claimed, LOCK_EX | LOCK_NB) == 0 &&
-          !(ReadJob(directory, &job, &ignored) && JobIsAlive(job))) {
+      if (claimed >= 0 && flock(claimed, LOCK_EX | LOCK_NB) == 0 && !goes_on()) {
         RemoveJobFolder(directory);
         if (access(directory.c_str(), F_OK) != 0) removed.push_back(directory);
       }

@@ -3,11 +3,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "proto/base/status_macros.h"
 #include "proto/codec/text.h"
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -42,30 +43,27 @@ std::string TextOf(int fd) {
 
 }  // namespace
 
-bool JobClaim::Take(const std::string& directory, const char* tool, const std::function<bool()>& cancelled,
-                    std::string* error) {
+absl::Status JobClaim::Take(const std::string& directory, const char* tool, const std::function<bool()>& cancelled) {
   const std::string path = directory + "/" + kClaimName;
   fd_ = OpenClaim(directory);
-  if (fd_ < 0) {
-    *error = "cannot open " + path + ": " + strerror(errno);
-    return false;
-  }
+  if (fd_ < 0) return ErrnoStatus("cannot open " + path);
   const auto wait = [&](Part part, int most_ms, const std::function<std::string(const std::string&)>& say) {
     for (int waited = 0; !Lock(fd_, part); waited += kPauseMs) {
+      absl::Status failed;
       if (errno != EAGAIN && errno != EACCES && errno != EINTR) {
-        *error = "cannot lock " + path + ": " + strerror(errno);
+        failed = ErrnoStatus("cannot lock " + path);
       } else if (waited >= most_ms || cancelled()) {
         const std::string other = TextOf(fd_);
-        *error = say(other.empty() ? "another tool" : other);
+        failed = absl::FailedPreconditionError(say(other.empty() ? "another tool" : other));
       } else {
         usleep(kPauseMs * 1000);
         continue;
       }
       close(fd_);
       fd_ = -1;
-      return false;
+      return failed;
     }
-    return true;
+    return absl::OkStatus();
   };
   const auto at_work = [](const std::string& other) {
     // One that restores a job does not end with that.
@@ -76,20 +74,19 @@ bool JobClaim::Take(const std::string& directory, const char* tool, const std::f
   const auto was_killed = [](const std::string& other) {
     return other + " was killed, and the job is being given its GPU sessions back; try again in a moment";
   };
-  if (!wait(Part::kTool, kWaitMs, at_work) || !wait(Part::kKeeper, kKeeperMs, was_killed) ||
-      !wait(Part::kHolder, kKeeperMs, was_killed)) {
-    return false;
-  }
+  CR_RETURN_IF_ERROR(wait(Part::kTool, kWaitMs, at_work));
+  CR_RETURN_IF_ERROR(wait(Part::kKeeper, kKeeperMs, was_killed));
+  CR_RETURN_IF_ERROR(wait(Part::kHolder, kKeeperMs, was_killed));
   Lock(fd_, Part::kKeeper, F_UNLCK);
   Lock(fd_, Part::kHolder, F_UNLCK);
   killed_ = TextOf(fd_);
   const std::string text = std::string(tool) + " (PID " + std::to_string(getpid()) + ")";
   if (ftruncate(fd_, 0) != 0 || pwrite(fd_, text.data(), text.size(), 0) != ssize_t(text.size())) {
-    *error = "cannot write " + path + ": " + strerror(errno);
+    const absl::Status failed = ErrnoStatus("cannot write " + path);
     Release();
-    return false;
+    return failed;
   }
-  return true;
+  return absl::OkStatus();
 }
 
 void JobClaim::Release() {

@@ -16,6 +16,9 @@
 #include <functional>
 #include <string>
 
+#include "absl/status/status.h"
+#include "proto/base/took.h"
+
 namespace cuda_remote::checkpoint {
 
 class JobClaim {
@@ -27,8 +30,13 @@ class JobClaim {
 
   // Claims the job in `directory` for `tool`. One that another tool has is waited for, a few seconds, as long as
   // `cancelled` is false: the other may be about to end. A keeper is waited for longer: it comes to its end by itself.
-  // False and *error, which names the other one.
-  bool Take(const std::string& directory, const char* tool, const std::function<bool()>& cancelled, std::string* error);
+  // Fails with a sentence that names the other one.
+  absl::Status Take(const std::string& directory, const char* tool, const std::function<bool()>& cancelled);
+  // Until all callers have it: see took.h.
+  bool Take(const std::string& directory, const char* tool, const std::function<bool()>& cancelled,
+            std::string* error) {
+    return Took(Take(directory, tool, cancelled), error);
+  }
   void Release();
 
   // The tool that had the claim before and was killed with it, as in "cr-checkpoint (PID 12)"; empty if there is none.

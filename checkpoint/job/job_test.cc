@@ -45,7 +45,7 @@ class JobTest : public testing::Test {
     return job;
   }
 
-  std::string folder_, error_;
+  std::string folder_;
 };
 
 TEST_F(JobTest, AbsolutePaths) {
@@ -60,65 +60,58 @@ TEST_F(JobTest, AbsolutePaths) {
 TEST_F(JobTest, WrittenAndRead) {
   const std::string directory = JobsFolder() + "/train";
   EXPECT_EQ(JobsFolder(), folder_ + "/cuda-remote/jobs");
-  ASSERT_TRUE(MakeJobFolder(directory, &error_)) << error_;
+  ASSERT_EQ(MakeJobFolder(directory), absl::OkStatus());
   struct stat facts;
   ASSERT_EQ(stat(directory.c_str(), &facts), 0);
   EXPECT_EQ(facts.st_mode & 0777, 0700u);
-  ASSERT_TRUE(WriteJob(directory, Some(), &error_)) << error_;
-  Job job;
-  ASSERT_TRUE(ReadJob(directory, &job, &error_)) << error_;
-  EXPECT_EQ(job.command(1), "with \"quotes\"\nand a line");
-  EXPECT_EQ(job.SerializeAsString(), Some().SerializeAsString());
+  ASSERT_EQ(WriteJob(directory, Some()), absl::OkStatus());
+  const absl::StatusOr<Job> job = ReadJob(directory);
+  ASSERT_EQ(job.status(), absl::OkStatus());
+  EXPECT_EQ(job->command(1), "with \"quotes\"\nand a line");
+  EXPECT_EQ(job->SerializeAsString(), Some().SerializeAsString());
 }
 
 TEST_F(JobTest, FoundByFolderNameAndPid) {
   const std::string directory = JobsFolder() + "/train";
-  ASSERT_TRUE(MakeJobFolder(directory, &error_));
-  ASSERT_TRUE(WriteJob(directory, Some(), &error_));
+  ASSERT_EQ(MakeJobFolder(directory), absl::OkStatus());
+  ASSERT_EQ(WriteJob(directory, Some()), absl::OkStatus());
   for (const std::string& name :
        {directory, directory + "/", std::string("train"), std::to_string(getpid()), std::to_string(getppid())}) {
-    Job job;
-    std::string found;
-    EXPECT_TRUE(FindJob(name, &found, &job, &error_)) << name << ": " << error_;
-    EXPECT_EQ(found, directory) << name;
-    EXPECT_EQ(job.name(), "train");
+    const absl::StatusOr<FoundJob> found = FindJob(name);
+    ASSERT_EQ(found.status(), absl::OkStatus()) << name;
+    EXPECT_EQ(found->directory, directory) << name;
+    EXPECT_EQ(found->job.name(), "train");
   }
   for (const char* name : {"other", "1", "/nowhere/at/all", "", "999999999999999999999"}) {
-    Job job;
-    std::string found;
-    error_.clear();
-    EXPECT_FALSE(FindJob(name, &found, &job, &error_)) << name;
-    EXPECT_FALSE(error_.empty());
+    const absl::Status none = FindJob(name).status();
+    EXPECT_EQ(none.code(), absl::StatusCode::kNotFound) << name << ": " << none;
+    EXPECT_NE(none.message(), "") << name;
   }
 }
 
 TEST_F(JobTest, FoundWhileItBegins) {
   const std::string directory = folder_ + "/begins";
   ASSERT_EQ(mkdir(directory.c_str(), 0700), 0);
-  std::string found;
-  Job job;
   std::thread begins([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
     Job made;
     made.set_name("begins");
-    std::string error;
-    EXPECT_TRUE(WriteJob(directory, made, &error)) << error;
+    EXPECT_EQ(WriteJob(directory, made), absl::OkStatus());
   });
   // cr-run has not come so far.
-  EXPECT_FALSE(FindJob(directory, &found, &job, &error_));
+  EXPECT_FALSE(FindJob(directory).ok());
   std::ofstream(directory + "/gpu-server") << "server\n";
-  EXPECT_TRUE(FindJob(directory, &found, &job, &error_)) << error_;
-  EXPECT_EQ(job.name(), "begins");
+  const absl::StatusOr<FoundJob> found = FindJob(directory);
   begins.join();
+  ASSERT_EQ(found.status(), absl::OkStatus());
+  EXPECT_EQ(found->job.name(), "begins");
 }
 
 TEST_F(JobTest, DamagedFileIsAnError) {
   const std::string directory = folder_ + "/job";
-  ASSERT_TRUE(MakeJobFolder(directory, &error_));
+  ASSERT_EQ(MakeJobFolder(directory), absl::OkStatus());
   std::ofstream(directory + "/job.json") << "{\"name\": ";
-  Job job;
-  EXPECT_FALSE(ReadJob(directory, &job, &error_));
-  EXPECT_NE(error_.find("damaged"), std::string::npos) << error_;
+  EXPECT_EQ(ReadJob(directory).status(), absl::DataLossError(directory + "/job.json is damaged"));
 }
 
 TEST_F(JobTest, FieldsOfANewerVersionAreNoError) {
@@ -130,19 +123,19 @@ TEST_F(JobTest, FieldsOfANewerVersionAreNoError) {
 TEST_F(JobTest, FolderThatOthersCouldEnterIsClosed) {
   const std::string directory = folder_ + "/open";
   ASSERT_EQ(mkdir(directory.c_str(), 0777), 0);
-  ASSERT_TRUE(MakeJobFolder(directory, &error_));
+  ASSERT_EQ(MakeJobFolder(directory), absl::OkStatus());
   struct stat facts;
   ASSERT_EQ(stat(directory.c_str(), &facts), 0);
   EXPECT_EQ(facts.st_mode & 0777, 0700u);
   std::ofstream(folder_ + "/file") << "x";
-  EXPECT_FALSE(MakeJobFolder(folder_ + "/file", &error_));
-  EXPECT_FALSE(MakeJobFolder(folder_ + "/file/below", &error_));
+  EXPECT_FALSE(MakeJobFolder(folder_ + "/file").ok());
+  EXPECT_FALSE(MakeJobFolder(folder_ + "/file/below").ok());
 }
 
 TEST_F(JobTest, RemovedButForWhatIsNotOurs) {
   const std::string directory = folder_ + "/job";
-  ASSERT_TRUE(MakeJobFolder(directory, &error_));
-  ASSERT_TRUE(WriteJob(directory, Some(), &error_));
+  ASSERT_EQ(MakeJobFolder(directory), absl::OkStatus());
+  ASSERT_EQ(WriteJob(directory, Some()), absl::OkStatus());
   for (const char* name : {"/agent-2.sock", "/relay.sock", "/relay2.sock", "/engine-dump.log"})
     std::ofstream(directory + name) << "x";
   std::ofstream(directory + "/mine") << "x";
@@ -156,16 +149,16 @@ TEST_F(JobTest, RemovedButForWhatIsNotOurs) {
 
 TEST_F(JobTest, StaleFoldersAreRemoved) {
   for (const char* name : {"/dead", "/begun", "/alive", "/claimed", "/mine"}) {
-    ASSERT_TRUE(MakeJobFolder(JobsFolder() + name, &error_)) << error_;
+    ASSERT_EQ(MakeJobFolder(JobsFolder() + name), absl::OkStatus());
   }
   Job job = Some();
-  ASSERT_TRUE(WriteJob(JobsFolder() + "/alive", job, &error_));
+  ASSERT_EQ(WriteJob(JobsFolder() + "/alive", job), absl::OkStatus());
   job.set_pid(0);
-  ASSERT_TRUE(WriteJob(JobsFolder() + "/dead", job, &error_));
-  ASSERT_TRUE(WriteJob(JobsFolder() + "/mine", job, &error_));
+  ASSERT_EQ(WriteJob(JobsFolder() + "/dead", job), absl::OkStatus());
+  ASSERT_EQ(WriteJob(JobsFolder() + "/mine", job), absl::OkStatus());
   std::ofstream(JobsFolder() + "/mine/notes") << "x";
   // Whoever has only begun to start a job has its folder locked.
-  ASSERT_TRUE(ClaimJobFolder(JobsFolder() + "/claimed", &error_)) << error_;
+  ASSERT_EQ(ClaimJobFolder(JobsFolder() + "/claimed"), absl::OkStatus());
   const std::vector<std::string> removed = RemoveStaleJobs();
   const auto gone = [&](const std::string& name) { return access((JobsFolder() + name).c_str(), F_OK) != 0; };
   EXPECT_TRUE(gone("/dead"));
@@ -178,10 +171,9 @@ TEST_F(JobTest, StaleFoldersAreRemoved) {
 
 TEST_F(JobTest, OneJobInAFolder) {
   const std::string directory = folder_ + "/job";
-  ASSERT_TRUE(ClaimJobFolder(directory, &error_)) << error_;
+  ASSERT_EQ(ClaimJobFolder(directory), absl::OkStatus());
   // Another program: the lock is an open file's.
-  EXPECT_FALSE(ClaimJobFolder(directory, &error_));
-  EXPECT_NE(error_.find("another job"), std::string::npos) << error_;
+  EXPECT_EQ(ClaimJobFolder(directory), absl::AlreadyExistsError("another job runs in " + directory + ", or begins to"));
 }
 
 TEST_F(JobTest, Liveness) {
@@ -227,13 +219,13 @@ TEST_F(JobTest, NoProcessesOfANamespaceThatIsAnothers) {
 
 TEST_F(JobTest, ServerAndScopeChangeInOneStep) {
   const std::string directory = folder_ + "/job";
-  ASSERT_TRUE(MakeJobFolder(directory, &error_)) << error_;
+  ASSERT_EQ(MakeJobFolder(directory), absl::OkStatus());
   std::string scope, address;
   int gpu = 0;
-  ASSERT_TRUE(WriteGpuServer(directory, "unix:/one", 3, &error_)) << error_;
+  ASSERT_EQ(WriteGpuServer(directory, "unix:/one", 3), absl::OkStatus());
   EXPECT_FALSE(ReadSharingScope(directory, &scope));
   const std::string wanted = NewSharingScope();
-  ASSERT_TRUE(WriteJobServer(directory, "unix:/two", -1, wanted, &error_)) << error_;
+  ASSERT_EQ(WriteJobServer(directory, "unix:/two", -1, wanted), absl::OkStatus());
   // A tool may have been killed before it wrote the other file.
   ASSERT_EQ(unlink((directory + "/sharing-scope").c_str()), 0);
   ASSERT_TRUE(ReadSharingScope(directory, &scope));
@@ -242,8 +234,8 @@ TEST_F(JobTest, ServerAndScopeChangeInOneStep) {
   EXPECT_EQ(address, "unix:/two");
   EXPECT_EQ(gpu, -1);
   // As older tools write them.
-  ASSERT_TRUE(WriteJobServer(directory, "unix:/two", -1, wanted, &error_)) << error_;
-  ASSERT_TRUE(WriteGpuServer(directory, "unix:/one", 3, &error_)) << error_;
+  ASSERT_EQ(WriteJobServer(directory, "unix:/two", -1, wanted), absl::OkStatus());
+  ASSERT_EQ(WriteGpuServer(directory, "unix:/one", 3), absl::OkStatus());
   scope.clear();
   ASSERT_TRUE(ReadSharingScope(directory, &scope));
   EXPECT_EQ(scope, wanted);
@@ -282,41 +274,41 @@ class Other {
 
 TEST_F(JobTest, OneToolAtATime) {
   const std::string directory = folder_ + "/job";
-  ASSERT_TRUE(MakeJobFolder(directory, &error_)) << error_;
+  ASSERT_EQ(MakeJobFolder(directory), absl::OkStatus());
   const auto never = [] { return false; };
   const auto at_once = [] { return true; };
   JobClaim mine, other;
   KeeperClaim keeper(KeeperClaim::Whose::kKeeper), holder(KeeperClaim::Whose::kHolder);
   {
-    Other restart([&] { return other.Take(directory, "cr-restart", never, &error_); });
-    EXPECT_FALSE(mine.Take(directory, "cr-migrate", at_once, &error_));
-    EXPECT_EQ(error_, restart.Text("cr-restart") + " is restarting this job; try again when the job runs");
+    Other restart([&] { return other.Take(directory, "cr-restart", never).ok(); });
+    EXPECT_EQ(mine.Take(directory, "cr-migrate", at_once).message(),
+              restart.Text("cr-restart") + " is restarting this job; try again when the job runs");
   }
-  Other tool([&] { return other.Take(directory, "cr-checkpoint", never, &error_); });
-  EXPECT_FALSE(mine.Take(directory, "cr-migrate", at_once, &error_));
-  EXPECT_EQ(error_, tool.Text("cr-checkpoint") + " is working on this job; try again when it has ended");
+  Other tool([&] { return other.Take(directory, "cr-checkpoint", never).ok(); });
+  EXPECT_EQ(mine.Take(directory, "cr-migrate", at_once).message(),
+            tool.Text("cr-checkpoint") + " is working on this job; try again when it has ended");
   Other keeps([&] { return keeper.Take(directory); });
   const std::string killed = tool.Text("cr-checkpoint");
   tool.End();
   // The tool is gone at once; what it had is in good hands.
-  EXPECT_FALSE(mine.Take(directory, "cr-migrate", at_once, &error_));
-  EXPECT_EQ(error_, killed + " was killed, and the job is being given its GPU sessions back; try again in a moment");
+  EXPECT_EQ(mine.Take(directory, "cr-migrate", at_once).message(),
+            killed + " was killed, and the job is being given its GPU sessions back; try again in a moment");
   int looks = 0;
   const auto ends_it = [&] {
     if (++looks == 3) keeps.End();
     return false;
   };
-  ASSERT_TRUE(mine.Take(directory, "cr-migrate", ends_it, &error_)) << error_;
+  ASSERT_EQ(mine.Take(directory, "cr-migrate", ends_it), absl::OkStatus());
   EXPECT_EQ(mine.killed(), killed);
   // Its own keeper has what it needs, and so has the job's holder.
   Other own([&] { return keeper.Take(directory); });
   Other holds([&] { return holder.Take(directory); });
   own.End();
   mine.Release();
-  EXPECT_FALSE(mine.Take(directory, "cr-migrate", at_once, &error_));
-  EXPECT_NE(error_.find("the job is being given its GPU sessions back"), std::string::npos) << error_;
+  const absl::Status kept = mine.Take(directory, "cr-migrate", at_once);
+  EXPECT_NE(kept.message().find("the job is being given its GPU sessions back"), absl::string_view::npos) << kept;
   holds.End();
-  EXPECT_TRUE(mine.Take(directory, "cr-migrate", never, &error_)) << error_;
+  EXPECT_EQ(mine.Take(directory, "cr-migrate", never), absl::OkStatus());
 }
 
 }  // namespace

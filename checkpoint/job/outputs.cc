@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/job/outputs.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,6 +10,8 @@
 #include <algorithm>
 
 #include "checkpoint/job/job.h"
+#include "proto/base/status_macros.h"
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -35,7 +35,7 @@ std::string Taken(const std::string& path) {
 
 Outputs::~Outputs() { Hide(); }
 
-bool Outputs::Lock(const std::vector<std::string>& paths, std::string* error) {
+absl::Status Outputs::Lock(const std::vector<std::string>& paths) {
   for (const std::string& path : paths) {
     const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) continue;  // it is said where the file is needed
@@ -44,42 +44,32 @@ bool Outputs::Lock(const std::vector<std::string>& paths, std::string* error) {
         std::any_of(locks_.begin(), locks_.end(), [&](const UniqueFd& locked) { return IsSame(fd, locked.get()); });
     locks_.emplace_back(fd);
     if (ours) continue;
-    if (IsPlain(fd) && flock(fd, LOCK_EX | LOCK_NB) != 0) {
-      *error = Taken(path);
-      return false;
-    }
+    if (IsPlain(fd) && flock(fd, LOCK_EX | LOCK_NB) != 0) return absl::FailedPreconditionError(Taken(path));
   }
-  return true;
+  return absl::OkStatus();
 }
 
-bool Outputs::OpenOne(const std::string& path, bool append, int index, std::string* error) {
+absl::Status Outputs::OpenOne(const std::string& path, bool append, int index) {
   paths_[index] = Absolute(path);
   files_[index].Reset(open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (append ? O_APPEND : 0), 0666));
-  if (!files_[index].ok()) {
-    *error = "cannot write " + path + ": " + strerror(errno);
-    return false;
-  }
-  return true;
+  return files_[index].ok() ? absl::OkStatus() : ErrnoStatus("cannot write " + path);
 }
 
-bool Outputs::Open(const OutputOptions& options, std::string* error) {
-  if (!options.output.empty() && !OpenOne(options.output, options.append, 0, error)) return false;
-  if (!options.error.empty() && !OpenOne(options.error, options.append, 1, error)) return false;
+absl::Status Outputs::Open(const OutputOptions& options) {
+  if (!options.output.empty()) CR_RETURN_IF_ERROR(OpenOne(options.output, options.append, 0));
+  if (!options.error.empty()) CR_RETURN_IF_ERROR(OpenOne(options.error, options.append, 1));
   if (files_[0].ok() && files_[1].ok() && IsSame(files_[0].get(), files_[1].get())) {
     // One position for both, as with 2>&1.
     files_[1].Reset(fcntl(files_[0].get(), F_DUPFD_CLOEXEC, 3));
   }
-  if (!Lock(all(), error)) return false;
+  CR_RETURN_IF_ERROR(Lock(all()));
   for (int i = 0; i < 2; ++i) {
     struct stat facts;
     if (!files_[i].ok() || fstat(files_[i].get(), &facts) != 0 || !S_ISREG(facts.st_mode)) continue;
-    if (!options.append && ftruncate(files_[i].get(), 0) != 0) {
-      *error = "cannot empty " + paths_[i] + ": " + strerror(errno);
-      return false;
-    }
+    if (!options.append && ftruncate(files_[i].get(), 0) != 0) return ErrnoStatus("cannot empty " + paths_[i]);
     sizes_[i] = options.append ? uint64_t(facts.st_size) : 0;
   }
-  return true;
+  return absl::OkStatus();
 }
 
 void Outputs::Show() {

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "proto/base/took.h"
 #include "proto/base/unique_fd.h"
 
 namespace cuda_remote::checkpoint {
@@ -27,10 +29,14 @@ class Outputs {
   Outputs(const Outputs&) = delete;
   Outputs& operator=(const Outputs&) = delete;
 
-  // Opens and locks the files. False and one sentence in *error on failure: then none was changed.
-  bool Open(const OutputOptions& options, std::string* error);
-  // Locks files that a job has already, without changing them. Likewise.
-  bool Lock(const std::vector<std::string>& paths, std::string* error);
+  // Opens and locks the files. On failure none was changed.
+  absl::Status Open(const OutputOptions& options);
+  // Until all callers have it: see took.h.
+  bool Open(const OutputOptions& options, std::string* error) { return Took(Open(options), error); }
+  // Locks files that a job has already, without changing them.
+  absl::Status Lock(const std::vector<std::string>& paths);
+  // Until all callers have it: see took.h.
+  bool Lock(const std::vector<std::string>& paths, std::string* error) { return Took(Lock(paths), error); }
 
   // This process's descriptors 1 and 2 are the files, for a program that is about to be started.
   void Show();
@@ -44,7 +50,7 @@ class Outputs {
   std::vector<std::string> all() const;
 
  private:
-  bool OpenOne(const std::string& path, bool append, int index, std::string* error);
+  absl::Status OpenOne(const std::string& path, bool append, int index);
 
   std::string paths_[2];
   UniqueFd files_[2];

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "proto/codec/text.h"
 
 namespace cuda_remote::checkpoint {
@@ -29,30 +30,28 @@ bool AccountOfProcess(int pid, const Account& owner, Account* account) {
 }  // namespace
 
 OwnersRights::OwnersRights(const std::string& name) {
-  std::string ignored;
-  Job job;
-  if (geteuid() != 0 || FindJob(name, &ignored, &job, &ignored)) return;
+  if (geteuid() != 0 || FindJob(name).ok()) return;
   const uid_t user = OwnerOfJob(name);
-  Account owner;
+  if (user == 0) return;
+  const absl::StatusOr<Account> owner = FindAccount(std::to_string(user));
   // A user's name may be another one's number.
-  if (user == 0 || !FindAccount(std::to_string(user), &owner, &ignored) || owner.user != user) return;
-  owner_ = owner;
+  if (!owner.ok() || owner->user != user) return;
+  owner_ = *owner;
   rights_.emplace(owner_);
 }
 
-bool OwnersRights::Check(const std::string& directory, Job* job, std::string* error) const {
-  if (!owner_) return true;
+absl::Status OwnersRights::Check(const std::string& directory, Job* job) const {
+  if (!owner_) return absl::OkStatus();
   struct stat facts;
   Account account;
   if (lstat(directory.c_str(), &facts) != 0 || facts.st_uid != owner_->user) {
-    *error = "the job in " + directory + " was started through cr-hostd, or by root: name its folder";
-    return false;
+    return absl::PermissionDeniedError(
+        absl::StrCat("the job in ", directory, " was started through cr-hostd, or by root: name its folder"));
   }
   if (!AccountOfProcess(job->pid(), *owner_, &account)) {
-    *error = directory + " belongs to user " + std::to_string(owner_->user) + ", but process " +
-             std::to_string(job->pid()) +
-             ", which job.json there calls the job, has ended or has another user's rights";
-    return false;
+    return absl::FailedPreconditionError(
+        absl::StrCat(directory, " belongs to user ", owner_->user, ", but process ", job->pid(),
+                     ", which job.json there calls the job, has ended or has another user's rights"));
   }
   Job believed;
   believed.set_name(Printable(directory.substr(directory.rfind('/') + 1)));
@@ -81,7 +80,7 @@ bool OwnersRights::Check(const std::string& directory, Job* job, std::string* er
   }
   SetAccount(account, &believed);
   *job = believed;
-  return true;
+  return absl::OkStatus();
 }
 
 }  // namespace cuda_remote::checkpoint

@@ -9,8 +9,10 @@
 #include <optional>
 #include <string>
 
+#include "absl/status/status.h"
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/job.h"
+#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -22,9 +24,13 @@ class OwnersRights {
   OwnersRights(const OwnersRights&) = delete;
   OwnersRights& operator=(const OwnersRights&) = delete;
 
-  // Of the job that was found in `directory`: leaves in *job what may be believed, and whom it runs as. False and one
-  // sentence in *error if it is not that user's.
-  bool Check(const std::string& directory, Job* job, std::string* error) const;
+  // Of the job that was found in `directory`: leaves in *job what may be believed, and whom it runs as. Fails
+  // if it is not that user's.
+  absl::Status Check(const std::string& directory, Job* job) const;
+  // Until all callers have it: see took.h.
+  bool Check(const std::string& directory, Job* job, std::string* error) const {
+    return Took(Check(directory, job), error);
+  }
 
  private:
   std::optional<Account> owner_;
