@@ -25,10 +25,13 @@
 #include <random>
 #include <sstream>
 
+#include "absl/strings/str_cat.h"
 #include "checkpoint/job/caller.h"
 #include "checkpoint/job/forwarded_signals.h"
 #include "checkpoint/job/io_uring.h"
 #include "checkpoint/job/own_ptys.h"
+#include "proto/base/status_macros.h"
+#include "proto/errors/absl_status.h"
 
 extern char** environ;
 
@@ -74,8 +77,6 @@ void Execute(const Plan& plan) {
   environ = environment.data();
   execvp(arguments[0], arguments.data());
 }
-
-std::string WithErrno(const std::string& what) { return what + ": " + strerror(errno); }
 
 void ShowMounts(const Plan& plan) {
   for (const Mount& wanted : plan.mounts) {
@@ -280,35 +281,32 @@ bool ShowFolder(const Plan& plan) {
   return shown;
 }
 
-bool SetUp(const Plan& plan, OwnPtys* ptys, std::string* error) {
+absl::Status SetUp(const Plan& plan, OwnPtys* ptys) {
   // Mounts made outside later are to be seen here as far as the system shares them; ours are not seen outside.
   if (mount(nullptr, "/", nullptr, MS_REC | MS_SLAVE, nullptr) != 0) {
-    *error = WithErrno("cannot make the mounts of the job its own");
-    return false;
+    return ErrnoStatus("cannot make the mounts of the job its own");
   }
   if (!plan.folder.empty() && !ShowFolder(plan)) {
-    *error = WithErrno("cannot show " + plan.folder + " as " + plan.seen_as);
-    return false;
+    return ErrnoStatus("cannot show " + plan.folder + " as " + plan.seen_as);
   }
   if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr) != 0) {
-    *error = WithErrno("cannot mount /proc for the job");
-    return false;
+    return ErrnoStatus("cannot mount /proc for the job");
   }
   if (plan.network >= 0) ShowOwnNetwork();
   ShowMounts(plan);
-  std::string problem;
-  if (plan.own_ptys && !ptys->Mount(plan.outside_ptys, &problem)) {
-    fprintf(stderr,
-            "cuda-remote: %s; it has this machine's pseudo-terminals, whose numbers may be taken at a restart\n",
-            problem.c_str());
+  if (plan.own_ptys) {
+    if (const absl::Status mounted = ptys->Mount(plan.outside_ptys); !mounted.ok()) {
+      fprintf(stderr,
+              "cuda-remote: %s; it has this machine's pseudo-terminals, whose numbers may be taken at a restart\n",
+              std::string(mounted.message()).c_str());
+    }
   }
   if (!plan.restored_pid) ptys->ShowOutside();
   if (plan.terminal >= 0) {
     // Moving the terminal from group to group would stop this process.
     signal(SIGTTOU, SIG_IGN);
     if (setsid() < 0 || ioctl(plan.terminal, TIOCSCTTY, 0) != 0) {
-      *error = WithErrno("cannot give the job its terminal");
-      return false;
+      return ErrnoStatus("cannot give the job its terminal");
     }
   }
   if (plan.prepare) plan.prepare();
@@ -316,12 +314,9 @@ bool SetUp(const Plan& plan, OwnPtys* ptys, std::string* error) {
     std::ofstream last("/proc/sys/kernel/ns_last_pid");
     last << plan.first_pid - 1 << std::flush;
     // A new job can have any numbers.
-    if (!last && plan.restored_pid) {
-      *error = WithErrno("cannot set /proc/sys/kernel/ns_last_pid");
-      return false;
-    }
+    if (!last && plan.restored_pid) return ErrnoStatus("cannot set /proc/sys/kernel/ns_last_pid");
   }
-  return true;
+  return absl::OkStatus();
 }
 
 // In init. A program that leads its own session cannot be stopped by SIGTSTP; with a terminal of its own, it does not.
@@ -339,13 +334,15 @@ bool StopOrContinue(const Plan& plan, pid_t main, int signal) {
 [[noreturn]] void Init(const Plan& plan, int report) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   prctl(PR_SET_NAME, "cr-init");
-  std::string error;
-  const bool entered = plan.network < 0 || setns(plan.network, CLONE_NEWNET) == 0;
-  if (!entered) error = WithErrno("cannot enter the job's network namespace");
+  absl::Status ready;
+  if (plan.network >= 0 && setns(plan.network, CLONE_NEWNET) != 0) {
+    ready = ErrnoStatus("cannot enter the job's network namespace");
+  }
   CloseToolsFiles(report, plan.terminal);
   OwnPtys ptys;
-  if (!entered || !SetUp(plan, &ptys, &error)) {
-    Send(report, Report::kFailed, 125, error);
+  if (ready.ok()) ready = SetUp(plan, &ptys);
+  if (!ready.ok()) {
+    Send(report, Report::kFailed, 125, std::string(ready.message()));
     _exit(125);
   }
   int failure = 0;
@@ -435,17 +432,16 @@ void UnblockInChild() {
   if (g_blocked) sigprocmask(SIG_SETMASK, &g_before, nullptr);
 }
 
-bool StartIsolated(const Plan& plan, Isolated* isolated, std::string* error, int* code) {
+absl::StatusOr<Isolated> StartIsolated(const Plan& plan, int* code) {
   *code = 125;
-  return BeginIsolated(plan, isolated, error) && AwaitIsolated(isolated, error, code);
+  CR_ASSIGN_OR_RETURN(Isolated isolated, BeginIsolated(plan));
+  CR_RETURN_IF_ERROR(AwaitIsolated(&isolated, code));
+  return isolated;
 }
 
-bool BeginIsolated(const Plan& plan, Isolated* isolated, std::string* error) {
+absl::StatusOr<Isolated> BeginIsolated(const Plan& plan) {
   int report[2];
-  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, report) != 0) {
-    *error = WithErrno("socketpair");
-    return false;
-  }
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, report) != 0) return ErrnoStatus("socketpair");
   fflush(nullptr);
   const pid_t init = pid_t(syscall(SYS_clone, CLONE_NEWPID | CLONE_NEWNS | (plan.own_ipc ? CLONE_NEWIPC : 0) | SIGCHLD,
                                    nullptr, nullptr, nullptr, nullptr));
@@ -457,16 +453,17 @@ bool BeginIsolated(const Plan& plan, Isolated* isolated, std::string* error) {
   close(report[1]);
   if (init < 0) {
     close(report[0]);
-    *error = std::string("cannot make PID, mount and IPC namespaces: ") + strerror(failure);
-    if (failure == EPERM)
-      *error +=
-          " (the capability CAP_SYS_ADMIN is missing, or forbidden by seccomp; a container gets it with "
-          "--cap-add SYS_ADMIN)";
-    return false;
+    constexpr char kWhat[] = "cannot make PID, mount and IPC namespaces";
+    if (failure != EPERM) return ErrnoStatus(kWhat, failure);
+    return absl::PermissionDeniedError(
+        absl::StrCat(kWhat, ": ", strerror(failure),
+                     " (the capability CAP_SYS_ADMIN is missing, or forbidden by seccomp; a container gets it with "
+                     "--cap-add SYS_ADMIN)"));
   }
-  isolated->init = init;
-  isolated->report = report[0];
-  return true;
+  Isolated isolated;
+  isolated.init = init;
+  isolated.report = report[0];
+  return isolated;
 }
 
 void EndIsolated(Isolated* isolated) {
@@ -475,7 +472,7 @@ void EndIsolated(Isolated* isolated) {
   close(isolated->report);
 }
 
-bool AwaitIsolated(Isolated* isolated, std::string* error, int* code) {
+absl::Status AwaitIsolated(Isolated* isolated, int* code) {
   *code = 125;
   // A restore takes as long as reading the image takes; signals that come meanwhile end it.
   Report got{};
@@ -489,14 +486,13 @@ bool AwaitIsolated(Isolated* isolated, std::string* error, int* code) {
   if (bytes == ssize_t(sizeof(got)) && got.kind == Report::kStarted) {
     isolated->inner_pid = got.value;
     isolated->pid = OuterPid(isolated->init, got.value);
-    return true;
+    return absl::OkStatus();
   }
   EndIsolated(isolated);
-  *error = bytes > 0     ? std::string(got.text, strnlen(got.text, sizeof(got.text)))
-           : interrupted ? "interrupted"
-                         : "the job's init process died";
-  if (bytes > 0) *code = got.value;
-  return false;
+  if (interrupted) return absl::CancelledError("interrupted");
+  if (bytes <= 0) return absl::InternalError("the job's init process died");
+  *code = got.value;
+  return absl::FailedPreconditionError(absl::string_view(got.text, strnlen(got.text, sizeof(got.text))));
 }
 
 bool MayMount() {
@@ -506,14 +502,13 @@ bool MayMount() {
   return child > 0 && waitpid(child, &status, 0) == child && status == 0;
 }
 
-bool StartPlain(const Plan& plan, pid_t* pid, std::string* error, int* code) {
+absl::StatusOr<pid_t> StartPlain(const Plan& plan, int* code) {
   int failure = 0;
   fflush(nullptr);
-  *pid = Spawn(plan, false, &failure);
-  if (*pid > 0) return true;
-  *error = "cannot execute " + plan.command[0] + ": " + strerror(failure);
+  const pid_t pid = Spawn(plan, false, &failure);
+  if (pid > 0) return pid;
   *code = failure == ENOENT ? 127 : 126;
-  return false;
+  return ErrnoStatus("cannot execute " + plan.command[0], failure);
 }
 
 int WaitForwarding(pid_t child, bool terminal_too, const Beside& beside) {

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/job/own_ptys.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -15,6 +13,8 @@
 #include <algorithm>
 #include <fstream>
 #include <sstream>
+
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -76,8 +76,8 @@ std::vector<std::string> PtyNames(const std::vector<int>& descriptors) {
   return names;
 }
 
-bool OwnPtys::Mount(const std::vector<std::string>& outside, std::string* error) {
-  if (!IsOnDevpts(kFolder)) return true;  // this machine has none
+absl::Status OwnPtys::Mount(const std::vector<std::string>& outside) {
+  if (!IsOnDevpts(kFolder)) return absl::OkStatus();  // this machine has none
   for (const std::string& name : outside) {
     const int mount = open_tree(AT_FDCWD, name.c_str(), OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
     if (mount >= 0) outside_.push_back({NumberOf(name), UniqueFd(mount)});
@@ -87,10 +87,9 @@ bool OwnPtys::Mount(const std::vector<std::string>& outside, std::string* error)
     struct stat maker, own;
     const bool other =
         IsOnDevpts(kMaker) && stat(kMaker, &maker) == 0 && stat(kOwnMaker, &own) == 0 && maker.st_dev != own.st_dev;
-    if (!other || mount(kOwnMaker, kMaker, nullptr, MS_BIND, nullptr) == 0) return true;
+    if (!other || mount(kOwnMaker, kMaker, nullptr, MS_BIND, nullptr) == 0) return absl::OkStatus();
   }
-  *error = std::string("cannot mount ") + kFolder + " for the job: " + strerror(errno);
-  return false;
+  return ErrnoStatus(std::string("cannot mount ") + kFolder + " for the job");
 }
 
 void OwnPtys::ShowOutside() {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "proto/base/unique_fd.h"
 
 namespace cuda_remote::checkpoint {
@@ -24,7 +25,7 @@ class OwnPtys {
   OwnPtys& operator=(const OwnPtys&) = delete;
 
   // Mounts it on /dev/pts. `outside`: terminals from outside that the job gets.
-  bool Mount(const std::vector<std::string>& outside, std::string* error);
+  absl::Status Mount(const std::vector<std::string>& outside);
   // Shows these in it, but for one whose number a pseudo-terminal of the job's has. So a restored job must have its own
   // by now.
   void ShowOutside();

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,6 +12,8 @@
 #include <sstream>
 
 #include "checkpoint/job/loader_cache.h"
+#include "proto/base/status_macros.h"
+#include "proto/errors/absl_status.h"
 #include "proto/folder/private_folder.h"
 #include "proto/folder/this_job.h"
 
@@ -107,26 +108,28 @@ class Covers {
 };
 
 // The place where the job sees its folder "lib".
-bool MakeMountPoint(const std::string& place, std::string* error) {
-  if (geteuid() != 0 || place.compare(0, 5, "/run/") != 0) return CheckFolder(place, FolderUse::kMake, error);
-  struct stat facts;
-  if (mkdir(place.c_str(), 0755) != 0 && errno != EEXIST) {
-    *error = "cannot make the folder " + place + ": " + strerror(errno);
-    return false;
+absl::Status MakeMountPoint(const std::string& place) {
+  if (geteuid() != 0 || place.compare(0, 5, "/run/") != 0) {
+    std::string error;
+    // Until CheckFolder gives a status.
+    return CheckFolder(place, FolderUse::kMake, &error) ? absl::OkStatus() : absl::FailedPreconditionError(error);
   }
-  if (lstat(place.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode) && WhyNotTrusted(facts).empty()) return true;
-  *error = place + " is not a folder of root's own";
-  return false;
+  struct stat facts;
+  if (mkdir(place.c_str(), 0755) != 0 && errno != EEXIST) return ErrnoStatus("cannot make the folder " + place);
+  if (lstat(place.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode) && WhyNotTrusted(facts).empty()) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(place + " is not a folder of root's own");
 }
 
 }  // namespace
 
-bool PlanStandIns(const std::string& directory, Job* job, std::vector<Mount>* mounts, std::string* error) {
+absl::Status PlanStandIns(const std::string& directory, Job* job, std::vector<Mount>* mounts) {
   mounts->clear();
   const auto noted = job->stand_ins();
   job->clear_stand_ins();
   const std::string place = JobMountPoint();
-  if (!MakeMountPoint(place, error)) return false;
+  CR_RETURN_IF_ERROR(MakeMountPoint(place));
   mounts->push_back({directory + "/lib", place});
 
   Covers covers(directory, job, mounts);
@@ -146,22 +149,21 @@ bool PlanStandIns(const std::string& directory, Job* job, std::vector<Mount>* mo
 
   bool missing = false;
   for (size_t i = 0; i < kNeededNames; ++i) missing = missing || !found.count(kNames[i]);
-  if (!missing || !known_cache) return true;
+  if (!missing || !known_cache) return absl::OkStatus();
   std::vector<CachedLibrary> more;
   for (const char* name : kNames) {
     if (!found.count(name)) more.push_back({name, place + "/" + name});
   }
   std::string text;
-  if (!AddToLoaderCache(cache, more, &text)) return true;
+  if (!AddToLoaderCache(cache, more, &text)) return absl::OkStatus();
   const std::string path = directory + kOwnLoaderCache;
   unlink(path.c_str());
   std::ofstream out(path, std::ios::binary);
   if (!out.write(text.data(), std::streamsize(text.size())).flush() || chmod(path.c_str(), 0644) != 0) {
-    *error = "cannot write " + path + ": " + strerror(errno);
-    return false;
+    return ErrnoStatus("cannot write " + path);
   }
   mounts->push_back({path, kLoaderCache});
-  return true;
+  return absl::OkStatus();
 }
 
 bool HasOwnLoaderCache(const Job& job) {

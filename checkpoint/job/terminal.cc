@@ -6,12 +6,15 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "proto/errors/absl_status.h"
+
 namespace cuda_remote::checkpoint {
 namespace {
+
+constexpr char kNoTerminal[] = "cannot make a terminal for the job";
 
 // Until the other side is closed. A terminal writes each line's end as CR LF.
 void Copy(int from, int to) {
@@ -46,8 +49,7 @@ int OwnTerminal() {
   return -1;
 }
 
-std::unique_ptr<JobTerminal> JobTerminal::Open(std::string* error) {
-  error->clear();
+absl::StatusOr<std::unique_ptr<JobTerminal>> JobTerminal::Open() {
   std::unique_ptr<JobTerminal> terminal(new JobTerminal);
   for (int fd : {0, 1, 2}) {
     if (isatty(fd)) terminal->streams_.push_back(fd);
@@ -64,8 +66,7 @@ std::unique_ptr<JobTerminal> JobTerminal::Open(std::string* error) {
     terminal->job_end_.Reset(open(name, O_RDWR | O_NOCTTY));
   }
   if (!terminal->job_end_.ok() || tcgetattr(terminal->own_.get(), &terminal->before_) != 0) {
-    *error = std::string("cannot make a terminal for the job: ") + strerror(errno);
-    return nullptr;
+    return ErrnoStatus(kNoTerminal);
   }
   tcsetattr(terminal->job_end_.get(), TCSANOW, &terminal->before_);
   terminal->Resize();
@@ -159,19 +160,20 @@ void JobTerminal::Drain() {
   while (poll(&waiting, 1, 0) > 0 && (waiting.revents & POLLIN)) CopyOut();
 }
 
-bool CopyTerminal(TerminalCopy* copy, std::string* error) {
+absl::StatusOr<TerminalCopy> CopyTerminal() {
+  TerminalCopy copy;
   const int master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
   char name[64];
   if (master < 0 || grantpt(master) != 0 || unlockpt(master) != 0 || ptsname_r(master, name, sizeof(name)) != 0) {
-    *error = std::string("cannot make a terminal for the job: ") + strerror(errno);
+    const absl::Status failed = ErrnoStatus(kNoTerminal);
     if (master >= 0) close(master);
-    return false;
+    return failed;
   }
-  copy->terminal = open(name, O_RDWR | O_NOCTTY | O_CLOEXEC);
+  copy.terminal = open(name, O_RDWR | O_NOCTTY | O_CLOEXEC);
   fflush(nullptr);
-  copy->copier = copy->terminal < 0 ? -1 : fork();
-  if (copy->copier == 0) {
-    close(copy->terminal);
+  copy.copier = copy.terminal < 0 ? -1 : fork();
+  if (copy.copier == 0) {
+    close(copy.terminal);
     // The signals that cr-restart forwards are not for this process: it ends with the job.
     for (int signal_number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) signal(signal_number, SIG_IGN);
     Copy(master, 1);
@@ -179,9 +181,9 @@ bool CopyTerminal(TerminalCopy* copy, std::string* error) {
   }
   const int failure = errno;
   close(master);
-  if (copy->copier > 0) return true;
-  *error = std::string("cannot make a terminal for the job: ") + strerror(failure);
-  return false;
+  if (copy.copier > 0) return copy;
+  if (copy.terminal >= 0) close(copy.terminal);
+  return ErrnoStatus(kNoTerminal, failure);
 }
 
 }  // namespace cuda_remote::checkpoint

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "proto/base/took.h"
 #include "proto/base/unique_fd.h"
 
 namespace cuda_remote::checkpoint {
@@ -23,7 +25,9 @@ struct TerminalCopy {
   int terminal = -1;  // for the job; the caller closes it once the job has it
   pid_t copier = 0;   // a child that ends when nobody has the terminal open any more
 };
-bool CopyTerminal(TerminalCopy* copy, std::string* error);
+absl::StatusOr<TerminalCopy> CopyTerminal();
+// Until all callers have it: see took.h.
+inline bool CopyTerminal(TerminalCopy* copy, std::string* error) { return Took(CopyTerminal(), copy, error); }
 
 // A pseudo-terminal for a job whose session is not this program's, so that it has job control: the keys that stop and
 // interrupt, groups in the foreground and background, the window's size. While this program is in the foreground, the
@@ -31,8 +35,15 @@ bool CopyTerminal(TerminalCopy* copy, std::string* error);
 // nothing is read, so the keys stay the shell's.
 class JobTerminal {
  public:
-  // Null if this program has no terminal, or its input or output is elsewhere, and if it cannot be made (*error).
-  static std::unique_ptr<JobTerminal> Open(std::string* error);
+  // Null if this program has no terminal, or its input or output is elsewhere.
+  static absl::StatusOr<std::unique_ptr<JobTerminal>> Open();
+  // Until all callers have it: see took.h.
+  static std::unique_ptr<JobTerminal> Open(std::string* error) {
+    std::unique_ptr<JobTerminal> terminal;
+    error->clear();
+    Took(Open(), &terminal, error);
+    return terminal;
+  }
   // Gives this program's terminal back as it was.
   ~JobTerminal();
   JobTerminal(const JobTerminal&) = delete;
