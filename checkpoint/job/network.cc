@@ -36,10 +36,13 @@
 #include <string>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "checkpoint/job/account.h"
 #include "proto/base/clock.h"
 #include "proto/base/hash.h"
+#include "proto/base/status_macros.h"
 #include "proto/base/text.h"
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -346,7 +349,7 @@ struct Place {
   Address gateway;
 };
 
-bool FindPlace(const JobNetwork& network, Place* place, std::string* error) {
+absl::StatusOr<Place> FindPlace(const JobNetwork& network) {
   const Address address = Parsed(network.address());
   const std::string example = address.family == AF_INET ? "/24" : "/64";
   Kernel kernel;
@@ -360,59 +363,57 @@ bool FindPlace(const JobNetwork& network, Place* place, std::string* error) {
   };
   for (const OwnAddress& own : addresses) {
     if (!(own.address == address)) continue;
-    *error = "the address " + network.address() + " is this machine's own, on " + with_index(own.index).name +
-             "; a job needs one that nobody else has";
-    return false;
+    return absl::AlreadyExistsError(absl::StrCat("the address ", network.address(), " is this machine's own, on ",
+                                                 with_index(own.index).name, "; a job needs one that nobody else has"));
   }
-  place->interface = Interface();
+  Place place;
   for (const Interface& one : interfaces) {
-    if (!network.interface().empty() && one.name == network.interface()) place->interface = one;
+    if (!network.interface().empty() && one.name == network.interface()) place.interface = one;
   }
-  if (!network.interface().empty() && place->interface.index == 0) {
-    *error = "this machine has no interface " + network.interface() + " for the job's address " + network.address();
-    return false;
+  if (!network.interface().empty() && place.interface.index == 0) {
+    return absl::NotFoundError(absl::StrCat("this machine has no interface ", network.interface(),
+                                            " for the job's address ", network.address()));
   }
   for (const OwnAddress& own : addresses) {
     const Interface of = with_index(own.index);
     if (!IsInNetwork(address, own.address, own.prefix) || !of.is_ethernet) continue;
-    if (!network.interface().empty() && of.index != place->interface.index) continue;
-    if (own.prefix < place->prefix) continue;
-    place->interface = of;
-    place->prefix = own.prefix;
+    if (!network.interface().empty() && of.index != place.interface.index) continue;
+    if (own.prefix < place.prefix) continue;
+    place.interface = of;
+    place.prefix = own.prefix;
   }
-  if (place->interface.index == 0) {
-    *error = "no interface of this machine is in the network of the job's address " + network.address() +
-             "; name the one that it is to be on: --address " + network.address() + example + "@INTERFACE";
-    return false;
+  if (place.interface.index == 0) {
+    return absl::NotFoundError(absl::StrCat("no interface of this machine is in the network of the job's address ",
+                                            network.address(), "; name the one that it is to be on: --address ",
+                                            network.address(), example, "@INTERFACE"));
   }
-  if (network.prefix() != 0) place->prefix = network.prefix();
-  const std::string& name = place->interface.name;
-  if (place->prefix == 0) {
-    *error = "the interface " + name + " has no address in the network of " + network.address() +
-             "; say how many bits are the network's: --address " + network.address() + example + "@" + name;
-    return false;
+  if (network.prefix() != 0) place.prefix = network.prefix();
+  const std::string& name = place.interface.name;
+  if (place.prefix == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the interface ", name, " has no address in the network of ", network.address(),
+                     "; say how many bits are the network's: --address ", network.address(), example, "@", name));
   }
   // The first address of a network is none of a machine's, nor is the last one with IPv4.
-  if (place->prefix + kLeastHostBits > address.bits() || HostBitsAre(false, address, place->prefix) ||
-      (address.family == AF_INET && HostBitsAre(true, address, place->prefix))) {
-    *error =
-        network.address() + " cannot be a machine's address in a network of " + std::to_string(place->prefix) + " bits";
-    return false;
+  if (place.prefix + kLeastHostBits > address.bits() || HostBitsAre(false, address, place.prefix) ||
+      (address.family == AF_INET && HostBitsAre(true, address, place.prefix))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(network.address(), " cannot be a machine's address in a network of ", place.prefix, " bits"));
   }
-  if (!place->interface.is_ethernet || !place->interface.is_up) {
-    *error = "the interface " + name + (place->interface.is_ethernet ? " is down" : " is not an Ethernet interface") +
-             ", so no job can have an address there";
-    return false;
+  if (!place.interface.is_ethernet || !place.interface.is_up) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the interface ", name, place.interface.is_ethernet ? " is down" : " is not an Ethernet interface",
+                     ", so no job can have an address there"));
   }
-  if (place->interface.master != 0) {
-    *error = "the interface " + name + " is a part of " + with_index(place->interface.master).name +
-             "; name that one for the job's address";
-    return false;
+  if (place.interface.master != 0) {
+    return absl::FailedPreconditionError(absl::StrCat("the interface ", name, " is a part of ",
+                                                      with_index(place.interface.master).name,
+                                                      "; name that one for the job's address"));
   }
-  place->gateway = GatewayOf(address.family, place->interface.index, &kernel);
-  const bool is_near = IsInNetwork(place->gateway, address, place->prefix) || IsLinkLocal(place->gateway);
-  if (!is_near || place->gateway == address) place->gateway = Address();
-  return true;
+  place.gateway = GatewayOf(address.family, place.interface.index, &kernel);
+  const bool is_near = IsInNetwork(place.gateway, address, place.prefix) || IsLinkLocal(place.gateway);
+  if (!is_near || place.gateway == address) place.gateway = Address();
+  return place;
 }
 
 std::string Reason(int failure) {
@@ -422,9 +423,9 @@ std::string Reason(int failure) {
   return text;
 }
 
-bool Failed(const std::string& what, int failure, std::string* error) {
-  *error = "the job cannot get its address: " + what + ": " + Reason(failure);
-  return false;
+absl::Status Failed(const std::string& what, int failure) {
+  return absl::Status(ErrnoStatus(what, failure).code(),
+                      absl::StrCat("the job cannot get its address: ", what, ": ", Reason(failure)));
 }
 
 // eth0, an end of a veth pair or a macvlan, in the namespace `fd`, made from outside. 0 or the number of the error.
@@ -666,26 +667,26 @@ void AwaitReady(Kernel* kernel) {
 }
 
 // Inside, with eth0 up and without an address.
-bool IsFree(const Address& address, Kernel* kernel, std::string* error) {
+absl::Status CheckFree(const Address& address, Kernel* kernel) {
   AwaitReady(kernel);
   const HardwareBytes own = OwnHardwareAddress();
   Neighbours neighbours(address);
   const auto end = Now() + kRemoval;
   for (int asked = 0; asked < kQuestions;) {
-    if (!neighbours.Ask(own)) return Failed("asking who has it", errno, error);
+    if (!neighbours.Ask(own)) return Failed("asking who has it", errno);
     const std::string who = neighbours.WhoHas(kAnswer);
     if (who.empty()) {
       ++asked;
     } else if (Now() > end) {
-      *error = "the address " + Written(address) + " is in use: the machine or job with the hardware address " + who +
-               " answers for it; end that one first, or give the job another address";
-      return false;
+      return absl::AlreadyExistsError(
+          absl::StrCat("the address ", Written(address), " is in use: the machine or job with the hardware address ",
+                       who, " answers for it; end that one first, or give the job another address"));
     } else {
       asked = 0;
       std::this_thread::sleep_for(kLook);
     }
   }
-  return true;
+  return absl::OkStatus();
 }
 
 // A setting of eth0. A container may not let it be written, nor need it.
@@ -720,7 +721,7 @@ Address LinkLocal(const HardwareBytes& own) {
   return address;
 }
 
-bool SetUpInside(const JobNetwork& network, const Place& place, bool ask, Kernel* kernel, std::string* error) {
+absl::Status SetUpInside(const JobNetwork& network, const Place& place, bool ask, Kernel* kernel) {
   const Address address = Parsed(network.address());
   const bool is_ipv6 = address.family == AF_INET6;
   // The kernel's own addresses, and those that a router gives, would be others with each hardware address.
@@ -728,20 +729,20 @@ bool SetUpInside(const JobNetwork& network, const Place& place, bool ask, Kernel
   SetForIpv6("accept_ra", "0");
   SetForIpv6("disable_ipv6", is_ipv6 ? "0" : "1");
   int failure = kernel->Do(ChangeInterface(kLoopback, IFF_UP));
-  if (failure != 0) return Failed("the loopback interface", failure, error);
+  if (failure != 0) return Failed("the loopback interface", failure);
   if (ask) {
     failure = kernel->Do(ChangeInterface(kIndex, IFF_UP));
-    if (failure != 0) return Failed(kName, failure, error);
-    if (!IsFree(address, kernel, error)) return false;
+    if (failure != 0) return Failed(kName, failure);
+    CR_RETURN_IF_ERROR(CheckFree(address, kernel));
   }
   failure = Silence(kernel);
-  if (failure != 0) return Failed("keeping it silent", failure, error);
+  if (failure != 0) return Failed("keeping it silent", failure);
   if (!ask) failure = kernel->Do(ChangeInterface(kIndex, IFF_UP));
-  if (failure != 0) return Failed(kName, failure, error);
+  if (failure != 0) return Failed(kName, failure);
   failure = AddAddress(address, place.prefix, kernel);
   if (failure == 0 && is_ipv6) failure = AddAddress(LinkLocal(HardwareAddress(network.address())), 64, kernel);
-  if (failure != 0) return Failed("the address", failure, error);
-  if (place.gateway.family == AF_UNSPEC) return true;
+  if (failure != 0) return Failed("the address", failure);
+  if (place.gateway.family == AF_UNSPEC) return absl::OkStatus();
   rtmsg route = {};
   route.rtm_family = uint8_t(address.family);
   route.rtm_table = RT_TABLE_MAIN;
@@ -752,11 +753,11 @@ bool SetUpInside(const JobNetwork& network, const Place& place, bool ask, Kernel
                            .Add(route)
                            .Put(RTA_GATEWAY, place.gateway.bytes.data(), place.gateway.size())
                            .Put(RTA_OIF, uint32_t(kIndex)));
-  return failure == 0 || Failed("the default route", failure, error);
+  return failure == 0 ? absl::OkStatus() : Failed("the default route", failure);
 }
 
 // Inside.
-bool Connect(const std::string& text, Kernel* kernel, std::string* error) {
+absl::Status Connect(const std::string& text, Kernel* kernel) {
   const HardwareBytes own = HardwareAddress(text);
   // One macvlan of the same hardware address may still be there, of a job that has just ended.
   const auto end = Now() + kRemoval;
@@ -765,27 +766,26 @@ bool Connect(const std::string& text, Kernel* kernel, std::string* error) {
     if (failure != 0) std::this_thread::sleep_for(kLook);
     failure = kernel->Do(ChangeInterface(kIndex, 0).Put(IFLA_ADDRESS, own.data(), own.size()));
   } while ((failure == EADDRINUSE || failure == EBUSY) && Now() < end);
-  if (failure != 0) return Failed("its hardware address", failure, error);
+  if (failure != 0) return Failed("its hardware address", failure);
   failure = kernel->Do(QueueOf(RTM_DELQDISC, 0));
   // It was not silent.
-  if (failure != 0 && failure != ENOENT && failure != EINVAL) return Failed("ending its silence", failure, error);
+  if (failure != 0 && failure != ENOENT && failure != EINVAL) return Failed("ending its silence", failure);
   AwaitReady(kernel);
   Neighbours neighbours(Parsed(text));
   for (int i = 0; i < kNotices; ++i) neighbours.Tell(own);
-  return true;
+  return absl::OkStatus();
 }
 
 // Does `work` in the network namespace of that process.
-bool InNetworkOf(pid_t process, const std::function<bool(Kernel*)>& work, std::string* error) {
+absl::Status InNetworkOf(pid_t process, const std::function<absl::Status(Kernel*)>& work) {
   const UniqueFd theirs(open(("/proc/" + std::to_string(process) + "/ns/net").c_str(), O_RDONLY | O_CLOEXEC));
-  bool ok = false;
+  absl::Status done;
   const auto inside = [&] {
     Kernel kernel;
-    ok = work(&kernel);
+    done = work(&kernel);
   };
-  if (theirs.get() >= 0 && InNamespace(theirs.get(), inside)) return ok;
-  *error = std::string("cannot enter the job's network namespace: ") + strerror(errno);
-  return false;
+  if (theirs.get() >= 0 && InNamespace(theirs.get(), inside)) return done;
+  return ErrnoStatus("cannot enter the job's network namespace");
 }
 
 // "ADDRESS[/PREFIX][@INTERFACE]", of which the address can also be a network's.
@@ -810,16 +810,16 @@ bool Split(const std::string& text, JobNetwork* network) {
 
 }  // namespace
 
-bool ParseNetwork(const std::string& text, JobNetwork* network, std::string* error) {
-  if (!Split(text, network)) {
-    *error = "\"" + text +
-             "\" is not ADDRESS[/PREFIX][@INTERFACE], such as 10.9.0.50, 10.9.0.50/24@eth1 or "
-             "fd00:9::50/64";
-    return false;
+absl::StatusOr<JobNetwork> ParseNetwork(const std::string& text) {
+  JobNetwork network;
+  if (!Split(text, &network)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", text,
+                     "\" is not ADDRESS[/PREFIX][@INTERFACE], such as 10.9.0.50, 10.9.0.50/24@eth1 or "
+                     "fd00:9::50/64"));
   }
-  if (IsForMachines(Parsed(network->address()))) return true;
-  *error = network->address() + " cannot be a machine's address in a network";
-  return false;
+  if (IsForMachines(Parsed(network.address()))) return network;
+  return absl::InvalidArgumentError(absl::StrCat(network.address(), " cannot be a machine's address in a network"));
 }
 
 std::string ToText(const JobNetwork& network) {
@@ -827,38 +827,35 @@ std::string ToText(const JobNetwork& network) {
          (network.interface().empty() ? "" : "@" + network.interface());
 }
 
-bool CheckNetwork(JobNetwork* network, const std::vector<std::string>* allowed, std::string* error) {
+absl::Status CheckNetwork(JobNetwork* network, const std::vector<std::string>* allowed) {
   // It may come from an image, or from another machine.
-  JobNetwork again;
-  if (!ParseNetwork(ToText(*network), &again, error)) return false;
-  Place place;
-  if (!FindPlace(*network, &place, error)) return false;
+  CR_RETURN_IF_ERROR(ParseNetwork(ToText(*network)).status());
+  CR_ASSIGN_OR_RETURN(const Place place, FindPlace(*network));
   bool may = allowed == nullptr;
   for (size_t i = 0; allowed && i < allowed->size(); ++i) {
     may = may || RuleAllows((*allowed)[i], network->address(), place.interface.name);
   }
   if (!may) {
-    *error = "the cr-hostd of this machine gives no job the address " + network->address() + " on " +
-             place.interface.name + " (cr-hostd --allow-address)";
-    return false;
+    return absl::PermissionDeniedError(absl::StrCat("the cr-hostd of this machine gives no job the address ",
+                                                    network->address(), " on ", place.interface.name,
+                                                    " (cr-hostd --allow-address)"));
   }
   const std::string missing = MissingCapability({{CAP_NET_ADMIN, "NET_ADMIN"}, {CAP_SYS_ADMIN, "SYS_ADMIN"}});
   if (!missing.empty()) {
-    *error = "a job's own address needs root and " + missing;
-    return false;
+    return absl::PermissionDeniedError(absl::StrCat("a job's own address needs root and ", missing));
   }
   network->set_prefix(place.prefix);
-  return true;
+  return absl::OkStatus();
 }
 
-bool CheckNetworkRule(const std::string& rule, std::string* error) {
+absl::Status CheckNetworkRule(const std::string& rule) {
   JobNetwork network;
   if (Split(rule, &network) && network.prefix() != 0 &&
       HostBitsAre(false, Parsed(network.address()), network.prefix())) {
-    return true;
+    return absl::OkStatus();
   }
-  *error = "\"" + rule + "\" is not a network, such as 10.9.0.0/24, 10.9.0.0/24@eth1 or fd00:9::/64";
-  return false;
+  return absl::InvalidArgumentError(
+      absl::StrCat("\"", rule, "\" is not a network, such as 10.9.0.0/24, 10.9.0.0/24@eth1 or fd00:9::/64"));
 }
 
 bool RuleAllows(const std::string& rule, const std::string& address, const std::string& interface) {
@@ -880,44 +877,36 @@ std::array<unsigned char, 6> HardwareAddress(const std::string& text) {
   return {0x02, kind, end[0], end[1], end[2], end[3]};
 }
 
-std::unique_ptr<NetworkNamespace> NetworkNamespace::Make(const JobNetwork& network, bool ask, std::string* error) {
-  Place place;
-  if (!FindPlace(network, &place, error)) return nullptr;
+absl::StatusOr<std::unique_ptr<NetworkNamespace>> NetworkNamespace::Make(const JobNetwork& network, bool ask) {
+  CR_ASSIGN_OR_RETURN(const Place place, FindPlace(network));
   const UniqueFd own(open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC));
-  if (own.get() < 0 || unshare(CLONE_NEWNET) != 0) {
-    Failed("a network namespace", errno, error);
-    return nullptr;
-  }
+  if (own.get() < 0 || unshare(CLONE_NEWNET) != 0) return Failed("a network namespace", errno);
   UniqueFd fresh(open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC));
   if (setns(own.get(), CLONE_NEWNET) != 0) abort();
-  if (fresh.get() < 0) {
-    Failed("a network namespace", errno, error);
-    return nullptr;
-  }
+  if (fresh.get() < 0) return Failed("a network namespace", errno);
   const int failure = MakeInterface(place, fresh.get());
   if (failure != 0) {
-    Failed(place.interface.kind == "bridge" ? "a veth pair in the bridge " + place.interface.name
-                                            : "a macvlan on " + place.interface.name,
-           failure, error);
-    return nullptr;
+    return Failed(place.interface.kind == "bridge" ? "a veth pair in the bridge " + place.interface.name
+                                                   : "a macvlan on " + place.interface.name,
+                  failure);
   }
-  bool ok = false;
+  absl::Status done;
   const bool entered = InNamespace(fresh.get(), [&] {
     Kernel kernel;
-    ok = SetUpInside(network, place, ask, &kernel, error);
+    done = SetUpInside(network, place, ask, &kernel);
   });
-  if (!entered) Failed("entering its network namespace", errno, error);
-  if (!entered || !ok) return nullptr;
+  if (!entered) return Failed("entering its network namespace", errno);
+  CR_RETURN_IF_ERROR(done);
   return std::unique_ptr<NetworkNamespace>(new NetworkNamespace(fresh.Release(), network.address()));
 }
 
-bool NetworkNamespace::Connect(std::string* error) {
-  bool ok = false;
+absl::Status NetworkNamespace::Connect() {
+  absl::Status done;
   const bool entered = InNamespace(fd_.get(), [&] {
     Kernel kernel;
-    ok = checkpoint::Connect(address_, &kernel, error);
+    done = checkpoint::Connect(address_, &kernel);
   });
-  return entered ? ok : Failed("entering its network namespace", errno, error);
+  return entered ? done : Failed("entering its network namespace", errno);
 }
 
 void NetworkNamespace::Silence() {
@@ -936,18 +925,15 @@ void NetworkNamespace::Leave(bool flush) {
   });
 }
 
-bool SilenceNetwork(pid_t init, std::string* error) {
-  const auto silence = [&](Kernel* kernel) {
+absl::Status SilenceNetwork(pid_t init) {
+  return InNetworkOf(init, [](Kernel* kernel) {
     const int failure = Silence(kernel);
-    if (failure != 0) *error = std::string("the job's network cannot be kept silent: ") + strerror(failure);
-    return failure == 0;
-  };
-  return InNetworkOf(init, silence, error);
+    return failure == 0 ? absl::OkStatus() : ErrnoStatus("the job's network cannot be kept silent", failure);
+  });
 }
 
-bool ConnectNetwork(pid_t init, const JobNetwork& network, std::string* error) {
-  return InNetworkOf(
-      init, [&](Kernel* kernel) { return Connect(network.address(), kernel, error); }, error);
+absl::Status ConnectNetwork(pid_t init, const JobNetwork& network) {
+  return InNetworkOf(init, [&](Kernel* kernel) { return Connect(network.address(), kernel); });
 }
 
 }  // namespace cuda_remote::checkpoint

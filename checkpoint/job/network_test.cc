@@ -8,21 +8,19 @@ namespace {
 
 TEST(Network, IsReadAndWritten) {
   for (const char* text : {"10.9.0.50", "10.9.0.50/24", "10.9.0.50@eth1", "10.9.0.50/24@br0"}) {
-    JobNetwork network;
-    std::string error;
-    ASSERT_TRUE(ParseNetwork(text, &network, &error)) << error;
-    EXPECT_EQ(ToText(network), text);
-    EXPECT_EQ(network.address(), "10.9.0.50");
+    const absl::StatusOr<JobNetwork> network = ParseNetwork(text);
+    ASSERT_EQ(network.status(), absl::OkStatus());
+    EXPECT_EQ(ToText(*network), text);
+    EXPECT_EQ(network->address(), "10.9.0.50");
   }
 }
 
 TEST(Network, OfIpv6IsReadAndWritten) {
   for (const char* text : {"fd00:9::50", "fd00:9::50/64", "fd00:9::50@eth1", "fd00:9::50/120@br0"}) {
-    JobNetwork network;
-    std::string error;
-    ASSERT_TRUE(ParseNetwork(text, &network, &error)) << error;
-    EXPECT_EQ(ToText(network), text);
-    EXPECT_EQ(network.address(), "fd00:9::50");
+    const absl::StatusOr<JobNetwork> network = ParseNetwork(text);
+    ASSERT_EQ(network.status(), absl::OkStatus());
+    EXPECT_EQ(ToText(*network), text);
+    EXPECT_EQ(network->address(), "fd00:9::50");
   }
 }
 
@@ -52,10 +50,9 @@ TEST(Network, OtherTextsAreRefused) {
                            "fe80::1",
                            "ff02::1",
                            "::ffff:10.9.0.50"}) {
-    JobNetwork network;
-    std::string error;
-    EXPECT_FALSE(ParseNetwork(text, &network, &error)) << text;
-    EXPECT_NE(error, "");
+    const absl::Status refused = ParseNetwork(text).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << text;
+    EXPECT_NE(refused.message(), "") << text;
   }
 }
 
@@ -74,12 +71,11 @@ TEST(Network, RulesAllowTheAddressesOfANetwork) {
 }
 
 TEST(Network, RulesAreNetworks) {
-  std::string error;
-  EXPECT_TRUE(CheckNetworkRule("10.9.0.0/24", &error)) << error;
-  EXPECT_TRUE(CheckNetworkRule("10.9.0.0/24@br0", &error)) << error;
-  EXPECT_TRUE(CheckNetworkRule("fd00:9::/64@br0", &error)) << error;
+  EXPECT_EQ(CheckNetworkRule("10.9.0.0/24"), absl::OkStatus());
+  EXPECT_EQ(CheckNetworkRule("10.9.0.0/24@br0"), absl::OkStatus());
+  EXPECT_EQ(CheckNetworkRule("fd00:9::/64@br0"), absl::OkStatus());
   for (const char* rule : {"fd00:9::50/64", "fd00:9::", "10.9.0.50/24", "10.9.0.0", "10.9.0.0@br0", "all", ""}) {
-    EXPECT_FALSE(CheckNetworkRule(rule, &error)) << rule;
+    EXPECT_EQ(CheckNetworkRule(rule).code(), absl::StatusCode::kInvalidArgument) << rule;
   }
 }
 
@@ -93,11 +89,10 @@ TEST(Network, HardwareAddressesDifferAsAddressesDo) {
 }
 
 TEST(Network, AnInterfaceThatIsNotThereIsNamed) {
-  JobNetwork network;
-  std::string error;
-  ASSERT_TRUE(ParseNetwork("10.9.0.50/24@no-such-one", &network, &error));
-  EXPECT_FALSE(CheckNetwork(&network, nullptr, &error));
-  EXPECT_NE(error.find("no interface no-such-one"), std::string::npos) << error;
+  absl::StatusOr<JobNetwork> network = ParseNetwork("10.9.0.50/24@no-such-one");
+  ASSERT_EQ(network.status(), absl::OkStatus());
+  EXPECT_EQ(CheckNetwork(&*network, nullptr),
+            absl::NotFoundError("this machine has no interface no-such-one for the job's address 10.9.0.50"));
 }
 
 }  // namespace
