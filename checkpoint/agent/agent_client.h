@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tool's connection to the agent of one process of a job. Blocking; not thread-safe. Functions that fail return false
-// and one sentence for a person in *error.
+// A tool's connection to the agent of one process of a job. Blocking; not thread-safe.
 #ifndef CUDA_REMOTE_CHECKPOINT_AGENT_AGENT_CLIENT_H_
 #define CUDA_REMOTE_CHECKPOINT_AGENT_AGENT_CLIENT_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/agent/lock.h"
 #include "proto/agent/types.h"
 #include "proto/base/unique_fd.h"
@@ -20,50 +22,97 @@ struct Message;
 class AgentClient final : public Lockable {
  public:
   // Connects to the agent of process `pid` (as that process knows itself) of the job in `directory`. `name`: how
-  // messages call the process. Null and *error if nobody is there.
+  // messages call the process. Fails if nobody is there.
+  static absl::StatusOr<std::unique_ptr<AgentClient>> Connect(const std::string& directory, uint32_t pid,
+                                                              const std::string& name);
+  // Until all callers have it: see took.h.
   static std::unique_ptr<AgentClient> Connect(const std::string& directory, uint32_t pid, const std::string& name,
-                                              std::string* error);
+                                              std::string* error) {
+    std::unique_ptr<AgentClient> client;
+    Took(Connect(directory, pid, name), &client, error);
+    return client;
+  }
 
   AgentClient(const AgentClient&) = delete;
   AgentClient& operator=(const AgentClient&) = delete;
 
-  bool GetInfo(Info* info, std::string* error);
+  absl::StatusOr<Info> GetInfo();
   // Lockable.
   std::string Name() const override { return name_; }
-  CloseResult Close(std::string* error) override;
-  bool Look(Activity* activity, std::string* error) override;
-  bool Admit(const Admission& which, bool* admitted, std::string* error) override;
-  bool Settle(int timeout_ms, bool* settled, std::string* error) override;
-  bool LockOld(int timeout_ms, std::string* error) override;
+  absl::Status Close() override;
+  absl::StatusOr<Activity> Look() override;
+  absl::StatusOr<bool> Admit(const Admission& which) override;
+  absl::StatusOr<bool> Settle(int timeout_ms) override;
+  absl::Status LockOld(int timeout_ms) override;
   void Open() override;
-  // True once the agent has answered; it lets calls in right after that.
-  bool Unlock(std::string* error);
-  // While the job runs: the module images of its log (replay::WriteImages) and a number for Take. The caller owns *fd.
-  bool AskImages(uint64_t* number, int* fd, std::string* error);
-  // The caller owns the descriptors in *taken. `images`: AskImages's number, or 0; older libraries send all images.
-  bool Take(uint64_t images, Taken* taken, std::string* error);
+  // Returns once the agent has answered; it lets calls in right after that.
+  absl::Status Unlock();
+  // While the job runs: the module images of its log (replay::WriteImages), and a number for Take.
+  absl::Status AskImages(uint64_t* number, UniqueFd* fd);
+  // The caller owns the descriptors in the result. `images`: AskImages's number, or 0; older libraries send all images.
+  absl::StatusOr<Taken> Take(uint64_t images);
   // On success both ends close the connection; connect again to give the process a channel.
-  bool Release(std::string* error);
+  absl::Status Release();
   // The caller keeps the descriptors in `given`.
-  bool Give(const Given& given, std::string* error);
+  absl::Status Give(const Given& given);
   // For a released process whose channel is lost: its calls fail from now on, instead of waiting.
-  bool Abandon(std::string* error);
-  // A request to the GPU server beside the job's calls, while it runs, and its answer: *answered is false if that was
-  // not there in time (20 ms at most). *old, if not null: the job's library knows no such requests.
-  bool Ask(const SideRequest& request, uint64_t* sequence, std::string* error, bool* old = nullptr);
-  bool Answer(uint64_t sequence, int timeout_ms, bool* answered, SideAnswer* answer, std::string* error);
+  absl::Status Abandon();
+  // A request to the GPU server beside the job's calls, while it runs: its number, for Answer. Unimplemented: the job's
+  // library knows no such requests.
+  absl::StatusOr<uint64_t> Ask(const SideRequest& request);
+  // The answer to a request; nothing if it was not there in time (20 ms at most).
+  absl::StatusOr<std::optional<SideAnswer>> Answer(uint64_t sequence, int timeout_ms);
   // Begins to record calls: at most `events` of them, for at most `milliseconds`. Another connection may end it.
-  bool BeginTrace(uint64_t events, uint64_t milliseconds, std::string* error);
+  absl::Status BeginTrace(uint64_t events, uint64_t milliseconds);
   // Ends the recording. The process writes the timeline and the table of calls to the descriptors, which the caller
   // keeps.
-  bool EndTrace(int timeline_fd, int table_fd, bool json, std::string* error);
+  absl::Status EndTrace(int timeline_fd, int table_fd, bool json);
   // The table of all calls so far, of a job that was started with CUDA_REMOTE_TRACE.
-  bool TraceTotals(int table_fd, bool json, std::string* error);
+  absl::Status TraceTotals(int table_fd, bool json);
+
+  // Until all callers have it: see took.h.
+  using Lockable::Admit;
+  using Lockable::Close;
+  using Lockable::LockOld;
+  using Lockable::Look;
+  using Lockable::Settle;
+  bool GetInfo(Info* info, std::string* error) { return Took(GetInfo(), info, error); }
+  bool Unlock(std::string* error) { return Took(Unlock(), error); }
+  bool AskImages(uint64_t* number, int* fd, std::string* error) {
+    UniqueFd images;
+    if (!Took(AskImages(number, &images), error)) return false;
+    *fd = images.Release();
+    return true;
+  }
+  bool Take(uint64_t images, Taken* taken, std::string* error) { return Took(Take(images), taken, error); }
+  bool Release(std::string* error) { return Took(Release(), error); }
+  bool Give(const Given& given, std::string* error) { return Took(Give(given), error); }
+  bool Abandon(std::string* error) { return Took(Abandon(), error); }
+  bool Ask(const SideRequest& request, uint64_t* sequence, std::string* error, bool* old = nullptr) {
+    const absl::StatusOr<uint64_t> asked = Ask(request);
+    if (old && !asked.ok()) *old = absl::IsUnimplemented(asked.status());
+    return Took(asked, sequence, error);
+  }
+  bool Answer(uint64_t sequence, int timeout_ms, bool* answered, SideAnswer* answer, std::string* error) {
+    std::optional<SideAnswer> got;
+    if (!Took(Answer(sequence, timeout_ms), &got, error)) return false;
+    *answered = got.has_value();
+    if (got) *answer = *std::move(got);
+    return true;
+  }
+  bool BeginTrace(uint64_t events, uint64_t milliseconds, std::string* error) {
+    return Took(BeginTrace(events, milliseconds), error);
+  }
+  bool EndTrace(int timeline_fd, int table_fd, bool json, std::string* error) {
+    return Took(EndTrace(timeline_fd, table_fd, json), error);
+  }
+  bool TraceTotals(int table_fd, bool json, std::string* error) { return Took(TraceTotals(table_fd, json), error); }
 
  private:
-  AgentClient(int socket, const std::string& name) : socket_(socket), name_(name) {}
-  bool Call(const Message& request, int timeout_ms, Message* reply, std::string* error);
-  bool AskYesNo(const Message& request, int timeout_ms, bool* yes, std::string* error);
+  AgentClient(UniqueFd socket, const std::string& name) : socket_(std::move(socket)), name_(name) {}
+  // The answer to a request. Unimplemented: the job's library does not know the request.
+  absl::StatusOr<Message> Call(const Message& request, int timeout_ms);
+  absl::StatusOr<bool> AskYesNo(const Message& request, int timeout_ms);
 
   UniqueFd socket_;
   const std::string name_;

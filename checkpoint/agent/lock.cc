@@ -9,6 +9,8 @@
 #include <map>
 
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
+#include "proto/errors/annotate.h"
 
 namespace cuda_remote::agent {
 namespace {
@@ -97,19 +99,16 @@ class Locker {
     next_busy_ = start_ + busy_gap_;
   }
 
-  bool Run(int64_t* closed_us, std::string* error) {
-    if (!Loop(error)) {
-      if (asked_ && processes_.size() > 1) *error = asked_->what->Name() + ": " + *error;
+  absl::StatusOr<int64_t> Run() {
+    if (const absl::Status locked = Loop(); !locked.ok()) {
       for (Process& process : processes_) {
         if (process.closed) process.what->Open();
       }
-      return false;
+      return asked_ && processes_.size() > 1 ? Annotate(asked_->what->Name() + ": ", locked) : locked;
     }
-    if (closed_us) {
-      *closed_us = end_;
-      for (const Process& process : processes_) *closed_us = std::min(*closed_us, process.closed_us);
-    }
-    return true;
+    int64_t closed_us = end_;
+    for (const Process& process : processes_) closed_us = std::min(closed_us, process.closed_us);
+    return closed_us;
   }
 
  private:
@@ -122,37 +121,33 @@ class Locker {
   }
   int LeftMs() const { return int(std::max<int64_t>(0, end_ - Now()) / kMs); }
 
-  bool Loop(std::string* error) {
-    for (Process& process : processes_) {
-      if (!CloseOne(&process, error)) return false;
-    }
+  absl::Status Loop() {
+    for (Process& process : processes_) CR_RETURN_IF_ERROR(CloseOne(&process));
     int64_t pause = kFirstPauseUs;
     while (true) {
       bool all_quiet = true, capturing = false;
       for (Process& process : processes_) {
         if (process.old) continue;
-        if (!Ask(process)->Look(&process.activity, error)) return false;
+        CR_ASSIGN_OR_RETURN(process.activity, Ask(process)->Look());
         NoteContexts(&process);
         NoteFunction(&process);
         all_quiet = all_quiet && process.activity.quiet;
         capturing = capturing || process.activity.capturing;
       }
       if (all_quiet) {
-        bool settled = true;
-        if (!SettleAll(&settled, error)) return false;
-        if (settled) return true;
+        CR_ASSIGN_OR_RETURN(const bool settled, SettleAll());
+        if (settled) return absl::OkStatus();
       }
       if (options_.cancelled && options_.cancelled()) {
         asked_ = nullptr;
-        *error = "interrupted";
-        return false;
+        return absl::CancelledError("interrupted");
       }
-      if (Now() >= end_) return TooLate(error);
+      if (Now() >= end_) return TooLate();
       if (capturing) {
-        if (!LetCapture(error)) return false;
+        CR_RETURN_IF_ERROR(LetCapture());
         continue;
       }
-      if (!all_quiet && Now() - start_ >= kGraceUs && !AdmitSome(error)) return false;
+      if (!all_quiet && Now() - start_ >= kGraceUs) CR_RETURN_IF_ERROR(AdmitSome());
       // Many calls may have to follow each other.
       if (soon_) pause = kFirstPauseUs;
       soon_ = false;
@@ -161,50 +156,46 @@ class Locker {
     }
   }
 
-  bool CloseOne(Process* process, std::string* error) {
+  absl::Status CloseOne(Process* process) {
     process->closed_us = process->answered_us = Now();
-    switch (Ask(*process)->Close(error)) {
-      case CloseResult::kClosed:
-        break;
-      case CloseResult::kOld:
-        if (!Ask(*process)->LockOld(LeftMs(), error)) return false;
-        process->old = process->settled = true;
-        break;
-      case CloseResult::kFailed:
-        return false;
+    const absl::Status closed = Ask(*process)->Close();
+    if (absl::IsUnimplemented(closed)) {
+      CR_RETURN_IF_ERROR(Ask(*process)->LockOld(LeftMs()));
+      process->old = process->settled = true;
+    } else {
+      CR_RETURN_IF_ERROR(closed);
     }
     process->closed = true;
-    return true;
+    return absl::OkStatus();
   }
 
-  // *settled is false if a process was not quiet after all: then all are as before.
-  bool SettleAll(bool* settled, std::string* error) {
+  // False if a process was not quiet after all: then all are as before.
+  absl::StatusOr<bool> SettleAll() {
+    bool settled = true;
     for (Process& process : processes_) {
       if (process.settled) continue;
-      bool one = false;
-      if (!Ask(process)->Settle(LeftMs(), &one, error)) return false;
-      process.settled = one;
-      *settled = *settled && one;
-      if (!one) break;
+      CR_ASSIGN_OR_RETURN(process.settled, Ask(process)->Settle(LeftMs()));
+      settled = process.settled;
+      if (!settled) break;
     }
-    if (*settled) return true;
+    if (settled) return true;
     for (Process& process : processes_) {
       if (!process.settled || process.old) continue;
       process.settled = false;
-      if (Ask(process)->Close(error) != CloseResult::kClosed) return false;
+      CR_RETURN_IF_ERROR(Ask(process)->Close());
     }
-    return true;
+    return false;
   }
 
-  bool LetCapture(std::string* error) {
+  absl::Status LetCapture() {
     for (Process& process : processes_) {
       if (process.activity.capturing) process.what->Open();
     }
     Sleep(kCaptureUs);
     for (Process& process : processes_) {
-      if (process.activity.capturing && !CloseOne(&process, error)) return false;
+      if (process.activity.capturing) CR_RETURN_IF_ERROR(CloseOne(&process));
     }
-    return true;
+    return absl::OkStatus();
   }
 
   void NoteContexts(Process* process) const {
@@ -249,10 +240,9 @@ class Locker {
     process->function_ms = now;
   }
 
-  bool AdmitSome(std::string* error) {
-    bool ignored = false;
+  absl::Status AdmitSome() {
     for (Process& process : processes_) {
-      if (process.activity.asking != 0 && !Ask(process)->Admit({true, 0}, &ignored, error)) return false;
+      if (process.activity.asking != 0) CR_RETURN_IF_ERROR(Ask(process)->Admit({true, 0}).status());
     }
     const int64_t now = Now();
     // Once what somebody has waited for has come, nobody goes further ahead of the others.
@@ -261,8 +251,7 @@ class Locker {
       for (const Activity::Context& one : process.activity.contexts) {
         Context& context = process.contexts[one.context];
         if (!stuck || one.has_work || one.calls == 0 || !MayAdmitIdle(&context, now)) continue;
-        bool admitted = false;
-        if (!Ask(process)->Admit({false, one.context}, &admitted, error)) return false;
+        CR_ASSIGN_OR_RETURN(const bool admitted, Ask(process)->Admit({false, one.context}));
         if (!admitted) continue;
         context.pending = true;
         context.admitted_us = now;
@@ -270,30 +259,29 @@ class Locker {
         soon_ = true;
       }
     }
-    return AdmitBusy(now, error);
+    return AdmitBusy(now);
   }
 
-  bool AdmitBusy(int64_t now, std::string* error) {
+  absl::Status AdmitBusy(int64_t now) {
     for (Process& process : processes_) {
       const int64_t beyond = int64_t(process.activity.host_function_ms) - process.long_function_ms;
       if (beyond < 0 || process.function_calls > beyond * beyond / (kFunctionUnitMs * kFunctionUnitMs)) continue;
-      bool admitted = false;
-      if (!AdmitBusyOne(&process, &admitted, error)) return false;
+      CR_ASSIGN_OR_RETURN(const bool admitted, AdmitBusyOne(&process));
       process.function_calls += admitted;
       soon_ = soon_ || admitted;
     }
     const bool others = now - last_idle_ < kNoOtherUs && now < next_busy_ + kNoOtherPauses * busy_gap_;
     if (now < next_busy_ && busy_pending_ && !IsAdding(processes_[busy_turn_])) next_busy_ = now;
-    if (now < next_busy_ || others) return true;
+    if (now < next_busy_ || others) return absl::OkStatus();
     // One call, of the next process that has one.
     if (busy_pending_ && IsAdding(processes_[busy_turn_])) busy_gap_ *= 2;
     busy_pending_ = false;
     for (size_t i = 0; i < processes_.size() && !busy_pending_; ++i) {
       busy_turn_ = (busy_turn_ + 1) % processes_.size();
-      if (!AdmitBusyOne(&processes_[busy_turn_], &busy_pending_, error)) return false;
+      CR_ASSIGN_OR_RETURN(busy_pending_, AdmitBusyOne(&processes_[busy_turn_]));
     }
     next_busy_ = now + busy_gap_;
-    return true;
+    return absl::OkStatus();
   }
 
   static bool IsAdding(const Process& process) {
@@ -301,12 +289,13 @@ class Locker {
                        [](const Activity::Context& one) { return one.adding; });
   }
 
-  bool AdmitBusyOne(Process* process, bool* admitted, std::string* error) {
+  // Whether a call was let through.
+  absl::StatusOr<bool> AdmitBusyOne(Process* process) {
     for (const Activity::Context& one : process->activity.contexts) {
       if (!one.has_work || one.calls == 0) continue;
-      return Ask(*process)->Admit({false, one.context}, admitted, error);
+      return Ask(*process)->Admit({false, one.context});
     }
-    return true;
+    return false;
   }
 
   // With the context idle at `now`.
@@ -329,9 +318,9 @@ class Locker {
     return !process.activity.answered && Now() - process.answered_us < kSlowUs;
   }
 
-  bool TooLate(std::string* error) {
+  absl::Status TooLate() {
     asked_ = nullptr;
-    *error = "";
+    std::string who;
     const bool all_slow = std::all_of(processes_.begin(), processes_.end(), [this](const Process& process) {
       return process.activity.quiet || process.old || IsSlow(process);
     });
@@ -339,12 +328,11 @@ class Locker {
       // What it said last still counts.
       const bool unknown = IsSlow(process) && process.activity.busy_streams == 0;
       if (process.activity.quiet || process.old || (!all_slow && unknown)) continue;
-      *error += (error->empty() ? "" : "; ") + process.what->Name() + " did not become idle in " +
-                Seconds(int64_t(options_.timeout_ms) * kMs) + ": " + Reasons(process.activity);
+      who += (who.empty() ? "" : "; ") + process.what->Name() + " did not become idle in " +
+             Seconds(int64_t(options_.timeout_ms) * kMs) + ": " + Reasons(process.activity);
     }
-    if (error->empty()) *error = "the processes were not idle at the same time in " + Seconds(Now() - start_);
-    *error += " (try again with a longer --timeout)";
-    return false;
+    if (who.empty()) who = "the processes were not idle at the same time in " + Seconds(Now() - start_);
+    return absl::DeadlineExceededError(who + " (try again with a longer --timeout)");
   }
 
   const LockOptions& options_;
@@ -367,9 +355,8 @@ LockClock RealClock() {
   return clock;
 }
 
-bool LockAll(const std::vector<Lockable*>& processes, const LockOptions& options, int64_t* closed_us,
-             std::string* error) {
-  return Locker(processes, options).Run(closed_us, error);
+absl::StatusOr<int64_t> LockAll(const std::vector<Lockable*>& processes, const LockOptions& options) {
+  return Locker(processes, options).Run();
 }
 
 }  // namespace cuda_remote::agent

@@ -4,6 +4,7 @@
 
 #include "checkpoint/agent/lock.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,6 +19,9 @@
 
 namespace cuda_remote::agent {
 namespace {
+
+using testing::HasSubstr;
+using testing::Not;
 
 constexpr int64_t kMs = 1000;
 
@@ -125,54 +129,50 @@ class FakeProcess : public Lockable {
   }
 
   std::string Name() const override { return name_; }
-  CloseResult Close(std::string* error) override {
+  absl::Status Close() override {
     ++closes;
-    if (fail_close) {
-      *error = "it has lost its server";
-      return CloseResult::kFailed;
-    }
-    if (old_library) return CloseResult::kOld;
+    if (fail_close) return absl::UnavailableError("it has lost its server");
+    if (old_library) return absl::UnimplementedError("it is old");
     open = settled = false;
-    return CloseResult::kClosed;
+    return absl::OkStatus();
   }
-  bool Look(Activity* activity, std::string*) override {
+  absl::StatusOr<Activity> Look() override {
     EXPECT_FALSE(open);
     world_->now += 30;
     Step();
-    *activity = Activity();
-    activity->answered = world_->now < silent_from;
-    activity->busy_streams = last_busy_streams;  // as it was
-    if (!activity->answered) return true;
-    activity->busy_streams = 0;
-    activity->has_work = AnyBusy();
-    activity->capturing = capturing;
+    Activity activity;
+    activity.answered = world_->now < silent_from;
+    activity.busy_streams = last_busy_streams;  // as it was
+    if (!activity.answered) return activity;
+    activity.busy_streams = 0;
+    activity.has_work = AnyBusy();
+    activity.capturing = capturing;
     const bool any_busy = AnyBusy();
-    for (auto& [stream, queue] : queues) activity->busy_streams += !IsHidden(stream) && StreamBusy(stream);
-    last_busy_streams = activity->busy_streams;
-    activity->host_function_ms = host_function ? host_function() : host_function_ms;
+    for (auto& [stream, queue] : queues) activity.busy_streams += !IsHidden(stream) && StreamBusy(stream);
+    last_busy_streams = activity.busy_streams;
+    activity.host_function_ms = host_function ? host_function() : host_function_ms;
     for (int gpu = 0; gpu < 10; ++gpu) {
-      if (Busy(gpu)) activity->contexts.push_back({uint64_t(gpu), 0, true, Adding(gpu)});
+      if (Busy(gpu)) activity.contexts.push_back({uint64_t(gpu), 0, true, Adding(gpu)});
     }
     for (const Thread& thread : threads) {
-      activity->inside += thread.inside;
+      activity.inside += thread.inside;
       if (!AtGate(thread)) continue;
       const Call& call = thread.calls.front();
       if (call.asks) {
-        ++activity->asking;
+        ++activity.asking;
         continue;
       }
       const auto same = [&](const Activity::Context& one) { return one.context == uint64_t(call.gpu); };
-      auto& contexts = activity->contexts;
+      auto& contexts = activity.contexts;
       auto at = std::find_if(contexts.begin(), contexts.end(), same);
       if (at == contexts.end()) at = contexts.insert(at, {uint64_t(call.gpu), 0, Busy(call.gpu), Adding(call.gpu)});
       ++at->calls;
     }
-    activity->quiet = !any_busy && activity->inside == 0 && activity->host_function_ms == 0 && !activity->capturing;
-    return true;
+    activity.quiet = !any_busy && activity.inside == 0 && activity.host_function_ms == 0 && !activity.capturing;
+    return activity;
   }
-  bool Admit(const Admission& which, bool* admitted, std::string*) override {
+  absl::StatusOr<bool> Admit(const Admission& which) override {
     EXPECT_FALSE(open);
-    *admitted = false;
     for (Thread& thread : threads) {
       if (!AtGate(thread)) continue;
       const Call& call = thread.calls.front();
@@ -183,22 +183,20 @@ class FakeProcess : public Lockable {
       }
       thread.inside = true;
       ++admissions;
-      *admitted = true;
       return true;
     }
-    return true;
+    return false;
   }
-  bool Settle(int timeout_ms, bool* settled_now, std::string*) override {
+  absl::StatusOr<bool> Settle(int timeout_ms) override {
     EXPECT_GE(timeout_ms, 0);
-    *settled_now = !not_settled_once;
+    settled = !not_settled_once;
     not_settled_once = false;
-    settled = *settled_now;
-    return true;
+    return settled;
   }
-  bool LockOld(int, std::string*) override {
+  absl::Status LockOld(int) override {
     open = false;
     settled = true;
-    return true;
+    return absl::OkStatus();
   }
   void Open() override {
     ++opens;
@@ -214,27 +212,34 @@ class FakeProcess : public Lockable {
 
 class LockTest : public testing::Test {
  protected:
-  bool Lock(std::vector<Lockable*> processes, int timeout_ms = 60000) {
+  absl::Status Lock(const std::vector<Lockable*>& processes, int timeout_ms = 60000) {
     LockOptions options;
     options.timeout_ms = timeout_ms;
     options.clock = world_.Clock();
     options.cancelled = cancelled_;
     began_ = world_.now;
-    return LockAll(processes, options, &closed_us_, &error_);
+    const absl::StatusOr<int64_t> closed_us = LockAll(processes, options);
+    if (closed_us.ok()) closed_us_ = *closed_us;
+    return closed_us.status();
+  }
+  // What is said of them after four seconds.
+  std::string WhyTooLate(const std::vector<Lockable*>& processes) {
+    const absl::Status locked = Lock(processes, 4000);
+    EXPECT_EQ(locked.code(), absl::StatusCode::kDeadlineExceeded) << locked;
+    return std::string(locked.message());
   }
   int64_t TookMs() const { return (world_.now - began_) / kMs; }
 
   World world_;
   int64_t began_ = 0, closed_us_ = 0;
   std::function<bool()> cancelled_;
-  std::string error_;
 };
 
 TEST_F(LockTest, AnIdleProcessIsLockedAtOnce) {
   FakeProcess process(&world_, "a");
   process.threads.resize(1);
   process.threads[0].calls.push_back({});
-  ASSERT_TRUE(Lock({&process})) << error_;
+  ASSERT_EQ(Lock({&process}), absl::OkStatus());
   EXPECT_TRUE(process.settled);
   EXPECT_EQ(process.admissions, 0);
   EXPECT_LT(TookMs(), 5);
@@ -246,7 +251,7 @@ TEST_F(LockTest, WorkThatEndsByItselfIsWaitedForAndNothingIsLetThrough) {
   process.queues[0].push_back({0, 15 * kMs, nullptr});
   process.threads.resize(2);
   for (auto& thread : process.threads) thread.calls.push_back({false, 0, {{0, 1000 * kMs, nullptr}}, nullptr, nullptr});
-  ASSERT_TRUE(Lock({&process})) << error_;
+  ASSERT_EQ(Lock({&process}), absl::OkStatus());
   EXPECT_EQ(process.admissions, 0);
   EXPECT_LT(TookMs(), 20);
 }
@@ -258,7 +263,7 @@ TEST_F(LockTest, AQuestionIsLetThrough) {
   process.queues[0].push_back({0, 0, [&] { return released; }});
   process.threads.resize(1);
   process.threads[0].calls.push_back({true, 0, {}, nullptr, [&] { released = true; }});
-  ASSERT_TRUE(Lock({&process})) << error_;
+  ASSERT_EQ(Lock({&process}), absl::OkStatus());
   EXPECT_TRUE(released);
   EXPECT_EQ(process.admissions, 1);
   EXPECT_LT(TookMs(), 50);
@@ -273,7 +278,7 @@ TEST_F(LockTest, ManyCallsThatAHostFunctionWaitsFor) {
   process.threads.resize(1);
   for (int i = 0; i < 500; ++i) process.threads[0].calls.push_back({false, 0, {{0, 100, nullptr}}, nullptr, nullptr});
   process.threads[0].calls.push_back({false, 0, {}, nullptr, [&] { released = true; }});
-  ASSERT_TRUE(Lock({&process})) << error_;
+  ASSERT_EQ(Lock({&process}), absl::OkStatus());
   EXPECT_LT(TookMs(), 3000);
 }
 
@@ -285,7 +290,7 @@ TEST_F(LockTest, SomeCallsThatAKernelWaitsFor) {
   process.threads.resize(1);
   for (int i = 0; i < 3; ++i) process.threads[0].calls.push_back({false, 0, {{0, 100, nullptr}}, nullptr, nullptr});
   process.threads[0].calls.push_back({true, 0, {}, nullptr, [&] { released = true; }});
-  ASSERT_TRUE(Lock({&process})) << error_;
+  ASSERT_EQ(Lock({&process}), absl::OkStatus());
   EXPECT_LT(TookMs(), 2000);
 }
 
@@ -297,7 +302,7 @@ TEST_F(LockTest, ManyCallsInAnotherStreamThatAKernelWaitsFor) {
   process.threads.resize(1);
   for (int i = 0; i < 500; ++i) process.threads[0].calls.push_back({false, 0, {{10, 300, nullptr}}, nullptr, nullptr});
   process.threads[0].calls.push_back({true, 0, {}, nullptr, [&] { released = true; }});
-  ASSERT_TRUE(Lock({&process})) << error_;
+  ASSERT_EQ(Lock({&process}), absl::OkStatus());
   EXPECT_LT(TookMs(), 3000);
 }
 
@@ -309,7 +314,7 @@ TEST_F(LockTest, CallsThatHiddenWorkWaitsFor) {
   process.threads.resize(1);
   for (int i = 0; i < 50; ++i) process.threads[0].calls.push_back({false, 0, {{0, 300, nullptr}}, nullptr, nullptr});
   process.threads[0].calls.push_back({true, 0, {}, nullptr, [&] { released = true; }});
-  ASSERT_TRUE(Lock({&process})) << error_;
+  ASSERT_EQ(Lock({&process}), absl::OkStatus());
   EXPECT_LT(TookMs(), 2000);
 }
 
@@ -325,7 +330,7 @@ TEST_F(LockTest, QuestionsDoNotStarveOtherCalls) {
     return true;
   };
   process.threads[1].calls.push_back({false, 0, {}, nullptr, [&] { released = true; }});
-  ASSERT_TRUE(Lock({&process})) << error_;
+  ASSERT_EQ(Lock({&process}), absl::OkStatus());
   EXPECT_TRUE(released);
 }
 
@@ -337,7 +342,7 @@ TEST_F(LockTest, ACallThatWaitsInsideDoesNotStopOthers) {
   process.threads.resize(2);
   process.threads[0].calls.push_back({true, 0, {}, [&] { return !process.Busy(0); }, nullptr});
   process.threads[1].calls.push_back({true, 0, {}, nullptr, [&] { released = true; }});
-  ASSERT_TRUE(Lock({&process})) << error_;
+  ASSERT_EQ(Lock({&process}), absl::OkStatus());
   EXPECT_FALSE(process.threads[0].inside);
 }
 
@@ -351,7 +356,7 @@ TEST_F(LockTest, AQueueOfLongKernelsEnds) {
     thread.calls.push_back({false, 0, {{0, 500 * kMs, nullptr}}, nullptr, nullptr});
     return true;
   };
-  ASSERT_TRUE(Lock({&process})) << error_;
+  ASSERT_EQ(Lock({&process}), absl::OkStatus());
   EXPECT_LT(process.admissions, 12);
   EXPECT_LT(TookMs(), 8000);
 }
@@ -373,7 +378,7 @@ TEST_F(LockTest, AQueueOfHostFunctionsEnds) {
     thread.calls.push_back({false, 0, {{0, kFunctionUs, nullptr}}, nullptr, nullptr});
     return true;
   };
-  ASSERT_TRUE(Lock({&process})) << error_;
+  ASSERT_EQ(Lock({&process}), absl::OkStatus());
   EXPECT_LT(TookMs(), 30000);
 }
 
@@ -389,7 +394,7 @@ TEST_F(LockTest, IndependentGpusComeToAnEnd) {
       return true;
     };
   }
-  ASSERT_TRUE(Lock({&process})) << error_;
+  ASSERT_EQ(Lock({&process}), absl::OkStatus());
   EXPECT_LT(TookMs(), 20000);
 }
 
@@ -409,7 +414,7 @@ TEST_F(LockTest, IndependentProcessesComeToAnEnd) {
     };
     processes.push_back(&process);
   }
-  ASSERT_TRUE(Lock(processes)) << error_;
+  ASSERT_EQ(Lock(processes), absl::OkStatus());
   EXPECT_LT(TookMs(), 30000);
 }
 
@@ -432,7 +437,7 @@ TEST_F(LockTest, IndependentProcessesWithAllKindsOfWorkComeToAnEnd) {
       };
       processes.push_back(&process);
     }
-    ASSERT_TRUE(Lock(processes)) << round << ": " << error_;
+    ASSERT_EQ(Lock(processes), absl::OkStatus()) << round;
     longest = std::max(longest, TookMs());
   }
   EXPECT_LT(longest, 40000);
@@ -447,7 +452,7 @@ TEST_F(LockTest, CollectivesOfOneProcessEnd) {
   process.threads[0].calls.push_back({false, 0, {}, nullptr, nullptr});
   for (int i = 0; i < 300; ++i) process.threads[1].calls.push_back({false, 1, {{1, 200, nullptr}}, nullptr, nullptr});
   process.threads[1].calls.push_back({false, 1, {{1, 0, nullptr}}, nullptr, [&] { launched = true; }});
-  ASSERT_TRUE(Lock({&process})) << error_;
+  ASSERT_EQ(Lock({&process}), absl::OkStatus());
   EXPECT_LT(TookMs(), 2000);
 }
 
@@ -499,7 +504,7 @@ TEST_F(LockTest, CollectivesOfSeveralProcessesEnd) {
     }
     std::vector<Lockable*> all;
     for (auto& rank : ranks) all.push_back(rank.get());
-    ASSERT_TRUE(Lock(all)) << round << ": " << error_;
+    ASSERT_EQ(Lock(all), absl::OkStatus()) << round;
     for (auto& rank : ranks) EXPECT_TRUE(rank->settled);
     EXPECT_LT(TookMs(), 5000) << round;
     for (auto& rank : ranks) admissions += rank->admissions;
@@ -553,7 +558,7 @@ TEST_F(LockTest, SlowCollectivesOfSeveralProcessesEnd) {
     }
     std::vector<Lockable*> all;
     for (auto& rank : ranks) all.push_back(rank.get());
-    ASSERT_TRUE(Lock(all)) << round << ": " << error_;
+    ASSERT_EQ(Lock(all), absl::OkStatus()) << round;
     longest = std::max(longest, TookMs());
   }
   EXPECT_LT(longest, 20000);
@@ -563,15 +568,12 @@ TEST_F(LockTest, TheDeadlineNamesWhoWasNotIdleAndWhy) {
   FakeProcess idle(&world_, "the idle one"), busy(&world_, "the busy one");
   busy.queues[0].push_back({0, 0, [] { return false; }});
   busy.host_function = [&] { return uint64_t((world_.now - began_) / kMs + 1); };
-  EXPECT_FALSE(Lock({&idle, &busy}, 4000));
+  const std::string why = WhyTooLate({&idle, &busy});
   EXPECT_GE(TookMs(), 4000);
   EXPECT_LT(TookMs(), 4050);
-  EXPECT_NE(
-      error_.find("the busy one did not become idle in 4.0 s: a host function (cudaLaunchHostFunc) has been running "
-                  "for 4.0 s, 1 stream has work"),
-      std::string::npos)
-      << error_;
-  EXPECT_EQ(error_.find("the idle one"), std::string::npos) << error_;
+  EXPECT_THAT(why, HasSubstr("the busy one did not become idle in 4.0 s: a host function (cudaLaunchHostFunc) has been "
+                             "running for 4.0 s, 1 stream has work"));
+  EXPECT_THAT(why, Not(HasSubstr("the idle one")));
   EXPECT_TRUE(idle.open);
   EXPECT_TRUE(busy.open);
 }
@@ -581,33 +583,29 @@ TEST_F(LockTest, OneWhoseServerIsSlowIsNotNamedBesideOneThatIsBusy) {
   busy.queues[0].push_back({0, 0, [] { return false; }});
   slow.silent_from = world_.now + 3500 * kMs;
   silent.silent_from = world_.now + 1000 * kMs;
-  EXPECT_FALSE(Lock({&slow, &silent, &busy}, 4000));
-  EXPECT_EQ(error_.find("the slow one"), std::string::npos) << error_;
-  EXPECT_NE(error_.find("the silent one did not become idle in 4.0 s: its GPU server does not answer"),
-            std::string::npos)
-      << error_;
-  EXPECT_NE(error_.find("the busy one did not become idle in 4.0 s: 1 stream has work"), std::string::npos) << error_;
+  const std::string why = WhyTooLate({&slow, &silent, &busy});
+  EXPECT_THAT(why, Not(HasSubstr("the slow one")));
+  EXPECT_THAT(why, HasSubstr("the silent one did not become idle in 4.0 s: its GPU server does not answer"));
+  EXPECT_THAT(why, HasSubstr("the busy one did not become idle in 4.0 s: 1 stream has work"));
   // But if it had work when it answered last.
   FakeProcess had(&world_, "the one with work"), other(&world_, "the other one");
   for (FakeProcess* const process : {&had, &other}) process->queues[0].push_back({0, 0, [] { return false; }});
   had.silent_from = world_.now + 3500 * kMs;
-  EXPECT_FALSE(Lock({&had, &other}, 4000));
-  EXPECT_NE(error_.find("the one with work did not become idle in 4.0 s"), std::string::npos) << error_;
-  EXPECT_NE(error_.find("the other one did not become idle in 4.0 s"), std::string::npos) << error_;
+  const std::string both = WhyTooLate({&had, &other});
+  EXPECT_THAT(both, HasSubstr("the one with work did not become idle in 4.0 s"));
+  EXPECT_THAT(both, HasSubstr("the other one did not become idle in 4.0 s"));
   // Alone it is the one.
   FakeProcess alone(&world_, "the only one");
   alone.silent_from = world_.now + 3500 * kMs;
   alone.queues[0].push_back({0, 3600 * kMs, {}});
-  EXPECT_FALSE(Lock({&alone}, 4000));
-  EXPECT_NE(error_.find("the only one did not become idle in 4.0 s: 1 stream has work, its GPU server does not answer"),
-            std::string::npos)
-      << error_;
+  EXPECT_THAT(WhyTooLate({&alone}), HasSubstr("the only one did not become idle in 4.0 s: 1 stream has work, its GPU "
+                                              "server does not answer"));
 }
 
 TEST_F(LockTest, ACaptureGoesOnWithTheGateOpen) {
   FakeProcess capturing(&world_, "a"), other(&world_, "b");
   capturing.capturing = true;
-  ASSERT_TRUE(Lock({&capturing, &other})) << error_;
+  ASSERT_EQ(Lock({&capturing, &other}), absl::OkStatus());
   EXPECT_EQ(capturing.opens, 1);
   EXPECT_EQ(capturing.closes, 2);
   EXPECT_EQ(other.opens, 0);
@@ -616,7 +614,7 @@ TEST_F(LockTest, ACaptureGoesOnWithTheGateOpen) {
 TEST_F(LockTest, OneThatIsNotQuietAfterAllIsWaitedFor) {
   FakeProcess first(&world_, "a"), second(&world_, "b");
   second.not_settled_once = true;
-  ASSERT_TRUE(Lock({&first, &second})) << error_;
+  ASSERT_EQ(Lock({&first, &second}), absl::OkStatus());
   EXPECT_TRUE(first.settled);
   EXPECT_TRUE(second.settled);
   EXPECT_EQ(first.closes, 2);
@@ -625,8 +623,7 @@ TEST_F(LockTest, OneThatIsNotQuietAfterAllIsWaitedFor) {
 TEST_F(LockTest, AFailureOpensAll) {
   FakeProcess first(&world_, "a"), second(&world_, "b");
   second.fail_close = true;
-  EXPECT_FALSE(Lock({&first, &second}));
-  EXPECT_EQ(error_, "b: it has lost its server");
+  EXPECT_EQ(Lock({&first, &second}), absl::UnavailableError("b: it has lost its server"));
   EXPECT_TRUE(first.open);
   EXPECT_EQ(first.opens, 1);
 }
@@ -635,8 +632,7 @@ TEST_F(LockTest, CancelledOpensAll) {
   FakeProcess process(&world_, "a");
   process.queues[0].push_back({0, 0, [] { return false; }});
   cancelled_ = [this] { return world_.now - began_ > 100 * kMs; };
-  EXPECT_FALSE(Lock({&process}));
-  EXPECT_EQ(error_, "interrupted");
+  EXPECT_EQ(Lock({&process}), absl::CancelledError("interrupted"));
   EXPECT_TRUE(process.open);
   EXPECT_LT(TookMs(), 110);
 }
@@ -644,7 +640,7 @@ TEST_F(LockTest, CancelledOpensAll) {
 TEST_F(LockTest, AnOldLibraryIsLockedInItsOwnWay) {
   FakeProcess old(&world_, "old"), other(&world_, "b");
   old.old_library = true;
-  ASSERT_TRUE(Lock({&old, &other})) << error_;
+  ASSERT_EQ(Lock({&old, &other}), absl::OkStatus());
   EXPECT_TRUE(old.settled);
   EXPECT_TRUE(other.settled);
 }
