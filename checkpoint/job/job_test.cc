@@ -241,6 +241,45 @@ TEST_F(JobTest, ServerAndScopeChangeInOneStep) {
   EXPECT_EQ(scope, wanted);
 }
 
+TEST_F(JobTest, AccountsByNameOrNumber) {
+  const absl::StatusOr<Account> number = FindAccount("4000000000");
+  ASSERT_EQ(number.status(), absl::OkStatus());
+  EXPECT_EQ(number->user, 4000000000u);
+  EXPECT_EQ(number->groups, std::vector<gid_t>{4000000000u});
+  const absl::StatusOr<Account> named = FindAccount("nobody");
+  ASSERT_EQ(named.status(), absl::OkStatus());
+  EXPECT_EQ(named->name, "nobody");
+  EXPECT_EQ(FindAccount("no-such-user").status(), absl::NotFoundError("there is no user no-such-user on this machine"));
+  EXPECT_EQ(FindAccount("").status(), absl::NotFoundError("there is no user  on this machine"));
+  for (const std::string name : {"root", "0", "4294967295"}) {
+    EXPECT_EQ(FindAccount(name).status(), absl::InvalidArgumentError("user " + name + " is root: omit --user"));
+  }
+}
+
+TEST_F(JobTest, AnImagesAccountMustBeTheSameHere) {
+  const absl::StatusOr<Account> nobody = FindAccount("nobody");
+  ASSERT_EQ(nobody.status(), absl::OkStatus());
+  EXPECT_EQ(CheckAccount(*nobody), absl::OkStatus());
+  Account other = *nobody;
+  other.groups.push_back(4000000000u);
+  EXPECT_EQ(CheckAccount(other), absl::PermissionDeniedError("the job has the rights of group 4000000000, of which " +
+                                                             NameOf(other) + " is not a member on this host"));
+  other = *nobody;
+  ++other.user;
+  EXPECT_EQ(CheckAccount(other),
+            absl::PermissionDeniedError("the job is " + NameOf(other) + "'s, and here nobody has the number " +
+                                        std::to_string(nobody->user)));
+  other.name = "no-such-user";
+  EXPECT_EQ(CheckAccount(other).code(), absl::StatusCode::kNotFound);
+  other.user = 0;
+  EXPECT_EQ(CheckAccount(other),
+            absl::PermissionDeniedError("the image says that it is of another user's job, and that this user is root"));
+  other.name.clear();
+  EXPECT_FALSE(CheckAccount(other).ok());
+  other.user = 4000000000u;
+  EXPECT_EQ(CheckAccount(other), absl::OkStatus());
+}
+
 // A process that runs `begin` and then waits to be killed.
 class Other {
  public:
