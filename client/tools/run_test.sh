@@ -77,6 +77,18 @@ if [[ $(id -u) == 0 ]]; then
   expect "own process numbers" "" "$("$run" -- bash -c "ls /proc | grep -x $$")"
   expect "own processes" few "$("$run" -- bash -c '(($(ls -d /proc/[0-9]* | wc -l) < 8)) && echo few')"
   expect "own /proc" "bash" "$("$run" -- bash -c 'cat /proc/$$/comm; true')"
+  # The namespace's setup fails, here since the root folder is no mount point: the program runs without one.
+  root=$(mktemp -d /tmp/run-test-root-XXXXXX)
+  unshare --mount bash -c 'cd "$0"; for d in /*; do
+      if [[ -L $d ]]; then cp -a "$d" .; elif [[ -d $d ]]; then mkdir ".$d"; mount --rbind "$d" ".$d"; fi
+    done; exec /usr/sbin/chroot . "$@"' "$root" "$(realpath "$run")" --name unmounted -- bash -c '
+      until [[ -e $CUDA_REMOTE_JOB_DIR/job.json ]]; do sleep 0.05; done
+      grep -c "^ \"init_pid\"" "$CUDA_REMOTE_JOB_DIR/job.json"; exit 5' >"$folder/out" 2>"$folder/err"
+  expect "without a namespace, exit code" 5 $?
+  expect "without a namespace, no init process" 0 "$(cat "$folder/out")"
+  expect "without a namespace, why" 1 "$(grep -c 'the mounts of the job its own.*cannot be checkpointed' "$folder/err")"
+  find "$root" -type l -delete
+  rmdir "$root"/* "$root"
   # What the program leaves behind ends with it, and all ends with cr-run.
   "$run" -- bash -c "sleep 4711 & echo started" >/dev/null
   "$run" -- sleep 4712 &
