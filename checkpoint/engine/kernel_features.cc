@@ -7,9 +7,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <functional>
 
-#include "proto/base/mappings.h"
 #include "proto/driverabi/job_addresses.h"
 
 namespace cuda_remote::checkpoint {
@@ -18,14 +18,11 @@ namespace {
 constexpr char kTimeNamespace[] = "/proc/self/ns/time", kUserfaultDevice[] = "/dev/userfaultfd";
 // Managed memory whose home is the GPU: while the process runs, the kernel asks it about accesses there, also of system
 // calls.
-bool HasManagedMemory(int pid) {
+bool HasManagedMemory(const std::vector<Mapping>& mappings) {
   using driverabi::kManagedBase, driverabi::kManagedBytes;
-  bool has = false;
-  ForEachMapping("/proc/" + std::to_string(pid), [&](const Mapping& mapping) {
-    has = mapping.begin >= kManagedBase && mapping.begin - kManagedBase < kManagedBytes;
-    return !has;
+  return std::any_of(mappings.begin(), mappings.end(), [](const Mapping& mapping) {
+    return mapping.begin >= kManagedBase && mapping.begin - kManagedBase < kManagedBytes;
   });
-  return has;
 }
 
 bool MayUseUserfaultfd() {
@@ -51,7 +48,7 @@ bool HasDevpts() {
 
 struct Feature {
   const char* name;
-  std::function<bool(int pid)> used;
+  std::function<bool(const std::vector<Mapping>& mappings)> used;
   bool of_user;  // whether processes of the user may use it; else whether the kernel has it
   std::function<bool()> here;
   const char* missing;
@@ -62,9 +59,9 @@ const std::vector<Feature>& Features() {
       {"userfaultfd", HasManagedMemory, true, MayUseUserfaultfd,
        "leave to use userfaultfd, which the job's managed memory needs (access to /dev/userfaultfd, or "
        "vm.unprivileged_userfaultfd=1)"},
-      {"time-namespaces", [](int) { return access(kTimeNamespace, F_OK) == 0; }, false,
+      {"time-namespaces", [](const std::vector<Mapping>&) { return access(kTimeNamespace, F_OK) == 0; }, false,
        [] { return access(kTimeNamespace, F_OK) == 0; }, "time namespaces in the kernel (Linux 5.6, CONFIG_TIME_NS)"},
-      {"devpts-instances", [](int) { return true; }, false, HasDevpts,
+      {"devpts-instances", [](const std::vector<Mapping>&) { return true; }, false, HasDevpts,
        "pseudo-terminals of the job's own (devpts with newinstance, Linux 4.7)"},
   };
   return *features;
@@ -72,12 +69,10 @@ const std::vector<Feature>& Features() {
 
 }  // namespace
 
-std::set<std::string> KernelFeaturesOf(const std::vector<int>& pids) {
+std::set<std::string> KernelFeaturesOf(const std::vector<Mapping>& mappings) {
   std::set<std::string> found;
   for (const Feature& feature : Features()) {
-    for (size_t i = 0; i < pids.size() && found.count(feature.name) == 0; ++i) {
-      if (feature.used(pids[i])) found.insert(feature.name);
-    }
+    if (feature.used(mappings)) found.insert(feature.name);
   }
   return found;
 }

@@ -11,11 +11,12 @@
 #include <vector>
 
 #include "checkpoint/job/account.h"
+#include "proto/base/mappings.h"
 
 namespace cuda_remote::checkpoint {
 
-// What these running processes use; numbers as seen here.
-std::set<std::string> KernelFeaturesOf(const std::vector<int>& pids);
+// What a running process with these mappings uses.
+std::set<std::string> KernelFeaturesOf(const std::vector<Mapping>& mappings);
 
 // Those of `wanted` that processes of this user cannot use here, a sentence each. A name that is unknown here is one.
 std::vector<std::string> MissingKernelFeatures(const std::set<std::string>& wanted, const Account& user);

@@ -39,4 +39,13 @@ bool ForEachMapping(const std::string& process, const std::function<bool(const M
   return true;
 }
 
+std::vector<Mapping> MappingsOf(const std::string& process) {
+  std::vector<Mapping> mappings;
+  ForEachMapping(process, [&](const Mapping& mapping) {
+    mappings.push_back(mapping);
+    return true;
+  });
+  return mappings;
+}
+
 }  // namespace cuda_remote

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace cuda_remote {
 
@@ -26,6 +27,9 @@ struct Mapping {
 // /proc, "/proc/self" for this one. False if the file cannot be read: the process has ended, or is another user's.
 // Mappings that change meanwhile may come or not.
 bool ForEachMapping(const std::string& process, const std::function<bool(const Mapping&)>& each);
+
+// All of them; empty if the file cannot be read. The kernel takes milliseconds for a process that has many libraries.
+std::vector<Mapping> MappingsOf(const std::string& process);
 
 // The kernel's own link to the mapped file (proc_pid_map_files(5)).
 std::string MapFile(const std::string& process, const Mapping& mapping);

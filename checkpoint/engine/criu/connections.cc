@@ -7,7 +7,9 @@
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -63,6 +65,16 @@ void ForEachSocket(const std::vector<int>& pids, const std::function<void(int pi
   }
 }
 
+// Whether a process's socket may be one of TCP: the kernel names a socket's protocol, as lsof shows it.
+bool MayBeTcp(int pid, int number) {
+  char name[32] = "";
+  const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(number);
+  // With the zero at its end.
+  const ssize_t bytes = getxattr(path.c_str(), "system.sockprotoname", name, sizeof(name) - 1);
+  return bytes < 0 || strncmp(name, "TCP", 3) == 0;
+}
+
+// All that this process's network has.
 std::map<uint64_t, Connection> ConnectionsSeenBy(int pid) {
   std::map<uint64_t, Connection> found;
   for (const char* table : {"tcp", "tcp6"}) {
@@ -131,15 +143,17 @@ std::map<uint64_t, Connection> ParseProcTcp(std::istream& lines) {
 }
 
 std::vector<Connection> OpenConnections(const std::vector<int>& pids) {
-  std::vector<Connection> found;
-  if (pids.empty()) return found;
-  const std::map<uint64_t, Connection> all = ConnectionsSeenBy(pids[0]);
-  if (all.empty()) return found;
-  std::set<uint64_t> taken;  // a process may have what it has inherited
-  ForEachSocket(pids, [&](int, int, uint64_t inode) {
-    const auto connection = all.find(inode);
-    if (connection != all.end() && taken.insert(inode).second) found.push_back(connection->second);
+  std::set<uint64_t> sockets;  // each once, also if several processes have inherited it
+  ForEachSocket(pids, [&](int pid, int number, uint64_t inode) {
+    if (MayBeTcp(pid, number)) sockets.insert(inode);
   });
+  std::vector<Connection> found;
+  // The kernel takes milliseconds for this, also if there are few, and most jobs have none.
+  if (sockets.empty()) return found;
+  const std::map<uint64_t, Connection> all = ConnectionsSeenBy(pids[0]);
+  for (const uint64_t socket : sockets) {
+    if (const auto connection = all.find(socket); connection != all.end()) found.push_back(connection->second);
+  }
   return found;
 }
 

@@ -851,8 +851,14 @@ absl::Status DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* fac
   facts->clear_instruction_sets();
   for (const std::string& name : InstructionSetsHere()) facts->add_instruction_sets(name);
   facts->clear_kernel_features();
-  for (const std::string& name : KernelFeaturesOf(ProcessesOf(job))) facts->add_kernel_features(name);
-  FindSharedFiles(ProcessesOf(job), job.directory(), facts);
+  std::map<int, std::vector<Mapping>> processes;
+  std::set<std::string> features;
+  for (const int pid : ProcessesOf(job)) {
+    processes[pid] = MappingsOf("/proc/" + std::to_string(pid));
+    features.merge(KernelFeaturesOf(processes[pid]));
+  }
+  for (const std::string& name : features) facts->add_kernel_features(name);
+  FindSharedFiles(processes, job.directory(), facts);
   facts->set_own_loader_cache(HasOwnLoaderCache(job));
   CR_RETURN_IF_ERROR(CheckRights(job));
   absl::Status tree;

@@ -136,13 +136,12 @@ std::set<std::string> LinksIn(std::string_view image) {
 // The mapped files of a process: the path, the inode, whether it is shared and may be written, and a link of /proc's to
 // it.
 void ForEachMappedFile(
-    const std::string& process,
+    const std::string& process, const std::vector<Mapping>& mappings,
     const std::function<void(const std::string& path, uint64_t inode, bool shared, const std::string& link)>& body) {
-  ForEachMapping(process, [&](const Mapping& mapping) {
-    if (mapping.inode == 0 || mapping.name.empty() || mapping.name[0] != '/') return true;
+  for (const Mapping& mapping : mappings) {
+    if (mapping.inode == 0 || mapping.name.empty() || mapping.name[0] != '/') continue;
     body(mapping.name, mapping.inode, mapping.shared && mapping.writable, MapFile(process, mapping));
-    return true;
-  });
+  }
 }
 
 // Likewise its open files.
@@ -174,10 +173,11 @@ int UserOf(const std::string& path, const struct stat& facts) {
     const auto look = [&](const std::string& used, uint64_t number, const std::string& link) {
       if (used == path && number == facts.st_ino && !IsElsewhere(link, facts)) user = atoi(name.c_str());
     };
-    ForEachMappedFile("/proc/" + name, [&](const std::string& used, uint64_t number, bool, const std::string& link) {
-      look(used, number, link);
-    });
-    ForEachDescriptor("/proc/" + name, look);
+    const std::string process = "/proc/" + name;
+    ForEachMappedFile(
+        process, MappingsOf(process),
+        [&](const std::string& used, uint64_t number, bool, const std::string& link) { look(used, number, link); });
+    ForEachDescriptor(process, look);
   });
   return user;
 }
@@ -269,12 +269,13 @@ absl::Status RestoreFile(const FileFacts& facts, int saved) {
 
 }  // namespace
 
-void FindSharedFiles(const std::vector<int>& pids, const std::string& own_folder, ProcessFacts* facts) {
+void FindSharedFiles(const std::map<int, std::vector<Mapping>>& processes, const std::string& own_folder,
+                     ProcessFacts* facts) {
   std::map<std::string, struct stat> found;
   std::map<std::string, std::set<std::string>> former;
   std::vector<std::string> sessions;
   struct stat file;
-  for (int pid : pids) {
+  for (const auto& [pid, mappings] : processes) {
     const std::string process = "/proc/" + std::to_string(pid);
     const auto add = [&](const std::string& opened, uint64_t inode, bool wanted) {
       if (!IsTemporary(opened)) return;
@@ -286,7 +287,7 @@ void FindSharedFiles(const std::vector<int>& pids, const std::string& own_folder
       if (path != opened) former[path].insert(opened.substr(0, opened.size() - strlen(kDeleted)));
       if (!session.empty()) sessions.push_back(session);
     };
-    ForEachMappedFile(process, [&](const std::string& path, uint64_t inode, bool shared, const std::string&) {
+    ForEachMappedFile(process, mappings, [&](const std::string& path, uint64_t inode, bool shared, const std::string&) {
       add(path, inode, shared);
     });
     ForEachDescriptor(process, [&](const std::string& path, uint64_t inode, const std::string&) {
@@ -302,16 +303,18 @@ void FindSharedFiles(const std::vector<int>& pids, const std::string& own_folder
   if (std::any_of(found.begin(), found.end(), [&](const auto& one) { return known.count(one.first) == 0; })) {
     ForEachEntry("/proc", [&](const std::string& name) {
       const int pid = atoi(name.c_str());
-      if (pid <= 0 || std::find(pids.begin(), pids.end(), pid) != pids.end()) return;
+      if (pid <= 0 || processes.count(pid) != 0) return;
       const auto leave_out = [&](const std::string& opened, uint64_t inode, const std::string& link) {
         const std::string path = IsTemporary(opened) ? PresentName(opened, inode) : opened;
         const auto at = found.find(path);
         if (at != found.end() && at->second.st_ino == inode && !IsElsewhere(link, at->second)) found.erase(at);
       };
-      ForEachMappedFile("/proc/" + name, [&](const std::string& path, uint64_t inode, bool, const std::string& link) {
-        leave_out(path, inode, link);
-      });
-      ForEachDescriptor("/proc/" + name, leave_out);
+      const std::string process = "/proc/" + name;
+      ForEachMappedFile(process, MappingsOf(process),
+                        [&](const std::string& path, uint64_t inode, bool, const std::string& link) {
+                          leave_out(path, inode, link);
+                        });
+      ForEachDescriptor(process, leave_out);
     });
   }
   // The folders in which they are, first those further up. Temporary folders themselves are everywhere.

@@ -7,20 +7,23 @@
 #ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_SHARED_FILES_H_
 #define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_SHARED_FILES_H_
 
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "checkpoint/engine/criu/process_facts.pb.h"
+#include "proto/base/mappings.h"
 #include "proto/base/unique_fd.h"
 
 namespace cuda_remote::checkpoint {
 
-// Those that these processes, numbered as seen here, have open or mapped, and nobody else. `own_folder`: what is in it
-// is left out, the job's folder. Files that disappear meanwhile are left out, too. Those that stand in *facts already
-// are known to be nobody else's.
-void FindSharedFiles(const std::vector<int>& pids, const std::string& own_folder, ProcessFacts* facts);
+// Those that these processes, numbered as seen here, have open or mapped, and nobody else. `processes`: with what each
+// has mapped. `own_folder`: what is in it is left out, the job's folder. Files that disappear meanwhile are left out,
+// too. Those that stand in *facts already are known to be nobody else's.
+void FindSharedFiles(const std::map<int, std::vector<Mapping>>& processes, const std::string& own_folder,
+                     ProcessFacts* facts);
 
 // A file that was opened under a name that is gone, and has another one in the same folder. (glibc's sem_open makes
 // each semaphore so.) CRIU keeps such a file by a link beside it, link_remap.NUMBER, whose numbers begin anew with each
