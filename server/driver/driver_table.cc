@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "absl/status/status.h"
+
 namespace cuda_remote::server {
 namespace {
 
@@ -24,29 +26,29 @@ CUresult ReportMissingFunction(size_t index) {
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-bool LoadDriver(const std::string& path, DriverTable* table, std::string* error) {
+absl::StatusOr<DriverTable> LoadDriver(const std::string& path) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = dlerror();
-    *error = "cannot load the driver library " + path + ": " + (why != nullptr ? why : "unknown reason");
-    return false;
+    return absl::FailedPreconditionError("cannot load the driver library " + path + ": " +
+                                         (why != nullptr ? why : "unknown reason"));
   }
   if (dlsym(library, "cuInit") == nullptr) {
-    *error = path + " is not a CUDA driver library: it does not export cuInit";
     dlclose(library);
-    return false;
+    return absl::FailedPreconditionError(path + " is not a CUDA driver library: it does not export cuInit");
   }
   g_library = library;
   g_missing = 0;
+  DriverTable table = {};
   for (const DriverFunction& function : kDriverFunctionTable) {
     void* address = dlsym(library, function.symbol);
     if (address == nullptr) {
       address = function.missing;
       ++g_missing;
     }
-    std::memcpy(reinterpret_cast<char*>(table) + function.offset, &address, sizeof address);
+    std::memcpy(reinterpret_cast<char*>(&table) + function.offset, &address, sizeof address);
   }
-  return true;
+  return table;
 }
 
 int MissingFunctions() { return g_missing; }

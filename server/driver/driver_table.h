@@ -8,15 +8,15 @@
 
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "server/driver/driver_table.gen.h"
 
 namespace cuda_remote::server {
 
-// Loads the driver library at `path` (a name without a slash is searched for as dlopen does) and fills *table. A
-// function that the library does not export is replaced by a stub that logs its name once and returns
-// CUDA_ERROR_NOT_SUPPORTED. The library stays loaded for good. Returns false and says why in *error if it cannot be
-// loaded or is no driver.
-bool LoadDriver(const std::string& path, DriverTable* table, std::string* error);
+// Loads the driver library at `path` (a name without a slash is searched for as dlopen does). A function that the
+// library does not export is replaced by a stub that logs its name once and returns CUDA_ERROR_NOT_SUPPORTED. The
+// library stays loaded for good. Fails if it cannot be loaded or is no driver.
+absl::StatusOr<DriverTable> LoadDriver(const std::string& path);
 
 // How many functions of the table the loaded library lacks.
 int MissingFunctions();

@@ -14,24 +14,21 @@ namespace {
 const char kStub[] = "/usr/local/cuda/lib64/stubs/libcuda.so";
 
 TEST(DriverTableTest, FindsEveryFunction) {
-  DriverTable table;
-  std::string error;
-  ASSERT_TRUE(LoadDriver(kStub, &table, &error)) << error;
+  const absl::StatusOr<DriverTable> table = LoadDriver(kStub);
+  ASSERT_TRUE(table.ok()) << table.status().message();
   EXPECT_EQ(MissingFunctions(), 0);
-  EXPECT_EQ(table.cuInit(0), CUDA_ERROR_STUB_LIBRARY);
+  EXPECT_EQ(table->cuInit(0), CUDA_ERROR_STUB_LIBRARY);
   CUdeviceptr address;
-  EXPECT_EQ(table.cuMemAlloc(&address, 1), CUDA_ERROR_STUB_LIBRARY);  // the macro of cuda.h finds the member
+  EXPECT_EQ(table->cuMemAlloc(&address, 1), CUDA_ERROR_STUB_LIBRARY);  // the macro of cuda.h finds the member
   EXPECT_NE(DriverSymbol("cuLaunchKernel_ptsz"), nullptr);
   EXPECT_EQ(DriverSymbol("cuNoSuchSymbol"), nullptr);
 }
 
 TEST(DriverTableTest, SaysWhyALibraryCannotBeUsed) {
-  DriverTable table;
-  std::string error;
-  EXPECT_FALSE(LoadDriver("/nonexistent/libcuda.so.1", &table, &error));
-  EXPECT_NE(error.find("/nonexistent/libcuda.so.1"), std::string::npos) << error;
-  EXPECT_FALSE(LoadDriver("libm.so.6", &table, &error));
-  EXPECT_NE(error.find("not a CUDA driver"), std::string::npos) << error;
+  const auto why = [](const std::string& path) { return std::string(LoadDriver(path).status().message()); };
+  const std::string nowhere = why("/nonexistent/libcuda.so.1"), other = why("libm.so.6");
+  EXPECT_NE(nowhere.find("/nonexistent/libcuda.so.1"), std::string::npos) << nowhere;
+  EXPECT_NE(other.find("not a CUDA driver"), std::string::npos) << other;
 }
 
 TEST(DriverTableTest, MissingFunctionsAnswerNotSupported) {
@@ -43,14 +40,13 @@ TEST(DriverTableTest, MissingFunctionsAnswerNotSupported) {
   std::fputs("int cuInit(unsigned flags) { return flags == 7 ? 0 : 1; }\n", f);
   std::fclose(f);
   ASSERT_EQ(std::system(("gcc -shared -fPIC -o " + library + " " + source).c_str()), 0);
-  DriverTable table;
-  std::string error;
-  ASSERT_TRUE(LoadDriver(library, &table, &error)) << error;
+  const absl::StatusOr<DriverTable> table = LoadDriver(library);
+  ASSERT_TRUE(table.ok()) << table.status().message();
   EXPECT_EQ(MissingFunctions(), int(kDriverFunctions) - 1);
-  EXPECT_EQ(table.cuInit(7), CUDA_SUCCESS);
+  EXPECT_EQ(table->cuInit(7), CUDA_SUCCESS);
   ::testing::internal::CaptureStderr();
-  EXPECT_EQ(table.cuCtxSynchronize(), CUDA_ERROR_NOT_SUPPORTED);
-  EXPECT_EQ(table.cuCtxSynchronize(), CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_EQ(table->cuCtxSynchronize(), CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_EQ(table->cuCtxSynchronize(), CUDA_ERROR_NOT_SUPPORTED);
   const std::string log = ::testing::internal::GetCapturedStderr();
   EXPECT_NE(log.find("cuCtxSynchronize"), std::string::npos);
   EXPECT_EQ(log.find("cuCtxSynchronize"), log.rfind("cuCtxSynchronize"));  // once

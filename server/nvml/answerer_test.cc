@@ -267,9 +267,7 @@ class FromRealNvml : public ::testing::Test {
  protected:
   void SetUp() override {
     driver_.software = false;
-    std::string error;
-    source_ = OpenRealNvml(driver_, kFake, &error);
-    ASSERT_NE(source_, nullptr) << error;
+    source_ = *OpenRealNvml(driver_, kFake);
     answerer_ = std::make_unique<Answerer>(source_.get(), 2, -1);
   }
   nvml::Answer Answer(const Question& question) { return answerer_->Answer(MakeAsk(question)); }
@@ -338,16 +336,13 @@ TEST_F(FromRealNvml, WorkersAreTheirClients) {
 
 TEST(RealNvml, SaysWhyItCannotBeUsed) {
   LoadedDriver driver = MakeDriver();
-  std::string error;
-  EXPECT_EQ(OpenRealNvml(driver, "/nowhere/libnvidia-ml.so.1", &error), nullptr);
-  EXPECT_NE(error.find("/nowhere"), std::string::npos) << error;
+  const auto why = [&](const char* library) { return std::string(OpenRealNvml(driver, library).status().message()); };
+  EXPECT_NE(why("/nowhere/libnvidia-ml.so.1").find("/nowhere"), std::string::npos);
   driver.devices[1].pci_bus_id = "0000:99:00.0";
-  EXPECT_EQ(OpenRealNvml(driver, kFake, &error), nullptr);
-  EXPECT_NE(error.find("0000:99:00.0"), std::string::npos) << error;
+  EXPECT_EQ(why(kFake), std::string(kFake) + " cannot be used: it does not know the GPU at 0000:99:00.0");
   setenv("FAKE_NVML_BROKEN", "1", 1);
-  EXPECT_EQ(OpenRealNvml(MakeDriver(), kFake, &error), nullptr);
+  EXPECT_EQ(why(kFake), std::string(kFake) + " cannot be used: nvmlInit_v2 fails with 9");
   unsetenv("FAKE_NVML_BROKEN");
-  EXPECT_NE(error.find("nvmlInit_v2 fails with 9"), std::string::npos) << error;
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "CLI/CLI.hpp"
+#include "absl/status/statusor.h"
 #include "proto/channel/handshake.h"
 #include "proto/cli/help.h"
 #include "proto/logging/log.h"
@@ -29,22 +30,28 @@ struct Options {
   int gpu = -1;
 };
 
+// NVML where there is one that can be used.
+std::unique_ptr<NvmlSource> BestSource(const LoadedDriver& driver, const std::string& nvml) {
+  if (driver.software) return MakeDriverFacts(driver);
+  absl::StatusOr<std::unique_ptr<NvmlSource>> real = OpenRealNvml(driver, nvml);
+  if (real.ok()) return *std::move(real);
+  logging::Warn("no NVML ({}): questions are answered from the driver API", std::string(real.status().message()));
+  return MakeDriverFacts(driver);
+}
+
 int Serve(const Options& options) {
   signal(SIGPIPE, SIG_IGN);
   fcntl(options.link_fd, F_SETFD, FD_CLOEXEC);
-  LoadedDriver driver;
-  bool works = false;
+  const absl::StatusOr<LoadedDriver> driver = ChooseDriver(options.driver);
+  const std::string error(driver.status().message());
   std::unique_ptr<NvmlSource> source;
-  std::string error, why;
-  if (ChooseDriver(options.driver, &driver, &works, &error)) {
-    if (!driver.software) source = OpenRealNvml(driver, options.nvml, &why);
-    if (!source) source = MakeDriverFacts(driver);
-    if (!why.empty()) logging::Warn("no NVML ({}): questions are answered from the driver API", why);
+  if (driver.ok()) {
+    source = BestSource(*driver, options.nvml);
     logging::Debug("answers come from {}", source->Describe());
   } else {
     logging::Error("{}", error);
   }
-  Answerer answerer(source.get(), int(driver.devices.size()), options.gpu);
+  Answerer answerer(source.get(), driver.ok() ? int(driver->devices.size()) : 0, options.gpu);
   while (true) {
     Packet packet;
     const ChannelStatus status = ReceivePacket(options.link_fd, &packet, -1);

@@ -11,6 +11,9 @@
 
 #include <map>
 
+#include "absl/status/status.h"
+#include "proto/base/status_macros.h"
+#include "proto/errors/annotate.h"
 #include "server/nvml/source.h"
 
 namespace cuda_remote::server {
@@ -39,34 +42,25 @@ class RealNvml final : public NvmlSource {
  public:
   explicit RealNvml(void* library) : library_(library) {}
 
-  bool Start(const LoadedDriver& driver, std::string* error) {
+  absl::Status Start(const LoadedDriver& driver) {
     const Function init = Find("nvmlInit_v2");
-    if (!init) {
-      *error = "it does not export nvmlInit_v2";
-      return false;
-    }
-    if (IsOurs(reinterpret_cast<void*>(init))) {
-      *error = "it is cuda-remote's own";
-      return false;
-    }
+    if (!init) return absl::FailedPreconditionError("it does not export nvmlInit_v2");
+    if (IsOurs(reinterpret_cast<void*>(init))) return absl::FailedPreconditionError("it is cuda-remote's own");
     const int result = init(0, 0, 0, 0, 0, 0);
-    if (result != nvml::kSuccess) {
-      *error = "nvmlInit_v2 fails with " + std::to_string(result);
-      return false;
-    }
+    if (result != nvml::kSuccess)
+      return absl::FailedPreconditionError("nvmlInit_v2 fails with " + std::to_string(result));
     // By address on the bus: NVML and CUDA may number the GPUs in different orders.
     for (const DeviceFacts& facts : driver.devices) {
       void* handle = nullptr;
       std::string bus = facts.pci_bus_id;
       if (Invoke("nvmlDeviceGetHandleByPciBusId_v2", Address(&bus[0]), Address(&handle)) != nvml::kSuccess) {
-        *error = "it does not know the GPU at " + bus;
-        return false;
+        return absl::NotFoundError("it does not know the GPU at " + bus);
       }
       handles_.push_back(handle);
     }
     char version[nvml::kVersionBytes] = {};
     if (Invoke("nvmlSystemGetNVMLVersion", Address(version), sizeof(version)) == nvml::kSuccess) version_ = version;
-    return true;
+    return absl::OkStatus();
   }
 
   void Answer(const nvml::Call& call, int device, const Question& question, const std::vector<AskedSession>&,
@@ -167,18 +161,14 @@ class RealNvml final : public NvmlSource {
 
 }  // namespace
 
-std::unique_ptr<NvmlSource> OpenRealNvml(const LoadedDriver& driver, const std::string& path, std::string* error) {
+absl::StatusOr<std::unique_ptr<NvmlSource>> OpenRealNvml(const LoadedDriver& driver, const std::string& path) {
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) {
     const char* const why = dlerror();
-    *error = why ? why : "unknown reason";
-    return nullptr;
+    return absl::FailedPreconditionError(why ? why : "unknown reason");
   }
   auto source = std::make_unique<RealNvml>(library);
-  if (!source->Start(driver, error)) {
-    *error = path + " cannot be used: " + *error;
-    return nullptr;
-  }
+  CR_RETURN_IF_ERROR(Annotate(path + " cannot be used: ", source->Start(driver)));
   return source;
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "proto/nvml/query.h"
 #include "server/nvml/ask.gen.h"
 #include "server/worker/loaded_driver.h"
@@ -34,8 +35,8 @@ class NvmlSource {
   virtual std::string Describe() const = 0;
 };
 
-// The machine's own NVML; null and one sentence in *error where there is none that fits `driver`.
-std::unique_ptr<NvmlSource> OpenRealNvml(const LoadedDriver& driver, const std::string& library, std::string* error);
+// The machine's own NVML; fails where there is none that fits `driver`.
+absl::StatusOr<std::unique_ptr<NvmlSource>> OpenRealNvml(const LoadedDriver& driver, const std::string& library);
 
 // What the driver API says.
 std::unique_ptr<NvmlSource> MakeDriverFacts(const LoadedDriver& driver);

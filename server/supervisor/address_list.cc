@@ -63,13 +63,13 @@ std::string IpAddressText(const IpAddress& address) {
 
 IpAddress HostOf(const IpAddress& address) { return IsMapped(address) ? address : Masked(address, 64); }
 
-bool AddressList::Add(std::string_view text, std::string* error) {
+absl::Status AddressList::Add(std::string_view text) {
   const size_t slash = text.find('/');
   Range range;
   const auto wrong = [&](const char* why) {
-    *error =
-        "\"" + std::string(text) + "\" is not an address or a network, such as 10.1.2.3, 10.1.2.0/24 or fd00::/8" + why;
-    return false;
+    return absl::InvalidArgumentError("\"" + std::string(text) +
+                                      "\" is not an address or a network, such as 10.1.2.3, 10.1.2.0/24 or fd00::/8" +
+                                      why);
   };
   if (!ParseIpAddress(text.substr(0, slash), &range.first)) return wrong("; host names are not accepted");
   const bool mapped = IsMapped(range.first) && text.find(':') == std::string_view::npos;
@@ -86,7 +86,7 @@ bool AddressList::Add(std::string_view text, std::string* error) {
   range.bits = bits + 128 - most;
   if (Masked(range.first, range.bits) != range.first) return wrong("; it has bits behind its prefix");
   ranges_.push_back(range);
-  return true;
+  return absl::OkStatus();
 }
 
 bool AddressList::Contains(const IpAddress& address) const {

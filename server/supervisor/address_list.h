@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 namespace cuda_remote::server {
 
 // An IP address: 16 bytes, with IPv4 addresses in their IPv6 form (::ffff:a.b.c.d).
@@ -29,8 +30,8 @@ IpAddress HostOf(const IpAddress& address);
 
 class AddressList {
  public:
-  // Adds "10.1.2.3", "10.1.2.0/24" or "fd00::/8". False and one sentence in *error if it is none of these.
-  bool Add(std::string_view text, std::string* error);
+  // Adds "10.1.2.3", "10.1.2.0/24" or "fd00::/8". Fails if it is none of these.
+  absl::Status Add(std::string_view text);
   bool Contains(const IpAddress& address) const;
   bool empty() const { return ranges_.empty(); }
   bool operator==(const AddressList& other) const { return ranges_ == other.ranges_; }

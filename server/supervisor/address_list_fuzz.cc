@@ -19,9 +19,8 @@ void Check(bool ok) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   AddressList list;
-  std::string error;
-  if (!list.Add(text, &error)) {
-    Check(list.empty() && !error.empty());
+  if (const absl::Status added = list.Add(text); !added.ok()) {
+    Check(list.empty() && !added.message().empty());
     return 0;
   }
   // It contains the address that it begins with, and that address is written as it is read.

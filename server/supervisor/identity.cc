@@ -7,6 +7,7 @@
 
 #include <vector>
 
+#include "absl/status/status.h"
 #include "proto/codec/text.h"
 #include "server/supervisor/address_list.h"
 
@@ -82,41 +83,32 @@ Peer PeerOf(const grpc::ServerContext& context, bool tls) {
   return peer;
 }
 
-bool ParseIdentity(std::string_view text, std::string* identity, std::string* error) {
+absl::StatusOr<std::string> ParseIdentity(std::string_view text) {
+  const std::string quoted = "\"" + std::string(text) + "\"";
   std::string_view rest = text;
   if (TakePrefix(&rest, kUser)) {
-    if (!rest.empty() && rest.size() < 10 && rest.find_first_not_of("0123456789") == std::string_view::npos) {
-      *identity = UserIdentity(uint32_t(std::stoul(std::string(rest))));
-      return true;
-    }
+    if (!rest.empty() && rest.size() < 10 && rest.find_first_not_of("0123456789") == std::string_view::npos)
+      return UserIdentity(uint32_t(std::stoul(std::string(rest))));
     const passwd* const user = getpwnam(std::string(rest).c_str());
-    if (user) *identity = UserIdentity(user->pw_uid);
-    if (!user) *error = "\"" + std::string(text) + "\" names no user of this machine";
-    return user != nullptr;
+    if (!user) return absl::NotFoundError(quoted + " names no user of this machine");
+    return UserIdentity(user->pw_uid);
   }
   if (TakePrefix(&rest, kAddress)) {
     IpAddress address;
-    if (ParseIpAddress(rest, &address)) {
-      *identity = kAddress + IpAddressText(address);
-      return true;
-    }
-    *error = "\"" + std::string(text) + "\" has no IP address behind its colon";
-    return false;
+    if (!ParseIpAddress(rest, &address))
+      return absl::InvalidArgumentError(quoted + " has no IP address behind its colon");
+    return kAddress + IpAddressText(address);
   }
   if (TakePrefix(&rest, kToken)) {
-    *identity = kToken + std::string(rest);
-    if (rest.empty()) *error = "\"" + std::string(text) + "\" has no name behind its colon";
-    return !rest.empty();
+    if (rest.empty()) return absl::InvalidArgumentError(quoted + " has no name behind its colon");
+    return TokenIdentity(std::string(rest));
   }
   TakePrefix(&rest, kCertificate);
-  if (rest.find('=') != std::string_view::npos) {
-    *identity = kCertificate + std::string(rest);
-    return true;
-  }
-  *error = "\"" + std::string(text) +
-           "\" is not an identity: write uid:USER, token:NAME, address:IP, or a certificate's subject such as "
-           "CN=alice,O=lab (openssl x509 -noout -subject -nameopt RFC2253)";
-  return false;
+  if (rest.find('=') != std::string_view::npos) return kCertificate + std::string(rest);
+  return absl::InvalidArgumentError(
+      quoted +
+      " is not an identity: write uid:USER, token:NAME, address:IP, or a certificate's subject such as "
+      "CN=alice,O=lab (openssl x509 -noout -subject -nameopt RFC2253)");
 }
 
 }  // namespace cuda_remote::server

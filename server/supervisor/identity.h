@@ -21,6 +21,7 @@
 #include <string>
 #include <string_view>
 
+#include "absl/status/statusor.h"
 #include "server/supervisor/address_list.h"
 
 namespace cuda_remote::server {
@@ -39,9 +40,8 @@ struct Peer {
 Peer PeerOf(const grpc::ServerContext& context, bool tls);
 std::string TokenIdentity(const std::string& name);
 
-// What --operator names: one of these forms, or a certificate's subject alone. False and one sentence in *error if
-// it is none.
-bool ParseIdentity(std::string_view text, std::string* identity, std::string* error);
+// What --operator names: one of these forms, or a certificate's subject alone. Fails if it is none.
+absl::StatusOr<std::string> ParseIdentity(std::string_view text);
 
 }  // namespace cuda_remote::server
 

@@ -2,7 +2,6 @@
 #include "server/supervisor/init_tls.h"
 
 #include <arpa/inet.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <netdb.h>
 #include <openssl/bio.h>
@@ -14,15 +13,18 @@
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 
+#include "absl/status/status.h"
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
+#include "proto/errors/absl_status.h"
 #include "proto/folder/private_folder.h"
 
 namespace cuda_remote::server {
@@ -51,11 +53,11 @@ struct Pair {
 
 enum class Purpose { kAuthority, kServer, kClient };
 
-std::string SslError(const std::string& doing) {
+absl::Status SslError(const std::string& doing) {
   char text[256] = "OpenSSL does not say why";
   if (const unsigned long code = ERR_get_error(); code != 0) ERR_error_string_n(code, text, sizeof(text));
   ERR_clear_error();
-  return "cannot " + doing + ": " + text;
+  return absl::InternalError("cannot " + doing + ": " + text);
 }
 
 bool IsAddress(const std::string& name) {
@@ -100,16 +102,14 @@ bool AddExtensions(X509* certificate, X509* issuer, Purpose purpose, const std::
 }
 
 // `issuer` null: signs itself.
-bool Make(const std::string& common_name, Purpose purpose, const std::vector<std::string>& names, int days,
-          const Pair* issuer, Pair* made, std::string* error) {
-  made->key.reset(EVP_EC_gen("P-256"));
-  made->certificate.reset(X509_new());
-  X509* const certificate = made->certificate.get();
+absl::StatusOr<Pair> Make(const std::string& common_name, Purpose purpose, const std::vector<std::string>& names,
+                          int days, const Pair* issuer) {
+  Pair made;
+  made.key.reset(EVP_EC_gen("P-256"));
+  made.certificate.reset(X509_new());
+  X509* const certificate = made.certificate.get();
   unsigned char serial[kSerialBytes];
-  if (!made->key || !certificate || RAND_bytes(serial, sizeof(serial)) != 1) {
-    *error = SslError("make a key");
-    return false;
-  }
+  if (!made.key || !certificate || RAND_bytes(serial, sizeof(serial)) != 1) return SslError("make a key");
   serial[0] &= 0x7f;
   const Number number(BN_bin2bn(serial, sizeof(serial), nullptr));
   X509_NAME* const subject = X509_get_subject_name(certificate);
@@ -122,24 +122,24 @@ bool Make(const std::string& common_name, Purpose purpose, const std::vector<std
       X509_NAME_add_entry_by_txt(subject, "CN", MBSTRING_UTF8,
                                  reinterpret_cast<const unsigned char*>(common_name.c_str()), -1, -1, 0) == 1 &&
       X509_set_issuer_name(certificate, X509_get_subject_name(signer)) == 1 &&
-      X509_set_pubkey(certificate, made->key.get()) == 1 && AddExtensions(certificate, signer, purpose, names) &&
-      X509_sign(certificate, issuer ? issuer->key.get() : made->key.get(), EVP_sha256()) > 0;
-  if (!ok) *error = SslError("make the certificate of " + common_name);
-  return ok;
+      X509_set_pubkey(certificate, made.key.get()) == 1 && AddExtensions(certificate, signer, purpose, names) &&
+      X509_sign(certificate, issuer ? issuer->key.get() : made.key.get(), EVP_sha256()) > 0;
+  if (!ok) return SslError("make the certificate of " + common_name);
+  return made;
 }
 
 // Under its name only when it is whole.
-bool WriteFile(const std::string& path, mode_t mode, const std::string& bytes, std::string* error) {
+absl::Status WriteFile(const std::string& path, mode_t mode, const std::string& bytes) {
   const std::string fresh = path + ".new";
   unlink(fresh.c_str());
   const int fd = open(fresh.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, mode);
   bool ok = fd >= 0 && write(fd, bytes.data(), bytes.size()) == ssize_t(bytes.size()) && fsync(fd) == 0;
   if (fd >= 0) close(fd);
   ok = ok && rename(fresh.c_str(), path.c_str()) == 0;
-  if (ok) return true;
-  *error = "cannot write " + path + ": " + strerror(errno);
+  if (ok) return absl::OkStatus();
+  const absl::Status failed = ErrnoStatus("cannot write " + path);
   unlink(fresh.c_str());
-  return false;
+  return failed;
 }
 
 std::string Contents(BIO* bio) {
@@ -148,31 +148,30 @@ std::string Contents(BIO* bio) {
   return std::string(bytes, size_t(std::max(size, 0L)));
 }
 
-bool Save(const Pair& pair, const std::string& path, std::string* error) {
+absl::Status Save(const Pair& pair, const std::string& path) {
   const Bio key(BIO_new(BIO_s_mem())), certificate(BIO_new(BIO_s_mem()));
   if (PEM_write_bio_PrivateKey(key.get(), pair.key.get(), nullptr, nullptr, 0, nullptr, nullptr) != 1 ||
       PEM_write_bio_X509(certificate.get(), pair.certificate.get()) != 1) {
-    *error = SslError("write " + path);
-    return false;
+    return SslError("write " + path);
   }
   // The key first: a certificate without its key would be kept the next time.
-  return WriteFile(path + ".key", 0600, Contents(key.get()), error) &&
-         WriteFile(path + ".pem", 0644, Contents(certificate.get()), error);
+  CR_RETURN_IF_ERROR(WriteFile(path + ".key", 0600, Contents(key.get())));
+  return WriteFile(path + ".pem", 0644, Contents(certificate.get()));
 }
 
 bool Exists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
 
-// False and *error if something is there that is not a certificate with its key.
-bool Load(const std::string& path, Pair* pair, std::string* error) {
+// Fails if something is there that is not a certificate with its key.
+absl::StatusOr<Pair> Load(const std::string& path) {
+  Pair pair;
   const Bio certificate(BIO_new_file((path + ".pem").c_str(), "r")), key(BIO_new_file((path + ".key").c_str(), "r"));
-  if (certificate) pair->certificate.reset(PEM_read_bio_X509(certificate.get(), nullptr, nullptr, nullptr));
-  if (key) pair->key.reset(PEM_read_bio_PrivateKey(key.get(), nullptr, nullptr, nullptr));
+  if (certificate) pair.certificate.reset(PEM_read_bio_X509(certificate.get(), nullptr, nullptr, nullptr));
+  if (key) pair.key.reset(PEM_read_bio_PrivateKey(key.get(), nullptr, nullptr, nullptr));
   ERR_clear_error();
-  if (pair->certificate && pair->key && X509_check_private_key(pair->certificate.get(), pair->key.get()) == 1)
-    return true;
-  *error = path + ".pem and " + path + ".key are no certificate with its key; remove both to have new ones";
+  if (pair.certificate && pair.key && X509_check_private_key(pair.certificate.get(), pair.key.get()) == 1) return pair;
   ERR_clear_error();
-  return false;
+  return absl::FailedPreconditionError(path + ".pem and " + path +
+                                       ".key are no certificate with its key; remove both to have new ones");
 }
 
 MadeCertificate Describe(const std::string& path, X509* certificate, bool made) {
@@ -198,30 +197,34 @@ bool IsFor(X509* certificate, const std::string& name) {
                           : X509_check_host(certificate, name.c_str(), name.size(), 0, nullptr)) == 1;
 }
 
-// Loads what is at `path`, or makes it.
-bool MakeUnlessThere(const std::string& path, const std::string& common_name, Purpose purpose, const TlsPlan& plan,
-                     const Pair* issuer, Pair* pair, std::vector<MadeCertificate>* certificates, std::string* error) {
+// Loads what is at `path`, or makes it, and adds it to `certificates`.
+absl::StatusOr<Pair> MakeUnlessThere(const std::string& path, const std::string& common_name, Purpose purpose,
+                                     const TlsPlan& plan, const Pair* issuer,
+                                     std::vector<MadeCertificate>* certificates) {
   const bool there = Exists(path + ".pem") || Exists(path + ".key");
-  if (there && !Load(path, pair, error)) return false;
+  Pair pair;
+  if (there) {
+    CR_ASSIGN_OR_RETURN(pair, Load(path));
+  }
   bool make = !there;
   const bool authority = purpose == Purpose::kAuthority;
   const std::vector<std::string> names = purpose == Purpose::kServer ? plan.names : std::vector<std::string>();
   if (there && issuer) {
-    make = Describe(path, pair->certificate.get(), false).days_left < kRenewDays ||
+    make = Describe(path, pair.certificate.get(), false).days_left < kRenewDays ||
            !std::all_of(names.begin(), names.end(),
-                        [&](const std::string& name) { return IsFor(pair->certificate.get(), name); });
+                        [&](const std::string& name) { return IsFor(pair.certificate.get(), name); });
   }
-  if (make && (!Make(common_name, purpose, names, authority ? kAuthorityDays : plan.days, issuer, pair, error) ||
-               !Save(*pair, path, error))) {
-    return false;
+  if (make) {
+    CR_ASSIGN_OR_RETURN(pair, Make(common_name, purpose, names, authority ? kAuthorityDays : plan.days, issuer));
+    CR_RETURN_IF_ERROR(Save(pair, path));
   }
-  if (!make && issuer && X509_verify(pair->certificate.get(), X509_get0_pubkey(issuer->certificate.get())) != 1) {
+  if (!make && issuer && X509_verify(pair.certificate.get(), X509_get0_pubkey(issuer->certificate.get())) != 1) {
     ERR_clear_error();
-    *error = path + ".pem was not signed by " + plan.directory + "/ca.pem; remove it and its key to have new ones";
-    return false;
+    return absl::FailedPreconditionError(path + ".pem was not signed by " + plan.directory +
+                                         "/ca.pem; remove it and its key to have new ones");
   }
-  certificates->push_back(Describe(path, pair->certificate.get(), make));
-  return true;
+  certificates->push_back(Describe(path, pair.certificate.get(), make));
+  return pair;
 }
 
 }  // namespace
@@ -241,35 +244,28 @@ std::vector<std::string> OwnNames() {
   return names;
 }
 
-bool InitTls(const TlsPlan& plan, std::vector<MadeCertificate>* certificates, std::string* error) {
-  certificates->clear();
+absl::StatusOr<std::vector<MadeCertificate>> InitTls(const TlsPlan& plan) {
   for (const std::string& name : plan.names) {
     if (IsPlainName(name) || IsAddress(name)) continue;
-    *error = "\"" + name + "\" is neither a host name nor an address";
-    return false;
+    return absl::InvalidArgumentError("\"" + name + "\" is neither a host name nor an address");
   }
   for (const std::string& client : plan.clients) {
     if (IsPlainName(client) && client != "ca" && client != "server") continue;
-    *error = "\"" + client + "\" cannot be a client's name: letters, digits, and - _ . @ within it; not ca, not server";
-    return false;
+    return absl::InvalidArgumentError(
+        "\"" + client + "\" cannot be a client's name: letters, digits, and - _ . @ within it; not ca, not server");
   }
-  if (!CheckFolder(plan.directory, FolderUse::kMake, error)) return false;
-  Pair authority, server;
+  std::string error;  // Until CheckFolder gives a status.
+  if (!CheckFolder(plan.directory, FolderUse::kMake, &error)) return absl::FailedPreconditionError(error);
   const std::string host = plan.names.empty() ? "server" : plan.names[0];
-  if (!MakeUnlessThere(plan.directory + "/ca", "cuda-remote " + host, Purpose::kAuthority, plan, nullptr, &authority,
-                       certificates, error) ||
-      !MakeUnlessThere(plan.directory + "/server", host, Purpose::kServer, plan, &authority, &server, certificates,
-                       error)) {
-    return false;
-  }
-  for (const std::string& client : plan.clients) {
-    Pair pair;
-    if (!MakeUnlessThere(plan.directory + "/" + client, client, Purpose::kClient, plan, &authority, &pair, certificates,
-                         error)) {
-      return false;
-    }
-  }
-  return true;
+  std::vector<MadeCertificate> certificates;
+  CR_ASSIGN_OR_RETURN(const Pair authority, MakeUnlessThere(plan.directory + "/ca", "cuda-remote " + host,
+                                                            Purpose::kAuthority, plan, nullptr, &certificates));
+  const auto make = [&](const std::string& name, const std::string& common_name, Purpose purpose) {
+    return MakeUnlessThere(plan.directory + "/" + name, common_name, purpose, plan, &authority, &certificates).status();
+  };
+  CR_RETURN_IF_ERROR(make("server", host, Purpose::kServer));
+  for (const std::string& client : plan.clients) CR_RETURN_IF_ERROR(make(client, client, Purpose::kClient));
+  return certificates;
 }
 
 }  // namespace cuda_remote::server

@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
+
 namespace cuda_remote::server {
 
 inline constexpr int kAuthorityDays = 3650;
@@ -37,8 +39,8 @@ struct MadeCertificate {
 // The names that a server on this machine has: its host name, also with the domain, and the loopback interface's.
 std::vector<std::string> OwnNames();
 
-// Makes what is missing. False and one sentence in *error on failure; nothing is left half written.
-bool InitTls(const TlsPlan& plan, std::vector<MadeCertificate>* certificates, std::string* error);
+// Makes what is missing, and gives all that is there then. After a failure nothing is left half written.
+absl::StatusOr<std::vector<MadeCertificate>> InitTls(const TlsPlan& plan);
 
 }  // namespace cuda_remote::server
 

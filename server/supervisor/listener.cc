@@ -77,11 +77,11 @@ int OpenPort(const addrinfo& place, int port) {
 
 Listener::~Listener() { Stop(); }
 
-bool Listener::Listen(const std::string& address, std::string* error) {
+absl::Status Listener::Listen(const std::string& address) {
   std::string host, port;
   if (!Splits(address, &host, &port)) {
-    *error = "--listen " + address + " is not HOST:PORT, such as 0.0.0.0:7070, gpu7:7070 or [::]:7070";
-    return false;
+    return absl::InvalidArgumentError("--listen " + address +
+                                      " is not HOST:PORT, such as 0.0.0.0:7070, gpu7:7070 or [::]:7070");
   }
   addrinfo wanted{};
   wanted.ai_family = AF_UNSPEC;
@@ -89,8 +89,8 @@ bool Listener::Listen(const std::string& address, std::string* error) {
   wanted.ai_flags = AI_PASSIVE;
   addrinfo* places = nullptr;
   if (const int failure = getaddrinfo(host.empty() ? nullptr : host.c_str(), port.c_str(), &wanted, &places)) {
-    *error = "cannot listen on " + address + ": " + gai_strerror(failure) + "; HOST must be an address of this machine";
-    return false;
+    return absl::FailedPreconditionError("cannot listen on " + address + ": " + gai_strerror(failure) +
+                                         "; HOST must be an address of this machine");
   }
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> freed(places, freeaddrinfo);
   int failure = 0;
@@ -105,15 +105,15 @@ bool Listener::Listen(const std::string& address, std::string* error) {
     }
   }
   // A name may stand for an address family that this machine does not have, but a port that is taken is an error.
-  if (!listen_fds_.empty() && failure != EADDRINUSE && failure != EACCES) return true;
+  if (!listen_fds_.empty() && failure != EADDRINUSE && failure != EACCES) return absl::OkStatus();
   for (int fd : listen_fds_) close(fd);
   listen_fds_.clear();
-  *error = "cannot listen on " + address + ": " + strerror(failure) +
-           (failure == EADDRINUSE      ? "; another process has this port: choose another one, or end that process"
-            : failure == EADDRNOTAVAIL ? "; HOST must be an address of this machine"
-            : failure == EACCES        ? "; ports below 1024 need privileges"
-                                       : "");
-  return false;
+  const char* const help = failure == EADDRINUSE
+                               ? "; another process has this port: choose another one, or end that process"
+                           : failure == EADDRNOTAVAIL ? "; HOST must be an address of this machine"
+                           : failure == EACCES        ? "; ports below 1024 need privileges"
+                                                      : "";
+  return absl::FailedPreconditionError("cannot listen on " + address + ": " + strerror(failure) + help);
 }
 
 void Listener::SetAllowed(std::optional<AddressList> allowed) {

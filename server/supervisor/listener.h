@@ -22,6 +22,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "proto/threads/mutex.h"
 #include "server/supervisor/address_list.h"
 #include "server/supervisor/log_limit.h"
@@ -39,8 +40,8 @@ class Listener {
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
-  // HOST:PORT, an IPv6 address in brackets; port 0: any free one. False and one sentence in *error on failure.
-  bool Listen(const std::string& address, std::string* error);
+  // HOST:PORT, an IPv6 address in brackets; port 0: any free one.
+  absl::Status Listen(const std::string& address);
   int port() const { return port_; }
 
   // Nothing: every host may connect.

@@ -21,13 +21,17 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
 #include "proto/channel/handshake.h"
 #include "proto/cli/help.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/control/buffer_memory.h"
 #include "proto/control/credentials.h"
 #include "proto/control/eager_poll.h"
+#include "proto/errors/annotate.h"
 #include "proto/folder/private_folder.h"
 #include "proto/logging/log.h"
 #include "proto/threads/mutex.h"
@@ -157,6 +161,11 @@ void AddPreparations(CLI::App* app, Preparations* preparations) {
       ->type_name("NAME");
 }
 
+int PrintFailure(const absl::Status& status) {
+  fprintf(stderr, "cr-server: %s\n", std::string(status.message()).c_str());
+  return kExitFailure;
+}
+
 int PrintInitTls(TlsPlan plan) {
   std::vector<std::string> names = OwnNames();
   names.insert(names.begin() + (names.size() > 3 ? 1 : 0), plan.names.begin(), plan.names.end());
@@ -167,13 +176,9 @@ int PrintInitTls(TlsPlan plan) {
     if (getcwd(folder, sizeof(folder))) plan.directory = std::string(folder) + "/" + plan.directory;
   }
   while (plan.directory.size() > 1 && plan.directory.back() == '/') plan.directory.pop_back();
-  std::vector<MadeCertificate> certificates;
-  std::string error;
-  if (!InitTls(plan, &certificates, &error)) {
-    fprintf(stderr, "cr-server: %s\n", error.c_str());
-    return kExitFailure;
-  }
-  for (const MadeCertificate& one : certificates) {
+  const absl::StatusOr<std::vector<MadeCertificate>> certificates = InitTls(plan);
+  if (!certificates.ok()) return PrintFailure(certificates.status());
+  for (const MadeCertificate& one : *certificates) {
     printf("%-8s %s (%s), valid until %s, %d days\n", one.made ? "made" : "is there", one.path.c_str(),
            one.subject.c_str(), one.expires.c_str(), one.days_left);
   }
@@ -190,14 +195,13 @@ int PrintInitTls(TlsPlan plan) {
 }
 
 int PrintNewToken(const std::string& path, const std::string& name) {
-  std::string error;
-  if (path.empty()) error = "--new-token needs --tokens FILE, the file that it adds the token to";
-  const std::string token = error.empty() ? MakeToken(path, name, &error) : std::string();
-  if (token.empty()) {
-    fprintf(stderr, "cr-server: %s\n", error.c_str());
-    return path.empty() ? kExitUsage : kExitFailure;
+  if (path.empty()) {
+    fprintf(stderr, "cr-server: --new-token needs --tokens FILE, the file that it adds the token to\n");
+    return kExitUsage;
   }
-  puts(token.c_str());
+  const absl::StatusOr<std::string> token = MakeToken(path, name);
+  if (!token.ok()) return PrintFailure(token.status());
+  puts(token->c_str());
   fprintf(stderr,
           "cr-server: this is the token of token:%s; %s has its hash only. The client keeps it in a file with mode "
           "0600 that CUDA_REMOTE_TOKEN_FILE names, and the authority in CUDA_REMOTE_TLS_CA.\n",
@@ -306,79 +310,70 @@ void AddOptions(CLI::App* app, Options* options, Lists* lists) {
       ->type_name("FD");
 }
 
-// Takes apart what the command line has as texts. False and one sentence in *error if one of them is wrong.
-bool ReadLists(const Lists& lists, const std::string& tokens, Policy* policy, std::string* error) {
-  if (!tokens.empty() && !ReadTokens(tokens, &policy->tokens, error)) {
-    *error = "--tokens: " + *error;
-    return false;
+// Takes apart what the command line has as texts. Fails if one of them is wrong.
+absl::Status ReadLists(const Lists& lists, const std::string& tokens, Policy* policy) {
+  if (!tokens.empty()) {
+    absl::StatusOr<TokenNames> names = ReadTokens(tokens);
+    if (!names.ok()) return Annotate("--tokens: ", names.status());
+    policy->tokens = *std::move(names);
   }
   for (const std::string& text : lists.operators) {
-    std::string identity;
-    if (!ParseIdentity(text, &identity, error)) {
-      *error = "--operator: " + *error;
-      return false;
-    }
-    policy->operators.insert(identity);
+    const absl::StatusOr<std::string> identity = ParseIdentity(text);
+    if (!identity.ok()) return Annotate("--operator: ", identity.status());
+    policy->operators.insert(*identity);
   }
   for (const std::string& text : lists.users) {
-    Account account;
-    if (!FindAccount(text, &account, error)) {
-      *error = "--allow-user: " + *error;
-      return false;
-    }
-    policy->users.insert(account.uid);
+    const absl::StatusOr<Account> account = FindAccount(text);
+    if (!account.ok()) return Annotate("--allow-user: ", account.status());
+    policy->users.insert(account->uid);
   }
   for (const std::string& text : lists.groups) {
     const bool number = !text.empty() && text.size() < 10 && text.find_first_not_of("0123456789") == std::string::npos;
     const group* const found = number ? nullptr : getgrnam(text.c_str());
-    if (!number && !found) {
-      *error = "--allow-group: there is no group " + text + " on this machine";
-      return false;
-    }
+    if (!number && !found) return absl::NotFoundError("--allow-group: there is no group " + text + " on this machine");
     policy->groups.insert(number ? gid_t(std::stoul(text)) : found->gr_gid);
   }
   for (const std::string& text : lists.insecure) {
-    if (policy->insecure.Add(text, error)) continue;
-    *error = "--insecure-tcp: " + *error;
-    return false;
+    CR_RETURN_IF_ERROR(Annotate("--insecure-tcp: ", policy->insecure.Add(text)));
   }
-  return true;
+  return absl::OkStatus();
 }
 
-// The command line once more, with the configuration file as it is now. False and one sentence in *error if something
-// is wrong with that file.
-bool ReadAgain(int argc, char** argv, Options* options, std::string* error) {
+// The command line once more, with the configuration file as it is now. Fails if something is wrong with that file.
+absl::StatusOr<Options> ReadAgain(int argc, char** argv) {
+  Options options;
   Lists lists;
   CLI::App app;
-  AddOptions(&app, options, &lists);
+  AddOptions(&app, &options, &lists);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& failure) {
-    *error = Mistake(app, failure);
-    return false;
+    return absl::InvalidArgumentError(Mistake(app, failure));
   }
-  return ReadLists(lists, options->tokens, &options->policy, error);
+  CR_RETURN_IF_ERROR(ReadLists(lists, options.tokens, &options.policy));
+  return options;
 }
 
 // What SIGHUP does: the policy, the certificates and the log level are read again; nothing that runs is touched.
 void Reload(int argc, char** argv, const Options& running, control::ServerTls* tls, Listener* listener,
             Supervisor* supervisor) {
-  Options read;
-  std::string error;
-  if (!ReadAgain(argc, argv, &read, &error)) {
-    logging::Error("SIGHUP: the configuration stays as it was: {}", error);
+  const absl::StatusOr<Options> read = ReadAgain(argc, argv);
+  if (!read.ok()) {
+    logging::Error("SIGHUP: the configuration stays as it was: {}", std::string(read.status().message()));
   } else {
-    logging::SetLevel(read.policy.log_level);
-    supervisor->SetPolicy(read.policy);
-    if (!running.policy.insecure.empty() && !read.policy.insecure.empty()) listener->SetAllowed(read.policy.insecure);
-    if ((!read.policy.users.empty() || !read.policy.groups.empty()) && !running.serves_others)
+    const Policy& policy = read->policy;
+    logging::SetLevel(policy.log_level);
+    supervisor->SetPolicy(policy);
+    if (!running.policy.insecure.empty() && !policy.insecure.empty()) listener->SetAllowed(policy.insecure);
+    if ((!policy.users.empty() || !policy.groups.empty()) && !running.serves_others)
       logging::Warn(
           "SIGHUP: other local users are served once cr-server was started with --allow-user or --allow-group");
-    if (running.policy.insecure.empty() != read.policy.insecure.empty() || read.listen != running.listen)
+    if (running.policy.insecure.empty() != policy.insecure.empty() || read->listen != running.listen)
       logging::Warn("SIGHUP: whether and where to listen is only read when cr-server starts");
     logging::Info("SIGHUP: the configuration was read again");
   }
   if (!tls) return;
+  std::string error;  // Until ServerTls::Reload gives a status.
   if (tls->Reload(running.tls, &error)) {
     logging::Info("SIGHUP: new connections use the certificates that {} and {} hold now", running.tls.cert,
                   running.tls.ca);
@@ -430,6 +425,12 @@ void NotifyServiceManager() {
   if (fd >= 0) close(fd);
 }
 
+// Gives the exit code, for what cannot start.
+int LogFailure(const absl::Status& status, int exit_code) {
+  logging::Critical("{}", std::string(status.message()));
+  return exit_code;
+}
+
 int Main(int argc, char** argv) {
   control::KeepBufferMemory();
   control::PollEagerly();
@@ -464,18 +465,13 @@ int Main(int argc, char** argv) {
     return kExitUsage;
   }
   options.monitor = FindCompanion("cr-nvml", {"", "../nvml/", "../libexec/"});
-  std::string error;
-  if (!ReadLists(lists, options.tokens, &options.policy, &error)) {
-    logging::Critical("{}", error);
-    return kExitUsage;
-  }
+  if (const absl::Status lists_read = ReadLists(lists, options.tokens, &options.policy); !lists_read.ok())
+    return LogFailure(lists_read, kExitUsage);
   options.serves_others = !options.policy.users.empty() || !options.policy.groups.empty();
   if (!lists.session_user.empty()) {
-    options.session_user.emplace();
-    if (!FindAccount(lists.session_user, &*options.session_user, &error)) {
-      logging::Critical("--session-user: {}", error);
-      return kExitUsage;
-    }
+    absl::StatusOr<Account> account = FindAccount(lists.session_user);
+    if (!account.ok()) return LogFailure(Annotate("--session-user: ", account.status()), kExitUsage);
+    options.session_user = *std::move(account);
   }
   if ((options.serves_others || options.session_user) && geteuid() != 0) {
     logging::Critical(
@@ -520,6 +516,7 @@ int Main(int argc, char** argv) {
     } else {
       control::FillFromEnvironment(&options.tls);
       options.tls.token.clear();  // a client's
+      std::string error;          // Until ServerTls::Create gives a status.
       tls = control::ServerTls::Create(options.tls, &error);
       if (!tls) {
         logging::Critical("{}{}", error,
@@ -529,10 +526,8 @@ int Main(int argc, char** argv) {
         return kExitUsage;
       }
     }
-    if (!listener.Listen(options.listen, &error)) {
-      logging::Critical("{}", error);
-      return kExitCannotListen;
-    }
+    if (const absl::Status listens = listener.Listen(options.listen); !listens.ok())
+      return LogFailure(listens, kExitCannotListen);
   }
 
   if (options.restrict_workers && !ReachesOwnFolder()) {
@@ -543,14 +538,14 @@ int Main(int argc, char** argv) {
   }
   if (options.driver.empty()) MakeDeviceFiles();
   Supervisor supervisor(options);
-  if (!supervisor.Start(&error)) {
-    logging::Critical("{}", error);
-    return kExitCannotListen;
-  }
+  if (const absl::Status started = supervisor.Start(); !started.ok()) return LogFailure(started, kExitCannotListen);
   // Before the first thread of gRPC's: each would keep what it has.
-  if (options.restrict_workers && !RestrictServer(&error)) {
-    logging::Critical("{} (cr-server --unrestricted starts without this restriction)", error);
-    return kExitCannotListen;
+  if (options.restrict_workers) {
+    if (const absl::Status restricted = RestrictServer(); !restricted.ok()) {
+      logging::Critical("{} (cr-server --unrestricted starts without this restriction)",
+                        std::string(restricted.message()));
+      return kExitCannotListen;
+    }
   }
   grpc::ServerBuilder builder;
   ServerPoller poller(&builder);
@@ -592,17 +587,18 @@ int Main(int argc, char** argv) {
   }
   std::unique_ptr<metrics::Exporter> metrics;
   if (!options.metrics.empty()) {
-    metrics = ServeMetrics(options.metrics, &supervisor, &error);
-    if (!metrics) {
-      logging::Critical("{}", error);
+    absl::StatusOr<std::unique_ptr<metrics::Exporter>> exporter = ServeMetrics(options.metrics, &supervisor);
+    if (!exporter.ok()) {
+      const int failure = LogFailure(exporter.status(), kExitCannotListen);
       listener.Stop();
       grpc_server->Shutdown();
       grpc_server->Wait();
       poller.Stop();
       unlink(SessionSocketPath(options.directory).c_str());
       unlink(control_path.c_str());
-      return kExitCannotListen;
+      return failure;
     }
+    metrics = *std::move(exporter);
   }
   std::string ready = "cr-server ready: unix:" + SessionSocketPath(options.directory);
   if (acceptor) {

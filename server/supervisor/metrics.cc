@@ -158,10 +158,12 @@ class Collector {
 
 }  // namespace
 
-std::unique_ptr<metrics::Exporter> ServeMetrics(const std::string& address, Supervisor* supervisor,
-                                                std::string* error) {
-  return metrics::Exporter::Start(
-      address, [supervisor] { return Collector(supervisor).Collect(); }, error);
+absl::StatusOr<std::unique_ptr<metrics::Exporter>> ServeMetrics(const std::string& address, Supervisor* supervisor) {
+  std::string error;  // Until Exporter::Start gives a status.
+  auto exporter = metrics::Exporter::Start(
+      address, [supervisor] { return Collector(supervisor).Collect(); }, &error);
+  if (!exporter) return absl::FailedPreconditionError(error);
+  return exporter;
 }
 
 }  // namespace cuda_remote::server

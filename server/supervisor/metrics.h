@@ -9,14 +9,14 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "proto/metrics/exporter.h"
 #include "server/supervisor/supervisor.h"
 
 namespace cuda_remote::server {
 
-// Answers at `address` (HOST:PORT, port 0: any free one) until the result ends. Null and one sentence in *error if it
-// cannot listen there.
-std::unique_ptr<metrics::Exporter> ServeMetrics(const std::string& address, Supervisor* supervisor, std::string* error);
+// Answers at `address` (HOST:PORT, port 0: any free one) until the result ends. Fails if it cannot listen there.
+absl::StatusOr<std::unique_ptr<metrics::Exporter>> ServeMetrics(const std::string& address, Supervisor* supervisor);
 
 }  // namespace cuda_remote::server
 

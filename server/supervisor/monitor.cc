@@ -42,41 +42,39 @@ void Monitor::CloseLink() {
   link_ = -1;
 }
 
-bool Monitor::Start(std::string* error) {
+absl::Status Monitor::Start() {
   if (options_.monitor.empty()) {
-    *error = "cr-nvml is not beside cr-server: the server's installation is incomplete";
-    return false;
+    return absl::FailedPreconditionError("cr-nvml is not beside cr-server: the server's installation is incomplete");
   }
   int sockets[2];
-  if (!SocketPair(sockets)) {
-    *error = "the server has no descriptors left";
-    return false;
-  }
+  if (!SocketPair(sockets)) return absl::ResourceExhaustedError("the server has no descriptors left");
   std::vector<std::string> command = {options_.monitor, "--link-fd", std::to_string(kWorkerLinkFd), "--log-level",
                                       options_.policy.log_level};
   if (!options_.driver.empty()) command.insert(command.end(), {"--driver", options_.driver});
   if (options_.gpu >= 0) command.insert(command.end(), {"--gpu", std::to_string(options_.gpu)});
-  const pid_t pid = SpawnWorker(command, sockets[1], *restrictions_, error);
+  const absl::StatusOr<pid_t> pid = SpawnWorker(command, sockets[1], *restrictions_);
   close(sockets[1]);
-  if (pid < 0) {
+  if (!pid.ok()) {
     close(sockets[0]);
-    logging::Error("{}", *error);
-    return false;
+    logging::Error("{}", std::string(pid.status().message()));
+    return pid.status();
   }
   // The event loop must not wait for it.
   fcntl(sockets[0], F_SETFL, O_NONBLOCK);
-  pid_ = pid;
+  pid_ = *pid;
   link_ = sockets[0];
-  logging::Debug("cr-nvml starts, pid {}", pid);
-  return true;
+  logging::Debug("cr-nvml starts, pid {}", pid_);
+  return absl::OkStatus();
 }
 
 void Monitor::Submit(int socket, const Ask& ask, bool stopping) {
-  std::string error;
   if (stopping) return Refuse(socket, "the server is shutting down");
   if (open_.size() >= kMaxOpen) return Refuse(socket, "the server has too many open questions");
   // One that has just died is started again when it was reaped; until then there is no link.
-  if (link_ < 0 && (pid_ > 0 || !Start(&error))) return Refuse(socket, pid_ > 0 ? "cr-nvml is ending" : error);
+  if (link_ < 0) {
+    if (pid_ > 0) return Refuse(socket, "cr-nvml is ending");
+    if (const absl::Status started = Start(); !started.ok()) return Refuse(socket, std::string(started.message()));
+  }
   std::string body;
   EncodeAsk(ask, &body);
   if (SendPacket(link_, PacketType::kAsk, body, socket) != ChannelStatus::kOk)

@@ -11,6 +11,7 @@
 #include <deque>
 #include <string>
 
+#include "absl/status/status.h"
 #include "proto/base/clock.h"
 #include "server/nvml/ask.gen.h"
 #include "server/supervisor/options.h"
@@ -38,7 +39,7 @@ class Monitor {
   bool Gone(pid_t pid, const std::string& how);
 
  private:
-  bool Start(std::string* error);
+  absl::Status Start();
   void CloseLink();
 
   const Options& options_;

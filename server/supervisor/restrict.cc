@@ -12,7 +12,6 @@
 #include <signal.h>
 #include <stddef.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -21,6 +20,8 @@
 #include <unistd.h>
 
 #include <iterator>
+
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -172,22 +173,20 @@ uint64_t PermittedCapabilities() {
 
 }  // namespace
 
-bool FindAccount(const std::string& name, Account* account, std::string* error) {
+absl::StatusOr<Account> FindAccount(const std::string& name) {
   const bool number = !name.empty() && name.size() < 10 && name.find_first_not_of("0123456789") == std::string::npos;
   const passwd* const user = number ? getpwuid(uid_t(std::stoul(name))) : getpwnam(name.c_str());
-  if (!user && !number) {
-    *error = "there is no user " + name + " on this machine";
-    return false;
-  }
-  account->name = user ? user->pw_name : name;
-  account->uid = user ? user->pw_uid : uid_t(std::stoul(name));
-  account->gid = user ? user->pw_gid : gid_t(account->uid);
+  if (!user && !number) return absl::NotFoundError("there is no user " + name + " on this machine");
+  Account account;
+  account.name = user ? user->pw_name : name;
+  account.uid = user ? user->pw_uid : uid_t(std::stoul(name));
+  account.gid = user ? user->pw_gid : gid_t(account.uid);
   // Device files are often a group's.
   int count = 64;
-  account->groups.resize(size_t(count));
-  if (user && getgrouplist(user->pw_name, user->pw_gid, account->groups.data(), &count) < 0) count = 64;
-  account->groups.resize(user ? size_t(count) : 0);
-  return true;
+  account.groups.resize(size_t(count));
+  if (user && getgrouplist(user->pw_name, user->pw_gid, account.groups.data(), &count) < 0) count = 64;
+  account.groups.resize(user ? size_t(count) : 0);
+  return account;
 }
 
 std::vector<sock_filter> ForbiddenCalls(bool network) {
@@ -284,16 +283,13 @@ int GiveUp(const Restrictions& restrictions, const char** what) {
   return Call(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program));
 }
 
-bool RestrictServer(std::string* error) {
+absl::Status RestrictServer() {
   // To start workers as another user without capabilities, to end them, and to listen at ports below 1024.
   constexpr unsigned kKept[] = {CAP_SETUID, CAP_SETGID, CAP_SETPCAP, CAP_KILL, CAP_NET_BIND_SERVICE};
   uint64_t kept = 0;
   for (const unsigned capability : kKept) kept |= uint64_t{1} << capability;
   const uint64_t permitted = PermittedCapabilities();
-  const auto fail = [&](const char* what, int failure) {
-    *error = std::string("cannot ") + what + ": " + strerror(failure);
-    return false;
-  };
+  const auto fail = [&](const char* what, int failure) { return ErrnoStatus(std::string("cannot ") + what, failure); };
   for (unsigned capability = 0; capability < kMostCapabilities; ++capability) {
     if ((kept >> capability & 1) || !(permitted >> CAP_SETPCAP & 1)) continue;
     if (prctl(PR_CAPBSET_READ, capability, 0, 0, 0) == 1) prctl(PR_CAPBSET_DROP, capability, 0, 0, 0);
@@ -305,7 +301,7 @@ bool RestrictServer(std::string* error) {
   restrictions.calls = ForbiddenCalls(/*network=*/true);
   const char* what;
   if (const int failure = GiveUp(restrictions, &what)) return fail(what, failure);
-  return true;
+  return absl::OkStatus();
 }
 
 void MakeDeviceFiles() {

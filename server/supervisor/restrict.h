@@ -22,6 +22,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
 namespace cuda_remote::server {
 
 // A user to run as, looked up ahead of time.
@@ -31,8 +34,8 @@ struct Account {
   gid_t gid = 0;
   std::vector<gid_t> groups;
 };
-// A user's name or number. False and one sentence in *error if there is none.
-bool FindAccount(const std::string& name, Account* account, std::string* error);
+// A user's name or number. Fails if there is none.
+absl::StatusOr<Account> FindAccount(const std::string& name);
 
 // The calls that are forbidden, as a program for the kernel. `network`: Internet sockets are allowed, and signals to
 // other processes, as cr-server needs them.
@@ -49,8 +52,7 @@ struct Restrictions {
 int GiveUp(const Restrictions& restrictions, const char** what);
 
 // For cr-server itself, before its first thread: keeps the capabilities that it needs for its workers and its ports.
-// False and one sentence in *error on failure.
-bool RestrictServer(std::string* error);
+absl::Status RestrictServer();
 
 // Makes the device files that the driver wants, as the driver would by itself if it had the privileges; workers have
 // none. Where there is nothing to make, nothing happens.

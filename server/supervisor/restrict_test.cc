@@ -165,9 +165,7 @@ TEST(Restrict, CannotReadFilesOfTheServer) {
   ASSERT_GE(fd, 0);
   ASSERT_EQ(fchmod(fd, 0600), 0);
   Restrictions guest = Worker();
-  guest.account.emplace();
-  std::string error;
-  ASSERT_TRUE(FindAccount("nobody", &*guest.account, &error)) << error;
+  guest.account = *FindAccount("nobody");
   EXPECT_EQ(After(guest, [&] { return Error(open(secret, O_RDONLY)); }), "EACCES");
   EXPECT_EQ(After(guest, [&] { return Error(setuid(0)); }), "EPERM");
   EXPECT_EQ(
@@ -185,8 +183,8 @@ TEST(Restrict, TheServerKeepsWhatItNeeds) {
     Restrictions nothing;
     nothing.drop_capabilities = false;
     return After(nothing, [&] {
-      std::string error;
-      return RestrictServer(&error) ? look() : error;
+      const absl::Status restricted = RestrictServer();
+      return restricted.ok() ? look() : std::string(restricted.message());
     });
   };
   EXPECT_EQ(server([] { return Error(socket(AF_INET, SOCK_STREAM, 0)); }), "");
@@ -202,16 +200,13 @@ TEST(Restrict, TheServerKeepsWhatItNeeds) {
 }
 
 TEST(Restrict, AccountsAreFoundByNameAndNumber) {
-  Account account;
-  std::string error;
-  ASSERT_TRUE(FindAccount("0", &account, &error));
-  EXPECT_EQ(account.name, "root");
-  ASSERT_TRUE(FindAccount("4000000", &account, &error));
+  EXPECT_EQ(FindAccount("0")->name, "root");
+  const Account account = *FindAccount("4000000");
   EXPECT_EQ(account.uid, 4000000u);
   EXPECT_EQ(account.gid, 4000000u);
   EXPECT_TRUE(account.groups.empty());
-  EXPECT_FALSE(FindAccount("no-such-user", &account, &error));
-  EXPECT_FALSE(FindAccount("", &account, &error));
+  EXPECT_EQ(FindAccount("no-such-user").status(), absl::NotFoundError("there is no user no-such-user on this machine"));
+  EXPECT_FALSE(FindAccount("").ok());
 }
 
 }  // namespace

@@ -9,6 +9,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "absl/status/status.h"
+#include "proto/errors/absl_status.h"
 #include "server/worker_link/worker_link.h"
 
 namespace cuda_remote::server {
@@ -23,17 +25,13 @@ struct Failure {
 
 }  // namespace
 
-pid_t SpawnWorker(const std::vector<std::string>& command, int link, const Restrictions& restrictions,
-                  std::string* error) {
+absl::StatusOr<pid_t> SpawnWorker(const std::vector<std::string>& command, int link, const Restrictions& restrictions) {
   std::vector<char*> arguments;
   for (const std::string& argument : command) arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
   // Closes when exec succeeds; carries a Failure if it does not.
   int report[2];
-  if (pipe2(report, O_CLOEXEC) != 0) {
-    *error = std::string("pipe: ") + strerror(errno);
-    return -1;
-  }
+  if (pipe2(report, O_CLOEXEC) != 0) return ErrnoStatus("pipe");
   const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid == 0) {
@@ -71,19 +69,18 @@ pid_t SpawnWorker(const std::vector<std::string>& command, int link, const Restr
   close(report[1]);
   if (pid < 0) {
     close(report[0]);
-    *error = std::string("fork: ") + strerror(fork_errno);
-    return -1;
+    return ErrnoStatus("fork", fork_errno);
   }
   Failure failure{};
   const ssize_t got = read(report[0], &failure, sizeof(failure));
   close(report[0]);
   if (got == ssize_t(sizeof(failure))) {
-    *error = command[0] + ": cannot " + failure.what + ": " + strerror(failure.error);
+    std::string error = command[0] + ": cannot " + failure.what + ": " + strerror(failure.error);
     if (failure.error == EACCES) {
-      *error += "; workers have no privileges, so they must be able to read their files" +
-                (restrictions.account ? " as user " + restrictions.account->name : std::string());
+      error += "; workers have no privileges, so they must be able to read their files" +
+               (restrictions.account ? " as user " + restrictions.account->name : std::string());
     }
-    return -1;  // the event loop reaps it
+    return absl::FailedPreconditionError(error);  // the event loop reaps it
   }
   return pid;
 }

@@ -21,11 +21,14 @@
 #include <cstddef>
 #include <utility>
 
+#include "absl/status/statusor.h"
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
 #include "proto/channel/handshake.h"
 #include "proto/codec/text.h"
 #include "proto/control/control.pb.h"
 #include "proto/control/socket_call.h"
+#include "proto/errors/absl_status.h"
 #include "proto/folder/private_folder.h"
 #include "proto/logging/log.h"
 #include "proto/nvml/query.h"
@@ -108,33 +111,30 @@ Supervisor::Supervisor(Options options)
   name_ = host;
 }
 
-bool Supervisor::MakeDirectory(std::string* error) {
+absl::Status Supervisor::MakeDirectory() {
   const std::string& directory = options_.directory;
   // Who can write to the folder, or to one above it, can put a socket of his own in our place.
-  if (!CheckFolder(directory, FolderUse::kServe, error)) return false;
+  std::string error;  // Until CheckFolder gives a status.
+  if (!CheckFolder(directory, FolderUse::kServe, &error)) return absl::FailedPreconditionError(error);
   // Others only need to pass through to the socket.
-  if (options_.serves_others && chmod(directory.c_str(), 0711) != 0) {
-    *error = "cannot let others into " + directory + ": " + strerror(errno);
-    return false;
-  }
+  if (options_.serves_others && chmod(directory.c_str(), 0711) != 0)
+    return ErrnoStatus("cannot let others into " + directory);
   lock_fd_.Reset(open((directory + "/server.lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
   if (!lock_fd_.ok() || flock(lock_fd_.get(), LOCK_EX | LOCK_NB) != 0) {
-    *error = errno == EWOULDBLOCK ? "another cr-server is running in " + directory
-                                  : "cannot lock " + directory + "/server.lock: " + strerror(errno);
-    return false;
+    return errno == EWOULDBLOCK ? absl::AlreadyExistsError("another cr-server is running in " + directory)
+                                : ErrnoStatus("cannot lock " + directory + "/server.lock");
   }
-  return true;
+  return absl::OkStatus();
 }
 
-bool Supervisor::Start(std::string* error) {
-  if (!MakeDirectory(error)) return false;
-  listen_fd_.Reset(ListenUnix(SessionSocketPath(options_.directory), error));
-  if (!listen_fd_.ok()) return false;
+absl::Status Supervisor::Start() {
+  CR_RETURN_IF_ERROR(MakeDirectory());
+  std::string error;  // Until ListenUnix gives a status.
+  listen_fd_.Reset(ListenUnix(SessionSocketPath(options_.directory), &error));
+  if (!listen_fd_.ok()) return absl::FailedPreconditionError(error);
   // Who they are is asked of the kernel at each connection.
-  if (options_.serves_others && chmod(SessionSocketPath(options_.directory).c_str(), 0666) != 0) {
-    *error = "cannot let others use " + SessionSocketPath(options_.directory) + ": " + strerror(errno);
-    return false;
-  }
+  if (options_.serves_others && chmod(SessionSocketPath(options_.directory).c_str(), 0666) != 0)
+    return ErrnoStatus("cannot let others use " + SessionSocketPath(options_.directory));
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
   const size_t affordable = size_t(limit.rlim_cur) / kDescriptorsForEachNewClient;
@@ -146,11 +146,8 @@ bool Supervisor::Start(std::string* error) {
   const sigset_t signals = LoopSignals();
   signal(SIGPIPE, SIG_IGN);
   signal_fd_.Reset(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!wake_fd_.ok() || !signal_fd_.ok()) {
-    *error = std::string("cannot set up the event loop: ") + strerror(errno);
-    return false;
-  }
-  return true;
+  if (!wake_fd_.ok() || !signal_fd_.ok()) return ErrnoStatus("cannot set up the event loop");
+  return absl::OkStatus();
 }
 
 void Supervisor::SetPolicy(const Policy& policy) {
@@ -610,20 +607,21 @@ void Supervisor::DropGoneClients() {
   }
 }
 
-bool Supervisor::JoinBudget(const std::string& owner, Worker* worker, WorkerAssign* assign, std::string* error) {
-  if (policy_.user_memory_limit == 0 || owner == UserIdentity(geteuid())) return true;
+absl::Status Supervisor::JoinBudget(const std::string& owner, Worker* worker, WorkerAssign* assign) {
+  if (policy_.user_memory_limit == 0 || owner == UserIdentity(geteuid())) return absl::OkStatus();
   Budget& budget = budgets_[owner];
-  if (!budget.page) budget.page = MemoryBudget::Create(error);
   if (!budget.page) {
-    budgets_.erase(owner);
-    return false;
+    absl::StatusOr<std::unique_ptr<MemoryBudget>> page = MemoryBudget::Create();
+    if (!page.ok()) {
+      budgets_.erase(owner);
+      return page.status();
+    }
+    budget.page = *std::move(page);
   }
   uint32_t slot = 0;
   while (budget.slots.count(slot) != 0) ++slot;
-  if (slot >= MemoryBudget::kSlots) {
-    *error = owner + " has too many sessions for --user-memory-limit";
-    return false;
-  }
+  if (slot >= MemoryBudget::kSlots)
+    return absl::ResourceExhaustedError(owner + " has too many sessions for --user-memory-limit");
   budget.page->Clear(slot);
   // A worker that does not get it does not get its session either.
   if (SendPacket(worker->link, PacketType::kBudget, "", budget.page->fd()) == ChannelStatus::kOk) {
@@ -633,7 +631,7 @@ bool Supervisor::JoinBudget(const std::string& owner, Worker* worker, WorkerAssi
     assign->budget_slot = slot;
     assign->budget_limit = policy_.user_memory_limit;
   }
-  return true;
+  return absl::OkStatus();
 }
 
 void Supervisor::LeaveBudget(Worker* worker) {
@@ -673,11 +671,11 @@ void Supervisor::AssignWaiting() {
     assign.server = name_;
     assign.hello = session.info.hello;
     assign.sharing_group = SharingGroup(session.info.owner);
-    std::string body, why;
-    if (!JoinBudget(session.info.owner, &*worker, &assign, &why)) {
-      EndOfSession(id, why, true);
+    if (const absl::Status joined = JoinBudget(session.info.owner, &*worker, &assign); !joined.ok()) {
+      EndOfSession(id, std::string(joined.message()), true);
       continue;
     }
+    std::string body;
     EncodeWorkerAssignment(assign, &body);
     if (SendPacket(worker->link, PacketType::kAssign, body, session.socket) != ChannelStatus::kOk) {
       // That worker is dying; another one will come.
@@ -741,7 +739,6 @@ void Supervisor::KeepWarm() {
 
 void Supervisor::StartWorker(const WorkerKind& kind) {
   int sockets[2];
-  std::string error;
   if (!SocketPair(sockets)) return StartFailed(kind, std::string("cannot make its socket: ") + strerror(errno));
   std::vector<std::string> command = {options_.worker, "--link-fd", std::to_string(kWorkerLinkFd), "--log-level",
                                       policy_.log_level};
@@ -750,20 +747,20 @@ void Supervisor::StartWorker(const WorkerKind& kind) {
   // Others run as the same user.
   if (kind.guest) command.push_back("--secret");
   if (policy_.memory_limit > 0) command.insert(command.end(), {"--memory-limit", std::to_string(policy_.memory_limit)});
-  const pid_t pid = SpawnWorker(command, sockets[1], kind.guest ? guest_limits_ : own_limits_, &error);
+  const absl::StatusOr<pid_t> pid = SpawnWorker(command, sockets[1], kind.guest ? guest_limits_ : own_limits_);
   close(sockets[1]);
-  if (pid < 0) {
+  if (!pid.ok()) {
     close(sockets[0]);
-    return StartFailed(kind, error);
+    return StartFailed(kind, std::string(pid.status().message()));
   }
   Worker worker;
-  worker.pid = pid;
+  worker.pid = *pid;
   worker.kind = kind;
   worker.link = sockets[0];
   worker.since = Now();
   worker.kill_at = worker.since + kWorkerStartTimeout;
   workers_.push_back(std::move(worker));
-  logging::Debug("worker {} starts", pid);
+  logging::Debug("worker {} starts", *pid);
 }
 
 void Supervisor::StartFailed(const WorkerKind& kind, const std::string& why) {

@@ -25,6 +25,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "proto/base/clock.h"
 #include "proto/base/unique_fd.h"
 #include "proto/channel/channel_types.h"
@@ -129,8 +130,8 @@ class Supervisor {
 
   // Blocks the signals that the event loop reads. First thing in main: every thread, gRPC's too, must inherit it.
   static void BlockSignals();
-  // Makes the folder and the sockets. False and one sentence in *error on failure.
-  bool Start(std::string* error);
+  // Makes the folder and the sockets.
+  absl::Status Start();
   // Runs until SIGTERM, SIGINT or Shutdown. SIGHUP calls `reload`, from this thread.
   void Run(const std::function<void()>& reload);
 
@@ -199,7 +200,7 @@ class Supervisor {
     uint32_t uid;
   };
 
-  bool MakeDirectory(std::string* error);
+  absl::Status MakeDirectory();
   // Whether a local user is served at all.
   bool Admits(int socket, uint32_t uid) const CR_REQUIRES(mutex_);
   Caller LocalCaller(uint32_t uid) const CR_REQUIRES(mutex_);
@@ -232,9 +233,8 @@ class Supervisor {
   void DropGoneClients() CR_REQUIRES(mutex_);
   // What the sessions of one owner may share with each other (server/worker/ipc.h).
   const std::string& SharingGroup(const std::string& owner) CR_REQUIRES(mutex_);
-  // Gives the worker a place in its owner's memory budget, if that is limited. False and *error if there is none.
-  bool JoinBudget(const std::string& owner, Worker* worker, WorkerAssign* assign, std::string* error)
-      CR_REQUIRES(mutex_);
+  // Gives the worker a place in its owner's memory budget, if that is limited. Fails if there is none.
+  absl::Status JoinBudget(const std::string& owner, Worker* worker, WorkerAssign* assign) CR_REQUIRES(mutex_);
   void LeaveBudget(Worker* worker) CR_REQUIRES(mutex_);
   bool EndSessionLocked(uint64_t id, const std::string& reason) CR_REQUIRES(mutex_);
   void AssignWaiting() CR_REQUIRES(mutex_);

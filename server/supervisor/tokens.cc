@@ -5,14 +5,16 @@
 #include <fcntl.h>
 #include <openssl/rand.h>
 #include <openssl/sha.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <sstream>
 
+#include "absl/status/status.h"
+#include "proto/base/status_macros.h"
 #include "proto/base/text.h"
 #include "proto/codec/text.h"
+#include "proto/errors/absl_status.h"
 #include "proto/folder/private_folder.h"
 
 namespace cuda_remote::server {
@@ -39,20 +41,19 @@ std::string TokenHash(std::string_view token) {
   return HexBytes({reinterpret_cast<const char*>(hash), sizeof(hash)});
 }
 
-bool ReadTokens(const std::string& path, TokenNames* names, std::string* error) {
-  names->clear();
-  const int fd = OpenTrustedFile(path, error);
-  if (fd < 0) return false;
+absl::StatusOr<TokenNames> ReadTokens(const std::string& path) {
+  std::string error;  // Until OpenTrustedFile gives a status.
+  const int fd = OpenTrustedFile(path, &error);
+  if (fd < 0) return absl::FailedPreconditionError(error);
   std::string bytes;
   char piece[16 << 10];
   ssize_t n;
   while ((n = read(fd, piece, sizeof(piece))) > 0 && bytes.size() <= kMostBytes) bytes.append(piece, size_t(n));
   const int failure = n < 0 ? errno : 0;
   close(fd);
-  if (failure != 0 || bytes.size() > kMostBytes) {
-    *error = "cannot read " + path + ": " + (failure ? strerror(failure) : "it is too long");
-    return false;
-  }
+  if (failure != 0) return ErrnoStatus("cannot read " + path, failure);
+  if (bytes.size() > kMostBytes) return absl::InvalidArgumentError("cannot read " + path + ": it is too long");
+  TokenNames names;
   std::istringstream lines(bytes);
   int number = 0;
   for (std::string line; std::getline(lines, line);) {
@@ -62,26 +63,26 @@ bool ReadTokens(const std::string& path, TokenNames* names, std::string* error) 
     if (!(words >> name) || name[0] == '#') continue;
     words >> hash >> more;
     if (!IsName(name) || !IsHash(hash) || !more.empty()) {
-      *error = path + ", line " + std::to_string(number) +
-               ": expected a name and a hash, as cr-server --new-token NAME writes them";
-      return false;
+      return absl::InvalidArgumentError(path + ", line " + std::to_string(number) +
+                                        ": expected a name and a hash, as cr-server --new-token NAME writes them");
     }
-    names->emplace(hash, name);
+    names.emplace(hash, name);
   }
-  return true;
+  return names;
 }
 
-std::string MakeToken(const std::string& path, const std::string& name, std::string* error) {
+absl::StatusOr<std::string> MakeToken(const std::string& path, const std::string& name) {
   TokenNames names;
   if (!IsName(name)) {
-    *error = "\"" + name + "\" cannot be the name of a token: one word of at most 64 characters";
-    return {};
+    return absl::InvalidArgumentError("\"" + name +
+                                      "\" cannot be the name of a token: one word of at most 64 characters");
   }
-  if (access(path.c_str(), F_OK) == 0 && !ReadTokens(path, &names, error)) return {};
+  if (access(path.c_str(), F_OK) == 0) {
+    CR_ASSIGN_OR_RETURN(names, ReadTokens(path));
+  }
   for (const auto& [hash, there] : names) {
-    if (there != name) continue;
-    *error = path + " has a token of " + name + " already; remove its line to replace it";
-    return {};
+    if (there == name)
+      return absl::AlreadyExistsError(path + " has a token of " + name + " already; remove its line to replace it");
   }
   unsigned char bytes[kTokenBytes];
   const int fd = open(path.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -91,9 +92,10 @@ std::string MakeToken(const std::string& path, const std::string& name, std::str
   // On a line of its own, also behind one that an editor has left without an end.
   const std::string line = (names.empty() ? "" : "\n") + name + " " + TokenHash(token) + "\n";
   const bool written = !token.empty() && write(fd, line.data(), line.size()) == ssize_t(line.size()) && fsync(fd) == 0;
-  if (!written) *error = "cannot write " + path + ": " + strerror(errno);
+  const absl::Status done = written ? absl::OkStatus() : ErrnoStatus("cannot write " + path);
   if (fd >= 0) close(fd);
-  return written ? token : std::string();
+  CR_RETURN_IF_ERROR(done);
+  return token;
 }
 
 }  // namespace cuda_remote::server

@@ -11,6 +11,8 @@
 #include <string>
 #include <string_view>
 
+#include "absl/status/statusor.h"
+
 namespace cuda_remote::server {
 
 // By hash: the name.
@@ -18,12 +20,12 @@ using TokenNames = std::map<std::string, std::string>;
 
 std::string TokenHash(std::string_view token);
 
-// False and one sentence in *error if the file cannot be read, others may write it, or it is wrong.
-bool ReadTokens(const std::string& path, TokenNames* names, std::string* error);
+// Fails if the file cannot be read, others may write it, or it is wrong.
+absl::StatusOr<TokenNames> ReadTokens(const std::string& path);
 
-// A new token for `name`, of which a line is added to the file (made with mode 0600). Empty and one sentence in *error
-// on failure, also if there is such a name.
-std::string MakeToken(const std::string& path, const std::string& name, std::string* error);
+// A new token for `name`, of which a line is added to the file (made with mode 0600). Fails also if there is such a
+// name.
+absl::StatusOr<std::string> MakeToken(const std::string& path, const std::string& name);
 
 }  // namespace cuda_remote::server
 

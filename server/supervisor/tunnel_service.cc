@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "proto/base/clock.h"
 #include "proto/base/unique_fd.h"
 #include "proto/channel/handshake.h"
@@ -151,19 +152,14 @@ void TunnelService::Forget(const std::shared_ptr<Tunnel>& tunnel) {
   changed_.NotifyAll();
 }
 
-std::shared_ptr<TunnelService::Tunnel> TunnelService::Open(const std::string& hello_bytes, const std::string& owner,
-                                                           bool checked, grpc::ServerContext* context,
-                                                           std::string* welcome_bytes, std::string* error) {
+absl::StatusOr<std::shared_ptr<TunnelService::Tunnel>> TunnelService::Open(const std::string& hello_bytes,
+                                                                           const std::string& owner, bool checked,
+                                                                           grpc::ServerContext* context,
+                                                                           std::string* welcome_bytes) {
   Hello hello;
-  if (!DecodeHello(hello_bytes, &hello)) {
-    *error = "not a Hello";
-    return nullptr;
-  }
+  if (!DecodeHello(hello_bytes, &hello)) return absl::DataLossError("not a Hello");
   int sockets[2];
-  if (!SocketPair(sockets)) {
-    *error = "the server has no descriptors left";
-    return nullptr;
-  }
+  if (!SocketPair(sockets)) return absl::ResourceExhaustedError("the server has no descriptors left");
   UniqueFd worker(sockets[1]);
   supervisor_->SubmitClient(sockets[0], hello, "grpc", context->peer(), owner);
   Packet packet;
@@ -173,27 +169,22 @@ std::shared_ptr<TunnelService::Tunnel> TunnelService::Open(const std::string& he
     status = ReceivePacket(worker.get(), &packet, 100);
   }
   Welcome welcome;
-  if (status == ChannelStatus::kOk && packet.type == PacketType::kWelcome && DecodeWelcome(packet.body, &welcome)) {
-    if (!welcome.error.empty()) {
-      *error = welcome.error;
-    } else if (packet.fd.ok()) {
-      std::shared_ptr<ring::RingMemory> memory = ring::RingMemory::Map(packet.fd.Release(), error);
-      if (memory) {
-        auto tunnel = std::make_shared<Tunnel>();
-        tunnel->session = welcome.session;
-        tunnel->owner = owner;
-        tunnel->token = RandomToken();
-        tunnel->socket = std::move(worker);
-        tunnel->end = std::make_unique<TunnelEnd>(TunnelEnd::Side::kServer, std::move(memory), checked);
-        welcome.shared_memory = false;
-        EncodeWelcome(welcome, welcome_bytes);
-        return tunnel;
-      }
-    }
-  } else {
-    *error = "the server's worker ended before it took the session";
-  }
-  return nullptr;
+  if (status != ChannelStatus::kOk || packet.type != PacketType::kWelcome || !DecodeWelcome(packet.body, &welcome))
+    return absl::UnavailableError("the server's worker ended before it took the session");
+  if (!welcome.error.empty()) return absl::FailedPreconditionError(welcome.error);
+  if (!packet.fd.ok()) return absl::DataLossError("the server's worker gave no memory for the session");
+  std::string error;  // Until RingMemory::Map gives a status.
+  std::shared_ptr<ring::RingMemory> memory = ring::RingMemory::Map(packet.fd.Release(), &error);
+  if (!memory) return absl::FailedPreconditionError(error);
+  auto tunnel = std::make_shared<Tunnel>();
+  tunnel->session = welcome.session;
+  tunnel->owner = owner;
+  tunnel->token = RandomToken();
+  tunnel->socket = std::move(worker);
+  tunnel->end = std::make_unique<TunnelEnd>(TunnelEnd::Side::kServer, std::move(memory), checked);
+  welcome.shared_memory = false;
+  EncodeWelcome(welcome, welcome_bytes);
+  return tunnel;
 }
 
 void TunnelService::WatchWorker(std::shared_ptr<Tunnel> tunnel) {
@@ -303,9 +294,10 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
   std::vector<uint64_t> peer_positions = {0, 0};
   uint64_t generation;
   if (open.resume_token().empty()) {
-    std::string error;
-    tunnel = Open(open.hello(), owner, checked, context, opened.mutable_welcome(), &error);
-    if (!tunnel) return fail(grpc::StatusCode::FAILED_PRECONDITION, error);
+    absl::StatusOr<std::shared_ptr<Tunnel>> begun =
+        Open(open.hello(), owner, checked, context, opened.mutable_welcome());
+    if (!begun.ok()) return fail(grpc::StatusCode::FAILED_PRECONDITION, std::string(begun.status().message()));
+    tunnel = *std::move(begun);
     MutexLock lock(&mutex_);
     if (stopping_) return fail(grpc::StatusCode::UNAVAILABLE, "the server is shutting down");
     tunnels_[tunnel->token] = tunnel;

@@ -23,6 +23,7 @@
 #include <string>
 #include <thread>
 
+#include "absl/status/statusor.h"
 #include "proto/base/clock.h"
 #include "proto/control/control.pb.h"
 #include "proto/control/tunnel_end.h"
@@ -59,8 +60,8 @@ class TunnelService final : public grpc::Service {
   // Reads a stream's first message. Not OK: the stream ends so.
   grpc::Status ReadOpen(const std::string& owner, bool checked, grpc::ServerContext* context, Stream* stream,
                         control::TunnelOpen* open);
-  std::shared_ptr<Tunnel> Open(const std::string& hello, const std::string& owner, bool checked,
-                               grpc::ServerContext* context, std::string* welcome, std::string* error);
+  absl::StatusOr<std::shared_ptr<Tunnel>> Open(const std::string& hello, const std::string& owner, bool checked,
+                                               grpc::ServerContext* context, std::string* welcome);
   void WatchWorker(std::shared_ptr<Tunnel> tunnel);
   void Forget(const std::shared_ptr<Tunnel>& tunnel);
   void JanitorLoop();

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "proto/base/text.h"
 #include "proto/driverabi/error_names.h"
 #include "proto/threads/mutex.h"
@@ -33,14 +34,14 @@ uint64_t ReserveAddressesAt(const DriverTable& driver, uint64_t base, uint64_t m
   return 0;
 }
 
-std::unique_ptr<DeviceArena> DeviceArena::Create(const DriverTable& driver, int devices, uint64_t memory_limit,
-                                                 std::string* error) {
+absl::StatusOr<std::unique_ptr<DeviceArena>> DeviceArena::Create(const DriverTable& driver, int devices,
+                                                                 uint64_t memory_limit) {
   CUresult result = CUDA_SUCCESS;
   const uint64_t bytes = ReserveAddressesAt(driver, kArenaBase, kArenaBytes, &result);
   if (bytes != 0) return std::unique_ptr<DeviceArena>(new DeviceArena(driver, devices, bytes, memory_limit));
-  *error = "the driver does not give device addresses at " + Hex(kArenaBase) + ": " + driverabi::DescribeError(result) +
-           "; device memory would not keep its addresses over a restart";
-  return nullptr;
+  return absl::FailedPreconditionError("the driver does not give device addresses at " + Hex(kArenaBase) + ": " +
+                                       driverabi::DescribeError(result) +
+                                       "; device memory would not keep its addresses over a restart");
 }
 
 DeviceArena::DeviceArena(const DriverTable& driver, int devices, uint64_t bytes, uint64_t memory_limit)

@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "proto/driverabi/job_addresses.h"
 #include "proto/threads/mutex.h"
 #include "server/driver/driver_table.h"
@@ -52,10 +53,10 @@ class DeviceArena {
   // What staged memory leaves of a budget, or an eighth of the budget if that is less.
   static constexpr uint64_t kBudgetReserve = 256 << 20;
 
-  // Reserves the addresses. Null and *error if the driver gives none of them. `memory_limit`: most bytes that the
-  // session may have, 0: as many as the GPU has.
-  static std::unique_ptr<DeviceArena> Create(const DriverTable& driver, int devices, uint64_t memory_limit,
-                                             std::string* error);
+  // Reserves the addresses. Fails if the driver gives none of them. `memory_limit`: most bytes that the session may
+  // have, 0: as many as the GPU has.
+  static absl::StatusOr<std::unique_ptr<DeviceArena>> Create(const DriverTable& driver, int devices,
+                                                             uint64_t memory_limit);
 
   // What the session may hold is bounded by this, too. Before the first Allocate or Charge of a client.
   void SetBudget(std::unique_ptr<MemoryBudget> budget);

@@ -91,11 +91,7 @@ DriverTable MakeTable() {
 
 class DeviceArenaTest : public testing::Test {
  protected:
-  void Make(uint64_t limit = 0, int devices = 2) {
-    std::string error;
-    arena_ = DeviceArena::Create(MakeTable(), devices, limit, &error);
-    ASSERT_TRUE(arena_) << error;
-  }
+  void Make(uint64_t limit = 0, int devices = 2) { arena_ = *DeviceArena::Create(MakeTable(), devices, limit); }
   uint64_t Allocate(uint64_t bytes, uint64_t at = 0, int device = 0) {
     uint64_t address = 0;
     last_ = arena_->Allocate(device, bytes, at, &address);
@@ -108,18 +104,16 @@ class DeviceArenaTest : public testing::Test {
 TEST_F(DeviceArenaTest, ReservesLessWhereThereIsLess) {
   const DriverTable table = MakeTable();
   g.most_reservable = uint64_t{1} << 41;
-  std::string error;
-  auto arena = DeviceArena::Create(table, 1, 0, &error);
-  ASSERT_TRUE(arena) << error;
-  EXPECT_EQ(arena->bytes(), uint64_t{1} << 40);
+  const auto arena = DeviceArena::Create(table, 1, 0);
+  ASSERT_TRUE(arena.ok()) << arena.status().message();
+  EXPECT_EQ((*arena)->bytes(), uint64_t{1} << 40);
 }
 
 TEST_F(DeviceArenaTest, RefusesAnotherBase) {
   const DriverTable table = MakeTable();
   g.move = kPage;
-  std::string error;
-  EXPECT_FALSE(DeviceArena::Create(table, 1, 0, &error));
-  EXPECT_NE(error.find("device addresses at 0x"), std::string::npos);
+  const auto arena = DeviceArena::Create(table, 1, 0);
+  EXPECT_NE(arena.status().message().find("device addresses at 0x"), std::string::npos);
 }
 
 TEST_F(DeviceArenaTest, SmallAllocationsShareAPage) {
@@ -137,12 +131,10 @@ TEST_F(DeviceArenaTest, SmallAllocationsShareAPage) {
 // Sessions of one owner have a limit together: what another one holds is not there for this one.
 TEST_F(DeviceArenaTest, SharesABudgetWithOthers) {
   Make();
-  std::string error;
-  const auto page = MemoryBudget::Create(&error);
-  const auto other = MemoryBudget::Open(dup(page->fd()), 1, 6 * kPage, &error);
-  ASSERT_TRUE(other) << error;
+  const std::unique_ptr<MemoryBudget> page = *MemoryBudget::Create();
+  const std::unique_ptr<MemoryBudget> other = *MemoryBudget::Open(dup(page->fd()), 1, 6 * kPage);
   ASSERT_NE(Allocate(kPage), 0u);  // before the limit counts
-  arena_->SetBudget(MemoryBudget::Open(dup(page->fd()), 0, 6 * kPage, &error));
+  arena_->SetBudget(*MemoryBudget::Open(dup(page->fd()), 0, 6 * kPage));
   ASSERT_TRUE(other->Take(2 * kPage));
   const uint64_t a = Allocate(2 * kPage);
   EXPECT_NE(a, 0u);
@@ -349,13 +341,12 @@ TEST_F(DeviceArenaTest, AdoptedMemoryCounts) {
 
 // Until the old session has ended, its owner's budget has the memory twice.
 TEST_F(DeviceArenaTest, TheSameMemoryCountsOnceInABudget) {
-  std::string error;
-  const auto page = MemoryBudget::Create(&error);
-  const auto old = MemoryBudget::Open(dup(page->fd()), 1, 8 * kPage, &error);
-  ASSERT_TRUE(old && old->Take(6 * kPage)) << error;
+  const std::unique_ptr<MemoryBudget> page = *MemoryBudget::Create();
+  const std::unique_ptr<MemoryBudget> old = *MemoryBudget::Open(dup(page->fd()), 1, 8 * kPage);
+  ASSERT_TRUE(old->Take(6 * kPage));
   for (const bool twice : {false, true}) {
     Make();
-    arena_->SetBudget(MemoryBudget::Open(dup(page->fd()), 0, 8 * kPage, &error));
+    arena_->SetBudget(*MemoryBudget::Open(dup(page->fd()), 0, 8 * kPage));
     const uint64_t at = kArenaBase + 8 * kPage;
     ASSERT_EQ(arena_->Adopt({at, 5 * kPage, 0}, 5, twice), twice ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
     if (!twice) continue;
@@ -460,11 +451,10 @@ TEST_F(DeviceArenaTest, StagedMemoryTakesNothingFromAllocations) {
   EXPECT_TRUE(arena_->IsStaged(at, 2 * kPage, &device));
   EXPECT_FALSE(arena_->IsStaged(at + 2 * kPage, kPage, &device));
   // The budget of all of the owner's sessions, of which it leaves a part.
-  std::string error;
-  const auto page = MemoryBudget::Create(&error);
+  const std::unique_ptr<MemoryBudget> page = *MemoryBudget::Create();
   Make();
-  arena_->SetBudget(MemoryBudget::Open(dup(page->fd()), 0, 16 * kPage, &error));
-  const auto other = MemoryBudget::Open(dup(page->fd()), 1, 16 * kPage, &error);
+  arena_->SetBudget(*MemoryBudget::Open(dup(page->fd()), 0, 16 * kPage));
+  const std::unique_ptr<MemoryBudget> other = *MemoryBudget::Open(dup(page->fd()), 1, 16 * kPage);
   EXPECT_EQ(arena_->Stage({at, 15 * kPage, 0}), CUDA_ERROR_OUT_OF_MEMORY);
   ASSERT_EQ(arena_->Stage({at, 14 * kPage, 0}), CUDA_SUCCESS);
   EXPECT_TRUE(other->Take(2 * kPage));

@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "absl/status/status.h"
 #include "proto/driverabi/error_names.h"
 
 namespace cuda_remote::server {
@@ -94,19 +95,17 @@ CUresult KernelHeaps::Search(Heap* heap) {
 }
 
 void KernelHeaps::Begin(uint64_t handle) {
-  const auto [place, is_new] = heaps_.try_emplace(handle);
+  const auto [entry, is_new] = heaps_.try_emplace(handle);
   if (!is_new) return;
-  const CUresult result = Search(&place->second);
-  if (result != CUDA_SUCCESS) place->second.problem = "a kernel that looks for it: " + driverabi::DescribeError(result);
+  Heap& heap = entry->second;
+  if (const CUresult result = Search(&heap); result != CUDA_SUCCESS)
+    heap.place = absl::FailedPreconditionError("a kernel that looks for it: " + driverabi::DescribeError(result));
 }
 
-bool KernelHeaps::Find(uint64_t handle, uint64_t* base, uint64_t* bytes, std::string* problem) {
-  const auto place = heaps_.find(handle);
-  if (place == heaps_.end()) {
-    *problem = "it was not searched for";
-    return false;
-  }
-  Heap& heap = place->second;
+absl::StatusOr<KernelHeaps::Place> KernelHeaps::Find(uint64_t handle) {
+  const auto entry = heaps_.find(handle);
+  if (entry == heaps_.end()) return absl::NotFoundError("it was not searched for");
+  Heap& heap = entry->second;
   if (heap.stream != nullptr) {
     size_t limit = 0;
     CUresult result = driver_.cuStreamSynchronize(heap.stream);
@@ -118,20 +117,17 @@ bool KernelHeaps::Find(uint64_t handle, uint64_t* base, uint64_t* bytes, std::st
     heap.answer.reset();
     const uint64_t end = (first + kBlock - 1) / kBlock * kBlock;
     if (result != CUDA_SUCCESS) {
-      heap.problem = driverabi::DescribeError(result);
+      heap.place = absl::FailedPreconditionError(driverabi::DescribeError(result));
     } else if (first == 0) {
-      heap.problem = "it is full";
+      heap.place = absl::ResourceExhaustedError("it is full");
     } else if (limit % kBlock != 0 || limit > end) {
-      heap.problem = "its size (" + std::to_string(limit) + " bytes) is not a multiple of 2 MiB";
+      heap.place =
+          absl::UnimplementedError("its size (" + std::to_string(limit) + " bytes) is not a multiple of 2 MiB");
     } else {
-      heap.base = end - limit;
-      heap.bytes = limit;
+      heap.place = Place{end - limit, limit};
     }
   }
-  *base = heap.base;
-  *bytes = heap.bytes;
-  *problem = heap.problem;
-  return heap.problem.empty();
+  return heap.place;
 }
 
 CUresult KernelHeaps::Copy(const DriverTable& driver, CUfunction copier, uint64_t heap, char* buffer, size_t bytes,

@@ -17,6 +17,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "server/driver/driver_table.h"
 #include "server/worker/current_context.h"
 #include "server/worker/staging.h"
@@ -25,6 +26,10 @@ namespace cuda_remote::server {
 
 class KernelHeaps {
  public:
+  struct Place {
+    uint64_t base = 0, bytes = 0;
+  };
+
   KernelHeaps(const DriverTable& driver, StagingPool* staging) : driver_(driver), staging_(staging) {}
 
   // Begins the search in the current context, `handle` to the client. It does not wait for the GPU.
@@ -33,9 +38,8 @@ class KernelHeaps {
   // The context is gone.
   void Forget(uint64_t handle) { heaps_.erase(handle); }
 
-  // Where a heap is that was begun, in its context, which is current; waits for the search. False: *problem says why
-  // that is not known.
-  bool Find(uint64_t handle, uint64_t* base, uint64_t* bytes, std::string* problem);
+  // Where a heap is that was begun, in its context, which is current; waits for the search. Fails if that is not known.
+  absl::StatusOr<Place> Find(uint64_t handle);
   const auto& all() const { return heaps_; }
 
   // For Copy: in the heap's context, which is current.
@@ -50,8 +54,7 @@ class KernelHeaps {
     CUfunction copier = nullptr;
     CUstream stream = nullptr;     // of the search; null: it is over
     std::shared_ptr<char> answer;  // what malloc gave
-    uint64_t base = 0, bytes = 0;  // 0: not found
-    std::string problem;
+    absl::StatusOr<Place> place;   // once the search is over
   };
   CUresult Search(Heap* heap);
 

@@ -4,6 +4,11 @@
 #include <limits.h>
 #include <unistd.h>
 
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "proto/base/status_macros.h"
 #include "proto/driverabi/error_names.h"
 #include "proto/logging/log.h"
 
@@ -21,22 +26,46 @@ std::string Folder() {
   return whole.substr(0, whole.rfind('/') + 1);
 }
 
-// Loads one library and counts its devices. *works: the library itself is all right, it just shows no GPU.
-bool Try(const std::string& path, LoadedDriver* driver, int* devices, bool* works, std::string* error) {
-  if (!LoadDriver(path, &driver->table, error)) return false;
-  CUresult result = driver->table.cuInit(0);
-  *works = *works || result == CUDA_SUCCESS || result == CUDA_ERROR_NO_DEVICE;
+// Loads one library and counts its devices, whose facts are not known yet. kNotFound: the library itself is all right,
+// it just shows no GPU.
+absl::StatusOr<LoadedDriver> Try(const std::string& path) {
+  LoadedDriver driver;
+  CR_ASSIGN_OR_RETURN(driver.table, LoadDriver(path));
+  CUresult result = driver.table.cuInit(0);
   if (result != CUDA_SUCCESS) {
-    *error = path + ": cuInit fails with " + driverabi::DescribeError(result);
-    return false;
+    const auto code =
+        result == CUDA_ERROR_NO_DEVICE ? absl::StatusCode::kNotFound : absl::StatusCode::kFailedPrecondition;
+    return absl::Status(code, path + ": cuInit fails with " + driverabi::DescribeError(result));
   }
-  result = driver->table.cuDeviceGetCount(devices);
-  if (result != CUDA_SUCCESS || *devices <= 0) {
-    *error = path + ": no GPU: " + driverabi::DescribeError(result);
-    return false;
+  int devices = 0;
+  result = driver.table.cuDeviceGetCount(&devices);
+  if (result != CUDA_SUCCESS || devices <= 0)
+    return absl::NotFoundError(path + ": no GPU: " + driverabi::DescribeError(result));
+  driver.path = path;
+  driver.devices.resize(size_t(devices));
+  return driver;
+}
+
+// The machine's own, else the software GPU.
+absl::StatusOr<LoadedDriver> TryAll() {
+  absl::StatusOr<LoadedDriver> own = Try("libcuda.so.1");
+  if (own.ok()) return own;
+  absl::Status last = own.status();
+  for (const std::string& place : {Folder(), Folder() + "../lib/", Folder() + "../softgpu/"}) {
+    const std::string candidate = place + kSoftware;
+    if (access(candidate.c_str(), R_OK) != 0) continue;
+    absl::StatusOr<LoadedDriver> software = Try(candidate);
+    if (software.ok()) {
+      logging::Info("no usable GPU ({}): this worker computes with the software GPU",
+                    std::string(own.status().message()));
+      return software;
+    }
+    last = software.status();
+    break;
   }
-  driver->path = path;
-  return true;
+  const auto code = absl::IsNotFound(own.status()) ? own.status().code() : last.code();
+  return absl::Status(code, absl::StrCat("no usable GPU (", own.status().message(),
+                                         ") and no software GPU beside the worker (", last.message(), ")"));
 }
 
 void Look(const DriverTable& table, int device, int count, DeviceFacts* facts) {
@@ -85,31 +114,13 @@ std::string LoadedDriver::Describe() const {
          std::to_string(version % 1000 / 10) + ", " + path;
 }
 
-bool ChooseDriver(const std::string& path, LoadedDriver* driver, bool* works, std::string* error) {
-  int count = 0;
-  *works = false;
-  if (!path.empty()) {
-    if (!Try(path, driver, &count, works, error)) return false;
-  } else if (!Try("libcuda.so.1", driver, &count, works, error)) {
-    const std::string why = *error;
-    bool found = false;
-    for (const std::string& place : {Folder(), Folder() + "../lib/", Folder() + "../softgpu/"}) {
-      const std::string candidate = place + kSoftware;
-      if (access(candidate.c_str(), R_OK) != 0) continue;
-      found = Try(candidate, driver, &count, works, error);
-      break;
-    }
-    if (!found) {
-      *error = "no usable GPU (" + why + ") and no software GPU beside the worker (" + *error + ")";
-      return false;
-    }
-    logging::Info("no usable GPU ({}): this worker computes with the software GPU", why);
-  }
-  driver->software = driver->path.find(kSoftware) != std::string::npos;
-  driver->table.cuDriverGetVersion(&driver->version);
-  driver->devices.resize(size_t(count));
-  for (int i = 0; i < count; ++i) Look(driver->table, i, count, &driver->devices[i]);
-  return true;
+absl::StatusOr<LoadedDriver> ChooseDriver(const std::string& path) {
+  CR_ASSIGN_OR_RETURN(LoadedDriver driver, path.empty() ? TryAll() : Try(path));
+  driver.software = driver.path.find(kSoftware) != std::string::npos;
+  driver.table.cuDriverGetVersion(&driver.version);
+  const int count = int(driver.devices.size());
+  for (int i = 0; i < count; ++i) Look(driver.table, i, count, &driver.devices[i]);
+  return driver;
 }
 
 }  // namespace cuda_remote::server

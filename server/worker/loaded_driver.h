@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "server/driver/driver_table.h"
 
 namespace cuda_remote::server {
@@ -40,9 +41,9 @@ struct LoadedDriver {
 };
 
 // Loads the library at `path`; if that is empty, the machine's own driver if it has a usable GPU, else the software
-// GPU. Calls cuInit and collects the facts. False and *error (a sentence for a person) if there is nothing to serve;
-// *works then says whether a driver was loaded all the same, and only shows no GPU.
-bool ChooseDriver(const std::string& path, LoadedDriver* driver, bool* works, std::string* error);
+// GPU. Calls cuInit and collects the facts. Fails if there is nothing to serve: kNotFound if a driver was loaded all
+// the same, and only shows no GPU.
+absl::StatusOr<LoadedDriver> ChooseDriver(const std::string& path);
 
 }  // namespace cuda_remote::server
 

@@ -20,6 +20,9 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/base/status_macros.h"
 #include "proto/base/text.h"
 #include "proto/channel/address_layout.h"
 #include "proto/channel/handshake.h"
@@ -135,9 +138,9 @@ std::string NameOf(const DeviceFacts& device) {
 }
 
 // Which of the GPUs the session is to see, as CUDA_VISIBLE_DEVICES; empty: those that are shown now, in this order.
-// False and *error if it asks for one that is not there.
-bool WantedDevices(const Hello& hello, const driverabi::DriverSettings& settings,
-                   const std::vector<DeviceFacts>& devices, std::string* names, std::string* error) {
+// Fails if it asks for one that is not there.
+absl::StatusOr<std::string> WantedDevices(const Hello& hello, const driverabi::DriverSettings& settings,
+                                          const std::vector<DeviceFacts>& devices) {
   std::vector<std::string> uuids, places;
   for (const DeviceFacts& device : devices) {
     uuids.push_back(device.uuid);
@@ -149,16 +152,15 @@ bool WantedDevices(const Hello& hello, const driverabi::DriverSettings& settings
     wanted = driverabi::VisibleDevices(hello.visible_devices, uuids);
     const auto asked = size_t(std::count(hello.visible_devices.begin(), hello.visible_devices.end(), ',')) + 1;
     if (wanted.size() != asked) {
-      *error = "the session asks for GPUs that this server does not have: " + hello.visible_devices;
-      return false;
+      return absl::NotFoundError("the session asks for GPUs that this server does not have: " + hello.visible_devices);
     }
   }
-  names->clear();
+  std::string names;
   bool all_in_order = wanted.empty() || wanted.size() == devices.size();
   for (size_t i = 0; all_in_order && i < wanted.size(); ++i) all_in_order = wanted[i] == int(i);
-  if (all_in_order) return true;
-  for (const int index : wanted) *names += (names->empty() ? "" : ",") + NameOf(devices[size_t(index)]);
-  return true;
+  if (all_in_order) return names;
+  for (const int index : wanted) names += (names.empty() ? "" : ",") + NameOf(devices[size_t(index)]);
+  return names;
 }
 
 // Those of the program's settings that this process's driver has not started with. The devices' order is none of them:
@@ -172,7 +174,8 @@ driverabi::DriverSettings OtherSettings(const driverabi::DriverSettings& setting
 }
 
 // Tells a client that was assigned to this worker already that there will be no session.
-void Refuse(const WorkerAssign& assign, WorkerLink* link, const std::string& error) {
+void Refuse(const WorkerAssign& assign, WorkerLink* link, const absl::Status& why) {
+  const std::string error(why.message());
   Welcome welcome = WorkerLink::MakeWelcome(assign);
   welcome.error = error;
   std::string body;
@@ -208,53 +211,61 @@ void RestartFor(const WorkerAssign& assign, const std::string& visible_devices,
           log_fd, argv);
 }
 
-bool WarmUp(const Options& options, Warm* warm, std::string* error) {
+absl::Status WarmUp(const Options& options, Warm* warm) {
   PreloadCompiler();
   // A second start for a session has its list already.
   const bool assigned = options.assigned_fd >= 0;
   if (!options.gpus.empty() && !assigned) ShowOnly(options.gpus);
-  bool works = false;
-  if (!ChooseDriver(options.driver, &warm->driver, &works, error)) {
+  absl::StatusOr<LoadedDriver> chosen = ChooseDriver(options.driver);
+  if (!options.gpus.empty() && absl::IsNotFound(chosen.status())) {
     // The driver counts from 0 what it shows, and was told to show these.
-    if (!options.gpus.empty() && works) {
-      logging::Debug("{}", *error);
-      *error = "there is no GPU " + Numbers(options.gpus) + " (GPUs are numbered from 0)";
-    }
-    return false;
+    logging::Debug("{}", std::string(chosen.status().message()));
+    return absl::NotFoundError("there is no GPU " + Numbers(options.gpus) + " (GPUs are numbered from 0)");
   }
+  CR_ASSIGN_OR_RETURN(warm->driver, std::move(chosen));
   GuardUnmapping(&warm->driver.table);
   SnapshotMemory::Get().GiveWayIn(&warm->driver.table);
   const DriverTable& driver = warm->driver.table;
   const int devices = int(warm->driver.devices.size());
   if (!options.gpus.empty() && !assigned && devices != int(options.gpus.size())) {
-    *error = "the driver does not show GPU " + Numbers(options.gpus) + " alone";
-    return false;
+    return absl::FailedPreconditionError("the driver does not show GPU " + Numbers(options.gpus) + " alone");
   }
-  warm->arena = DeviceArena::Create(driver, devices, options.memory_limit, error);
-  if (!warm->arena) return false;
+  CR_ASSIGN_OR_RETURN(warm->arena, DeviceArena::Create(driver, devices, options.memory_limit));
   const CUresult result = driver.cuDevicePrimaryCtxRetain(&warm->context, kWarmGpu);
   if (result != CUDA_SUCCESS) {
-    *error = "GPU " + std::to_string(options.gpus.empty() ? 0 : options.gpus[0]) +
-             " gives no context: " + driverabi::DescribeError(result);
-    return false;
+    return absl::FailedPreconditionError("GPU " + std::to_string(options.gpus.empty() ? 0 : options.gpus[0]) +
+                                         " gives no context: " + driverabi::DescribeError(result));
   }
   warm->staging = std::make_unique<StagingPool>(warm->driver.table);
   driver.cuCtxSetCurrent(warm->context);
   if (!warm->driver.software) TakeFirstVariableBlock(driver);
   warm->staging->Prepare(kPreparedBuffers);
   driver.cuCtxSetCurrent(nullptr);
-  return true;
+  return absl::OkStatus();
+}
+
+// Makes this process one that suits the session, by starting again if need be.
+absl::Status Suit(const WorkerAssign& assign, const Warm& warm, const Options& options, int log_fd, char** argv) {
+  driverabi::DriverSettings settings;
+  if (!driverabi::ParseDriverSettings(assign.hello.driver_settings, &settings))
+    return absl::InvalidArgumentError("the session's settings of the driver are malformed");
+  CR_ASSIGN_OR_RETURN(const std::string names, WantedDevices(assign.hello, settings, warm.driver.devices));
+  settings = OtherSettings(settings);
+  if (names.empty() && settings.empty() && AddressLayoutFor(assign.hello) == kNewestAddressLayout)
+    return absl::OkStatus();
+  RestartFor(assign, names, settings, options, log_fd, argv);
+  return absl::InternalError("cannot start again with the session's GPUs, settings and address layout");
 }
 
 int Serve(const Options& options, char** argv) {
   // Threads of libraries must not die of a closed socket.
   signal(SIGPIPE, SIG_IGN);
-  std::string error;
-  std::unique_ptr<WorkerLink> link = WorkerLink::Open(options.link_fd, &error);
-  if (!link) {
-    logging::Error("{}", error);
+  absl::StatusOr<std::unique_ptr<WorkerLink>> opened = WorkerLink::Open(options.link_fd);
+  if (!opened.ok()) {
+    logging::Error("{}", std::string(opened.status().message()));
     return 2;
   }
+  const std::unique_ptr<WorkerLink> link = *std::move(opened);
   OutputCapture output;
   Warm warm;
   WorkerReady ready;
@@ -266,14 +277,17 @@ int Serve(const Options& options, char** argv) {
     return 1;
   }
   if (!assigned || AddressLayoutFor(assign.hello) >= 1) KeepMappingsApart();
-  const bool captured = output.Install(&error);
-  if (captured) LogTo(output.log_fd(), options.log_level);
-  if (!captured || !WarmUp(options, &warm, &error)) {
+  absl::Status prepared = output.Install();
+  if (prepared.ok()) {
+    LogTo(output.log_fd(), options.log_level);
+    prepared = WarmUp(options, &warm);
+  }
+  if (!prepared.ok()) {
     // cr-server says so in its log.
     if (assigned) {
-      Refuse(assign, link.get(), error);
+      Refuse(assign, link.get(), prepared);
     } else {
-      ready.error = error;
+      ready.error = std::string(prepared.message());
       link->SendReady(ready);
     }
     return 1;
@@ -283,34 +297,23 @@ int Serve(const Options& options, char** argv) {
   ready.software = warm.driver.software;
   if (!assigned) {
     if (!link->SendReady(ready) || !link->WaitAssign(&assign)) _exit(0);
-    std::string names;
-    error.clear();  // of drivers that were tried in vain
-    driverabi::DriverSettings settings;
-    if (!driverabi::ParseDriverSettings(assign.hello.driver_settings, &settings)) {
-      error = "the session's settings of the driver are malformed";
-    } else if (WantedDevices(assign.hello, settings, warm.driver.devices, &names, &error)) {
-      settings = OtherSettings(settings);
-      if (!names.empty() || !settings.empty() || AddressLayoutFor(assign.hello) != kNewestAddressLayout) {
-        RestartFor(assign, names, settings, options, output.log_fd(), argv);
-        error = "cannot start again with the session's GPUs, settings and address layout";
-      }
-    }
-    if (!error.empty()) {
-      Refuse(assign, link.get(), error);
+    if (const absl::Status suits = Suit(assign, warm, options, output.log_fd(), argv); !suits.ok()) {
+      Refuse(assign, link.get(), suits);
       _exit(0);
     }
   }
 
   if (assign.budget_limit != 0) {
-    auto budget = MemoryBudget::Open(assign.budget_fd, assign.budget_slot, assign.budget_limit, &error);
-    if (!budget) {
-      Refuse(assign, link.get(), error);
+    auto budget = MemoryBudget::Open(assign.budget_fd, assign.budget_slot, assign.budget_limit);
+    if (!budget.ok()) {
+      Refuse(assign, link.get(), budget.status());
       _exit(0);
     }
-    warm.arena->SetBudget(std::move(budget));
+    warm.arena->SetBudget(*std::move(budget));
   }
   // The process's memory, threads and GPU contexts go with it: ending at once is the clean way and the fast one.
   WorkerLink* const plink = link.get();
+  std::string error;  // Until ServerChannel::Create gives a status.
   auto channel = ServerChannel::Create(
       assign.client_socket, WorkerLink::MakeWelcome(assign),
       [plink](const std::string& reason) {

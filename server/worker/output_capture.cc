@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/worker/output_capture.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "proto/base/status_macros.h"
+#include "proto/errors/absl_status.h"
 #include "proto/threads/mutex.h"
 
 namespace cuda_remote::server {
@@ -17,30 +17,33 @@ namespace {
 // Read in pieces of this size, and the file is emptied when it has grown beyond it.
 constexpr size_t kPiece = 256 << 10;
 
+absl::Status Failed() { return ErrnoStatus("cannot capture what the driver prints"); }
+
 }  // namespace
 
-bool OutputCapture::Replace(int descriptor, const char* name, File* file, std::string* error) {
+absl::Status OutputCapture::Replace(int descriptor, const char* name, File* file) {
   const int fd = memfd_create(name, MFD_CLOEXEC);
   if (fd < 0 || fcntl(fd, F_SETFL, O_APPEND) != 0 || dup2(fd, descriptor) < 0) {
-    *error = std::string("cannot capture what the driver prints: ") + strerror(errno);
+    const absl::Status failed = Failed();
     if (fd >= 0) close(fd);
-    return false;
+    return failed;
   }
   file->fd = fd;
-  return true;
+  return absl::OkStatus();
 }
 
-bool OutputCapture::Install(std::string* error) {
-  if (!Replace(STDOUT_FILENO, "cuda-remote-stdout", &out_, error)) return false;
+absl::Status OutputCapture::Install() {
+  CR_RETURN_IF_ERROR(Replace(STDOUT_FILENO, "cuda-remote-stdout", &out_));
   // Two writers must not interleave inside stdio; a full buffer is cheaper than a line at a time.
   setvbuf(stdout, nullptr, _IOFBF, 64 << 10);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   // A sanitizer's report would be lost with the process.
   const int log = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
-  if (log < 0 || !Replace(STDERR_FILENO, "cuda-remote-stderr", &err_, error)) return false;
+  if (log < 0) return Failed();
+  CR_RETURN_IF_ERROR(Replace(STDERR_FILENO, "cuda-remote-stderr", &err_));
   log_fd_ = log;
 #endif
-  return true;
+  return absl::OkStatus();
 }
 
 void OutputCapture::Take(File* file, const std::function<void(std::string_view)>& send) {

@@ -10,14 +10,15 @@
 #include <string>
 #include <string_view>
 
+#include "absl/status/status.h"
 #include "proto/threads/mutex.h"
 
 namespace cuda_remote::server {
 
 class OutputCapture {
  public:
-  // Puts memory files in the place of descriptors 1 and 2. Once for each process. False and *error if that fails.
-  bool Install(std::string* error);
+  // Puts memory files in the place of descriptors 1 and 2. Once for each process.
+  absl::Status Install();
 
   // The standard error of before, for messages of the worker itself.
   int log_fd() const { return log_fd_; }
@@ -31,7 +32,7 @@ class OutputCapture {
     int fd = -1;
     uint64_t taken = 0;
   };
-  static bool Replace(int descriptor, const char* name, File* file, std::string* error);
+  static absl::Status Replace(int descriptor, const char* name, File* file);
   static void Take(File* file, const std::function<void(std::string_view)>& send);
 
   Mutex mutex_;

@@ -52,9 +52,7 @@ std::vector<ChunkHash> HashesOf(const std::string& bytes, size_t chunk) {
 // PTX that the software GPU interprets: slow, so little memory. Lengths around words, rows of all lanes, and the turn
 // of the unrolled loop; addresses at which words are not aligned.
 TEST(SideWork, TheKernelGivesTheValuesOfTheDefinition) {
-  DriverTable driver;
-  std::string error;
-  ASSERT_TRUE(LoadDriver(kDriver, &driver, &error)) << error;
+  const DriverTable driver = *LoadDriver(kDriver);
   ASSERT_EQ(driver.cuInit(0), CUDA_SUCCESS);
   CUcontext context = nullptr;
   ASSERT_EQ(driver.cuCtxCreate_v2(&context, 0, 0), CUDA_SUCCESS);

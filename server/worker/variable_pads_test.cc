@@ -110,7 +110,7 @@ DriverTable Table() {
     ++g_loads;
     const std::string_view cubin(static_cast<const char*>(image), g_cubin.size());
     std::vector<replay::DataSymbol> symbols;
-    std::string error;
+    std::string error;  // Until CubinSymbols gives a status.
     if (!replay::CubinSymbols(cubin, &symbols, &error) || symbols.size() != 1) return CUDA_ERROR_INVALID_IMAGE;
     *module = reinterpret_cast<CUmodule>(g_space.Take(symbols[0].size));
     return CUDA_SUCCESS;
@@ -276,7 +276,7 @@ INSTANTIATE_TEST_SUITE_P(Policies, VariablePadsTest,
 
 TEST(SetPadSize, ChangesWhatSaysTheSize) {
   ASSERT_FALSE(g_cubin.empty());
-  std::string pad = g_cubin, error;
+  std::string pad = g_cubin, error;  // Until CubinSymbols gives a status.
   ASSERT_TRUE(SetPadSize(&pad, 70000));
   EXPECT_EQ(pad.size(), g_cubin.size());
   std::vector<replay::DataSymbol> symbols;

@@ -592,7 +592,7 @@ bool WorkerSession::NoteModule(uint64_t handle, bool library, std::string_view i
     arches.push_back(uint32_t(facts.attributes[CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR] * 10 +
                               facts.attributes[CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR]));
   }
-  std::string error;
+  std::string error;  // Until DataSymbols gives a status.
   if (!replay::DataSymbols(image, arches, &module.symbols, &error, &module.kernels)) module.problem = error;
   prints_ = prints_ || module.kernels.print;
   allocating_modules_ += module.kernels.allocate;

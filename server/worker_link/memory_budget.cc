@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/worker_link/memory_budget.h"
 
-#include <errno.h>
 #include <fcntl.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "absl/status/status.h"
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -22,24 +23,23 @@ std::atomic<uint64_t>* Map(int fd) {
 
 }  // namespace
 
-std::unique_ptr<MemoryBudget> MemoryBudget::Create(std::string* error) {
+absl::StatusOr<std::unique_ptr<MemoryBudget>> MemoryBudget::Create() {
   const int fd = memfd_create("cuda-remote-budget", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   std::atomic<uint64_t>* slots = nullptr;
   if (fd >= 0 && ftruncate(fd, kBytes) == 0 && fcntl(fd, F_ADD_SEALS, kSeals) == 0) slots = Map(fd);
   if (slots) return std::unique_ptr<MemoryBudget>(new MemoryBudget(fd, slots, 0, 0));
-  *error = std::string("no memory for a budget: ") + strerror(errno);
+  const absl::Status failed = ErrnoStatus("no memory for a budget");
   if (fd >= 0) close(fd);
-  return nullptr;
+  return failed;
 }
 
-std::unique_ptr<MemoryBudget> MemoryBudget::Open(int fd, uint32_t slot, uint64_t limit, std::string* error) {
+absl::StatusOr<std::unique_ptr<MemoryBudget>> MemoryBudget::Open(int fd, uint32_t slot, uint64_t limit) {
   struct stat facts;
   std::atomic<uint64_t>* slots = nullptr;
   if (slot < kSlots && fstat(fd, &facts) == 0 && facts.st_size == off_t(kBytes)) slots = Map(fd);
   if (slots) return std::unique_ptr<MemoryBudget>(new MemoryBudget(fd, slots, slot, limit));
-  *error = "what cr-server sent is not a memory budget";
   close(fd);
-  return nullptr;
+  return absl::InvalidArgumentError("what cr-server sent is not a memory budget");
 }
 
 MemoryBudget::~MemoryBudget() { munmap(slots_, kBytes); }

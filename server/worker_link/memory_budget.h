@@ -13,8 +13,8 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <string>
 
+#include "absl/status/statusor.h"
 #include "proto/base/unique_fd.h"
 
 namespace cuda_remote::server {
@@ -23,11 +23,11 @@ class MemoryBudget {
  public:
   static constexpr uint32_t kSlots = 512;
 
-  // A new page, all slots empty. Null and *error if there is no memory.
-  static std::unique_ptr<MemoryBudget> Create(std::string* error);
+  // A new page, all slots empty. Fails if there is no memory.
+  static absl::StatusOr<std::unique_ptr<MemoryBudget>> Create();
   // The page behind `fd` (taken over), as the worker that has `slot` sees it; `limit`: bytes of all slots together.
-  // Null and *error if that is no such page.
-  static std::unique_ptr<MemoryBudget> Open(int fd, uint32_t slot, uint64_t limit, std::string* error);
+  // Fails if that is no such page.
+  static absl::StatusOr<std::unique_ptr<MemoryBudget>> Open(int fd, uint32_t slot, uint64_t limit);
   ~MemoryBudget();
   MemoryBudget(const MemoryBudget&) = delete;
   MemoryBudget& operator=(const MemoryBudget&) = delete;

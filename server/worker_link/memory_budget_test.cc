@@ -12,16 +12,13 @@ namespace cuda_remote::server {
 namespace {
 
 std::unique_ptr<MemoryBudget> Worker(const MemoryBudget& server, uint32_t slot, uint64_t limit) {
-  std::string error;
-  auto budget = MemoryBudget::Open(dup(server.fd()), slot, limit, &error);
-  EXPECT_TRUE(budget) << error;
-  return budget;
+  return *MemoryBudget::Open(dup(server.fd()), slot, limit);
 }
 
+std::unique_ptr<MemoryBudget> Server() { return *MemoryBudget::Create(); }
+
 TEST(MemoryBudget, IsSharedByTheWorkersOfAnOwner) {
-  std::string error;
-  const auto server = MemoryBudget::Create(&error);
-  ASSERT_TRUE(server) << error;
+  const auto server = Server();
   const auto first = Worker(*server, 0, 100), second = Worker(*server, 7, 100);
   EXPECT_TRUE(first->Take(60));
   EXPECT_FALSE(second->Take(41));
@@ -41,9 +38,7 @@ TEST(MemoryBudget, IsSharedByTheWorkersOfAnOwner) {
 }
 
 TEST(MemoryBudget, IsNeverExceeded) {
-  std::string error;
-  const auto server = MemoryBudget::Create(&error);
-  ASSERT_TRUE(server) << error;
+  const auto server = Server();
   constexpr uint64_t kLimit = 50;
   std::atomic<uint64_t> held{0};
   std::atomic<bool> exceeded{false};
@@ -69,12 +64,10 @@ TEST(MemoryBudget, IsNeverExceeded) {
 }
 
 TEST(MemoryBudget, OtherFilesAreRefused) {
-  std::string error;
-  EXPECT_FALSE(MemoryBudget::Open(open("/dev/null", O_RDWR), 0, 1, &error));
-  EXPECT_FALSE(error.empty());
-  const auto server = MemoryBudget::Create(&error);
-  EXPECT_FALSE(MemoryBudget::Open(dup(server->fd()), MemoryBudget::kSlots, 1, &error));
-  EXPECT_FALSE(MemoryBudget::Open(-1, 0, 1, &error));
+  const auto refused = absl::InvalidArgumentError("what cr-server sent is not a memory budget");
+  EXPECT_EQ(MemoryBudget::Open(open("/dev/null", O_RDWR), 0, 1).status(), refused);
+  EXPECT_EQ(MemoryBudget::Open(dup(Server()->fd()), MemoryBudget::kSlots, 1).status(), refused);
+  EXPECT_EQ(MemoryBudget::Open(-1, 0, 1).status(), refused);
 }
 
 }  // namespace

@@ -12,18 +12,18 @@
 
 #include <utility>
 
+#include "absl/status/status.h"
 #include "proto/channel/handshake.h"
 #include "proto/threads/mutex.h"
 
 namespace cuda_remote::server {
 
-std::unique_ptr<WorkerLink> WorkerLink::Open(int fd, std::string* error) {
+absl::StatusOr<std::unique_ptr<WorkerLink>> WorkerLink::Open(int fd) {
   int type = 0;
   socklen_t length = sizeof(type);
   if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &length) != 0 || type != SOCK_SEQPACKET) {
-    *error = "descriptor " + std::to_string(fd) +
-             " is not a link to a supervisor; cr-worker is started by cr-server, not by hand";
-    return nullptr;
+    return absl::InvalidArgumentError("descriptor " + std::to_string(fd) +
+                                      " is not a link to a supervisor; cr-worker is started by cr-server, not by hand");
   }
   fcntl(fd, F_SETFD, FD_CLOEXEC);
   return std::unique_ptr<WorkerLink>(new WorkerLink(fd));

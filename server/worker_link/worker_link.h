@@ -27,6 +27,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "proto/base/unique_fd.h"
 #include "proto/channel/channel_types.h"
 #include "proto/threads/mutex.h"
@@ -47,8 +48,8 @@ struct WorkerAssign : WorkerAssignment {
 // The worker's end.
 class WorkerLink {
  public:
-  // Takes `fd` over, also on failure. Null and *error if it is no socket.
-  static std::unique_ptr<WorkerLink> Open(int fd, std::string* error);
+  // Takes `fd` over, also on failure. Fails if it is no socket.
+  static absl::StatusOr<std::unique_ptr<WorkerLink>> Open(int fd);
   ~WorkerLink();
   WorkerLink(const WorkerLink&) = delete;
   WorkerLink& operator=(const WorkerLink&) = delete;

@@ -46,10 +46,9 @@ std::string Product(const std::string& name) { return std::string(get_current_di
 // The library that the product gives to programs. Loaded in the children alone.
 server::DriverTable& Cu() {
   static server::DriverTable* const table = [] {
-    auto* const loaded = new server::DriverTable;
-    std::string error;
-    if (!server::LoadDriver(Product("libcuda-remote.so"), loaded, &error)) throw std::runtime_error(error);
-    return loaded;
+    const auto loaded = server::LoadDriver(Product("libcuda-remote.so"));
+    if (!loaded.ok()) throw std::runtime_error(std::string(loaded.status().message()));
+    return new server::DriverTable(*loaded);
   }();
   return *table;
 }

@@ -16,14 +16,8 @@ namespace cuda_remote::softgpu {
 // The driver. Loaded at first use from SOFTGPU_LIBRARY or server/softgpu/libsoftgpu.so.
 inline const server::DriverTable& Cu() {
   static const server::DriverTable* table = [] {
-    auto* t = new server::DriverTable;
     const char* path = std::getenv("SOFTGPU_LIBRARY");
-    std::string error;
-    if (!server::LoadDriver(path != nullptr ? path : "server/softgpu/libsoftgpu.so", t, &error)) {
-      std::fprintf(stderr, "%s\n", error.c_str());
-      std::abort();
-    }
-    return t;
+    return new server::DriverTable(*server::LoadDriver(path != nullptr ? path : "server/softgpu/libsoftgpu.so"));
   }();
   return *table;
 }

@@ -44,12 +44,12 @@ int main(int argc, char** argv) {
     if (!strcmp(argv[i], "--driver")) driver = argv[i + 1];
     if (!strcmp(argv[i], "--gpu")) gpus = argv[i + 1];
   }
-  std::string error;
-  auto link = WorkerLink::Open(link_fd, &error);
-  if (!link) {
-    fprintf(stderr, "%s\n", error.c_str());
+  auto opened = WorkerLink::Open(link_fd);
+  if (!opened.ok()) {
+    fprintf(stderr, "%s\n", std::string(opened.status().message()).c_str());
     return 2;
   }
+  const std::unique_ptr<WorkerLink> link = *std::move(opened);
   WorkerReady ready;
   ready.driver = "test driver";
   ready.devices = gpus.empty() ? 4 : uint32_t(std::count(gpus.begin(), gpus.end(), ',')) + 1;
@@ -60,6 +60,7 @@ int main(int argc, char** argv) {
   if (!link->SendReady(ready) || !ready.error.empty()) return 1;
   WorkerAssign assign;
   if (!link->WaitAssign(&assign)) return 0;
+  std::string error;  // Until ServerChannel::Create gives a status.
   auto channel = ServerChannel::Create(
       assign.client_socket, WorkerLink::MakeWelcome(assign),
       [&](const std::string& reason) {
@@ -79,8 +80,7 @@ int main(int argc, char** argv) {
     _exit(0);
   });
   std::unique_ptr<MemoryBudget> budget;
-  if (assign.budget_limit != 0)
-    budget = MemoryBudget::Open(assign.budget_fd, assign.budget_slot, assign.budget_limit, &error);
+  if (assign.budget_limit != 0) budget = *MemoryBudget::Open(assign.budget_fd, assign.budget_slot, assign.budget_limit);
   FrameHeader header;
   std::string message;
   PayloadView payload;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "absl/status/status.h"
 #include "proto/driverabi/array_format.h"
 
 namespace cuda_remote::server {
@@ -43,22 +44,17 @@ CUresult CopyRows(const DriverTable& driver, const ArrayLayout::Level& level, ui
 
 }  // namespace
 
-bool DescribeArray(WorkerSession& worker, uint64_t handle, ArrayLayout* layout, std::string* refusal) {
-  *layout = ArrayLayout();
+absl::StatusOr<ArrayLayout> DescribeArray(WorkerSession& worker, uint64_t handle) {
+  ArrayLayout layout;
   const HandleMap::Entry* const entry = worker.handles().Find(KindOf(handle), handle);
-  if (entry == nullptr) {
-    *refusal = "an array is gone";
-    return false;
-  }
-  if (IsArrayHandle(entry->parent)) return true;
+  if (entry == nullptr) return absl::NotFoundError("an array is gone");
+  if (IsArrayHandle(entry->parent)) return layout;
   const ContextInfo* const context = worker.FindContext(entry->parent);
   const DriverTable& driver = worker.driver();
-  if (context == nullptr || MakeCurrent(driver, context->ref) != CUDA_SUCCESS) {
-    *refusal = "a CUDA array is in no context";
-    return false;
-  }
-  layout->context = entry->parent;
-  layout->device = context->device;
+  if (context == nullptr || MakeCurrent(driver, context->ref) != CUDA_SUCCESS)
+    return absl::FailedPreconditionError("a CUDA array is in no context");
+  layout.context = entry->parent;
+  layout.device = context->device;
   const bool mipmapped = KindOf(handle) == Kind::kMipmappedArray;
   for (unsigned i = 0; i < (mipmapped ? kMostLevels : 1); ++i) {
     ArrayLayout::Level level;
@@ -70,26 +66,23 @@ bool DescribeArray(WorkerSession& worker, uint64_t handle, ArrayLayout* layout, 
     }
     CUDA_ARRAY3D_DESCRIPTOR facts = {};
     if (const CUresult result = driver.cuArray3DGetDescriptor_v2(&facts, level.array); result != CUDA_SUCCESS) {
-      *refusal = "a CUDA array cannot be described (CUDA error " + std::to_string(int(result)) + ")";
-      return false;
+      return absl::FailedPreconditionError("a CUDA array cannot be described (CUDA error " +
+                                           std::to_string(int(result)) + ")");
     }
     const uint64_t element = ArrayElementBytes(facts.Format, facts.NumChannels);
     if (element == 0) {
-      *refusal =
-          "a CUDA array of format " + std::to_string(unsigned(facts.Format)) + ", whose contents are not saved yet";
-      return false;
+      return absl::UnimplementedError("a CUDA array of format " + std::to_string(unsigned(facts.Format)) +
+                                      ", whose contents are not saved yet");
     }
-    if (facts.Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)) {
-      *refusal = "a sparse CUDA array, whose contents are not saved yet";
-      return false;
-    }
+    if (facts.Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
+      return absl::UnimplementedError("a sparse CUDA array, whose contents are not saved yet");
     level.row_bytes = facts.Width * element;
     level.rows = std::max<uint64_t>(facts.Height, 1);
     level.slices = std::max<uint64_t>(facts.Depth, 1);
-    layout->bytes += level.bytes();
-    layout->levels.push_back(level);
+    layout.bytes += level.bytes();
+    layout.levels.push_back(level);
   }
-  return true;
+  return layout;
 }
 
 CUresult CopyArrayBytes(const DriverTable& driver, const ArrayLayout& layout, uint64_t offset, char* memory,

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "server/worker/worker_session.h"
 
 namespace cuda_remote::server {
@@ -32,9 +33,9 @@ inline bool IsArrayHandle(uint64_t handle) {
   return KindOf(handle) == Kind::kArray || KindOf(handle) == Kind::kMipmappedArray;
 }
 
-// Describes a live array. Levels and planes of others have no contents of their own: `bytes` is 0. False and a sentence
-// if its contents cannot be saved. Changes the current context of the calling thread.
-bool DescribeArray(WorkerSession& worker, uint64_t handle, ArrayLayout* layout, std::string* refusal);
+// Describes a live array. Levels and planes of others have no contents of their own: `bytes` is 0. Fails if its
+// contents cannot be saved. Changes the current context of the calling thread.
+absl::StatusOr<ArrayLayout> DescribeArray(WorkerSession& worker, uint64_t handle);
 
 // Copies [offset, offset + bytes) of the packed contents from (`write`) or to `memory`, and waits. The array's context
 // is current. CUDA_ERROR_INVALID_VALUE if the array does not have these bytes. Any thread.

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "proto/base/clock.h"
 #include "proto/chunkhash/chunk_hash.h"
 #include "proto/codec/operations.gen.h"
@@ -107,13 +108,11 @@ void FindHeap(WorkerSession& worker, uint64_t context_handle, std::vector<FoundS
   const ContextInfo* const context = worker.FindContext(context_handle);
   if (context == nullptr || MakeCurrent(worker.driver(), context->ref) != CUDA_SUCCESS) return;
   FoundSymbol one;
-  std::string problem;
-  bool known = worker.heaps().Find(context_handle, &one.region.address, &one.region.bytes, &problem);
-  if (known && !worker.loaded().software) {
-    known = false;
-    problem = "this driver keeps a part of what it knows of a heap elsewhere";
-  }
-  if (!known) {
+  absl::StatusOr<KernelHeaps::Place> heap = worker.heaps().Find(context_handle);
+  if (heap.ok() && !worker.loaded().software)
+    heap = absl::UnimplementedError("this driver keeps a part of what it knows of a heap elsewhere");
+  if (!heap.ok()) {
+    const std::string problem(heap.status().message());
     for (const auto& [object, module] : worker.modules()) {
       if (!module.kernels.allocate || (!module.library && module.context != context_handle)) continue;
       refusals->push_back("kernels of " + worker.NameOfModule(object) +
@@ -123,6 +122,8 @@ void FindHeap(WorkerSession& worker, uint64_t context_handle, std::vector<FoundS
     refusals->push_back("the heap of a context's kernels cannot be saved: " + problem);
     return;
   }
+  one.region.address = heap->base;
+  one.region.bytes = heap->bytes;
   // A green context's kernels have the heap of its primary one's.
   const auto same = [&](const FoundSymbol& other) {
     return other.region.kind == kKernelHeap && other.region.address == one.region.address &&
@@ -210,19 +211,18 @@ std::vector<FoundSymbol> CollectRegions(WorkerSession& worker, std::vector<std::
     }
   }
   const auto add_array = [&](const HandleMap::Entry& entry) {
-    ArrayLayout layout;
-    std::string refusal;
-    if (!DescribeArray(worker, entry.handle, &layout, &refusal)) {
-      refusals->push_back(refusal);
+    const absl::StatusOr<ArrayLayout> layout = DescribeArray(worker, entry.handle);
+    if (!layout.ok()) {
+      refusals->emplace_back(layout.status().message());
       return;
     }
-    if (layout.bytes == 0) return;
+    if (layout->bytes == 0) return;
     FoundSymbol one;
-    one.region.bytes = layout.bytes;
+    one.region.bytes = layout->bytes;
     one.region.kind = kArrayContents;
     one.region.object = entry.handle;
-    one.region.context = layout.context;
-    one.region.device = layout.device;
+    one.region.context = layout->context;
+    one.region.device = layout->device;
     found.push_back(std::move(one));
   };
   worker.handles().ForEach(Kind::kArray, add_array);
@@ -305,11 +305,10 @@ CUresult Resolve(WorkerSession& worker, const In& in, CUdeviceptr* address, Cont
 
 // The same for an array's contents.
 CUresult ResolveArray(WorkerSession& worker, uint64_t handle, ArrayLayout* layout, ContextRef* context) {
-  std::string refusal;
-  const bool known =
-      worker.handles().Find(KindOf(handle), handle) != nullptr && DescribeArray(worker, handle, layout, &refusal);
+  absl::StatusOr<ArrayLayout> described = DescribeArray(worker, handle);
   MakeCurrent(worker.driver(), worker.current_ref());
-  if (!known) return CUDA_ERROR_INVALID_HANDLE;
+  if (!described.ok()) return CUDA_ERROR_INVALID_HANDLE;
+  *layout = *std::move(described);
   *context = ContextFor(worker, layout->context);
   return context->id == 0 ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
 }
@@ -324,14 +323,13 @@ CUresult ResolveHeap(WorkerSession& worker, uint64_t handle, uint64_t offset, ui
   *context = info->ref;
   if (const CUresult result = MakeCurrent(worker.driver(), *context); result != CUDA_SUCCESS) return result;
   worker.heaps().Begin(handle);
-  uint64_t base = 0, size = 0;
-  std::string problem;
-  if (!worker.heaps().Find(handle, &base, &size, &problem)) {
-    logging::Error("the heap of a context's kernels: {}", problem);
+  const absl::StatusOr<KernelHeaps::Place> heap = worker.heaps().Find(handle);
+  if (!heap.ok()) {
+    logging::Error("the heap of a context's kernels: {}", std::string(heap.status().message()));
     return CUDA_ERROR_NOT_SUPPORTED;
   }
-  if (offset > size || bytes > size - offset) return CUDA_ERROR_INVALID_VALUE;
-  *address = base + offset;
+  if (offset > heap->bytes || bytes > heap->bytes - offset) return CUDA_ERROR_INVALID_VALUE;
+  *address = heap->base + offset;
   return CUDA_SUCCESS;
 }
 

@@ -79,7 +79,7 @@ std::unique_ptr<ClientChannel> WorkerProcess::Connect(ChannelFds* raw, const std
     raw->socket = dup(sockets[0]);
     raw->ring = dup(packet.fd.get());
   }
-  std::string error;
+  std::string error;  // Until ClientChannel::Adopt gives a status.
   return ClientChannel::Adopt({sockets[0], packet.fd.Release()}, 1, welcome, &error);
 }
 
