@@ -53,9 +53,9 @@ CUresult CheckSupported(Function* function, const Module& module) {
     MutexLock lock(&function->mutex);
     state = function->supported.load(std::memory_order_relaxed);
     if (state == 0) {
-      std::string error;
-      state = module.code().Check(function->name, &error) ? 1 : -1;
-      if (state < 0) Log("kernel cannot be run: " + error);
+      const Status runs = module.code().Check(function->name);
+      state = runs.ok() ? 1 : -1;
+      if (!runs.ok()) Log("kernel cannot be run: " + runs.message());
       function->supported.store(state, std::memory_order_release);
     }
   }

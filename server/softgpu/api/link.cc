@@ -41,7 +41,12 @@ CUresult AddTextLocked(Linker& linker, CUjitInputType type, const char* data, si
       break;
   }
   while (!text.empty() && text.back() == 0) text.pop_back();
-  if (result == CUDA_SUCCESS && !ptx::Module::Parse(text, &log)) result = CUDA_ERROR_INVALID_PTX;
+  if (result == CUDA_SUCCESS) {
+    if (const auto parsed = ptx::Module::Parse(text).status(); !parsed.ok()) {
+      log = parsed.message();
+      result = CUDA_ERROR_INVALID_PTX;
+    }
+  }
   if (result != CUDA_SUCCESS) {
     if (name != nullptr) log = std::string(name) + ": " + log;
     linker.options.SetErrorLog(log);
@@ -101,12 +106,13 @@ SOFTGPU_API cuLinkComplete(CUlinkState state, void** image, size_t* size) {
   if (image == nullptr) return CUDA_ERROR_INVALID_VALUE;
   MutexLock lock(&linker->mutex);
   if (linker->image.empty()) {
-    std::string merged, log;
-    if (!ptx::Merge(linker->texts, &merged, &log) || !ptx::Module::Parse(merged, &log)) {
-      linker->options.SetErrorLog(log);
+    auto merged = ptx::Merge(linker->texts);
+    const auto linked = merged.ok() ? ptx::Module::Parse(*merged).status() : merged.status();
+    if (!linked.ok()) {
+      linker->options.SetErrorLog(linked.message());
       return CUDA_ERROR_INVALID_IMAGE;
     }
-    linker->image = merged;
+    linker->image = *std::move(merged);
     linker->image.push_back(0);
     linker->options.SetErrorLog("");
     linker->options.SetInfoLog("linked " + std::to_string(linker->texts.size()) + " PTX texts");

@@ -54,12 +54,13 @@ CUresult LoadLibrary(CUlibrary* out, const void* image, JitOptions jit) {
     jit.SetErrorLog(log);
     return result;
   }
-  library->code = ptx::Module::Parse(library->ptx, &log);
-  if (!library->code) {
-    LogOnce("PTX cannot be used: " + log);
-    jit.SetErrorLog(log);
+  auto parsed = ptx::Module::Parse(library->ptx);
+  if (!parsed.ok()) {
+    LogOnce("PTX cannot be used: " + parsed.status().message());
+    jit.SetErrorLog(parsed.status().message());
     return CUDA_ERROR_INVALID_PTX;
   }
+  library->code = *std::move(parsed);
   for (const ptx::KernelInfo& info : library->code->kernels()) {
     auto kernel = std::make_shared<Kernel>();
     kernel->library = library;

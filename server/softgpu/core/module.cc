@@ -25,7 +25,7 @@ int Function::MaxDynamicShared() const {
 CUresult PtxFromImage(const void* image, std::string* ptx, std::string* log) {
   const void* start = nullptr;
   size_t size = 0;
-  std::string error;
+  std::string error;  // Until LocateImage and ForEachEntry give a status.
   if (!replay::LocateImage(image, &start, &size, &error)) {
     *log = "the image cannot be read: " + error;
     return CUDA_ERROR_INVALID_IMAGE;
@@ -120,11 +120,13 @@ void* MapVariables(uint64_t bytes, const std::string& ptx, uint64_t behind) {
 
 CUresult Module::Load(const ContextPtr& context, const std::string& ptx, const Variables& shared, ModulePtr* out,
                       std::string* log, bool of_library) {
-  std::unique_ptr<ptx::Module> code = ptx::Module::Parse(ptx, log);
-  if (!code) {
+  auto parsed = ptx::Module::Parse(ptx);
+  if (!parsed.ok()) {
+    *log = parsed.status().message();
     LogOnce("PTX cannot be used: " + *log);
     return CUDA_ERROR_INVALID_PTX;
   }
+  std::unique_ptr<ptx::Module> code = *std::move(parsed);
   // All variables in one piece of memory, each one with its own entry in the map.
   uint64_t bytes = 0;
   std::vector<uint64_t> offsets;
@@ -175,7 +177,8 @@ CUresult Module::Load(const ContextPtr& context, const std::string& ptx, const V
     addresses[global.name] =
         existing != shared.end() ? existing->second->begin : reinterpret_cast<uint64_t>(block.get()) + offsets[i];
   }
-  if (!code->Bind(addresses, log)) {
+  if (const Status bound = code->Bind(addresses); !bound.ok()) {
+    *log = bound.message();
     LogOnce("PTX cannot be linked: " + *log);
     return CUDA_ERROR_INVALID_PTX;
   }

@@ -8,8 +8,7 @@ namespace {
 std::string CheckError(const std::string& body, const std::string& before = "") {
   TestDevice device;
   if (!device.Load(Kernel(body, before))) return "not loaded";
-  std::string error;
-  return device.module().Check("test", &error) ? "" : error;
+  return device.module().Check("test").message();
 }
 
 TEST(Errors, UnknownInstructionsAreNamedWithTheirLine) {
@@ -46,8 +45,7 @@ TEST(Errors, UnsupportedCodeBehindAPointerFailsWhenCalled) {
       "call %rd3, (), proto;\nend:";
   TestDevice device;
   ASSERT_TRUE(device.Load(Kernel(call, helper)));
-  std::string error;
-  EXPECT_TRUE(device.module().Check("test", &error)) << error;
+  EXPECT_EQ(device.module().Check("test").message(), "");
   EXPECT_TRUE(device.Run("test", {1}, {1}, uint64_t{0}, uint64_t{0}).ok());
   EXPECT_EQ(Fault::kUnsupported, device.Run("test", {1}, {1}, uint64_t{0}, uint64_t{1}).fault);
 }
@@ -95,11 +93,9 @@ TEST(Errors, InvalidBarriersAndMasks) {
 }
 
 TEST(Errors, BindNeedsEveryVariable) {
-  std::string error;
-  auto module = Module::Parse(".version 8.0\n.target sm_80\n.address_size 64\n.global .u32 x;\n", &error);
-  ASSERT_NE(nullptr, module) << error;
-  EXPECT_FALSE(module->Bind({}, &error));
-  EXPECT_EQ("variable 'x' has no address", error);
+  auto module = Module::Parse(".version 8.0\n.target sm_80\n.address_size 64\n.global .u32 x;\n");
+  ASSERT_TRUE(module.ok()) << module.status().message();
+  EXPECT_EQ("variable 'x' has no address", (*module)->Bind({}).message());
 }
 
 }  // namespace

@@ -123,7 +123,7 @@ Scan ScanText(const std::string& text) {
 
 }  // namespace
 
-bool Merge(const std::vector<std::string>& texts, std::string* merged, std::string* error) {
+StatusOr<std::string> Merge(const std::vector<std::string>& texts) {
   std::vector<Scan> scans;
   std::pair<int, int> version{0, 0};
   int target = 0;
@@ -150,12 +150,10 @@ bool Merge(const std::vector<std::string>& texts, std::string* merged, std::stri
         shared = head.find(".extern") != head.npos && head.find(".shared") != head.npos;
       }
     }
-    if (shared) continue;
-    *error = "undefined reference to '" + name + "'";
-    return false;
+    if (!shared) return Error("undefined reference to '" + name + "'");
   }
-  *merged = ".version " + std::to_string(version.first) + "." + std::to_string(version.second) + "\n.target sm_" +
-            std::to_string(target) + "\n.address_size 64\n";
+  std::string merged = ".version " + std::to_string(version.first) + "." + std::to_string(version.second) +
+                       "\n.target sm_" + std::to_string(target) + "\n.address_size 64\n";
   std::set<std::string> taken;
   for (size_t i = 0; i < texts.size(); ++i) {
     const std::string& text = texts[i];
@@ -179,14 +177,14 @@ bool Merge(const std::vector<std::string>& texts, std::string* merged, std::stri
     size_t at = 0;
     for (const Piece& piece : pieces) {
       if (piece.begin < at) continue;
-      merged->append(text, at, piece.begin - at);
-      *merged += piece.text;
+      merged.append(text, at, piece.begin - at);
+      merged += piece.text;
       at = piece.end;
     }
-    merged->append(text, at, std::string::npos);
-    *merged += '\n';
+    merged.append(text, at, std::string::npos);
+    merged += '\n';
   }
-  return true;
+  return merged;
 }
 
 }  // namespace cuda_remote::softgpu::ptx

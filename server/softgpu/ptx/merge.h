@@ -6,12 +6,14 @@
 #include <string>
 #include <vector>
 
+#include "proto/base/status.h"
+
 namespace cuda_remote::softgpu::ptx {
 
 // Puts the texts after one another under one header (the newest version, the highest target). Names that are local to a
-// text and that an earlier one has too get a suffix. False: *error names what is declared and nowhere defined. What is
+// text and that an earlier one has too get a suffix. A failure names what is declared and nowhere defined. What is
 // defined twice, parsing the result finds. Thread-safe; any text is safe.
-bool Merge(const std::vector<std::string>& texts, std::string* merged, std::string* error);
+StatusOr<std::string> Merge(const std::vector<std::string>& texts);
 
 }  // namespace cuda_remote::softgpu::ptx
 

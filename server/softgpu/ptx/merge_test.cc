@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "proto/base/status_macros.h"
 #include "server/softgpu/ptx/ptx.h"
 
 namespace cuda_remote::softgpu::ptx {
@@ -23,10 +24,9 @@ constexpr char kHelper[] =
     ".global .align 4 .u32 own = 2;\n.visible .func (.param .b32 r) helper(.param .b32 a)\n{\n.reg .b32 %r<4>;\n"
     "ld.param.b32 %r1, [a];\nld.global.u32 %r2, [own];\nadd.s32 %r3, %r1, %r2;\nst.param.b32 [r], %r3;\nret;\n}\n";
 
-std::unique_ptr<Module> Link(const std::vector<std::string>& texts, std::string* error) {
-  std::string merged;
-  if (!Merge(texts, &merged, error)) return nullptr;
-  return Module::Parse(merged, error);
+StatusOr<std::unique_ptr<Module>> Link(const std::vector<std::string>& texts) {
+  CR_ASSIGN_OR_RETURN(const std::string merged, Merge(texts));
+  return Module::Parse(merged);
 }
 
 const GlobalInfo* Find(const Module& module, const std::string& name) {
@@ -38,9 +38,9 @@ const GlobalInfo* Find(const Module& module, const std::string& name) {
 
 TEST(Merge, EitherOrder) {
   for (const auto& texts : {std::vector<std::string>{kUser, kHelper}, {kHelper, kUser}}) {
-    std::string error;
-    auto module = Link(texts, &error);
-    ASSERT_TRUE(module) << error;
+    auto linked = Link(texts);
+    ASSERT_TRUE(linked.ok()) << linked.status().message();
+    const std::unique_ptr<Module> module = *std::move(linked);
     EXPECT_EQ(module->version_major(), 8);
     EXPECT_EQ(module->version_minor(), 2);
     EXPECT_EQ(module->target(), 75);
@@ -54,23 +54,18 @@ TEST(Merge, EitherOrder) {
   }
 }
 
-TEST(Merge, NamesWhatIsMissing) {
-  std::string error;
-  EXPECT_FALSE(Link({kUser}, &error));
-  EXPECT_NE(error.find("undefined reference"), std::string::npos) << error;
-}
+TEST(Merge, NamesWhatIsMissing) { EXPECT_EQ(Link({kUser}).status().message(), "undefined reference to 'helper'"); }
 
 TEST(Merge, TwiceIsAnError) {
-  std::string error;
-  EXPECT_FALSE(Link({kHelper, kHelper}, &error));
-  EXPECT_NE(error.find("twice"), std::string::npos) << error;
+  const std::string why = Link({kHelper, kHelper}).status().message();
+  EXPECT_NE(why.find("twice"), std::string::npos) << why;
 }
 
 TEST(Merge, AnyText) {
-  std::string merged, error;
   for (const char* text :
        {"", "{", "}}}}", ".version", ".target sm_", "(((", ".extern .func", "\"", ".version 7.0\n{{{ \x01"}) {
-    Merge({text, kHelper, text}, &merged, &error);
+    const StatusOr<std::string> merged = Merge({text, kHelper, text});
+    EXPECT_TRUE(merged.ok() ? !merged->empty() : !merged.status().message().empty()) << text;
   }
 }
 

@@ -7,12 +7,17 @@ namespace {
 
 const char kHead[] = ".version 8.7\n.target sm_90a, debug\n.address_size 64\n";
 
-std::unique_ptr<Module> Parse(const std::string& body, std::string* error) {
-  return Module::Parse(kHead + body, error);
+// Null, and the test fails, if that fails.
+std::unique_ptr<Module> Parse(const std::string& body) {
+  auto module = Module::Parse(kHead + body);
+  EXPECT_TRUE(module.ok()) << module.status().message();
+  return module.ok() ? *std::move(module) : nullptr;
 }
 
+// Why that fails; empty if it does not.
+std::string Refusal(const std::string& body) { return Module::Parse(kHead + body).status().message(); }
+
 TEST(Parser, ModuleFacts) {
-  std::string error;
   auto module = Parse(
       "/* comment */ // another\n"
       ".visible .global .align 16 .b8 buffer[100];\n.extern .global .u32 elsewhere;\n"
@@ -20,9 +25,8 @@ TEST(Parser, ModuleFacts) {
       ".global .attribute(.managed) .u32 shared_with_host;\n.weak .global .u64 w[3] = {1, 2};\n"
       ".visible .entry k(.param .u8 a, .param .f64 b, .param .align 16 .b8 c[20]) .maxntid 128, 2, 1 "
       ".minnctapersm 2\n{\n"
-      ".shared .align 4 .b8 s[10];\n.local .align 8 .b8 l[24];\n.reg .b32 %r<10>;\nret;\n}\n",
-      &error);
-  ASSERT_NE(nullptr, module) << error;
+      ".shared .align 4 .b8 s[10];\n.local .align 8 .b8 l[24];\n.reg .b32 %r<10>;\nret;\n}\n");
+  ASSERT_NE(nullptr, module);
   EXPECT_EQ(8, module->version_major());
   EXPECT_EQ(7, module->version_minor());
   EXPECT_EQ(90, module->target());
@@ -48,13 +52,12 @@ TEST(Parser, ModuleFacts) {
 }
 
 TEST(Parser, SharedMemoryOfCalledFunctionsCounts) {
-  std::string error;
   auto module = Parse(
       ".shared .align 8 .b8 of_module[64];\n.extern .shared .align 16 .b8 dynamic[];\n"
       ".func f()\n{\n.shared .align 4 .b32 own[4];\n.reg .b64 %rd<2>;\nmov.u64 %rd1, of_module;\nret;\n}\n"
-      ".entry user()\n{\ncall f, ();\nret;\n}\n.entry other()\n{\n.reg .b64 %rd<2>;\nmov.u64 %rd1, dynamic;\nret;\n}\n",
-      &error);
-  ASSERT_NE(nullptr, module) << error;
+      ".entry user()\n{\ncall f, ();\nret;\n}\n.entry other()\n{\n.reg .b64 %rd<2>;\nmov.u64 %rd1, "
+      "dynamic;\nret;\n}\n");
+  ASSERT_NE(nullptr, module);
   EXPECT_EQ(80u, module->FindKernel("user")->static_shared_bytes);
   EXPECT_EQ(0u, module->FindKernel("other")->static_shared_bytes);
 }
@@ -79,48 +82,40 @@ TEST(Parser, ErrorsNameTheLine) {
       {"\x01\x02", "unexpected text"},
   };
   for (const auto& c : cases) {
-    std::string error;
-    EXPECT_EQ(nullptr, Parse(c.body, &error)) << c.body;
+    const std::string error = Refusal(c.body);
     EXPECT_NE(std::string::npos, error.find(c.text)) << c.body << " -> " << error;
   }
-  std::string error;
-  EXPECT_EQ(nullptr, Module::Parse("", &error));
-  EXPECT_EQ(nullptr, Module::Parse("hello", &error));
+  EXPECT_FALSE(Module::Parse("").ok());
+  EXPECT_FALSE(Module::Parse("hello").ok());
 }
 
 TEST(Parser, HostileDepth) {
-  std::string error;
-  EXPECT_EQ(nullptr, Parse(".entry k()\n{\n" + std::string(100000, '{'), &error));
-  EXPECT_EQ(nullptr, Parse(".entry k()\n{\nmov.u32 " + std::string(100000, '['), &error));
-  EXPECT_EQ(nullptr, Parse(".global .u32 x[1] = " + std::string(100000, '{'), &error));
-  EXPECT_EQ(nullptr, Parse(".global .u64 x = " + std::string(10001, '-') + "y;\n", &error));
+  EXPECT_NE("", Refusal(".entry k()\n{\n" + std::string(100000, '{')));
+  EXPECT_NE("", Refusal(".entry k()\n{\nmov.u32 " + std::string(100000, '[')));
+  EXPECT_NE("", Refusal(".global .u32 x[1] = " + std::string(100000, '{')));
+  EXPECT_NE("", Refusal(".global .u64 x = " + std::string(10001, '-') + "y;\n"));
 }
 
 TEST(Parser, DebugSectionsAndOldLinesAreSkipped) {
-  std::string error;
   auto module = Parse(
       ".file 1 \"a.cu\"\n.entry k()\n{\n.loc 1 2 3\n.pragma \"nounroll\";\nret;\n}\n.section .debug_str\n{\n"
-      "$L__info_string0:\n.b8 115\n.b8 0\n}\n@@DWARF .byte 0x12, 'a'\n",
-      &error);
-  EXPECT_NE(nullptr, module) << error;
+      "$L__info_string0:\n.b8 115\n.b8 0\n}\n@@DWARF .byte 0x12, 'a'\n");
+  EXPECT_NE(nullptr, module);
 }
 
 TEST(Parser, LinkedModules) {
-  std::string error;
   auto library = Parse(
       ".visible .func (.param .b32 r) add_one(.param .b32 a)\n{\n.reg .b32 %r<2>;\n"
       "ld.param.b32 %r1, [a];\n"
-      "add.u32 %r1, %r1, 1;\nst.param.b32 [r], %r1;\nret;\n}\n",
-      &error);
-  ASSERT_NE(nullptr, library) << error;
+      "add.u32 %r1, %r1, 1;\nst.param.b32 [r], %r1;\nret;\n}\n");
+  ASSERT_NE(nullptr, library);
   auto module = Parse(
       ".extern .func (.param .b32 r) add_one(.param .b32 a);\n.entry k()\n{\n"
       ".param .b32 p; .param .b32 q;\n"
-      "call (q), add_one, (p);\nret;\n}\n",
-      &error);
-  ASSERT_NE(nullptr, module) << error;
+      "call (q), add_one, (p);\nret;\n}\n");
+  ASSERT_NE(nullptr, module);
   module->LinkWith({library.get(), module.get()});
-  EXPECT_TRUE(module->Check("k", &error)) << error;
+  EXPECT_EQ("", module->Check("k").message());
 }
 
 }  // namespace

@@ -164,7 +164,7 @@ std::shared_ptr<const Prepared> Prepare(const Program& program, const Function& 
 Module::Module() : program_(std::make_unique<Program>()) {}
 Module::~Module() = default;
 
-std::unique_ptr<Module> Module::Parse(std::string_view text, std::string* error) {
+StatusOr<std::unique_ptr<Module>> Module::Parse(std::string_view text) {
   std::unique_ptr<Module> module(new Module);
   Program& program = *module->program_;
   program.text = std::string(text);
@@ -177,13 +177,9 @@ std::unique_ptr<Module> Module::Parse(std::string_view text, std::string* error)
   try {
     parsed = parser.Parse();
   } catch (const std::bad_alloc&) {
-    *error = "not enough memory to parse the PTX";
-    return nullptr;
+    return Error("not enough memory to parse the PTX");
   }
-  if (!parsed) {
-    *error = parser.error().empty() ? "the PTX is not understood" : parser.error();
-    return nullptr;
-  }
+  if (!parsed) return Error(parser.error().empty() ? "the PTX is not understood" : parser.error());
   const uint64_t hash = Hash64Of(program.text) & 0xfffffff;
   uint64_t index = 0;
   for (auto& function : program.functions) {
@@ -220,14 +216,12 @@ int Module::version_major() const { return program_->version_major; }
 int Module::version_minor() const { return program_->version_minor; }
 int Module::target() const { return program_->target; }
 
-bool Module::Bind(const SymbolAddresses& addresses, std::string* error) {
+Status Module::Bind(const SymbolAddresses& addresses) {
   for (const auto& global : program_->globals) {
-    if (addresses.count(global.name) != 0) continue;
-    *error = "variable '" + global.name + "' has no address";
-    return false;
+    if (addresses.count(global.name) == 0) return Error("variable '" + global.name + "' has no address");
   }
   program_->addresses = addresses;
-  return true;
+  return OkStatus();
 }
 
 void Module::LinkWith(std::vector<const Module*> others) {
@@ -261,15 +255,10 @@ std::string Module::Image(const GlobalInfo& global) const {
   return image;
 }
 
-bool Module::Check(std::string_view kernel, std::string* error) const {
-  if (FindKernel(kernel) == nullptr) {
-    *error = "no kernel '" + std::string(kernel) + "'";
-    return false;
-  }
+Status Module::Check(std::string_view kernel) const {
+  if (FindKernel(kernel) == nullptr) return Error("no kernel '" + std::string(kernel) + "'");
   const auto prepared = Prepare(*program_, *program_->function_names.at(std::string(kernel)));
-  if (prepared->error.empty()) return true;
-  *error = prepared->error;
-  return false;
+  return prepared->error.empty() ? OkStatus() : Error(prepared->error);
 }
 
 LaunchResult Module::Launch(std::string_view kernel, const LaunchOptions& options) const {

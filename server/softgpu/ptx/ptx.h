@@ -23,6 +23,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "proto/base/status.h"
+
 namespace cuda_remote::softgpu::ptx {
 
 // Generic addresses of a block's shared and a thread's local memory and of a kernel's parameters.
@@ -160,8 +162,8 @@ struct Program;  // the parsed module, ptx-internal
 
 class Module {
  public:
-  // Null: *error says what is wrong in which line, with the line.
-  static std::unique_ptr<Module> Parse(std::string_view text, std::string* error);
+  // A failure says what is wrong in which line, with the line.
+  static StatusOr<std::unique_ptr<Module>> Parse(std::string_view text);
   ~Module();
 
   const std::vector<KernelInfo>& kernels() const;
@@ -179,7 +181,7 @@ class Module {
 
   // Gives every variable of globals() its address (those of `external` ones from other modules). Once, before Image,
   // Check and Launch. Several modules linked together: see LinkWith.
-  bool Bind(const SymbolAddresses& addresses, std::string* error);
+  Status Bind(const SymbolAddresses& addresses);
 
   // Functions that this module declares and does not define are taken from `others`, which must outlive it. Before the
   // first Check or Launch.
@@ -188,8 +190,8 @@ class Module {
   // The bytes of a variable with its relocations applied, `size` long.
   std::string Image(const GlobalInfo& global) const;
 
-  // Prepares a kernel and everything that it can call; names the first unsupported instruction.
-  bool Check(std::string_view kernel, std::string* error) const;
+  // Prepares a kernel and everything that it can call. A failure names the first unsupported instruction.
+  Status Check(std::string_view kernel) const;
 
   LaunchResult Launch(std::string_view kernel, const LaunchOptions& options) const;
 

@@ -92,12 +92,12 @@ class Memory : public MemoryMap {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size > 1 << 16) return 0;
-  std::string error;
-  auto module = Module::Parse(std::string_view(reinterpret_cast<const char*>(data), size), &error);
-  if (module == nullptr) {
-    if (error.empty()) std::abort();
+  auto parsed = Module::Parse(std::string_view(reinterpret_cast<const char*>(data), size));
+  if (!parsed.ok()) {
+    if (parsed.status().message().empty()) std::abort();
     return 0;
   }
+  const std::unique_ptr<Module> module = *std::move(parsed);
   Memory memory;
   SymbolAddresses addresses;
   uint64_t at = memory.base();
@@ -106,11 +106,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     at += 256;
     if (global.size < 1 << 20) module->Image(global);
   }
-  if (!module->Bind(addresses, &error)) std::abort();
+  if (!module->Bind(addresses).ok()) std::abort();
   for (const auto& kernel : module->kernels()) {
-    error.clear();
-    if (!module->Check(kernel.name, &error)) {
-      if (error.empty()) std::abort();
+    if (const auto runs = module->Check(kernel.name); !runs.ok()) {
+      if (runs.message().empty()) std::abort();
       continue;
     }
     if (kernel.param_bytes > 4096) continue;

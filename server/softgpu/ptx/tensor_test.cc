@@ -327,8 +327,7 @@ TEST_F(Tensors, WhatIsRefusedIsNamed) {
         "cp.reduce.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd2, {0, 0}], [box];",
         "tensormap.replace.tile.global_address.global.b1024.b64 [%rd2], %rd1;"}) {
     ASSERT_TRUE(device_.Load(Kernel(body, kShared)));
-    std::string error;
-    EXPECT_FALSE(device_.module().Check("test", &error)) << body;
+    const std::string error = device_.module().Check("test").message();
     EXPECT_NE(std::string::npos, error.find(std::string(body).substr(0, 20))) << error;
   }
 }

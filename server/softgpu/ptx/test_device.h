@@ -24,16 +24,16 @@ class TestDevice : public MemoryMap {
 
   // Parses and binds; the test fails if that fails.
   bool Load(const std::string& text) {
-    std::string error;
-    module_ = Module::Parse(text, &error);
-    if (module_ == nullptr) {
-      ADD_FAILURE() << error;
+    auto parsed = Module::Parse(text);
+    if (!parsed.ok()) {
+      ADD_FAILURE() << parsed.status().message();
       return false;
     }
+    module_ = *std::move(parsed);
     SymbolAddresses addresses;
     for (const auto& global : module_->globals()) addresses[global.name] = Allocate(global.size);
-    if (!module_->Bind(addresses, &error)) {
-      ADD_FAILURE() << error;
+    if (const Status bound = module_->Bind(addresses); !bound.ok()) {
+      ADD_FAILURE() << bound.message();
       return false;
     }
     for (const auto& global : module_->globals()) {
