@@ -127,7 +127,7 @@ int Main(int argc, char** argv) {
   hello.pid = uint32_t(getpid());
   hello.program = "tunnel_rate";
   Welcome welcome;
-  std::string error;
+  std::string error;  // Until ClientChannel::Connect gives a status.
   const auto channel = ClientChannel::Connect(argv[1], hello, &welcome, &error);
   if (!channel) {
     fprintf(stderr, "tunnel_rate: %s\n", error.c_str());

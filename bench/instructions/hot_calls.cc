@@ -66,9 +66,9 @@ struct Call {
 class Server {
  public:
   Server() {
-    std::string error;
-    memory_ = MapOwnRing(&error);
-    Require(memory_ != nullptr, error);
+    auto memory = MapOwnRing();
+    Require(memory.ok(), memory.status().message());
+    memory_ = *std::move(memory);
   }
 
   // Makes a block of calls and keeps its replies.

@@ -111,7 +111,7 @@ std::vector<Request> TheRequests() {
 // Nanoseconds for one of `count` requests.
 double Measure(const LoadedDriver& driver, const Request& request, uint64_t count) {
   int sockets[2];
-  std::string error;
+  std::string error;  // Until ServerChannel::Create and RingMemory::Map give a status.
   if (!SocketPair(sockets)) Fail("no socket pair");
   const std::unique_ptr<ServerChannel> channel = ServerChannel::Create(sockets[0], Welcome(), nullptr, &error);
   Packet welcome;

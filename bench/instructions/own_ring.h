@@ -14,7 +14,9 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 
+#include "proto/base/status.h"
 #include "proto/ring/memory.h"
 
 // Ends the program, with the call and the error's number, if a driver call fails. At once: its session may be over.
@@ -29,17 +31,23 @@
 
 namespace cuda_remote::bench {
 
-// Maps the rings that the client library has open in this process. Null and *error if there are none: no session, or a
-// server that shares no memory.
-inline std::unique_ptr<ring::RingMemory> MapOwnRing(std::string* error) {
+// Maps the rings that the client library has open in this process. Fails if there are none: no session, or a server
+// that shares no memory.
+inline StatusOr<std::unique_ptr<ring::RingMemory>> MapOwnRing() {
   DIR* const directory = opendir("/proc/self/fd");
-  std::unique_ptr<ring::RingMemory> found;
-  *error = "no ring among this process's descriptors: is the server on this machine?";
+  StatusOr<std::unique_ptr<ring::RingMemory>> found =
+      Error("no ring among this process's descriptors: is the server on this machine?");
   while (const dirent* entry = directory ? readdir(directory) : nullptr) {
     char target[256] = {};
     const std::string path = std::string("/proc/self/fd/") + entry->d_name;
     if (readlink(path.c_str(), target, sizeof(target) - 1) <= 0 || !strstr(target, "memfd:cuda-remote-ring")) continue;
-    found = ring::RingMemory::Map(fcntl(atoi(entry->d_name), F_DUPFD_CLOEXEC, 100), error);
+    std::string error;  // Until RingMemory::Map gives a status.
+    auto memory = ring::RingMemory::Map(fcntl(atoi(entry->d_name), F_DUPFD_CLOEXEC, 100), &error);
+    if (memory) {
+      found = std::move(memory);
+    } else {
+      found = Error(error);
+    }
   }
   if (directory) closedir(directory);
   return found;

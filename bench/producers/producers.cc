@@ -174,12 +174,12 @@ int Main(int argc, char** argv) {
   fflush(stdout);
   if (getchar() == EOF) return 1;
   alarm(280);  // nobody waits for a reply, so nothing should take long
-  std::string error;
-  const std::unique_ptr<ring::RingMemory> memory = MapOwnRing(&error);
-  if (!memory) {
-    fprintf(stderr, "producers: %s\n", error.c_str());
+  auto mapped = MapOwnRing();
+  if (!mapped.ok()) {
+    fprintf(stderr, "producers: %s\n", mapped.status().message().c_str());
     return 1;
   }
+  const std::unique_ptr<ring::RingMemory> memory = *std::move(mapped);
   // The worker sleeps, and has read all.
   ring::RingControl* const control = memory->control(ring::kRequestRing);
   control->consumer_parked.store(0);

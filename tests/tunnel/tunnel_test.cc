@@ -38,6 +38,7 @@
 #include <vector>
 
 #include "proto/base/clock.h"
+#include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
 #include "proto/channel/client_channel.h"
 #include "proto/channel/handshake.h"
@@ -302,16 +303,25 @@ class Tunnel : public testing::Test {
     relay_ = std::make_unique<Process>(command, Path("relay" + std::to_string(++starts_) + ".log"));
     ASSERT_TRUE(Eventually([&] { return relay_->log().find("cr-relay ready") != std::string::npos; })) << relay_->log();
   }
-  std::unique_ptr<ClientChannel> Connect(const std::string& path, std::string* error = nullptr, int gpu = -1,
-                                         uint32_t pid = uint32_t(getpid())) {
+  StatusOr<std::unique_ptr<ClientChannel>> TryConnect(const std::string& path, int gpu = -1,
+                                                      uint32_t pid = uint32_t(getpid())) {
     Hello hello;
     hello.pid = pid;
     hello.gpu = gpu;
     hello.program = "/test/program";
     hello.job = "a \"job\"";
-    std::string ignored;
-    return ClientChannel::Connect(path, hello, &welcome_, error ? error : &ignored);
+    std::string error;  // Until ClientChannel::Connect gives a status.
+    auto channel = ClientChannel::Connect(path, hello, &welcome_, &error);
+    if (!channel) return Error(error);
+    return channel;
   }
+  // Null if that fails.
+  std::unique_ptr<ClientChannel> Connect(const std::string& path, int gpu = -1, uint32_t pid = uint32_t(getpid())) {
+    auto channel = TryConnect(path, gpu, pid);
+    return channel.ok() ? *std::move(channel) : nullptr;
+  }
+  // Why it fails; empty if it does not.
+  std::string Refusal(const std::string& path, int gpu = -1) { return TryConnect(path, gpu).status().message(); }
   std::string Ps(const std::vector<std::string>& more, int expect = 0) {
     static int number = 0;
     const std::string log = Path("ps" + std::to_string(++number));
@@ -710,21 +720,20 @@ TEST_F(Tunnel, RelayEndsWithTheRunAndWhenIdle) {
 
 TEST_F(Tunnel, BrokenDriverIsExplained) {
   StartServer({"--driver", "broken"});
-  std::string error;
   // Once, however often it is tried.
   EXPECT_TRUE(Eventually([&] { return server_->log().find("no more warm workers") != std::string::npos; }));
   const std::string log = server_->log();
   size_t errors = 0;
   for (size_t at = 0; (at = log.find(" error ", at)) != std::string::npos; ++at) ++errors;
   EXPECT_EQ(errors, 1u) << log;
-  EXPECT_FALSE(Connect(Session(), &error));
+  std::string error = Refusal(Session());
   EXPECT_NE(error.find("the driver is broken"), std::string::npos) << error;
   StartRelay(port_);
-  EXPECT_FALSE(Connect(Relay(), &error));
+  error = Refusal(Relay());
   EXPECT_NE(error.find("the driver is broken"), std::string::npos) << error;
   server_.reset();
   StartServer({"--driver", "crash"});
-  EXPECT_FALSE(Connect(Session(), &error));
+  error = Refusal(Session());
   EXPECT_NE(error.find("SIGSEGV"), std::string::npos) << error;
 }
 
@@ -732,8 +741,7 @@ TEST_F(Tunnel, LimitsAndVersions) {
   StartServer({"--max-sessions", "1"});
   auto first = Connect(Session());
   ASSERT_TRUE(first);
-  std::string error;
-  EXPECT_FALSE(Connect(Session(), &error));
+  std::string error = Refusal(Session());
   EXPECT_NE(error.find("--max-sessions"), std::string::npos) << error;
   Hello hello;
   hello.wire_version = 99;
@@ -930,8 +938,7 @@ TEST_F(Tunnel, MessagesWithoutChecksumAreRefusedWithoutTls) {
 TEST_F(Tunnel, PlainTcpIsForListedHosts) {
   StartServer({"--insecure-tcp", "127.0.0.2,10.0.0.0/8"});
   StartRelay(port_);
-  std::string error;
-  EXPECT_FALSE(Connect(Relay(), &error));
+  const std::string error = Refusal(Relay());
   EXPECT_NE(error.find("--insecure-tcp"), std::string::npos) << error;
   EXPECT_NE(server_->log().find("turned away a connection from 127.0.0.1"), std::string::npos);
   EXPECT_TRUE(Connect(Session()));
@@ -983,10 +990,9 @@ TEST_F(Tunnel, ManyHellosStartFewWorkersAtATime) {
 TEST_F(Tunnel, SessionsOfOneIdentityAreLimited) {
   StartServer({"--insecure-tcp", "127.0.0.1", "--user-sessions", "2"});
   StartRelay(port_);
-  std::string error;
   auto first = Connect(Relay()), second = Connect(Relay());
   ASSERT_TRUE(first && second);
-  EXPECT_FALSE(Connect(Relay(), &error));
+  const std::string error = Refusal(Relay());
   EXPECT_NE(error.find("address:127.0.0.1 has its 2 sessions"), std::string::npos) << error;
   auto local = Connect(Session()), more = Connect(Session()), third = Connect(Session());
   EXPECT_TRUE(local && more && third);
@@ -1028,28 +1034,27 @@ TEST_F(Tunnel, GpusOfOneIdentityAreLimited) {
     EXPECT_EQ(channel->Call(Header(kGpus), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
     return std::string(reply.message);
   };
-  std::string error;
-  auto first = Connect(Relay(), &error, -1, 101);
+  auto first = Connect(Relay(), -1, 101);
   const std::string own = gpus(first);
-  ASSERT_EQ(own.size(), 1u) << own << error;
+  ASSERT_EQ(own.size(), 1u) << own;
   // Another process's goes where there is less to do, and the same process's to the same GPU.
-  auto second = Connect(Relay(), &error, -1, 102);
+  auto second = Connect(Relay(), -1, 102);
   const std::string other = gpus(second);
-  ASSERT_EQ(other.size(), 1u) << other << error;
+  ASSERT_EQ(other.size(), 1u) << other;
   EXPECT_NE(other, own);
-  auto again = Connect(Relay(), &error, -1, 101);
+  auto again = Connect(Relay(), -1, 101);
   EXPECT_EQ(gpus(again), own);
   // With two GPUs it has its share. The error says what to do.
   std::string third;
   for (const char* gpu : {"0", "1", "2", "3"}) {
     if (gpu != own && gpu != other) third = gpu;
   }
-  EXPECT_FALSE(Connect(Relay(), &error, atoi(third.c_str())));
+  const std::string error = Refusal(Relay(), atoi(third.c_str()));
   EXPECT_NE(error.find("address:127.0.0.1 has its 2 GPUs on this server (--user-gpus) already: "), std::string::npos)
       << error;
   EXPECT_NE(error.find("--gpu " + std::min(own, other)), std::string::npos) << error;
-  auto named = Connect(Relay(), &error, atoi(other.c_str()));
-  EXPECT_EQ(gpus(named), other) << error;
+  auto named = Connect(Relay(), atoi(other.c_str()));
+  EXPECT_EQ(gpus(named), other);
   const std::string ps = Ps({"--server", "unix:" + Session()});
   EXPECT_NE(ps.find("limit for each session: 1 GPU\n"), std::string::npos) << ps;
   EXPECT_NE(ps.find("address:127.0.0.1: sessions 4 of 4, GPU memory 0 B, GPUs 2 of 2 ("), std::string::npos) << ps;
@@ -1057,7 +1062,7 @@ TEST_F(Tunnel, GpusOfOneIdentityAreLimited) {
   std::vector<std::unique_ptr<ClientChannel>> mine;
   std::set<std::string> seen;
   for (uint32_t pid = 201; pid < 205; ++pid) {
-    mine.push_back(Connect(Session(), &error, -1, pid));
+    mine.push_back(Connect(Session(), -1, pid));
     seen.insert(gpus(mine.back()));
   }
   EXPECT_EQ(seen.size(), 2u);
@@ -1067,7 +1072,7 @@ TEST_F(Tunnel, GpusOfOneIdentityAreLimited) {
   second.reset();
   again.reset();
   named.reset();
-  EXPECT_TRUE(Eventually([&] { return Connect(Relay(), &error, atoi(third.c_str())) != nullptr; })) << error;
+  EXPECT_TRUE(Eventually([&] { return Refusal(Relay(), atoi(third.c_str())).empty(); }));
 }
 
 // Without --session-gpus a session sees all that its owner may have; it waits until a worker has counted them.
@@ -1191,9 +1196,9 @@ TEST_F(Tunnel, OtherLocalUsersAreServedApart) {
     return text;
   };
   const auto use = [&] {
-    std::string error;
-    auto channel = Connect(Session(), &error);
-    if (!channel) return error;
+    auto tried = TryConnect(Session());
+    if (!tried.ok()) return tried.status().message();
+    const std::unique_ptr<ClientChannel> channel = *std::move(tried);
     Reply reply;
     if (channel->Call(Header(kCount), "", "", nullptr, 0, &reply) != ChannelStatus::kOk) return channel->end_reason();
     usleep(300000);
@@ -1371,9 +1376,8 @@ class Tls : public Tunnel {
 TEST_F(Tls, BothSidesShowCertificates) {
   StartServer(Files("server", "ca"));
   StartRelay(port_, Files("client", "ca"));
-  std::string error;
-  auto channel = Connect(Relay(), &error);
-  ASSERT_TRUE(channel) << error;
+  auto channel = Connect(Relay());
+  ASSERT_TRUE(channel) << Refusal(Relay());
   Exercise(channel.get());
   std::vector<std::string> ps = Files("client", "ca");
   ps.insert(ps.end(), {"--server", "127.0.0.1:" + std::to_string(port_), "--json"});
@@ -1402,7 +1406,6 @@ TEST_F(Tls, SessionsBelongToWhoOpenedThem) {
   ASSERT_EQ(channel->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
   // What tools report about a session, likewise.
   const auto note = [&](const std::string& who, uint64_t unix_ms) {
-    std::string error;
     const auto stub = control::Control::NewStub(grpc::CreateCustomChannel(
         "127.0.0.1:" + std::to_string(port_), Credentials(who, "ca"), control::ClientArguments()));
     grpc::ClientContext context;
@@ -1573,9 +1576,8 @@ TEST_F(Tunnel, InitTlsMakesCertificatesThatWork) {
   };
   StartServer(files("server"));
   StartRelay(port_, files("alice"));
-  std::string error;
-  auto channel = Connect(Relay(), &error);
-  ASSERT_TRUE(channel) << error;
+  auto channel = Connect(Relay());
+  ASSERT_TRUE(channel) << Refusal(Relay());
   EXPECT_NE(Ps({"--server", "unix:" + Session(), "--json"}).find("\"owner\": \"cert:CN=alice\""), std::string::npos);
 
   const auto bytes = [&](const std::string& name) { return ReadFile(Path("tls/" + name + ".pem")); };
@@ -1636,9 +1638,8 @@ TEST_F(Tls, TokensNameTheirOwner) {
   save("wrong.token", "cr-" + std::string(64, '0'));
   setenv("CUDA_REMOTE_TOKEN_FILE", Path("carol.token").c_str(), 1);
   StartRelay(port_, {"--tls-ca", Path("ca.pem")});
-  std::string error;
-  auto channel = Connect(Relay(), &error);
-  ASSERT_TRUE(channel) << error;
+  auto channel = Connect(Relay());
+  ASSERT_TRUE(channel) << Refusal(Relay());
   Exercise(channel.get());
   const std::vector<std::string> ps = {"--server", "127.0.0.1:" + std::to_string(port_), "--tls-ca", Path("ca.pem"),
                                        "--json"};
@@ -1769,8 +1770,7 @@ TEST_F(Tls, HangupReadsConfigurationAndCertificates) {
   write("server.conf", "operator = \"CN=eve\"\nmax-sessions = 2\n");
   hang_up();
   EXPECT_NE(Ps(ps).find("/test/program"), std::string::npos);
-  std::string error;
-  EXPECT_FALSE(Connect(Session(), &error));
+  std::string error = Refusal(Session());
   EXPECT_NE(error.find("--max-sessions"), std::string::npos) << error;
   // What is wrong changes nothing.
   write("server.conf", "operator = \"somebody\"\nmax-sessions = 0\n");
@@ -1778,7 +1778,7 @@ TEST_F(Tls, HangupReadsConfigurationAndCertificates) {
   hang_up();
   EXPECT_NE(server_->log().find("the configuration stays as it was: --operator"), std::string::npos);
   EXPECT_NE(server_->log().find("the certificates stay as they were"), std::string::npos);
-  EXPECT_FALSE(Connect(Session(), &error));
+  EXPECT_NE(Refusal(Session()), "");
   EXPECT_NE(Ps(ps).find("/test/program"), std::string::npos);
   // New certificates, of another authority.
   for (const char* end : {".pem", ".key"}) copy(std::string("server2") + end, std::string("used") + end);
@@ -1837,16 +1837,14 @@ TEST_F(Tls, BadFilesAreExplained) {
 
 TEST_F(Tls, StrangersAreRefused) {
   StartServer(Files("server", "ca"));
-  std::string error;
   // Nothing, a certificate of another authority, and a server that the client does not trust.
   for (const auto& files : {std::vector<std::string>{}, Files("stranger", "ca"), Files("client", "other")}) {
     StartRelay(port_, files);
-    EXPECT_FALSE(Connect(Relay(), &error)) << (files.empty() ? "plain" : files[1]);
-    EXPECT_FALSE(error.empty());
+    EXPECT_NE(Refusal(Relay()), "") << (files.empty() ? "plain" : files[1]);
     relay_.reset();
   }
   StartRelay(port_, Files("client", "ca"));
-  EXPECT_TRUE(Connect(Relay(), &error)) << error;
+  EXPECT_EQ(Refusal(Relay()), "");
 }
 
 TEST_F(Tls, CutConnectionIsResumed) {
