@@ -13,6 +13,8 @@
 #include <deque>
 #include <utility>
 
+#include "proto/base/status_macros.h"
+
 namespace cuda_remote {
 namespace {
 
@@ -22,24 +24,6 @@ constexpr int kMostLinks = 40;
 // Somebody else makes and removes what is looked for.
 constexpr int kMostAttempts = 100;
 constexpr uid_t kUsualOverflow = 65534;
-
-// A descriptor that closes itself.
-class Opened {
- public:
-  explicit Opened(int fd = -1) : fd_(fd) {}
-  ~Opened() { Reset(-1); }
-  Opened(const Opened&) = delete;
-  Opened& operator=(const Opened&) = delete;
-  int get() const { return fd_; }
-  int Release() { return std::exchange(fd_, -1); }
-  void Reset(int fd) {
-    if (fd_ >= 0) close(fd_);
-    fd_ = fd;
-  }
-
- private:
-  int fd_;
-};
 
 // Whether `user` stands for all users that have no number in this user namespace.
 bool IsUnmapped(uid_t user) {
@@ -84,26 +68,29 @@ std::deque<std::string> PartsOf(const std::string& path) {
   return parts;
 }
 
+// `why`, with what errno says if `code` is its value.
+Status Fail(const std::string& why, int code = 0) {
+  return Error(why + (code ? std::string(": ") + strerror(code) : ""));
+}
+
 // A walk from "/", every step checked before the next one.
 class Walk {
  public:
-  explicit Walk(std::string* error) : error_(error) {}
-
   // Goes to the folder `path`. With `make`, makes what is missing.
-  bool To(const std::string& path, bool make) {
+  Status To(const std::string& path, bool make) {
     std::string whole = path;
     char here[PATH_MAX];
     if (path.empty() || (path[0] != '/' && !getcwd(here, sizeof(here))))
       return Fail("there is no folder \"" + path + "\"");
     if (path[0] != '/') whole = std::string(here) + "/" + path;
     std::deque<std::string> parts = PartsOf(whole);
-    if (!ToRoot()) return false;
+    CR_RETURN_IF_ERROR(ToRoot());
     int attempts = 0;
     while (!parts.empty()) {
       const std::string part = parts.front();
       const std::string name = at_ + "/" + part;
-      Opened next(openat(folder_.get(), part.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
-      if (next.get() < 0) {
+      UniqueFd next(openat(folder_.get(), part.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+      if (!next.ok()) {
         if (errno != ENOENT || !make) return Fail("cannot open the folder " + name, errno);
         if (mkdirat(folder_.get(), part.c_str(), 0700) != 0 && errno != EEXIST) {
           return Fail("cannot make the folder " + name, errno);
@@ -116,34 +103,29 @@ class Walk {
       parts.pop_front();
       if (S_ISLNK(facts.st_mode)) {
         if (parts.empty()) return Fail(name + " is a symbolic link, not a folder; name the folder that it leads to");
-        if (!Follow(name, next.get(), facts, &parts)) return false;
+        CR_RETURN_IF_ERROR(Follow(name, next.get(), facts, &parts));
         continue;
       }
       if (!S_ISDIR(facts.st_mode)) return Fail(name + " is not a folder");
       // The last folder has rules of its own.
-      if (!parts.empty() && !Enter(name, facts)) return false;
+      if (!parts.empty()) CR_RETURN_IF_ERROR(Enter(name, facts));
       at_ = part == ".." ? at_ + "/.." : name;
-      folder_.Reset(next.Release());
+      folder_ = std::move(next);
       facts_ = facts;
     }
-    return true;
+    return OkStatus();
   }
 
   // Checks the folder that the walk has reached as one on the way to something in it.
-  bool EnterLast() { return Enter(at_, facts_); }
+  Status EnterLast() { return Enter(at_, facts_); }
 
   int folder() const { return folder_.get(); }
   const struct stat& facts() const { return facts_; }
   // Others may put things into the folder that was checked last, and nobody else may take them away (it is sticky).
   bool shared() const { return shared_; }
 
-  bool Fail(const std::string& why, int code = 0) {
-    *error_ = why + (code ? std::string(": ") + strerror(code) : "");
-    return false;
-  }
-
  private:
-  bool ToRoot() {
+  Status ToRoot() {
     folder_.Reset(open("/", O_PATH | O_DIRECTORY | O_CLOEXEC));
     if (folder_.get() < 0 || fstat(folder_.get(), &facts_) != 0) return Fail("cannot open the folder /", errno);
     at_.clear();
@@ -151,7 +133,7 @@ class Walk {
     return Enter("/", facts_);
   }
 
-  bool Enter(const std::string& name, const struct stat& facts) {
+  Status Enter(const std::string& name, const struct stat& facts) {
     if (!IsTrusted(facts.st_uid) && (shared_ || !IsUnmapped(facts.st_uid))) {
       return Fail("the folder " + name + " belongs to user " + std::to_string(facts.st_uid) +
                   ", who could replace what is in it; choose a folder below your own ones");
@@ -161,10 +143,10 @@ class Walk {
       return Fail("the folder " + name + " " + WhyNotTrusted(facts) +
                   ", who could replace what is in it; run chmod go-w on it, or choose another folder");
     }
-    return true;
+    return OkStatus();
   }
 
-  bool Follow(const std::string& name, int link, const struct stat& facts, std::deque<std::string>* parts) {
+  Status Follow(const std::string& name, int link, const struct stat& facts, std::deque<std::string>* parts) {
     if (!IsTrusted(facts.st_uid) && (shared_ || !IsUnmapped(facts.st_uid))) {
       return Fail("the symbolic link " + name + " belongs to user " + std::to_string(facts.st_uid) +
                   ", who chose where it leads; remove it, or choose another folder");
@@ -175,11 +157,10 @@ class Walk {
     if (++links_ > kMostLinks) return Fail("too many symbolic links lead to " + name);
     const std::deque<std::string> more = PartsOf(std::string(target, size_t(length)));
     parts->insert(parts->begin(), more.begin(), more.end());
-    return target[0] != '/' || ToRoot();
+    return target[0] == '/' ? ToRoot() : OkStatus();
   }
 
-  std::string* const error_;
-  Opened folder_;
+  UniqueFd folder_;
   struct stat facts_ = {};
   std::string at_;
   bool shared_ = false;
@@ -187,27 +168,27 @@ class Walk {
 };
 
 // The last folder belongs to this user, and nobody else may change it from now on.
-bool MakeOwn(Walk* walk, const std::string& path, FolderUse use, int folder) {
-  struct stat facts = walk->facts();
+Status MakeOwn(const Walk& walk, const std::string& path, FolderUse use, int folder) {
+  struct stat facts = walk.facts();
   if (facts.st_uid != geteuid()) {
-    return walk->Fail(
+    return Fail(
         "the folder " + path + " belongs to user " + std::to_string(facts.st_uid) +
         ", not to the user of this program (" + std::to_string(geteuid()) +
         (use == FolderUse::kLook ? "); run this program as that user" : "); remove it, or choose another folder"));
   }
   const bool writable = (facts.st_mode & kOthersMayWrite) != 0;
-  if (!writable && (use != FolderUse::kMake || (facts.st_mode & kRightsOfOthers) == 0)) return true;
+  if (!writable && (use != FolderUse::kMake || (facts.st_mode & kRightsOfOthers) == 0)) return OkStatus();
   if (writable && (use != FolderUse::kMake || !HasNothingIn(folder))) {
-    return walk->Fail("the folder " + path + " " + WhyNotTrusted(facts) +
-                      ", who may have put something into it; remove it, or choose another folder");
+    return Fail("the folder " + path + " " + WhyNotTrusted(facts) +
+                ", who may have put something into it; remove it, or choose another folder");
   }
   if (fchmod(folder, facts.st_mode & 07777 & ~kRightsOfOthers) != 0) {
-    return walk->Fail("cannot make the folder " + path + " private", errno);
+    return Fail("cannot make the folder " + path + " private", errno);
   }
-  if (!writable || HasNothingIn(folder)) return true;
+  if (!writable || HasNothingIn(folder)) return OkStatus();
   // So that the next attempt refuses it, too.
   fchmod(folder, facts.st_mode & 07777);
-  return walk->Fail("another user has put something into the folder " + path + "; remove it, or choose another folder");
+  return Fail("another user has put something into the folder " + path + "; remove it, or choose another folder");
 }
 
 }  // namespace
@@ -220,48 +201,39 @@ std::string WhyNotTrusted(const struct stat& facts) {
   return std::string("may be written by other users (mode ") + mode + ")";
 }
 
-int OpenFolder(const std::string& path, FolderUse use, std::string* error) {
-  Walk walk(error);
-  if (!walk.To(path, use != FolderUse::kLook)) return -1;
-  Opened folder(openat(walk.folder(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+StatusOr<UniqueFd> OpenFolder(const std::string& path, FolderUse use) {
+  Walk walk;
+  CR_RETURN_IF_ERROR(walk.To(path, use != FolderUse::kLook));
+  UniqueFd folder(openat(walk.folder(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   const int code = errno;
   // Somebody else's folder cannot be opened, and the reason is whose it is.
-  if (!MakeOwn(&walk, path, use, folder.get())) return -1;
-  if (folder.get() < 0) walk.Fail("cannot open the folder " + path, code);
-  return folder.Release();
+  CR_RETURN_IF_ERROR(MakeOwn(walk, path, use, folder.get()));
+  if (!folder.ok()) return Fail("cannot open the folder " + path, code);
+  return folder;
 }
 
-bool CheckFolder(const std::string& path, FolderUse use, std::string* error) {
-  const Opened folder(OpenFolder(path, use, error));
-  return folder.get() >= 0;
-}
+Status CheckFolder(const std::string& path, FolderUse use) { return OpenFolder(path, use).status(); }
 
 bool IsTrustedUser(uid_t user, const std::string& path) {
   if (IsTrusted(user)) return true;
   if (!IsUnmapped(user)) return false;
-  std::string ignored;
-  Walk walk(&ignored);
-  return walk.To(path.substr(0, path.rfind('/') + 1), /*make=*/false) && walk.EnterLast() && !walk.shared();
+  Walk walk;
+  return walk.To(path.substr(0, path.rfind('/') + 1), /*make=*/false).ok() && walk.EnterLast().ok() && !walk.shared();
 }
 
-int OpenTrustedFile(const std::string& path, std::string* error) {
+StatusOr<UniqueFd> OpenTrustedFile(const std::string& path) {
   const size_t slash = path.rfind('/');
-  Walk walk(error);
-  if (!walk.To(path.substr(0, slash + 1), /*make=*/false) || !walk.EnterLast()) return -1;
+  Walk walk;
+  CR_RETURN_IF_ERROR(walk.To(path.substr(0, slash + 1), /*make=*/false));
+  CR_RETURN_IF_ERROR(walk.EnterLast());
   // O_NONBLOCK: opening a pipe must not wait for its writer.
-  Opened file(openat(walk.folder(), path.c_str() + slash + 1, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  UniqueFd file(openat(walk.folder(), path.c_str() + slash + 1, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   struct stat facts;
-  if (file.get() < 0 || fstat(file.get(), &facts) != 0) {
-    walk.Fail("cannot open " + path, errno);
-    return -1;
-  }
+  if (!file.ok() || fstat(file.get(), &facts) != 0) return Fail("cannot open " + path, errno);
   const bool unmapped = !walk.shared() && IsUnmapped(facts.st_uid) && (facts.st_mode & kOthersMayWrite) == 0;
   const std::string why = unmapped ? std::string() : WhyNotTrusted(facts);
-  if (!S_ISREG(facts.st_mode) || !why.empty()) {
-    walk.Fail(path + " " + (why.empty() ? "is not a plain file" : why));
-    return -1;
-  }
-  return file.Release();
+  if (!S_ISREG(facts.st_mode) || !why.empty()) return Error(path + " " + (why.empty() ? "is not a plain file" : why));
+  return file;
 }
 
 std::vector<std::string> RuntimeFolders() {

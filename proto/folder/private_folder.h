@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Folders that only this user (and root) can change: found, made and checked by descriptor. README.md has the rules.
 //
-// Part of the client library: libc only. Functions return false or -1 and one sentence in *error. Thread-safe.
+// Part of the client library: libc only. Thread-safe.
 #ifndef CUDA_REMOTE_PROTO_FOLDER_PRIVATE_FOLDER_H_
 #define CUDA_REMOTE_PROTO_FOLDER_PRIVATE_FOLDER_H_
 
@@ -11,6 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "proto/base/status.h"
+#include "proto/base/took.h"
+#include "proto/base/unique_fd.h"
+
 namespace cuda_remote {
 
 enum class FolderUse {
@@ -19,15 +23,30 @@ enum class FolderUse {
   kServe,  // as kMake, but others may enter the last folder if its mode says so
 };
 
-// Opens the folder at `path`, which belongs to this user. The caller closes the descriptor.
-int OpenFolder(const std::string& path, FolderUse use, std::string* error);
+// Opens the folder at `path`, which belongs to this user.
+StatusOr<UniqueFd> OpenFolder(const std::string& path, FolderUse use);
 
 // The same without the descriptor.
-bool CheckFolder(const std::string& path, FolderUse use, std::string* error);
+Status CheckFolder(const std::string& path, FolderUse use);
 
 // Opens the plain file `path` (absolute) for reading if nobody but root and this user can have written it or put it
 // there.
-int OpenTrustedFile(const std::string& path, std::string* error);
+StatusOr<UniqueFd> OpenTrustedFile(const std::string& path);
+
+// Until all callers have it: see took.h.
+inline int OpenFolder(const std::string& path, FolderUse use, std::string* error) {
+  UniqueFd fd;
+  return Took(OpenFolder(path, use), &fd, error) ? fd.Release() : -1;
+}
+// Until all callers have it: see took.h.
+inline bool CheckFolder(const std::string& path, FolderUse use, std::string* error) {
+  return Took(CheckFolder(path, use), error);
+}
+// Until all callers have it: see took.h.
+inline int OpenTrustedFile(const std::string& path, std::string* error) {
+  UniqueFd fd;
+  return Took(OpenTrustedFile(path), &fd, error) ? fd.Release() : -1;
+}
 
 // Whether `user` is root or this user. In a user namespace, where others have no numbers, also one of those who has put
 // something at `path`, if nobody else could have.

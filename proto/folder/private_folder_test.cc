@@ -57,10 +57,10 @@ class PrivateFolderTest : public testing::Test {
     int ends[2];
     EXPECT_EQ(pipe(ends), 0);
     const int code = As(user, [&] {
-      std::string error;
-      const bool ok = CheckFolder(path, use, &error);
-      if (write(ends[1], error.data(), error.size()) != ssize_t(error.size())) return 98;
-      return ok ? 0 : 1;
+      const Status checked = CheckFolder(path, use);
+      const std::string& why = checked.message();
+      if (write(ends[1], why.data(), why.size()) != ssize_t(why.size())) return 98;
+      return checked.ok() ? 0 : 1;
     });
     close(ends[1]);
     std::string text(4096, '\0');
@@ -207,11 +207,10 @@ TEST_F(PrivateFolderTest, Races) {
   int accepted = 0;
   for (int i = 0; i < 300; ++i) {
     const int code = As(kVictim, [&] {
-      std::string error;
-      const int folder = OpenFolder(base + "/jobs", FolderUse::kMake, &error);
-      if (folder < 0) return 1;
+      const StatusOr<UniqueFd> folder = OpenFolder(base + "/jobs", FolderUse::kMake);
+      if (!folder.ok()) return 1;
       struct stat opened, named, above;
-      if (fstat(folder, &opened) != 0 || opened.st_uid != kVictim || (opened.st_mode & 077)) return 2;
+      if (fstat(folder->get(), &opened) != 0 || opened.st_uid != kVictim || (opened.st_mode & 077)) return 2;
       // It stays where it is.
       if (stat((base + "/jobs").c_str(), &named) != 0 || named.st_ino != opened.st_ino) return 3;
       if (lstat(base.c_str(), &above) != 0 || !S_ISDIR(above.st_mode) || above.st_uid != kVictim) return 4;
@@ -234,10 +233,9 @@ TEST_F(PrivateFolderTest, Races) {
 TEST_F(PrivateFolderTest, TrustedFiles) {
   const auto told = [&](const std::string& path) {
     return As(kVictim, [&] {
-      std::string error;
-      const int fd = OpenTrustedFile(path, &error);
-      if (fd < 0 && error.empty()) return 9;
-      return fd >= 0 ? 0 : 1;
+      const StatusOr<UniqueFd> file = OpenTrustedFile(path);
+      if (!file.ok() && file.status().message().empty()) return 9;
+      return file.ok() ? 0 : 1;
     });
   };
   const std::string own = shared_ + "/own", others = shared_ + "/others", roots = shared_ + "/roots";

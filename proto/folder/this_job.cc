@@ -58,9 +58,10 @@ std::string JobMountPoint() {
 
 bool FindThisJob(std::string* directory, std::string* name) {
   for (const std::string& place : {OfPreloaded(), std::string(kOfRoot), OfUser()}) {
-    std::string ignored, text;
-    const int fd = place.empty() ? -1 : OpenTrustedFile(place + "/job", &ignored);
-    if (fd < 0 || !ReadText(fd, &text)) continue;
+    if (place.empty()) continue;
+    StatusOr<UniqueFd> file = OpenTrustedFile(place + "/job");
+    std::string text;
+    if (!file.ok() || !ReadText(file->Release(), &text)) continue;
     size_t at = 0;
     *directory = NextLine(text, &at);
     *name = NextLine(text, &at);
