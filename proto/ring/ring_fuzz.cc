@@ -32,10 +32,7 @@ std::string Frame(uint32_t message, uint32_t payload) {
 
 // Input: head, tail (8 bytes each), then the ring's bytes from `head` on.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static RingMemory* const memory = [] {
-    std::string error;
-    return RingMemory::Create(kCapacity, &error).release();
-  }();
+  static RingMemory* const memory = (*RingMemory::Create(kCapacity)).release();
   uint64_t frames;
   const char* const text = reinterpret_cast<const char*>(data);
   if (WholeFrames(text, size, &frames)) Check(frames <= size / sizeof(FrameHeader));

@@ -13,24 +13,17 @@
 #include <thread>
 
 #include "proto/base/clock.h"
+#include "proto/base/testing/value_of.h"
 
 namespace cuda_remote::ring {
 namespace {
 
 constexpr uint64_t kSmall[kRingCount] = {kMinCapacity, kMinCapacity, kMinCapacity};
 
-std::unique_ptr<RingMemory> Small() {
-  std::string error;
-  auto memory = RingMemory::Create(kSmall, &error);
-  EXPECT_TRUE(memory) << error;
-  return memory;
-}
+std::unique_ptr<RingMemory> Small() { return ValueOf(RingMemory::Create(kSmall)); }
 
 std::unique_ptr<RingMemory> MapCopy(const RingMemory& memory) {
-  std::string error;
-  auto copy = RingMemory::Map(fcntl(memory.fd(), F_DUPFD_CLOEXEC, 0), &error);
-  EXPECT_TRUE(copy) << error;
-  return copy;
+  return ValueOf(RingMemory::Map(UniqueFd(fcntl(memory.fd(), F_DUPFD_CLOEXEC, 0))));
 }
 
 // Writes one frame whose bytes follow from its sequence number; false if there is no room.
@@ -79,21 +72,20 @@ TEST(RingMemory, DescriptorIsCloseOnExecAndSealed) {
 }
 
 TEST(RingMemory, RefusesWhatIsNotARing) {
-  std::string error;
+  const auto why_not = [](int fd) { return RingMemory::Map(UniqueFd(fd)).status().message(); };
   // Not sealed: the maker could shrink it under our feet.
   int fd = memfd_create("x", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   ASSERT_EQ(ftruncate(fd, 1 << 20), 0);
-  EXPECT_FALSE(RingMemory::Map(fd, &error));
-  EXPECT_NE(error.find("sealed"), std::string::npos) << error;
+  EXPECT_EQ(why_not(fd), "the server's shared memory is not sealed against shrinking");
   // Sealed, but empty.
   fd = memfd_create("x", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   ASSERT_EQ(ftruncate(fd, 1 << 20), 0);
   ASSERT_EQ(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
-  EXPECT_FALSE(RingMemory::Map(fd, &error));
+  EXPECT_NE(why_not(fd), "");
   // A pipe.
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
-  EXPECT_FALSE(RingMemory::Map(ends[0], &error));
+  EXPECT_NE(why_not(ends[0]), "");
   close(ends[1]);
   // Every field of the header matters.
   struct Case {
@@ -114,9 +106,7 @@ TEST(RingMemory, RefusesWhatIsNotARing) {
   for (const Case& c : cases) {
     auto memory = Small();
     c.spoil(reinterpret_cast<MemoryHeader*>(reinterpret_cast<char*>(memory->control(kRequestRing)) - 512));
-    error.clear();
-    EXPECT_FALSE(RingMemory::Map(fcntl(memory->fd(), F_DUPFD_CLOEXEC, 0), &error)) << c.what;
-    EXPECT_FALSE(error.empty()) << c.what;
+    EXPECT_NE(why_not(fcntl(memory->fd(), F_DUPFD_CLOEXEC, 0)), "") << c.what;
   }
 }
 
@@ -408,10 +398,9 @@ TEST(Ring, TwoProcesses) {
   const pid_t child = fork();
   if (child == 0) {
     // The parent's mapping is not inherited.
-    std::string error;
-    auto mine = RingMemory::Map(fcntl(fd, F_DUPFD_CLOEXEC, 0), &error);
-    if (!mine) _exit(1);
-    RingWriter writer(mine.get(), kRequestRing);
+    const auto mine = RingMemory::Map(UniqueFd(fcntl(fd, F_DUPFD_CLOEXEC, 0)));
+    if (!mine.ok()) _exit(1);
+    RingWriter writer((*mine).get(), kRequestRing);
     std::mt19937 random(5);
     for (uint64_t i = 1; i <= kFrames;) {
       const uint32_t message = random() % 100, payload = random() % 500;
