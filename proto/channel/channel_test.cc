@@ -18,6 +18,8 @@
 #include <vector>
 
 #include "proto/base/clock.h"
+#include "proto/base/testing/value_of.h"
+#include "proto/base/unique_fd.h"
 #include "proto/channel/client_channel.h"
 #include "proto/channel/handshake.h"
 #include "proto/channel/server_channel.h"
@@ -124,29 +126,21 @@ struct Pair {
     welcome.session = 42;
     welcome.shared_memory = shared_memory;
     welcome.server = "test";
-    std::string error;
     std::thread worker([&] {
       Packet hello;
       EXPECT_EQ(ReceivePacket(sockets[0], &hello, 5000), ChannelStatus::kOk);
       EXPECT_EQ(hello.type, PacketType::kHello);
-      std::string worker_error;
-      server = ServerChannel::Create(
-          sockets[0], welcome,
-          [this](const std::string& reason) {
-            std::lock_guard<std::mutex> lock(mutex);
-            gone_reason = reason;
-            ++gone;
-          },
-          &worker_error);
-      EXPECT_TRUE(server) << worker_error;
+      server = ValueOf(ServerChannel::Create(UniqueFd(sockets[0]), welcome, [this](const std::string& reason) {
+        std::lock_guard<std::mutex> lock(mutex);
+        gone_reason = reason;
+        ++gone;
+      }));
     });
     Welcome got;
-    int ring;
-    EXPECT_TRUE(ClientHandshake(sockets[1], Hello(), 5000, &got, &ring, &error)) << error;
+    StatusOr<UniqueFd> ring = ClientHandshake(sockets[1], Hello(), 5000, &got);
     worker.join();
     EXPECT_EQ(got.session, 42u);
-    client = ClientChannel::Adopt({sockets[1], ring}, 1, got, &error);
-    EXPECT_TRUE(client) << error;
+    client = ValueOf(ClientChannel::Adopt({sockets[1], ValueOf(std::move(ring)).Release()}, 1, got));
     if (serve) executor = std::thread([this] { Serve(server.get()); });
   }
   ~Pair() {
@@ -206,9 +200,7 @@ TEST(Channel, QuietRequestsAreNotLeftLying) {
   Pair pair;
   const ChannelFds fds = pair.client->DupFds();
   close(fds.socket);
-  std::string error;
-  auto memory = ring::RingMemory::Map(fds.ring, &error);
-  ASSERT_TRUE(memory) << error;
+  const auto memory = ValueOf(ring::RingMemory::Map(UniqueFd(fds.ring)));
   const ring::RingControl& control = *memory->control(ring::kRequestRing);
   const auto all_read = [&] { return control.head.load() == ring::WrittenUntil(control); };
   for (int i = 0; i < 100; ++i) {
@@ -515,9 +507,7 @@ TEST(Channel, AFullRingIsNotWaitedFor) {
 TEST(Channel, GarbageInTheRequestRingEndsTheSession) {
   Pair pair;
   ChannelFds fds = pair.client->DupFds();
-  std::string error;
-  auto memory = ring::RingMemory::Map(fds.ring, &error);
-  ASSERT_TRUE(memory) << error;
+  const auto memory = ValueOf(ring::RingMemory::Map(UniqueFd(fds.ring)));
   std::mt19937_64 random(9);
   ring::RingControl* control = memory->control(ring::kRequestRing);
   for (size_t i = 0; i < 100000; ++i) memory->data(ring::kRequestRing)[i] = char(random());
@@ -548,9 +538,7 @@ TEST(Channel, BadRequestsEndTheSession) {
   for (const Case& c : cases) {
     Pair pair;
     ChannelFds fds = pair.client->DupFds();
-    std::string error;
-    auto memory = ring::RingMemory::Map(fds.ring, &error);
-    ASSERT_TRUE(memory) << error;
+    const auto memory = ValueOf(ring::RingMemory::Map(UniqueFd(fds.ring)));
     ring::RingWriter writer(memory.get(), ring::kRequestRing);
     FrameHeader header = Header(kEcho);
     header.flags = c.flags;
@@ -605,11 +593,9 @@ TEST(Channel, HandOverAndBack) {
   for (int i = 0; i < 10; ++i)
     ASSERT_EQ(pair.client->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
   // A reply to the first holder that nobody waits for any more must be dropped.
-  std::string error;
   {
-    auto tool = ClientChannel::Adopt(pair.client->DupFds(), pair.client->next_sequence() + (uint64_t{1} << 32),
-                                     pair.client->welcome(), &error);
-    ASSERT_TRUE(tool) << error;
+    auto tool = ValueOf(ClientChannel::Adopt(pair.client->DupFds(), pair.client->next_sequence() + (uint64_t{1} << 32),
+                                             pair.client->welcome()));
     for (int i = 0; i < 10; ++i) ASSERT_EQ(tool->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
     EXPECT_EQ(Number(reply.message), 20u);
     std::string out(3 << 20, 0);
@@ -623,17 +609,15 @@ TEST(Channel, HandOverAndBack) {
     ASSERT_EQ(pair.client->Send(Header(kCount), "", "", nullptr, false, true), ChannelStatus::kOk);
   }
   // The tool succeeds: the first holder lets go, and gets the channel back later.
-  auto tool = ClientChannel::Adopt(pair.client->DupFds(), pair.client->next_sequence() + (uint64_t{1} << 32),
-                                   pair.client->welcome(), &error);
-  ASSERT_TRUE(tool) << error;
+  auto tool = ValueOf(ClientChannel::Adopt(pair.client->DupFds(), pair.client->next_sequence() + (uint64_t{1} << 32),
+                                           pair.client->welcome()));
   pair.client.reset();
   ASSERT_EQ(tool->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
   EXPECT_EQ(Number(reply.message), 27u);
   EXPECT_EQ(pair.gone, 0);
   const uint64_t unread = tool->Begin(Header(kEcho), "nobody reads this", "", nullptr, 0);
   ASSERT_NE(unread, 0u);
-  pair.client = ClientChannel::Adopt(tool->DupFds(), tool->next_sequence(), tool->welcome(), &error);
-  ASSERT_TRUE(pair.client) << error;
+  pair.client = ValueOf(ClientChannel::Adopt(tool->DupFds(), tool->next_sequence(), tool->welcome()));
   tool.reset();
   ASSERT_EQ(pair.client->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
   EXPECT_EQ(Number(reply.message), 28u);
@@ -690,9 +674,9 @@ pid_t StartWorker(std::unique_ptr<ClientChannel>* client) {
     if (ReceivePacket(sockets[0], &hello, 5000) != ChannelStatus::kOk) _exit(9);
     Welcome welcome;
     welcome.shared_memory = true;
-    std::string error;
-    auto channel = ServerChannel::Create(sockets[0], welcome, nullptr, &error);
-    if (!channel) _exit(8);
+    StatusOr<std::unique_ptr<ServerChannel>> made = ServerChannel::Create(UniqueFd(sockets[0]), welcome, nullptr);
+    if (!made.ok()) _exit(8);
+    std::unique_ptr<ServerChannel> channel = *std::move(made);
     Serve(channel.get());
     const bool client_gone = channel->end_reason() == "the client is gone";
     channel.reset();
@@ -700,11 +684,8 @@ pid_t StartWorker(std::unique_ptr<ClientChannel>* client) {
   }
   close(sockets[0]);
   Welcome welcome;
-  int ring;
-  std::string error;
-  EXPECT_TRUE(ClientHandshake(sockets[1], Hello(), 5000, &welcome, &ring, &error)) << error;
-  *client = ClientChannel::Adopt({sockets[1], ring}, 1, welcome, &error);
-  EXPECT_TRUE(*client) << error;
+  UniqueFd ring = ValueOf(ClientHandshake(sockets[1], Hello(), 5000, &welcome));
+  *client = ValueOf(ClientChannel::Adopt({sockets[1], ring.Release()}, 1, welcome));
   return child;
 }
 

@@ -20,6 +20,7 @@
 #endif
 
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
 #include "proto/base/unique_fd.h"
 #include "proto/channel/handshake.h"
 #include "proto/ring/futex.h"
@@ -711,37 +712,24 @@ std::atomic<ClientChannel::Impl*> ClientChannel::Impl::fork_entries_[kMaxForkEnt
 ClientChannel::ClientChannel(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 ClientChannel::~ClientChannel() = default;
 
-std::unique_ptr<ClientChannel> ClientChannel::Connect(const std::string& unix_path, const Hello& hello,
-                                                      Welcome* welcome, std::string* error) try {
-  const int socket = ConnectServer(unix_path, error);
-  if (socket < 0) return nullptr;
-  int ring_fd;
-  if (!ClientHandshake(socket, hello, kHandshakeTimeoutMs, welcome, &ring_fd, error)) {
-    close(socket);
-    return nullptr;
-  }
-  return Adopt({socket, ring_fd}, 1, *welcome, error);
+StatusOr<std::unique_ptr<ClientChannel>> ClientChannel::Connect(const std::string& unix_path, const Hello& hello,
+                                                                Welcome* welcome) try {
+  CR_ASSIGN_OR_RETURN(UniqueFd socket, ConnectServer(unix_path));
+  CR_ASSIGN_OR_RETURN(UniqueFd ring, ClientHandshake(socket.get(), hello, kHandshakeTimeoutMs, welcome));
+  return Adopt({socket.Release(), ring.Release()}, 1, *welcome);
 } catch (...) {
-  return nullptr;
+  return Error("out of memory");
 }
 
-std::unique_ptr<ClientChannel> ClientChannel::Adopt(ChannelFds fds, uint64_t next_sequence, const Welcome& welcome,
-                                                    std::string* error) try {
-  if (fds.socket < 0 || fds.ring < 0) {
-    *error = "a channel needs a socket and the rings' memory";
-    if (fds.socket >= 0) close(fds.socket);
-    if (fds.ring >= 0) close(fds.ring);
-    return nullptr;
-  }
-  std::unique_ptr<ring::RingMemory> memory = ring::RingMemory::Map(fds.ring, error);
-  if (!memory) {
-    close(fds.socket);
-    return nullptr;
-  }
-  return std::unique_ptr<ClientChannel>(
-      new ClientChannel(std::make_unique<Impl>(fds.socket, std::move(memory), next_sequence, welcome)));
+StatusOr<std::unique_ptr<ClientChannel>> ClientChannel::Adopt(ChannelFds fds, uint64_t next_sequence,
+                                                              const Welcome& welcome) try {
+  UniqueFd socket(fds.socket), ring(fds.ring);
+  if (!socket.ok() || !ring.ok()) return Error("a channel needs a socket and the rings' memory");
+  CR_ASSIGN_OR_RETURN(std::unique_ptr<ring::RingMemory> memory, ring::RingMemory::Map(std::move(ring)));
+  auto impl = std::make_unique<Impl>(socket.Release(), std::move(memory), next_sequence, welcome);
+  return std::unique_ptr<ClientChannel>(new ClientChannel(std::move(impl)));
 } catch (...) {
-  return nullptr;
+  return Error("out of memory");
 }
 
 // Allocation failures are the only exceptions below; they must not reach the application.

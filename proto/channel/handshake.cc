@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
 #include "proto/channel/address_layout.h"
 #include "proto/folder/private_folder.h"
 
@@ -25,15 +26,14 @@ struct PacketHead {
   uint32_t type;
 };
 
-bool FillAddress(const std::string& path, sockaddr_un* address, std::string* error) {
+Status FillAddress(const std::string& path, sockaddr_un* address) {
   memset(address, 0, sizeof(*address));
   address->sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof(address->sun_path)) {
-    *error = "the socket path " + path + " is " + (path.empty() ? "empty" : "longer than 107 bytes");
-    return false;
+    return Error("the socket path " + path + " is " + (path.empty() ? "empty" : "longer than 107 bytes"));
   }
   memcpy(address->sun_path, path.data(), path.size());
-  return true;
+  return OkStatus();
 }
 
 }  // namespace
@@ -194,73 +194,59 @@ ChannelStatus ReceivePacket(int socket, Packet* packet, int timeout_ms) {
   return ChannelStatus::kOk;
 }
 
-int ConnectUnix(const std::string& path, std::string* error) {
+StatusOr<UniqueFd> ConnectUnix(const std::string& path, int* failure) {
+  int ignored;
+  int& code = failure ? *failure : ignored;
+  code = ENAMETOOLONG;
   sockaddr_un address;
-  if (!FillAddress(path, &address, error)) {
-    errno = ENAMETOOLONG;
-    return -1;
+  CR_RETURN_IF_ERROR(FillAddress(path, &address));
+  UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!fd.ok()) {
+    code = errno;
+    return ErrnoError("cannot make a socket");
   }
-  const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-  if (fd < 0) {
-    *error = std::string("cannot make a socket: ") + strerror(errno);
-    return -1;
-  }
-  while (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
-    const int failure = errno;
-    if (failure == EINTR) continue;
-    *error = "cannot connect to " + path + ": " + strerror(failure);
-    close(fd);
-    errno = failure;
-    return -1;
+  while (connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+    code = errno;
+    if (code != EINTR) return Error("cannot connect to " + path + ": " + strerror(code));
   }
   return fd;
 }
 
-int ConnectServer(const std::string& path, std::string* error) {
-  const int fd = ConnectUnix(path, error);
-  if (fd < 0 && (errno == ENOENT || errno == ECONNREFUSED)) {
-    *error += "; is cr-server running, with this --dir?";
-  } else if (fd < 0 && errno == EACCES) {
-    *error += "; it serves the user who started it, and this process runs as user " + std::to_string(geteuid());
+StatusOr<UniqueFd> ConnectServer(const std::string& path) {
+  int failure = 0;
+  StatusOr<UniqueFd> fd = ConnectUnix(path, &failure);
+  if (!fd.ok()) {
+    if (failure == ENOENT || failure == ECONNREFUSED) {
+      return Error(fd.status().message() + "; is cr-server running, with this --dir?");
+    }
+    if (failure == EACCES) {
+      return Error(fd.status().message() + "; it serves the user who started it, and this process runs as user " +
+                   std::to_string(geteuid()));
+    }
+    return fd;
   }
   uint32_t user = 0, pid = 0;
-  if (fd < 0 || (PeerUser(fd, &user, &pid) && IsTrustedUser(user, path))) return fd;
-  *error = "the server at " + path + " runs as user " + std::to_string(user) +
-           ", who would see all that the program does; name a server that runs as root or as user " +
-           std::to_string(geteuid());
-  close(fd);
-  return -1;
+  if (PeerUser(fd->get(), &user, &pid) && IsTrustedUser(user, path)) return fd;
+  return Error("the server at " + path + " runs as user " + std::to_string(user) +
+               ", who would see all that the program does; name a server that runs as root or as user " +
+               std::to_string(geteuid()));
 }
 
-int ListenUnix(const std::string& path, std::string* error) {
+StatusOr<UniqueFd> ListenUnix(const std::string& path) {
   sockaddr_un address;
-  if (!FillAddress(path, &address, error)) return -1;
-  std::string ignored;
-  const int existing = ConnectUnix(path, &ignored);
-  if (existing >= 0) {
-    close(existing);
-    *error = "another process is listening on " + path;
-    return -1;
-  }
-  struct stat status;
-  if (lstat(path.c_str(), &status) == 0) {
-    if (!S_ISSOCK(status.st_mode)) {
-      *error = path + " exists and is not a socket";
-      return -1;
-    }
+  CR_RETURN_IF_ERROR(FillAddress(path, &address));
+  if (ConnectUnix(path).ok()) return Error("another process is listening on " + path);
+  struct stat facts;
+  if (lstat(path.c_str(), &facts) == 0) {
+    if (!S_ISSOCK(facts.st_mode)) return Error(path + " exists and is not a socket");
     unlink(path.c_str());
   }
-  const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0) {
-    *error = std::string("cannot make a socket: ") + strerror(errno);
-    return -1;
-  }
+  UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.ok()) return ErrnoError("cannot make a socket");
   // The socket file takes this mode over, so it is right from the first moment.
-  fchmod(fd, 0600);
-  if (bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 || listen(fd, 128) != 0) {
-    *error = "cannot listen on " + path + ": " + strerror(errno);
-    close(fd);
-    return -1;
+  fchmod(fd.get(), 0600);
+  if (bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 || listen(fd.get(), 128) != 0) {
+    return ErrnoError("cannot listen on " + path);
   }
   return fd;
 }
@@ -277,52 +263,45 @@ bool PeerUser(int socket, uint32_t* uid, uint32_t* pid) {
 
 bool SocketPair(int sockets[2]) { return socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) == 0; }
 
-bool ClientHandshake(int socket, const Hello& hello, int timeout_ms, Welcome* welcome, int* ring_fd,
-                     std::string* error) {
-  *ring_fd = -1;
+StatusOr<UniqueFd> ClientHandshake(int socket, const Hello& hello, int timeout_ms, Welcome* welcome) {
   std::string body;
   EncodeHello(hello, &body);
   if (SendPacket(socket, PacketType::kHello, body, -1) == ChannelStatus::kSystemError) {
-    *error = std::string("cannot send to the server: ") + strerror(errno);
-    return false;
+    return ErrnoError("cannot send to the server");
   }
   // Also if sending failed: a server that refuses at once may have said why.
   Packet packet;
   const ChannelStatus status = ReceivePacket(socket, &packet, timeout_ms);
-  if (status != ChannelStatus::kOk) {
-    *error = status == ChannelStatus::kTimeout
-                 ? "the server did not answer within " + std::to_string(timeout_ms / 1000) + " s"
-             : status == ChannelStatus::kClosed
-                 ? "the server closed the connection without an answer; its log says why"
-                 : std::string("the server's answer is not a Welcome (") + ChannelStatusName(status) + ")";
-    return false;
+  if (status == ChannelStatus::kTimeout) {
+    return Error("the server did not answer within " + std::to_string(timeout_ms / 1000) + " s");
   }
-  const auto refuse = [&](std::string why) {
-    *error = std::move(why);
-    return false;
-  };
+  if (status == ChannelStatus::kClosed) {
+    return Error("the server closed the connection without an answer; its log says why");
+  }
+  if (status != ChannelStatus::kOk) {
+    return Error(std::string("the server's answer is not a Welcome (") + ChannelStatusName(status) + ")");
+  }
   if (packet.type == PacketType::kEnd) {
     std::string reason;
     DecodeEnd(packet.body, &reason);
-    return refuse("the server refused: " + reason);
+    return Error("the server refused: " + reason);
   }
   if (packet.type != PacketType::kWelcome || !DecodeWelcome(packet.body, welcome)) {
-    return refuse("the server's answer is not a Welcome");
+    return Error("the server's answer is not a Welcome");
   }
-  if (!welcome->error.empty()) return refuse("the server refused: " + welcome->error);
+  if (!welcome->error.empty()) return Error("the server refused: " + welcome->error);
   if (welcome->wire_version != kWireVersion) {
-    return refuse("the server speaks wire version " + std::to_string(welcome->wire_version) + ", this client " +
-                  std::to_string(kWireVersion) + "; install the same release of cuda-remote on both sides");
+    return Error("the server speaks wire version " + std::to_string(welcome->wire_version) + ", this client " +
+                 std::to_string(kWireVersion) + "; install the same release of cuda-remote on both sides");
   }
   // A server that is older than address layouts says nothing of them.
   if (hello.replaying && welcome->address_layout != hello.address_layout) {
-    return refuse("the job has address layout " + std::to_string(hello.address_layout) +
-                  ", and the server only knows " + std::to_string(welcome->address_layout) +
-                  "; use a server of the release that the job began with, or of a newer one");
+    return Error("the job has address layout " + std::to_string(hello.address_layout) + ", and the server only knows " +
+                 std::to_string(welcome->address_layout) +
+                 "; use a server of the release that the job began with, or of a newer one");
   }
-  if (!packet.fd.ok()) return refuse("the server's Welcome came without shared memory");
-  *ring_fd = packet.fd.Release();
-  return true;
+  if (!packet.fd.ok()) return Error("the server's Welcome came without shared memory");
+  return std::move(packet.fd);
 }
 
 }  // namespace cuda_remote

@@ -31,10 +31,14 @@
 #ifndef CUDA_REMOTE_PROTO_CHANNEL_HANDSHAKE_H_
 #define CUDA_REMOTE_PROTO_CHANNEL_HANDSHAKE_H_
 
+#include <errno.h>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
 
+#include "proto/base/status.h"
+#include "proto/base/took.h"
 #include "proto/base/unique_fd.h"
 #include "proto/channel/channel_types.h"
 
@@ -74,22 +78,47 @@ ChannelStatus SendPacket(int socket, PacketType type, std::string_view body, int
 // descriptors, wrong magic); descriptors that came with it are closed then.
 ChannelStatus ReceivePacket(int socket, Packet* packet, int timeout_ms);
 
-// A connection to the socket at `path`; -1 and one sentence in *error on failure.
-int ConnectUnix(const std::string& path, std::string* error);
+// A connection to the socket at `path`. *failure, unless null: errno's value if there is none.
+StatusOr<UniqueFd> ConnectUnix(const std::string& path, int* failure = nullptr);
 // The same, to a GPU server: one that runs as root or as this user, since the program's data goes there.
-int ConnectServer(const std::string& path, std::string* error);
-// A listening socket at `path`, made with mode 0600; an old socket that nobody listens on is replaced. -1 and one
-// sentence in *error on failure, also if a live server has it.
-int ListenUnix(const std::string& path, std::string* error);
+StatusOr<UniqueFd> ConnectServer(const std::string& path);
+// A listening socket at `path`, made with mode 0600; an old socket that nobody listens on is replaced. Fails also if a
+// live server has it.
+StatusOr<UniqueFd> ListenUnix(const std::string& path);
+// Until all callers have it: see took.h.
+inline int ConnectUnix(const std::string& path, std::string* error) {
+  UniqueFd fd;
+  int failure = 0;
+  if (Took(ConnectUnix(path, &failure), &fd, error)) return fd.Release();
+  errno = failure;
+  return -1;
+}
+// Until all callers have it: see took.h.
+inline int ConnectServer(const std::string& path, std::string* error) {
+  UniqueFd fd;
+  return Took(ConnectServer(path), &fd, error) ? fd.Release() : -1;
+}
+// Until all callers have it: see took.h.
+inline int ListenUnix(const std::string& path, std::string* error) {
+  UniqueFd fd;
+  return Took(ListenUnix(path), &fd, error) ? fd.Release() : -1;
+}
 // The user at the other end; false if that cannot be told.
 bool PeerUser(int socket, uint32_t* uid, uint32_t* pid);
 // A connected pair of session sockets, close-on-exec.
 bool SocketPair(int sockets[2]);
 
-// Client's half of the handshake on a connected socket: sends Hello, waits for Welcome and the rings' descriptor (the
-// caller owns it). False and one sentence in *error on failure; *welcome is filled in as far as known.
-bool ClientHandshake(int socket, const Hello& hello, int timeout_ms, Welcome* welcome, int* ring_fd,
-                     std::string* error);
+// Client's half of the handshake on a connected socket: sends Hello, waits for Welcome and gives the rings' descriptor.
+// *welcome is filled in as far as known, also on failure.
+StatusOr<UniqueFd> ClientHandshake(int socket, const Hello& hello, int timeout_ms, Welcome* welcome);
+// Until all callers have it: see took.h.
+inline bool ClientHandshake(int socket, const Hello& hello, int timeout_ms, Welcome* welcome, int* ring_fd,
+                            std::string* error) {
+  UniqueFd fd;
+  const bool done = Took(ClientHandshake(socket, hello, timeout_ms, welcome), &fd, error);
+  *ring_fd = fd.Release();
+  return done;
+}
 
 }  // namespace cuda_remote
 

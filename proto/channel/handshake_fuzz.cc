@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <utility>
 
+#include "proto/base/unique_fd.h"
 #include "proto/channel/handshake.h"
 #include "proto/ring/memory.h"
 #include "tests/fuzz/seeds.h"
@@ -39,23 +41,20 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   DecodeEnd(body, &reason);
   if (size >= 64 && size % 16 == 0) {
     // A memory file with this header; most do not pass, and the ones that do must be usable.
-    const int fd = memfd_create("fuzz", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd >= 0) {
-      std::string error;
+    UniqueFd fd(memfd_create("fuzz", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    if (fd.ok()) {
       const off_t length = ring::kPageBytes + 3 * off_t(ring::kMinCapacity);
-      if (ftruncate(fd, length) == 0 && pwrite(fd, data, std::min<size_t>(size, 512), 0) > 0) {
-        if (size % 32 == 0) fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
-        auto memory = ring::RingMemory::Map(fd, &error);
-        if (memory) {
+      if (ftruncate(fd.get(), length) == 0 && pwrite(fd.get(), data, std::min<size_t>(size, 512), 0) > 0) {
+        if (size % 32 == 0) fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
+        const auto memory = ring::RingMemory::Map(std::move(fd));
+        if (memory.ok()) {
           for (int i = 0; i < ring::kRingCount; ++i) {
             const auto index = ring::RingIndex(i);
-            memory->data(index)[2 * memory->capacity(index) - 1] = 1;
+            (*memory)->data(index)[2 * (*memory)->capacity(index) - 1] = 1;
           }
-        } else if (error.empty()) {
+        } else if (memory.status().message().empty()) {
           __builtin_trap();
         }
-      } else {
-        close(fd);
       }
     }
   }

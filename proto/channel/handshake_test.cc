@@ -167,19 +167,18 @@ TEST(Handshake, AnOldServerGetsNoJobThatNeedsAnotherAddressLayout) {
   for (const bool replaying : {false, true}) {
     for (const uint32_t layout : {0u, 1u}) {
       Sockets s;
-      std::string body, error;
+      std::string body;
       EncodeWelcome(Welcome(), &body);
       ASSERT_EQ(SendPacket(s.fd[1], PacketType::kWelcome, body, s.fd[1]), ChannelStatus::kOk);
       Hello hello;
       hello.replaying = replaying;
       hello.address_layout = layout;
       Welcome welcome;
-      int ring = -1;
-      const bool open = ClientHandshake(s.fd[0], hello, 1000, &welcome, &ring, &error);
-      EXPECT_EQ(open, !replaying || layout == 0) << error;
-      EXPECT_EQ(ring >= 0, open);
-      EXPECT_EQ(error.find("the job has address layout 1") != std::string::npos, !open) << error;
-      if (ring >= 0) close(ring);
+      const StatusOr<UniqueFd> ring = ClientHandshake(s.fd[0], hello, 1000, &welcome);
+      const std::string& error = ring.status().message();
+      EXPECT_EQ(ring.ok(), !replaying || layout == 0) << error;
+      EXPECT_EQ(ring.ok() && ring->ok(), ring.ok());
+      EXPECT_EQ(error.find("the job has address layout 1") != std::string::npos, !ring.ok()) << error;
     }
   }
 }
@@ -285,11 +284,8 @@ TEST(Handshake, ClientExplainsEveryWayToFail) {
     c.server(fd[1]);
     close(fd[1]);
     Welcome welcome;
-    int ring;
-    std::string error;
-    EXPECT_FALSE(ClientHandshake(fd[0], Hello(), 1000, &welcome, &ring, &error));
+    const std::string error = ClientHandshake(fd[0], Hello(), 1000, &welcome).status().message();
     EXPECT_NE(error.find(c.expect), std::string::npos) << error;
-    EXPECT_EQ(ring, -1);
     close(fd[0]);
   }
   EXPECT_EQ(OpenDescriptors(), before);
@@ -299,34 +295,31 @@ TEST(Handshake, ListenReplacesADeadSocketOnly) {
   char folder[] = "/tmp/cr-handshake-XXXXXX";
   ASSERT_TRUE(mkdtemp(folder));
   const std::string path = std::string(folder) + "/s.sock";
-  std::string error;
   // The question about cr-server is for a server's socket only.
-  EXPECT_EQ(ConnectUnix(path, &error), -1);
-  EXPECT_NE(error.find(path), std::string::npos);
-  EXPECT_EQ(error.find("cr-server"), std::string::npos) << error;
-  EXPECT_EQ(ConnectServer(path, &error), -1);
-  EXPECT_NE(error.find("is cr-server running, with this --dir?"), std::string::npos) << error;
-  const int first = ListenUnix(path, &error);
-  ASSERT_GE(first, 0) << error;
+  int failure = 0;
+  const std::string none = ConnectUnix(path, &failure).status().message();
+  EXPECT_EQ(none, "cannot connect to " + path + ": No such file or directory");
+  EXPECT_EQ(failure, ENOENT);
+  EXPECT_EQ(ConnectServer(path).status().message(), none + "; is cr-server running, with this --dir?");
+  StatusOr<UniqueFd> first = ListenUnix(path);
+  ASSERT_TRUE(first.ok()) << first.status().message();
   struct stat status;
   ASSERT_EQ(stat(path.c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777, 0600u);
-  EXPECT_EQ(ListenUnix(path, &error), -1) << "a live server has it";
-  const int client = ConnectUnix(path, &error);
-  ASSERT_GE(client, 0) << error;
-  close(client);
-  close(first);
-  const int second = ListenUnix(path, &error);
-  EXPECT_GE(second, 0) << error;
-  close(second);
+  EXPECT_EQ(ListenUnix(path).status().message(), "another process is listening on " + path);
+  EXPECT_EQ(ConnectUnix(path).status().message(), "");
+  first->Close();
+  EXPECT_FALSE(ConnectUnix(path, &failure).ok());
+  EXPECT_EQ(failure, ECONNREFUSED);
+  EXPECT_EQ(ListenUnix(path).status().message(), "");
   unlink(path.c_str());
   const int file = open(path.c_str(), O_CREAT | O_WRONLY, 0600);
   close(file);
-  EXPECT_EQ(ListenUnix(path, &error), -1) << "not a socket";
+  EXPECT_EQ(ListenUnix(path).status().message(), path + " exists and is not a socket");
   unlink(path.c_str());
   rmdir(folder);
-  EXPECT_EQ(ListenUnix(std::string(200, 'x'), &error), -1);
-  EXPECT_NE(error.find("107"), std::string::npos);
+  const std::string long_path(200, 'x');
+  EXPECT_EQ(ListenUnix(long_path).status().message(), "the socket path " + long_path + " is longer than 107 bytes");
 }
 
 TEST(Handshake, PeerUserIsTold) {

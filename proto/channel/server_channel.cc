@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
 #include "proto/base/unique_fd.h"
 #include "proto/channel/handshake.h"
 #include "proto/ring/ring.h"
@@ -403,23 +404,16 @@ class ServerChannel::Impl {
 ServerChannel::ServerChannel(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 ServerChannel::~ServerChannel() = default;
 
-std::unique_ptr<ServerChannel> ServerChannel::Create(int client_socket, const Welcome& welcome,
-                                                     std::function<void(const std::string& reason)> peer_gone,
-                                                     std::string* error) {
-  std::unique_ptr<ring::RingMemory> memory = ring::RingMemory::Create(error);
-  if (!memory) {
-    close(client_socket);
-    return nullptr;
-  }
+StatusOr<std::unique_ptr<ServerChannel>> ServerChannel::Create(
+    UniqueFd client_socket, const Welcome& welcome, std::function<void(const std::string& reason)> peer_gone) {
+  CR_ASSIGN_OR_RETURN(std::unique_ptr<ring::RingMemory> memory, ring::RingMemory::Create());
   std::string body;
   EncodeWelcome(welcome, &body);
-  const ChannelStatus sent = SendPacket(client_socket, PacketType::kWelcome, body, memory->fd());
+  const ChannelStatus sent = SendPacket(client_socket.get(), PacketType::kWelcome, body, memory->fd());
   if (sent != ChannelStatus::kOk) {
-    *error = std::string("the client disconnected before its session began (") + ChannelStatusName(sent) + ")";
-    close(client_socket);
-    return nullptr;
+    return Error(std::string("the client disconnected before its session began (") + ChannelStatusName(sent) + ")");
   }
-  auto impl = std::make_unique<Impl>(client_socket, std::move(memory), std::move(peer_gone));
+  auto impl = std::make_unique<Impl>(client_socket.Release(), std::move(memory), std::move(peer_gone));
   impl->Start();
   return std::unique_ptr<ServerChannel>(new ServerChannel(std::move(impl)));
 }

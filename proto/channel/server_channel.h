@@ -20,7 +20,11 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
+#include "proto/base/status.h"
+#include "proto/base/took.h"
+#include "proto/base/unique_fd.h"
 #include "proto/channel/channel_types.h"
 #include "proto/frame/frame.h"
 
@@ -38,12 +42,19 @@ struct PayloadView {
 
 class ServerChannel {
  public:
-  // Takes `client_socket` over, also on failure. Sends `welcome` with the new shared memory's descriptor. Then calls
-  // `peer_gone` once, from the channel's thread, when the client is gone or broke the protocol (not after Stop); may be
-  // null. It may end the process; it must not destroy the channel.
+  // Sends `welcome` with the new shared memory's descriptor. Then calls `peer_gone` once, from the channel's thread,
+  // when the client is gone or broke the protocol (not after Stop); may be null. It may end the process; it must not
+  // destroy the channel.
+  static StatusOr<std::unique_ptr<ServerChannel>> Create(UniqueFd client_socket, const Welcome& welcome,
+                                                         std::function<void(const std::string& reason)> peer_gone);
+  // Until all callers have it: see took.h.
   static std::unique_ptr<ServerChannel> Create(int client_socket, const Welcome& welcome,
                                                std::function<void(const std::string& reason)> peer_gone,
-                                               std::string* error);
+                                               std::string* error) {
+    std::unique_ptr<ServerChannel> channel;
+    const bool made = Took(Create(UniqueFd(client_socket), welcome, std::move(peer_gone)), &channel, error);
+    return made ? std::move(channel) : nullptr;
+  }
 
   // Closes the socket: the client sees the end of the session. No other call may be inside.
   ~ServerChannel();
