@@ -52,18 +52,18 @@ struct Exporter::Parts {
 Exporter::Exporter(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
 Exporter::~Exporter() = default;
 
-std::unique_ptr<Exporter> Exporter::Start(const std::string& address,
-                                          std::function<std::vector<MetricFamily>()> collect, std::string* error) {
+absl::StatusOr<std::unique_ptr<Exporter>> Exporter::Start(const std::string& address,
+                                                          std::function<std::vector<MetricFamily>()> collect) {
   auto parts = std::make_unique<Parts>();
   parts->collector = std::make_shared<Collector>(std::move(collect));
   try {
     parts->exposer = std::make_unique<prometheus::Exposer>(address, kThreads);
     parts->exposer->RegisterCollectable(parts->collector);
   } catch (const std::exception&) {
-    *error = "cannot listen at " + address +
-             " (--metrics): this is not an address of this machine (such as 127.0.0.1:9400), or another program "
-             "listens there";
-    return nullptr;
+    return absl::InvalidArgumentError(
+        "cannot listen at " + address +
+        " (--metrics): this is not an address of this machine (such as 127.0.0.1:9400), or another program listens "
+        "there");
   }
   return std::unique_ptr<Exporter>(new Exporter(std::move(parts)));
 }
