@@ -2,7 +2,6 @@
 #include "proto/control/credentials.h"
 
 #include <ctype.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <grpc/support/log.h>
 #include <grpcpp/security/tls_credentials_options.h>
@@ -11,13 +10,16 @@
 #include <openssl/pem.h>
 #include <openssl/x509.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/base/status_macros.h"
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::control {
 namespace {
@@ -47,27 +49,22 @@ using Bio = std::unique_ptr<BIO, Free<BIO, FreeBio>>;
 using Certificate = std::unique_ptr<X509, Free<X509, X509_free>>;
 using Key = std::unique_ptr<EVP_PKEY, Free<EVP_PKEY, EVP_PKEY_free>>;
 
-bool ReadFile(const std::string& path, const char* option, std::string* out, std::string* error) {
+absl::StatusOr<std::string> ReadFile(const std::string& path, const char* option) {
   if (path.empty()) {
-    *error = std::string("TLS needs a certificate, its key and an authority; ") + option + " is missing";
-    return false;
+    return absl::InvalidArgumentError(
+        absl::StrCat("TLS needs a certificate, its key and an authority; ", option, " is missing"));
   }
   const std::string what = path + " (" + option + ")";
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) {
-    *error = "cannot read " + what + ": " + strerror(errno);
-    return false;
-  }
-  out->clear();
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.ok()) return ErrnoStatus("cannot read " + what);
+  std::string text;
   char piece[16 << 10];
   ssize_t n;
-  while ((n = read(fd, piece, sizeof(piece))) > 0 && out->size() <= kMaxPemBytes) out->append(piece, size_t(n));
-  const int failure = n < 0 ? errno : 0;
-  close(fd);
-  if (failure != 0) *error = "cannot read " + what + ": " + strerror(failure);
-  if (failure == 0 && out->size() > kMaxPemBytes) *error = what + " is far too long for a PEM file";
-  if (failure == 0 && out->find("-----BEGIN") == std::string::npos) *error = what + " is no PEM file";
-  return error->empty();
+  while ((n = read(fd.get(), piece, sizeof(piece))) > 0 && text.size() <= kMaxPemBytes) text.append(piece, size_t(n));
+  if (n < 0) return ErrnoStatus("cannot read " + what);
+  if (text.find("-----BEGIN") == std::string::npos) return absl::InvalidArgumentError(what + " is no PEM file");
+  if (text.size() > kMaxPemBytes) return absl::InvalidArgumentError(what + " is far too long for a PEM file");
+  return text;
 }
 
 Bio Memory(const std::string& pem) { return Bio(BIO_new_mem_buf(pem.data(), int(pem.size()))); }
@@ -88,79 +85,85 @@ Certificate ReadCertificates(const std::string& pem, int* count) {
   return first;
 }
 
-bool CheckAuthority(const TlsFiles& files, const std::string& pem, std::string* error) {
+absl::Status CheckAuthority(const TlsFiles& files, const std::string& pem) {
   int count;
-  if (ReadCertificates(pem, &count) && count >= 0) return true;
-  *error = files.ca + " (--tls-ca) holds no intact certificate of an authority";
-  return false;
+  if (ReadCertificates(pem, &count) && count >= 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(files.ca + " (--tls-ca) holds no intact certificate of an authority");
 }
 
-bool ReadAuthority(const TlsFiles& files, std::string* pem, std::string* error) {
-  error->clear();
-  if (!files.ca.empty()) return ReadFile(files.ca, "--tls-ca", pem, error) && CheckAuthority(files, *pem, error);
-  *error = "a token is only sent with TLS: --tls-ca (CUDA_REMOTE_TLS_CA), which checks the server, is missing";
-  return false;
+absl::StatusOr<TlsContents> ReadAuthority(const TlsFiles& files) {
+  if (files.ca.empty()) {
+    return absl::InvalidArgumentError(
+        "a token is only sent with TLS: --tls-ca (CUDA_REMOTE_TLS_CA), which checks the server, is missing");
+  }
+  TlsContents contents;
+  CR_ASSIGN_OR_RETURN(contents.ca, ReadFile(files.ca, "--tls-ca"));
+  CR_RETURN_IF_ERROR(CheckAuthority(files, contents.ca));
+  return contents;
 }
 
 // A token goes into a header as it is.
-bool ReadToken(const std::string& path, std::string* token, std::string* error) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+absl::StatusOr<std::string> ReadToken(const std::string& path) {
+  const std::string what = path + " (CUDA_REMOTE_TOKEN_FILE)";
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat facts;
   char bytes[kMaxTokenBytes + 1];
-  const ssize_t count = fd >= 0 && fstat(fd, &facts) == 0 ? read(fd, bytes, sizeof(bytes)) : -1;
-  const int failure = errno;
-  if (fd >= 0) close(fd);
-  if (count < 0) {
-    *error = "cannot read " + path + " (CUDA_REMOTE_TOKEN_FILE): " + strerror(failure);
-    return false;
-  }
+  const ssize_t count = fd.ok() && fstat(fd.get(), &facts) == 0 ? read(fd.get(), bytes, sizeof(bytes)) : -1;
+  if (count < 0) return ErrnoStatus("cannot read " + what);
   if ((facts.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
-    *error = path + " (CUDA_REMOTE_TOKEN_FILE) is open to other users; chmod 600 closes it";
-    return false;
+    return absl::PermissionDeniedError(what + " is open to other users; chmod 600 closes it");
   }
-  token->assign(bytes, size_t(count));
-  while (!token->empty() && isspace(static_cast<unsigned char>(token->back()))) token->pop_back();
-  const bool plain = std::all_of(token->begin(), token->end(), [](unsigned char c) { return c > ' ' && c < 0x7f; });
-  if (plain && !token->empty() && token->size() <= kMaxTokenBytes) return true;
-  *error = path + " (CUDA_REMOTE_TOKEN_FILE) does not hold one token, as cr-server --new-token prints it";
-  return false;
+  std::string token(bytes, size_t(count));
+  while (!token.empty() && isspace(static_cast<unsigned char>(token.back()))) token.pop_back();
+  const bool plain = std::all_of(token.begin(), token.end(), [](unsigned char c) { return c > ' ' && c < 0x7f; });
+  if (plain && !token.empty() && token.size() <= kMaxTokenBytes) return token;
+  return absl::InvalidArgumentError(what + " does not hold one token, as cr-server --new-token prints it");
 }
 
 // An encrypted key is not asked for its password.
 int NoPassword(char*, int, int, void*) { return -1; }
 
+// That the key is the certificate's, and the certificate valid now.
+absl::Status CheckPair(const TlsFiles& files, const TlsContents& contents, const X509* cert) {
+  const Bio bio = Memory(contents.key);
+  const Key key(PEM_read_bio_PrivateKey(bio.get(), nullptr, NoPassword, nullptr));
+  if (!key) {
+    const bool encrypted = contents.key.find("ENCRYPTED") != std::string::npos;
+    return absl::InvalidArgumentError(
+        absl::StrCat(files.key, " (--tls-key) holds no intact private key",
+                     encrypted ? ": it is protected with a password; use a key without one" : ""));
+  }
+  if (X509_check_private_key(cert, key.get()) != 1) {
+    return absl::InvalidArgumentError("the key in " + files.key + " (--tls-key) is not that of the certificate in " +
+                                      files.cert + " (--tls-cert)");
+  }
+  const std::string what = "the certificate in " + files.cert + " (--tls-cert)";
+  if (X509_cmp_current_time(X509_get0_notAfter(cert)) < 0) {
+    return absl::FailedPreconditionError(what + " has expired");
+  }
+  if (X509_cmp_current_time(X509_get0_notBefore(cert)) > 0) {
+    return absl::FailedPreconditionError(what + " is not valid yet; is this machine's clock right?");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-bool ReadTls(const TlsFiles& files, TlsContents* contents, std::string* error) {
-  error->clear();
-  if (!ReadFile(files.cert, "--tls-cert", &contents->cert, error) ||
-      !ReadFile(files.key, "--tls-key", &contents->key, error) ||
-      !ReadFile(files.ca, "--tls-ca", &contents->ca, error)) {
-    return false;
-  }
+absl::StatusOr<TlsContents> ReadTls(const TlsFiles& files) {
+  TlsContents contents;
+  CR_ASSIGN_OR_RETURN(contents.cert, ReadFile(files.cert, "--tls-cert"));
+  CR_ASSIGN_OR_RETURN(contents.key, ReadFile(files.key, "--tls-key"));
+  CR_ASSIGN_OR_RETURN(contents.ca, ReadFile(files.ca, "--tls-ca"));
   int count;
-  const Certificate cert = ReadCertificates(contents->cert, &count);
+  const Certificate cert = ReadCertificates(contents.cert, &count);
   if (!cert || count < 0) {
-    *error = files.cert + " (--tls-cert) holds no intact certificate";
-    return false;
+    return absl::InvalidArgumentError(files.cert + " (--tls-cert) holds no intact certificate");
   }
-  if (!CheckAuthority(files, contents->ca, error)) return false;
-  const Bio bio = Memory(contents->key);
-  const Key key(PEM_read_bio_PrivateKey(bio.get(), nullptr, NoPassword, nullptr));
-  const bool encrypted = contents->key.find("ENCRYPTED") != std::string::npos;
-  if (!key) {
-    *error = files.key + " (--tls-key) holds no intact private key" +
-             (encrypted ? ": it is protected with a password; use a key without one" : "");
-  } else if (X509_check_private_key(cert.get(), key.get()) != 1) {
-    *error =
-        "the key in " + files.key + " (--tls-key) is not that of the certificate in " + files.cert + " (--tls-cert)";
-  } else if (X509_cmp_current_time(X509_get0_notAfter(cert.get())) < 0) {
-    *error = "the certificate in " + files.cert + " (--tls-cert) has expired";
-  } else if (X509_cmp_current_time(X509_get0_notBefore(cert.get())) > 0) {
-    *error = "the certificate in " + files.cert + " (--tls-cert) is not valid yet; is this machine's clock right?";
-  }
+  CR_RETURN_IF_ERROR(CheckAuthority(files, contents.ca));
+  const absl::Status pair = CheckPair(files, contents, cert.get());
   ERR_clear_error();
-  return error->empty();
+  CR_RETURN_IF_ERROR(pair);
+  return contents;
 }
 
 void FillFromEnvironment(TlsFiles* files) {
@@ -174,16 +177,14 @@ void FillFromEnvironment(TlsFiles* files) {
   fill(&files->token, "CUDA_REMOTE_TOKEN_FILE");
 }
 
-std::unique_ptr<ServerTls> ServerTls::Create(const TlsFiles& files, std::string* error) {
+absl::StatusOr<std::unique_ptr<ServerTls>> ServerTls::Create(const TlsFiles& files) {
   std::unique_ptr<ServerTls> tls(new ServerTls);
-  for (int i = 0; i < 3; ++i) {
-    tls->fds_[i].Reset(memfd_create("cuda-remote-tls", MFD_CLOEXEC));
-    if (!tls->fds_[i].ok()) {
-      *error = std::string("no memory for certificates: ") + strerror(errno);
-      return nullptr;
-    }
+  for (UniqueFd& fd : tls->fds_) {
+    fd.Reset(memfd_create("cuda-remote-tls", MFD_CLOEXEC));
+    if (!fd.ok()) return ErrnoStatus("no memory for certificates");
   }
-  return tls->Reload(files, error) ? std::move(tls) : nullptr;
+  CR_RETURN_IF_ERROR(tls->Reload(files));
+  return tls;
 }
 
 std::shared_ptr<grpc::ServerCredentials> ServerTls::Credentials(bool tokens) const {
@@ -199,33 +200,28 @@ std::shared_ptr<grpc::ServerCredentials> ServerTls::Credentials(bool tokens) con
   return grpc::experimental::TlsServerCredentials(options);
 }
 
-bool ServerTls::Reload(const TlsFiles& files, std::string* error) {
-  TlsContents contents;
-  if (!ReadTls(files, &contents, error)) return false;
+absl::Status ServerTls::Reload(const TlsFiles& files) {
+  CR_ASSIGN_OR_RETURN(const TlsContents contents, ReadTls(files));
   const std::string* const texts[3] = {&contents.cert, &contents.key, &contents.ca};
   for (int i = 0; i < 3; ++i) {
-    if (pwrite(fds_[i].get(), texts[i]->data(), texts[i]->size(), 0) == ssize_t(texts[i]->size()) &&
-        ftruncate(fds_[i].get(), off_t(texts[i]->size())) == 0) {
-      continue;
+    if (pwrite(fds_[i].get(), texts[i]->data(), texts[i]->size(), 0) != ssize_t(texts[i]->size()) ||
+        ftruncate(fds_[i].get(), off_t(texts[i]->size())) != 0) {
+      return ErrnoStatus("no memory for certificates");
     }
-    *error = std::string("no memory for certificates: ") + strerror(errno);
-    return false;
   }
-  return true;
+  return absl::OkStatus();
 }
 
-std::shared_ptr<grpc::ChannelCredentials> ClientTls(const TlsFiles& files, std::string* error) {
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> ClientTls(const TlsFiles& files) {
   if (files.empty()) return grpc::InsecureChannelCredentials();
-  TlsContents contents;
   const bool token_only = !files.token.empty() && files.cert.empty() && files.key.empty();
-  if (!(token_only ? ReadAuthority(files, &contents.ca, error) : ReadTls(files, &contents, error))) return nullptr;
+  CR_ASSIGN_OR_RETURN(const TlsContents contents, token_only ? ReadAuthority(files) : ReadTls(files));
   grpc::SslCredentialsOptions options;
   options.pem_cert_chain = contents.cert;
   options.pem_private_key = contents.key;
   options.pem_root_certs = contents.ca;
-  std::string token;
   if (files.token.empty()) return grpc::SslCredentials(options);
-  if (!ReadToken(files.token, &token, error)) return nullptr;
+  CR_ASSIGN_OR_RETURN(const std::string token, ReadToken(files.token));
   return grpc::CompositeChannelCredentials(grpc::SslCredentials(options), grpc::AccessTokenCredentials(token));
 }
 

@@ -7,9 +7,11 @@
 #include <utility>
 
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
 #include "proto/control/grpc_call.h"
 #include "proto/control/socket_call.h"
 #include "proto/control/status_text.h"
+#include "proto/errors/annotate.h"
 
 namespace cuda_remote::control {
 namespace {
@@ -19,7 +21,7 @@ constexpr char kUnix[] = "unix:";
 
 }  // namespace
 
-std::unique_ptr<ServerControl> ServerControl::Open(const std::string& address, TlsFiles tls, std::string* error) {
+absl::StatusOr<std::unique_ptr<ServerControl>> ServerControl::Open(const std::string& address, TlsFiles tls) {
   std::unique_ptr<ServerControl> server(new ServerControl);
   server->address_ = address;
   const bool prefixed = address.compare(0, sizeof(kUnix) - 1, kUnix) == 0;
@@ -32,60 +34,53 @@ std::unique_ptr<ServerControl> ServerControl::Open(const std::string& address, T
   FillFromEnvironment(&tls);
   server->checked_ = tls.empty();
   SendGrpcLogTo([](bool, const char*) {});  // the call's status says the same
-  const auto credentials = ClientTls(tls, error);
-  if (!credentials) return nullptr;
+  CR_ASSIGN_OR_RETURN(const auto credentials, ClientTls(tls));
   server->stub_ = Control::NewStub(grpc::CreateCustomChannel(address, credentials, ClientArguments()));
   return server;
 }
 
-bool ServerControl::Call(const ControlCall& call, ControlAnswer* answer, std::string* error) {
+absl::StatusOr<ControlAnswer> ServerControl::Call(const ControlCall& call) {
   const auto limit = std::chrono::milliseconds(kDeadline);
-  bool ok = false;
+  absl::StatusOr<ControlAnswer> answer = ControlAnswer();
   if (stub_) {
     grpc::ClientContext context;
     context.set_deadline(WallNow() + limit);
-    const grpc::Status status = CallOverGrpc(stub_.get(), &context, call, checked_, answer);
-    ok = status.ok();
-    if (!ok) *error = StatusText(status);
+    const grpc::Status status = CallOverGrpc(stub_.get(), &context, call, checked_, &*answer);
+    if (!status.ok()) answer = absl::Status(absl::StatusCode(status.error_code()), StatusText(status));
   } else {
-    ok = CallOnSocket(path_, call, int(limit.count()), answer, error);
+    answer = CallOnSocket(path_, call, int(limit.count()));
   }
-  if (!ok) *error = "no answer from the server at " + address_ + ": " + *error;
-  return ok;
+  if (answer.ok()) return answer;
+  return Annotate("no answer from the server at " + address_ + ": ", answer.status());
 }
 
-bool ServerControl::Info(ServerInfo* info, std::string* error) {
+absl::StatusOr<ServerInfo> ServerControl::Info() {
   ControlCall call;
-  ControlAnswer answer;
   call.mutable_get_server_info();
-  if (!Call(call, &answer, error)) return false;
-  *info = std::move(*answer.mutable_server_info());
-  return true;
+  CR_ASSIGN_OR_RETURN(ControlAnswer answer, Call(call));
+  return std::move(*answer.mutable_server_info());
 }
 
-bool ServerControl::List(ListSessionsReply* list, std::string* error) {
+absl::StatusOr<ListSessionsReply> ServerControl::List() {
   ControlCall call;
-  ControlAnswer answer;
   call.mutable_list_sessions();
-  do {
-    answer.Clear();
-    if (!Call(call, &answer, error)) return false;
+  ListSessionsReply list;
+  for (bool more = true; more;) {
+    CR_ASSIGN_OR_RETURN(const ControlAnswer answer, Call(call));
     const ListSessionsReply& page = answer.sessions();
-    list->mutable_sessions()->MergeFrom(page.sessions());
-    if (page.sessions_size() == 0) break;
-    call.mutable_list_sessions()->set_after(page.sessions(page.sessions_size() - 1).id());
-  } while (answer.sessions().more());
-  return true;
+    list.mutable_sessions()->MergeFrom(page.sessions());
+    more = page.more() && page.sessions_size() > 0;
+    if (more) call.mutable_list_sessions()->set_after(page.sessions(page.sessions_size() - 1).id());
+  }
+  return list;
 }
 
-bool ServerControl::End(uint64_t session, const std::string& reason, bool* found, std::string* error) {
+absl::StatusOr<bool> ServerControl::End(uint64_t session, const std::string& reason) {
   ControlCall call;
-  ControlAnswer answer;
   call.mutable_end_session()->set_id(session);
   call.mutable_end_session()->set_reason(reason);
-  if (!Call(call, &answer, error)) return false;
-  *found = answer.ended().found();
-  return true;
+  CR_ASSIGN_OR_RETURN(const ControlAnswer answer, Call(call));
+  return answer.ended().found();
 }
 
 }  // namespace cuda_remote::control

@@ -8,7 +8,10 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
+#include "absl/status/statusor.h"
+#include "proto/base/took.h"
 #include "proto/control/control.grpc.pb.h"
 #include "proto/control/credentials.h"
 
@@ -16,19 +19,33 @@ namespace cuda_remote::control {
 
 class ServerControl {
  public:
-  // `address`: unix:PATH of a socket or folder, or HOST:PORT. Null and one sentence in *error if the files for TLS are
-  // of no use. Nothing is connected yet.
-  static std::unique_ptr<ServerControl> Open(const std::string& address, TlsFiles tls, std::string* error);
+  // `address`: unix:PATH of a socket or folder, or HOST:PORT. Fails if the files for TLS are of no use. Nothing is
+  // connected yet.
+  static absl::StatusOr<std::unique_ptr<ServerControl>> Open(const std::string& address, TlsFiles tls);
 
-  // False and one sentence in *error if there is no answer.
-  bool Info(ServerInfo* info, std::string* error);
-  bool List(ListSessionsReply* list, std::string* error);
-  // *found: there was one of this number that the caller may end.
-  bool End(uint64_t session, const std::string& reason, bool* found, std::string* error);
+  // These fail if there is no answer.
+  absl::StatusOr<ServerInfo> Info();
+  absl::StatusOr<ListSessionsReply> List();
+  // Whether there was a session of this number that the caller may end.
+  absl::StatusOr<bool> End(uint64_t session, const std::string& reason);
+
+  // Until all callers have it: see took.h.
+  static std::unique_ptr<ServerControl> Open(const std::string& address, TlsFiles tls, std::string* error) {
+    std::unique_ptr<ServerControl> server;
+    return Took(Open(address, std::move(tls)), &server, error) ? std::move(server) : nullptr;
+  }
+  // Until all callers have it: see took.h.
+  bool Info(ServerInfo* info, std::string* error) { return Took(Info(), info, error); }
+  // Until all callers have it: see took.h.
+  bool List(ListSessionsReply* list, std::string* error) { return Took(List(), list, error); }
+  // Until all callers have it: see took.h.
+  bool End(uint64_t session, const std::string& reason, bool* found, std::string* error) {
+    return Took(End(session, reason), found, error);
+  }
 
  private:
   ServerControl() = default;
-  bool Call(const ControlCall& call, ControlAnswer* answer, std::string* error);
+  absl::StatusOr<ControlAnswer> Call(const ControlCall& call);
 
   std::string address_;
   std::string path_;      // of the session socket; empty: another machine's

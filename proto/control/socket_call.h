@@ -6,6 +6,8 @@
 
 #include <string>
 
+#include "absl/status/statusor.h"
+#include "proto/base/took.h"
 #include "proto/control/control.pb.h"
 
 namespace cuda_remote::control {
@@ -16,13 +18,14 @@ inline constexpr char kNotUnderstood[] =
 inline constexpr char kUnknownCall[] =
     "it does not support this request; both sides need the same release of cuda-remote";
 
-// Makes `call` at the socket `path` and waits `limit_ms` for the answer, which is of the same call. False and one
-// sentence in *error if there is none.
-bool CallOnSocket(const std::string& path, const ControlCall& call, int limit_ms, ControlAnswer* answer,
-                  std::string* error);
-
-// Whether it is a reply to this call. False and the sentence in *error if it is not.
-bool Answers(const ControlCall& call, const ControlAnswer& answer, std::string* error);
+// Makes `call` at the socket `path` and waits `limit_ms` for the answer, which is of the same call. Fails if there is
+// none.
+absl::StatusOr<ControlAnswer> CallOnSocket(const std::string& path, const ControlCall& call, int limit_ms);
+// Until all callers have it: see took.h.
+inline bool CallOnSocket(const std::string& path, const ControlCall& call, int limit_ms, ControlAnswer* answer,
+                         std::string* error) {
+  return Took(CallOnSocket(path, call, limit_ms), answer, error);
+}
 
 }  // namespace cuda_remote::control
 

@@ -274,41 +274,32 @@ bool TunnelEnd::Acknowledge(Out* out, uint64_t position) {
   return true;
 }
 
-bool TunnelEnd::Receive(const TunnelMessage& message, const ReceivedFrames& frames, bool lane, std::string* error) {
+const char* TunnelEnd::Receive(const TunnelMessage& message, const ReceivedFrames& frames, bool lane) {
   if (lane) {
     if (message.acknowledged != 0 || !message.end.empty() || !message.lanes.empty() ||
         (side_ == Side::kServer && message.second != 0)) {
-      *error = "a message without frames over a lane";
-      return false;
+      return "a message without frames over a lane";
     }
   } else if (side_ == Side::kRelay) {
     if (!Acknowledge(out_[0].get(), message.acknowledged)) {
-      *error = "an impossible acknowledgement";
-      return false;
+      return "an impossible acknowledgement";
     }
   } else if (!Acknowledge(out_[0].get(), message.acknowledged) || !Acknowledge(out_[1].get(), message.second)) {
-    *error = "an impossible acknowledgement";
-    return false;
+    return "an impossible acknowledgement";
   }
   if (!message.lanes.empty() && !LearnCounts(message.lanes)) {
-    *error = "impossible counts of lanes";
-    return false;
+    return "impossible counts of lanes";
   }
-  if (frames.size() == 0) return true;
+  if (frames.size() == 0) return nullptr;
   In* in = in_[0].get();
   if (side_ == Side::kRelay) {
     if (message.second != ring::kReplyRing && message.second != ring::kEventRing) {
-      *error = "frames for a ring that does not exist";
-      return false;
+      return "frames for a ring that does not exist";
     }
     in = in_[message.second == ring::kReplyRing ? 0 : 1].get();
   }
   if (frames.size() >= kLaneBytes) CountBulk(frames.size());
-  if (const char* const wrong = PutInPlace(in, message.position, frames)) {
-    *error = wrong;
-    return false;
-  }
-  return true;
+  return PutInPlace(in, message.position, frames);
 }
 
 const char* TunnelEnd::PutInPlace(In* in, uint64_t position, const ReceivedFrames& frames) {
@@ -380,18 +371,17 @@ bool TunnelEnd::Place(const grpc::ByteBuffer& buffer, Arrivals* arrivals, bool l
   }
   TunnelMessage message;
   ReceivedFrames frames;
-  std::string error;
-  if (!DecodeTunnelMessage(buffer, &message, &frames)) {
-    error = "not a tunnel message";
-  } else if (Receive(message, frames, lane, &error) && !message.end.empty()) {
+  const char* const wrong =
+      DecodeTunnelMessage(buffer, &message, &frames) ? Receive(message, frames, lane) : "not a tunnel message";
+  if (wrong) {
+    Fail(std::string("the other end sent ") + wrong);
+    return false;
+  }
+  if (!message.end.empty()) {
     AwaitLanes(message.position);
     MutexLock lock(&arrivals->mutex);
     arrivals->reason = message.end;
     arrivals->outcome = Outcome::kPeerEnded;
-    return false;
-  }
-  if (!error.empty()) {
-    Fail("the other end sent " + error);
     return false;
   }
   if (Backlog()) WakeAcknowledgements();

@@ -201,7 +201,8 @@ class TunnelEnd {
   bool Backlog() const;
   void WakeAcknowledgements();
   void FillAcknowledgements(TunnelMessage* message);
-  bool Receive(const TunnelMessage& message, const ReceivedFrames& frames, bool lane, std::string* error);
+  // Does what the message says. What is wrong with it, or null.
+  const char* Receive(const TunnelMessage& message, const ReceivedFrames& frames, bool lane);
   // Puts frames where they belong and publishes what is whole. What is wrong with them, or null.
   const char* PutInPlace(In* in, uint64_t position, const ReceivedFrames& frames);
   bool Acknowledge(Out* out, uint64_t position);
