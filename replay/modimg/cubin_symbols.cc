@@ -107,11 +107,8 @@ Addresses FindAddresses(const Elf& elf, size_t symbol_table, const SymbolTable& 
 
 }  // namespace
 
-bool CubinSymbols(std::string_view cubin, std::vector<DataSymbol>* symbols, std::string* error, KernelFacts* kernels) {
-  const auto fail = [&](const char* what) {
-    *error = std::string("the cubin is damaged: ") + what;
-    return false;
-  };
+Status CubinSymbols(std::string_view cubin, std::vector<DataSymbol>* symbols, KernelFacts* kernels) {
+  const auto fail = [&](const char* what) { return Error(std::string("the cubin is damaged: ") + what); };
   format::ElfHeader header;
   if (cubin.size() < sizeof(header)) return fail("too short");
   memcpy(&header, cubin.data(), sizeof(header));
@@ -119,7 +116,7 @@ bool CubinSymbols(std::string_view cubin, std::vector<DataSymbol>* symbols, std:
       header.machine != format::kElfMachineCuda) {
     return fail("no ELF file for a GPU");
   }
-  if (header.section_offset == 0) return true;
+  if (header.section_offset == 0) return OkStatus();
   if (header.section_entry_bytes < sizeof(format::ElfSection) || header.section_offset > cubin.size()) {
     return fail("its section table");
   }
@@ -189,7 +186,7 @@ bool CubinSymbols(std::string_view cubin, std::vector<DataSymbol>* symbols, std:
         kernels->bare_addresses || std::any_of(addresses.in_code.begin(), addresses.in_code.end(), bare) ||
         (!launches && std::any_of(addresses.kernels_in_code.begin(), addresses.kernels_in_code.end(), bare));
   }
-  return true;
+  return OkStatus();
 }
 
 }  // namespace cuda_remote::replay

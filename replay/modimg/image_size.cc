@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "proto/base/status_macros.h"
 #include "proto/base/text.h"
 #include "replay/modimg/format.h"
 
@@ -20,30 +21,25 @@ T Read(const void* at) {
 
 bool IsFatbin(const void* image) { return Read<uint32_t>(image) == format::kFatbinMagic; }
 
-bool FatbinSize(const void* image, size_t* size, std::string* error) {
+StatusOr<size_t> FatbinSize(const void* image) {
   const auto header = Read<format::FatbinHeader>(image);
   if (header.version != 1 || header.header_bytes < sizeof(header)) {
-    *error = "a fat binary of version " + std::to_string(header.version) + "; only version 1 is known";
-    return false;
+    return Error("a fat binary of version " + std::to_string(header.version) + "; only version 1 is known");
   }
   if (header.body_bytes > kMaxImageBytes - header.header_bytes) {
-    *error = "a fat binary that says it is " + std::to_string(header.body_bytes) + " bytes long";
-    return false;
+    return Error("a fat binary that says it is " + std::to_string(header.body_bytes) + " bytes long");
   }
-  *size = size_t(header.header_bytes + header.body_bytes);
-  return true;
+  return size_t(header.header_bytes + header.body_bytes);
 }
 
 // The furthest byte that headers, sections and segments reach.
-bool ElfSize(const void* image, size_t* size, std::string* error) {
+StatusOr<size_t> ElfSize(const void* image) {
   const auto header = Read<format::ElfHeader>(image);
   if (header.ident[4] != format::kElfClass64 || header.ident[5] != format::kElfLittleEndian) {
-    *error = "an ELF image that is not 64-bit little-endian";
-    return false;
+    return Error("an ELF image that is not 64-bit little-endian");
   }
   if (header.machine != format::kElfMachineCuda) {
-    *error = "an ELF image for machine " + std::to_string(header.machine) + ", not for a GPU";
-    return false;
+    return Error("an ELF image for machine " + std::to_string(header.machine) + ", not for a GPU");
   }
   uint64_t end = sizeof(header);
   bool sane = true;
@@ -75,12 +71,8 @@ bool ElfSize(const void* image, size_t* size, std::string* error) {
       extend(segment.offset, segment.file_bytes);
     }
   }
-  if (!sane) {
-    *error = "a cubin (ELF) with invalid headers";
-    return false;
-  }
-  *size = size_t(end);
-  return true;
+  if (!sane) return Error("a cubin (ELF) with invalid headers");
+  return size_t(end);
 }
 
 // Whether a text starts as PTX: blanks and comments, then a directive.
@@ -102,42 +94,31 @@ bool IsPtx(const char* text) {
 
 }  // namespace
 
-bool LocateImage(const void* image, const void** start, size_t* size, std::string* error) {
-  if (!image) {
-    *error = "a null pointer";
-    return false;
-  }
+StatusOr<std::string_view> LocateImage(const void* image) {
+  if (!image) return Error("a null pointer");
   // Fewer than four bytes can only be a text that ends.
   const char* const text = static_cast<const char*>(image);
   const bool four_bytes = text[0] && text[1] && text[2] && text[3];
   if (four_bytes && Read<uint32_t>(image) == format::kWrapperMagic) {
     const auto wrapper = Read<format::FatbinWrapper>(image);
     if (wrapper.version != 1 && wrapper.version != 2) {
-      *error = "a fat binary wrapper of version " + std::to_string(wrapper.version) + "; only 1 and 2 are known";
-      return false;
+      return Error("a fat binary wrapper of version " + std::to_string(wrapper.version) + "; only 1 and 2 are known");
     }
-    if (!wrapper.data || !IsFatbin(wrapper.data)) {
-      *error = "a fat binary wrapper that points to no fat binary";
-      return false;
-    }
+    if (!wrapper.data || !IsFatbin(wrapper.data)) return Error("a fat binary wrapper that points to no fat binary");
     image = wrapper.data;
   }
-  *start = image;
-  if (four_bytes && IsFatbin(image)) return FatbinSize(image, size, error);
-  if (four_bytes && memcmp(image, format::kElfMagic, sizeof(format::kElfMagic)) == 0)
-    return ElfSize(image, size, error);
+  const bool is_elf = four_bytes && memcmp(image, format::kElfMagic, sizeof(format::kElfMagic)) == 0;
+  if (is_elf || (four_bytes && IsFatbin(image))) {
+    CR_ASSIGN_OR_RETURN(const size_t size, is_elf ? ElfSize(image) : FatbinSize(image));
+    return std::string_view(static_cast<const char*>(image), size);
+  }
   if (IsPtx(text)) {
     const size_t length = strnlen(text, kMaxImageBytes);
-    if (length == kMaxImageBytes) {
-      *error = "a PTX text without an end";
-      return false;
-    }
-    *size = length + 1;
-    return true;
+    if (length == kMaxImageBytes) return Error("a PTX text without an end");
+    return std::string_view(text, length + 1);
   }
   const std::string first = four_bytes ? "bytes " + HexBytes({text, 4}, " ") : "nothing";
-  *error = "neither fat binary, cubin nor PTX: it starts with " + first;
-  return false;
+  return Error("neither fat binary, cubin nor PTX: it starts with " + first);
 }
 
 }  // namespace cuda_remote::replay

@@ -7,6 +7,10 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
+
+#include "proto/base/status.h"
+#include "proto/base/took.h"
 
 namespace cuda_remote::replay {
 
@@ -16,8 +20,16 @@ inline constexpr size_t kMaxImageBytes = size_t{2} << 30;
 // Finds the bytes of the image that a module-loading call was given: a fat binary's wrapper (which is followed to the
 // fat binary), a fat binary, a cubin (ELF), or PTX text. The size of a text includes its terminating zero, since the
 // driver wants it there. As the driver itself, this believes the image's own headers: it reads nothing beyond what they
-// span. False and `error` if it is none of these.
-bool LocateImage(const void* image, const void** start, size_t* size, std::string* error);
+// span. Fails if it is none of these.
+StatusOr<std::string_view> LocateImage(const void* image);
+// Until all callers have it: see took.h.
+inline bool LocateImage(const void* image, const void** start, size_t* size, std::string* error) {
+  std::string_view found;
+  if (!Took(LocateImage(image), &found, error)) return false;
+  *start = found.data();
+  *size = found.size();
+  return true;
+}
 
 }  // namespace cuda_remote::replay
 

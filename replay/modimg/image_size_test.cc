@@ -12,18 +12,14 @@ namespace cuda_remote::replay {
 namespace {
 
 size_t SizeOf(const void* image) {
-  const void* start = nullptr;
-  size_t size = 0;
-  std::string error;
-  return LocateImage(image, &start, &size, &error) ? size : 0;
+  const StatusOr<std::string_view> found = LocateImage(image);
+  return found.ok() ? found->size() : 0;
 }
 
 std::string ErrorOf(const void* image) {
-  const void* start = nullptr;
-  size_t size = 0;
-  std::string error;
-  EXPECT_FALSE(LocateImage(image, &start, &size, &error));
-  return error;
+  const StatusOr<std::string_view> found = LocateImage(image);
+  EXPECT_FALSE(found.ok());
+  return found.status().message();
 }
 
 TEST(LocateImage, Ptx) {
@@ -44,14 +40,12 @@ TEST(LocateImage, FatbinAndWrapper) {
   memcpy(&bytes[0], &header, sizeof(header));
   EXPECT_EQ(SizeOf(bytes.data()), 1016u);
   format::FatbinWrapper wrapper{format::kWrapperMagic, 1, bytes.data(), nullptr};
-  const void* start = nullptr;
-  size_t size = 0;
-  std::string error;
   for (uint32_t version : {1u, 2u}) {
     wrapper.version = version;
-    ASSERT_TRUE(LocateImage(&wrapper, &start, &size, &error)) << error;
-    EXPECT_EQ(start, bytes.data());
-    EXPECT_EQ(size, 1016u);
+    const StatusOr<std::string_view> found = LocateImage(&wrapper);
+    ASSERT_TRUE(found.ok()) << found.status().message();
+    EXPECT_EQ(found->data(), bytes.data());
+    EXPECT_EQ(found->size(), 1016u);
   }
   wrapper.version = 3;
   EXPECT_NE(ErrorOf(&wrapper).find("version 3"), std::string::npos);

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "proto/base/status_macros.h"
 #include "replay/modimg/format.h"
 #include "replay/modimg/unpack.h"
 
@@ -29,17 +30,13 @@ std::string_view WithoutTrailingZeros(std::string_view text) {
   return text;
 }
 
-bool CubinArch(std::string_view cubin, ImageEntry* entry, std::string* error) {
-  if (!IsElf(cubin)) {
-    *error = "a cubin that is not an ELF file";
-    return false;
-  }
+Status CubinArch(std::string_view cubin, ImageEntry* entry) {
+  if (!IsElf(cubin)) return Error("a cubin that is not an ELF file");
   format::ElfHeader header;
   memcpy(&header, cubin.data(), sizeof(header));
   if (header.ident[4] != format::kElfClass64 || header.ident[5] != format::kElfLittleEndian ||
       header.machine != format::kElfMachineCuda) {
-    *error = "an ELF file that is not for a GPU (machine " + std::to_string(header.machine) + ")";
-    return false;
+    return Error("an ELF file that is not for a GPU (machine " + std::to_string(header.machine) + ")");
   }
   entry->kind = ImageEntry::kSass;
   if (header.ident[8] >= format::kElfAbiArchInSecondByte) {
@@ -49,11 +46,11 @@ bool CubinArch(std::string_view cubin, ImageEntry* entry, std::string* error) {
     entry->arch = header.flags & 0xff;
     entry->arch_specific = header.flags & 0x800;
   }
-  return true;
+  return OkStatus();
 }
 
 // Reads `.target sm_90a` of a text.
-bool PtxArch(std::string_view text, ImageEntry* entry, std::string* error) {
+Status PtxArch(std::string_view text, ImageEntry* entry) {
   entry->kind = ImageEntry::kPtx;
   for (size_t line = 0; line < text.size();) {
     const size_t end = std::min(text.find('\n', line), text.size());
@@ -69,79 +66,78 @@ bool PtxArch(std::string_view text, ImageEntry* entry, std::string* error) {
     }
     entry->arch_specific = at < here.size() && here[at] == 'a';
     entry->family_specific = at < here.size() && here[at] == 'f';
-    return true;
+    return OkStatus();
   }
-  *error = "a PTX text without .target";
-  return false;
+  return Error("a PTX text without .target");
 }
 
-// Walks the image's entries. `use` gets the entry without its bytes, and a function that unpacks them.
+// Walks the image's entries. `use` gets the entry without its bytes, and a function that unpacks them, and says whether
+// to go on.
 class Walker {
  public:
-  using Use = std::function<bool(ImageEntry&, const std::function<bool(std::string*)>& unpack)>;
+  using Unpack = std::function<Status(std::string*)>;
+  using Use = std::function<StatusOr<bool>(ImageEntry&, const Unpack& unpack)>;
 
-  Walker(std::string_view image, uint64_t max_unpacked, std::string* error)
-      : image_(image), left_(max_unpacked), error_(error) {}
+  Walker(std::string_view image, uint64_t max_unpacked) : image_(image), left_(max_unpacked) {}
 
-  bool Walk(const Use& use, size_t* other_entries) {
+  Status Walk(const Use& use, size_t* other_entries) {
     if (MagicOf(image_) == format::kFatbinMagic) return WalkFatbins(use, other_entries);
     ImageEntry entry;
     const std::string_view bytes = IsElf(image_) ? image_ : WithoutTrailingZeros(image_);
     if (IsElf(image_)) {
-      if (!CubinArch(image_, &entry, error_)) return false;
+      CR_RETURN_IF_ERROR(CubinArch(image_, &entry));
     } else if (bytes.find(".version") == std::string_view::npos || bytes.find('\0') != std::string_view::npos) {
-      *error_ = "neither fat binary, cubin nor PTX";
-      return false;
-    } else if (!PtxArch(bytes, &entry, error_)) {
-      return false;
+      return Error("neither fat binary, cubin nor PTX");
+    } else {
+      CR_RETURN_IF_ERROR(PtxArch(bytes, &entry));
     }
-    use(entry, [&](std::string* out) {
+    const auto unpack = [&](std::string* out) {
       out->assign(bytes);
-      return true;
-    });
-    return true;
+      return OkStatus();
+    };
+    return use(entry, unpack).status();
   }
 
  private:
-  bool Fail(size_t at, const std::string& what) {
-    *error_ = "the fat binary is damaged at offset " + std::to_string(at) + ": " + what;
-    return false;
+  static Status Damaged(size_t at, const std::string& what) {
+    return Error("the fat binary is damaged at offset " + std::to_string(at) + ": " + what);
   }
 
-  bool WalkFatbins(const Use& use, size_t* other_entries) {
+  Status WalkFatbins(const Use& use, size_t* other_entries) {
     size_t at = 0;
     while (at < image_.size()) {
       format::FatbinHeader header;
       if (image_.size() - at < sizeof(header)) {
         // What pads the section that it lay in.
-        if (image_.find_first_not_of('\0', at) == std::string_view::npos) return true;
-        return Fail(at, "too short");
+        if (image_.find_first_not_of('\0', at) == std::string_view::npos) return OkStatus();
+        return Damaged(at, "too short");
       }
       memcpy(&header, image_.data() + at, sizeof(header));
-      if (header.magic == 0 && image_.find_first_not_of('\0', at) == std::string_view::npos) return true;
+      if (header.magic == 0 && image_.find_first_not_of('\0', at) == std::string_view::npos) return OkStatus();
       if (header.magic != format::kFatbinMagic || header.version != 1 || header.header_bytes < sizeof(header) ||
           header.header_bytes > image_.size() - at) {
-        return Fail(at, "no header of version 1");
+        return Damaged(at, "no header of version 1");
       }
-      if (header.body_bytes > image_.size() - at - header.header_bytes) return Fail(at, "it is cut off");
-      bool stopped = false;
-      if (!WalkEntries(at + header.header_bytes, header.body_bytes, use, other_entries, &stopped)) return false;
-      if (stopped) return true;
+      if (header.body_bytes > image_.size() - at - header.header_bytes) return Damaged(at, "it is cut off");
+      CR_ASSIGN_OR_RETURN(const bool more,
+                          WalkEntries(at + header.header_bytes, header.body_bytes, use, other_entries));
+      if (!more) return OkStatus();
       at += size_t(header.header_bytes + header.body_bytes);
     }
-    return true;
+    return OkStatus();
   }
 
-  bool WalkEntries(size_t at, uint64_t body, const Use& use, size_t* other_entries, bool* stopped) {
+  // Whether to go on.
+  StatusOr<bool> WalkEntries(size_t at, uint64_t body, const Use& use, size_t* other_entries) {
     const size_t end = at + size_t(body);
     while (at < end) {
       format::FatbinEntry fixed;
-      if (end - at < sizeof(fixed)) return Fail(at, "an entry's header is cut off");
+      if (end - at < sizeof(fixed)) return Damaged(at, "an entry's header is cut off");
       memcpy(&fixed, image_.data() + at, sizeof(fixed));
       if (fixed.header_bytes < sizeof(fixed) || fixed.header_bytes > end - at)
-        return Fail(at, "an entry's header size");
+        return Damaged(at, "an entry's header size");
       const size_t start = at + fixed.header_bytes;
-      if (fixed.padded_bytes > end - start) return Fail(at, "an entry's size");
+      if (fixed.padded_bytes > end - start) return Damaged(at, "an entry's size");
       std::string_view payload = image_.substr(start, size_t(fixed.padded_bytes));
       const size_t entry_at = at;
       at = start + size_t(fixed.padded_bytes);
@@ -156,68 +152,71 @@ class Walker {
       entry.family_specific = fixed.flags & format::kEntryFamilySpecific;
       entry.compressed = fixed.flags & (format::kEntryLz4 | format::kEntryZstd);
       if (entry.compressed) {
-        if (fixed.packed_bytes > payload.size()) return Fail(entry_at, "an entry's compressed size");
+        if (fixed.packed_bytes > payload.size()) return Damaged(entry_at, "an entry's compressed size");
         payload = payload.substr(0, fixed.packed_bytes);
       }
-      bool unpacked = true;
-      *stopped = !use(entry, [&](std::string* out) { return unpacked = Unpack(entry_at, fixed, payload, out); });
-      if (!unpacked) return false;
-      if (*stopped) return true;
+      const auto unpack = [&](std::string* out) { return UnpackEntry(entry_at, fixed, payload, out); };
+      CR_ASSIGN_OR_RETURN(const bool more, use(entry, unpack));
+      if (!more) return false;
     }
     return true;
   }
 
-  bool Unpack(size_t at, const format::FatbinEntry& fixed, std::string_view payload, std::string* out) {
+  Status UnpackEntry(size_t at, const format::FatbinEntry& fixed, std::string_view payload, std::string* out) {
     const bool packed = fixed.flags & (format::kEntryLz4 | format::kEntryZstd);
     const uint64_t bytes = packed ? fixed.unpacked_bytes : payload.size();
-    if (bytes > left_) return Fail(at, "its entries are too large when unpacked");
+    if (bytes > left_) return Damaged(at, "its entries are too large when unpacked");
     left_ -= bytes;
-    std::string what;
     if (!packed) {
       out->assign(payload);
-    } else if (fixed.flags & format::kEntryLz4 ? !UnpackLz4(payload, bytes, out, &what)
-                                               : !UnpackZstd(payload, bytes, out, &what)) {
-      return Fail(at, what);
+    } else {
+      const Status unpacked =
+          fixed.flags & format::kEntryLz4 ? UnpackLz4(payload, bytes, out) : UnpackZstd(payload, bytes, out);
+      if (!unpacked.ok()) return Damaged(at, unpacked.message());
     }
     if (fixed.kind == format::kEntryPtx) out->resize(WithoutTrailingZeros(*out).size());
-    return true;
+    return OkStatus();
   }
 
   std::string_view image_;
   uint64_t left_;
-  std::string* error_;
 };
 
 }  // namespace
 
-bool ForEachEntry(std::string_view image, const std::function<bool(ImageEntry&)>& use, std::string* error,
-                  uint64_t max_unpacked) {
+Status ForEachEntry(std::string_view image, const std::function<bool(ImageEntry&)>& use, uint64_t max_unpacked) {
   size_t other = 0;
-  return Walker(image, max_unpacked, error)
-      .Walk([&](ImageEntry& entry, const auto& unpack) { return unpack(&entry.bytes) && use(entry); }, &other);
+  return Walker(image, max_unpacked)
+      .Walk(
+          [&](ImageEntry& entry, const auto& unpack) -> StatusOr<bool> {
+            CR_RETURN_IF_ERROR(unpack(&entry.bytes));
+            return use(entry);
+          },
+          &other);
 }
 
-bool ParseImage(std::string_view image, ParsedImage* parsed, std::string* error, uint64_t max_unpacked) {
-  *parsed = {};
-  return Walker(image, max_unpacked, error)
-      .Walk(
-          [&](ImageEntry& entry, const auto& unpack) {
-            if (!unpack(&entry.bytes)) return false;
-            parsed->entries.push_back(std::move(entry));
-            return true;
-          },
-          &parsed->other_entries);
+StatusOr<ParsedImage> ParseImage(std::string_view image, uint64_t max_unpacked) {
+  ParsedImage parsed;
+  CR_RETURN_IF_ERROR(Walker(image, max_unpacked)
+                         .Walk(
+                             [&](ImageEntry& entry, const auto& unpack) -> StatusOr<bool> {
+                               CR_RETURN_IF_ERROR(unpack(&entry.bytes));
+                               parsed.entries.push_back(std::move(entry));
+                               return true;
+                             },
+                             &parsed.other_entries));
+  return parsed;
 }
 
-bool ListEntries(std::string_view image, ParsedImage* parsed, std::string* error) {
-  *parsed = {};
-  return Walker(image, 0, error)
-      .Walk(
-          [&](ImageEntry& entry, const auto&) {
-            parsed->entries.push_back(std::move(entry));
-            return true;
-          },
-          &parsed->other_entries);
+StatusOr<ParsedImage> ListEntries(std::string_view image) {
+  ParsedImage parsed;
+  CR_RETURN_IF_ERROR(Walker(image, 0).Walk(
+      [&](ImageEntry& entry, const auto&) {
+        parsed.entries.push_back(std::move(entry));
+        return true;
+      },
+      &parsed.other_entries));
+  return parsed;
 }
 
 bool CanRun(const ImageEntry& entry, uint32_t arch) {
@@ -244,38 +243,36 @@ void AddWords(const std::vector<uint64_t>& more, std::vector<uint64_t>* words) {
 
 }  // namespace
 
-bool DataSymbols(std::string_view image, const std::vector<uint32_t>& arches, std::vector<DataSymbol>* symbols,
-                 std::string* error, KernelFacts* kernels, uint64_t max_unpacked) {
+Status DataSymbols(std::string_view image, const std::vector<uint32_t>& arches, std::vector<DataSymbol>* symbols,
+                   KernelFacts* kernels, uint64_t max_unpacked) {
   symbols->clear();
   KernelFacts facts;
   std::unordered_map<std::string, size_t> seen;
-  bool ok = true;
+  const auto add = [&](ImageEntry& entry, const Walker::Unpack& unpack) -> StatusOr<bool> {
+    const auto can_run = [&entry](uint32_t arch) { return CanRun(entry, arch); };
+    if (!arches.empty() && std::none_of(arches.begin(), arches.end(), can_run)) return true;
+    CR_RETURN_IF_ERROR(unpack(&entry.bytes));
+    std::vector<DataSymbol> found;
+    const Status status = entry.kind == ImageEntry::kPtx ? PtxSymbols(entry.bytes, &found, &facts)
+                                                         : CubinSymbols(entry.bytes, &found, &facts);
+    for (DataSymbol& symbol : found) {
+      const auto [place, is_new] = seen.emplace(symbol.name, symbols->size());
+      if (is_new) {
+        symbols->push_back(std::move(symbol));
+      } else {
+        DataSymbol& known = (*symbols)[place->second];
+        known.size = std::max(known.size, symbol.size);
+        known.managed = known.managed || symbol.managed;
+        AddWords(symbol.code_words, &known.code_words);
+      }
+    }
+    CR_RETURN_IF_ERROR(status);
+    return true;
+  };
   size_t other = 0;
-  const bool walked = Walker(image, max_unpacked, error)
-                          .Walk(
-                              [&](ImageEntry& entry, const auto& unpack) {
-                                const auto can_run = [&entry](uint32_t arch) { return CanRun(entry, arch); };
-                                if (!arches.empty() && std::none_of(arches.begin(), arches.end(), can_run)) return true;
-                                if (!unpack(&entry.bytes)) return false;
-                                std::vector<DataSymbol> found;
-                                ok = entry.kind == ImageEntry::kPtx ? PtxSymbols(entry.bytes, &found, error, &facts)
-                                                                    : CubinSymbols(entry.bytes, &found, error, &facts);
-                                for (DataSymbol& symbol : found) {
-                                  const auto [place, is_new] = seen.emplace(symbol.name, symbols->size());
-                                  if (is_new) {
-                                    symbols->push_back(std::move(symbol));
-                                  } else {
-                                    DataSymbol& known = (*symbols)[place->second];
-                                    known.size = std::max(known.size, symbol.size);
-                                    known.managed = known.managed || symbol.managed;
-                                    AddWords(symbol.code_words, &known.code_words);
-                                  }
-                                }
-                                return ok;
-                              },
-                              &other);
+  const Status walked = Walker(image, max_unpacked).Walk(add, &other);
   if (kernels) *kernels = facts;
-  return walked && ok;
+  return walked;
 }
 
 }  // namespace cuda_remote::replay

@@ -16,17 +16,16 @@ using namespace cuda_remote::replay;  // NOLINT: a test program
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
   constexpr uint64_t kLimit = 16u << 20;
-  ParsedImage parsed, listed;
   std::vector<DataSymbol> symbols;
-  std::string error;
-  if (ParseImage(bytes, &parsed, &error, kLimit)) {
-    if (!ListEntries(bytes, &listed, &error) || listed.entries.size() != parsed.entries.size()) __builtin_trap();
+  if (const auto parsed = ParseImage(bytes, kLimit); parsed.ok()) {
+    const auto listed = ListEntries(bytes);
+    if (!listed.ok() || listed->entries.size() != parsed->entries.size()) __builtin_trap();
   }
-  DataSymbols(bytes, {}, &symbols, &error, nullptr, kLimit);
+  (void)DataSymbols(bytes, {}, &symbols, nullptr, kLimit);
   symbols.clear();
-  PtxSymbols(bytes, &symbols, &error);
+  (void)PtxSymbols(bytes, &symbols);
   symbols.clear();
-  CubinSymbols(bytes, &symbols, &error);
+  (void)CubinSymbols(bytes, &symbols);
   return 0;
 }
 

@@ -13,6 +13,7 @@
 #include <map>
 #include <set>
 
+#include "proto/base/testing/value_of.h"
 #include "replay/modimg/format.h"
 #include "replay/modimg/image_size.h"
 
@@ -30,8 +31,7 @@ const char* const kFatbins[] = {"plain.fatbin", "default.fatbin", "all.fatbin", 
 // Every variable of testdata/variables.cu.
 void ExpectAllVariables(const std::string& image) {
   std::vector<DataSymbol> symbols;
-  std::string error;
-  ASSERT_TRUE(DataSymbols(image, {}, &symbols, &error)) << error;
+  ASSERT_EQ(DataSymbols(image, {}, &symbols).message(), "");
   std::map<std::string, DataSymbol> by_name;
   size_t literals = 0;
   for (const DataSymbol& symbol : symbols) {
@@ -69,9 +69,7 @@ TEST(ParseImage, FatbinsInEveryPacking) {
   for (const char* name : kFatbins) {
     SCOPED_TRACE(name);
     const std::string image = Image(name);
-    ParsedImage parsed;
-    std::string error;
-    ASSERT_TRUE(ParseImage(image, &parsed, &error)) << error;
+    const ParsedImage parsed = ValueOf(ParseImage(image));
     ASSERT_EQ(parsed.entries.size(), 4u);
     EXPECT_EQ(parsed.other_entries, 0u);
     std::multiset<std::string> names;
@@ -92,8 +90,7 @@ TEST(ParseImage, FatbinsInEveryPacking) {
     ASSERT_EQ(contents.size(), plain.size());
     for (size_t i = 0; i < plain.size(); ++i) EXPECT_EQ(contents[i], plain[i]) << "entry " << i;
     ExpectAllVariables(image);
-    ParsedImage listed;
-    ASSERT_TRUE(ListEntries(image, &listed, &error)) << error;
+    const ParsedImage listed = ValueOf(ListEntries(image));
     ASSERT_EQ(listed.entries.size(), 4u);
     EXPECT_EQ(listed.entries[1].arch, parsed.entries[1].arch);
     EXPECT_TRUE(listed.entries[1].bytes.empty());
@@ -103,17 +100,16 @@ TEST(ParseImage, FatbinsInEveryPacking) {
 TEST(DataSymbols, OnlyOfWhatTheGpusCanRun) {
   const std::string image = Image("default.fatbin");
   std::vector<DataSymbol> all, some;
-  std::string error;
-  ASSERT_TRUE(DataSymbols(image, {}, &all, &error)) << error;
+  ASSERT_EQ(DataSymbols(image, {}, &all).message(), "");
   for (const std::vector<uint32_t>& arches : {std::vector<uint32_t>{90}, {50, 75}, {100}}) {
-    ASSERT_TRUE(DataSymbols(image, arches, &some, &error)) << error;
+    ASSERT_EQ(DataSymbols(image, arches, &some).message(), "");
     EXPECT_EQ(some.size(), all.size()) << arches[0];
   }
-  ASSERT_TRUE(DataSymbols(image, {50, 70}, &some, &error)) << error;
+  ASSERT_EQ(DataSymbols(image, {50, 70}, &some).message(), "");
   EXPECT_TRUE(some.empty());
   // What no GPU here can run is not unpacked either.
-  EXPECT_TRUE(DataSymbols(image, {70}, &some, &error, nullptr, 1)) << error;
-  EXPECT_FALSE(DataSymbols(image, {75}, &some, &error, nullptr, 1));
+  EXPECT_EQ(DataSymbols(image, {70}, &some, nullptr, 1).message(), "");
+  EXPECT_FALSE(DataSymbols(image, {75}, &some, nullptr, 1).ok());
 }
 
 TEST(ParseImage, BothCompressionsAreInUse) {
@@ -129,27 +125,24 @@ TEST(ParseImage, BothCompressionsAreInUse) {
 }
 
 TEST(ParseImage, CubinPtxAndMore) {
-  ParsedImage parsed;
-  std::string error;
-  ASSERT_TRUE(ParseImage(Image("variables.cubin"), &parsed, &error)) << error;
+  ParsedImage parsed = ValueOf(ParseImage(Image("variables.cubin")));
   ASSERT_EQ(parsed.entries.size(), 1u);
   EXPECT_EQ(NameOf(parsed.entries[0]), "sm_90");
   ExpectAllVariables(Image("variables.cubin"));
   for (const std::string& text : {Image("variables.ptx"), Image("variables.ptx") + '\0'}) {
-    ASSERT_TRUE(ParseImage(text, &parsed, &error)) << error;
+    parsed = ValueOf(ParseImage(text));
     ASSERT_EQ(parsed.entries.size(), 1u);
     EXPECT_EQ(NameOf(parsed.entries[0]), "PTX compute_75");
     EXPECT_EQ(parsed.entries[0].bytes, Image("variables.ptx"));
     ExpectAllVariables(text);
   }
-  ASSERT_TRUE(ParseImage(Image("family.fatbin"), &parsed, &error)) << error;
+  parsed = ValueOf(ParseImage(Image("family.fatbin")));
   ASSERT_EQ(parsed.entries.size(), 2u);
   EXPECT_TRUE(parsed.entries[0].family_specific);
-  ASSERT_TRUE(ParseImage(Image("lto.fatbin"), &parsed, &error)) << error;
+  parsed = ValueOf(ParseImage(Image("lto.fatbin")));
   EXPECT_EQ(parsed.other_entries, 1u);
   // Several fat binaries in one section, and what pads it.
-  ASSERT_TRUE(ParseImage(Image("all.fatbin") + Image("plain.fatbin") + std::string(24, '\0'), &parsed, &error))
-      << error;
+  parsed = ValueOf(ParseImage(Image("all.fatbin") + Image("plain.fatbin") + std::string(24, '\0')));
   EXPECT_EQ(parsed.entries.size(), 8u);
 }
 
@@ -157,28 +150,21 @@ TEST(ParseImage, LocateImageFindsTheirEnds) {
   for (const char* name : {"variables.cubin", "plain.fatbin", "all.fatbin", "lto.fatbin", "variables.ptx"}) {
     const std::string image = Image(name);
     const std::string more = image + '\0' + std::string(100, 'x');
-    const void* start = nullptr;
-    size_t size = 0;
-    std::string error;
-    ASSERT_TRUE(LocateImage(more.data(), &start, &size, &error)) << error;
-    EXPECT_EQ(start, more.data());
-    EXPECT_EQ(size, image.size() + (std::string(name) == "variables.ptx")) << name;
+    const std::string_view found = ValueOf(LocateImage(more.data()));
+    EXPECT_EQ(found.data(), more.data());
+    EXPECT_EQ(found.size(), image.size() + (std::string(name) == "variables.ptx")) << name;
   }
 }
 
 TEST(ParseImage, RefusesWhatItCannotTake) {
-  ParsedImage parsed;
-  std::string error;
   for (const std::string& image :
        {std::string(), std::string("hello"),
         std::string("\x7f"
                     "ELF"),
         std::string(100, '\0'), std::string(".version 8.0\n"), Image("plain.fatbin").substr(0, 5000)}) {
-    error.clear();
-    EXPECT_FALSE(ParseImage(image, &parsed, &error));
-    EXPECT_FALSE(error.empty());
+    EXPECT_NE(ParseImage(image).status().message(), "");
   }
-  EXPECT_FALSE(ParseImage(Image("size.fatbin"), &parsed, &error, 1000));
+  const std::string error = ParseImage(Image("size.fatbin"), 1000).status().message();
   EXPECT_NE(error.find("too large"), std::string::npos) << error;
 }
 
@@ -189,19 +175,16 @@ TEST(ParseImage, DamageIsHarmless) {
       std::string damaged = image;
       damaged[i] ^= char(1 << i % 8);
       std::vector<DataSymbol> symbols;
-      std::string error;
-      if (!DataSymbols(damaged, {}, &symbols, &error, nullptr, 64 << 20)) {
-        EXPECT_FALSE(error.empty());
-      }
-      DataSymbols(image.substr(0, i), {}, &symbols, &error, nullptr, 64 << 20);
+      const Status status = DataSymbols(damaged, {}, &symbols, nullptr, 64 << 20);
+      EXPECT_NE(status.ok(), !status.message().empty());
+      (void)DataSymbols(image.substr(0, i), {}, &symbols, nullptr, 64 << 20);
     }
   }
 }
 
 TEST(PtxSymbols, Declarations) {
   std::vector<DataSymbol> symbols;
-  std::string error;
-  ASSERT_TRUE(PtxSymbols(R"(
+  ASSERT_EQ(PtxSymbols(R"(
 .version 8.0 // .global .u32 commented;
 .target sm_70
 .file 1 "a \" .global .u32 quoted;"
@@ -218,8 +201,9 @@ TEST(PtxSymbols, Declarations) {
 .func (.param .b32 r) f(.param .b32 a) { .global .u32 inner; ret; }
 .entry k() { .reg .b32 %r; { .local .b8 depot[4]; } ret; }
 .global .f64 last;)",
-                         &symbols, &error))
-      << error;
+                       &symbols)
+                .message(),
+            "");
   std::map<std::string, uint64_t> sizes;
   for (const DataSymbol& symbol : symbols) sizes[symbol.name] = symbol.size;
   EXPECT_EQ(sizes,
@@ -232,10 +216,9 @@ TEST(PtxSymbols, Declarations) {
 
 TEST(PtxSymbols, Nonsense) {
   std::vector<DataSymbol> symbols;
-  std::string error;
   for (const char* text : {".global .u32 a[x];", ".global .u32 a[99999999999999][9999999999999999];", ".global .u32 a",
                            ".global .u32 a[3", ".global .u32 a b;"}) {
-    EXPECT_FALSE(PtxSymbols(text, &symbols, &error)) << text;
+    const std::string error = PtxSymbols(text, &symbols).message();
     EXPECT_NE(error.find("line 1"), std::string::npos) << error;
   }
 }
@@ -266,50 +249,49 @@ TEST(CanRun, FollowsTheVendorsRules) {
 TEST(Modimg, WhatKernelsDo) {
   const std::string head = ".version 7.0\n.target sm_52\n.address_size 64\n";
   std::vector<DataSymbol> symbols;
-  std::string error;
   KernelFacts facts;
   const auto read = [&](const std::string& text) {
     facts = {};
     facts.print = facts.allocate = facts.bare_addresses = true;
-    return DataSymbols(head + text, {}, &symbols, &error, &facts);
+    return DataSymbols(head + text, {}, &symbols, &facts).message();
   };
-  ASSERT_TRUE(read(".visible .entry k() { ret; }\n")) << error;
+  ASSERT_EQ(read(".visible .entry k() { ret; }\n"), "");
   EXPECT_FALSE(facts.print || facts.allocate || facts.bare_addresses);
-  ASSERT_TRUE(read(".extern .func (.param .b32 r) vprintf (.param .b64 f, .param .b64 a);\n")) << error;
+  ASSERT_EQ(read(".extern .func (.param .b32 r) vprintf (.param .b64 f, .param .b64 a);\n"), "");
   EXPECT_TRUE(facts.print);
   EXPECT_FALSE(facts.allocate || facts.bare_addresses);
-  ASSERT_TRUE(read(".extern .func (.param .b64 r) malloc (.param .b64 a);\n")) << error;
+  ASSERT_EQ(read(".extern .func (.param .b64 r) malloc (.param .b64 a);\n"), "");
   EXPECT_TRUE(facts.allocate);
   EXPECT_FALSE(facts.print || facts.bare_addresses);
-  ASSERT_TRUE(read(".extern .func free (.param .b64 a);\n")) << error;
+  ASSERT_EQ(read(".extern .func free (.param .b64 a);\n"), "");
   EXPECT_FALSE(facts.allocate);
   const std::string function =
       ".visible .func (.param .b32 r) f(.param .b32 a) { ret; }\n.weak .func g() { ret; }\n.func own() { ret; }\n";
   const std::string call = ".entry k() { .reg .b64 %rd<3>; @%p1 call.uni (r), f, (a); $L_1: call g; ret; }\n";
-  ASSERT_TRUE(read(function + call)) << error;
+  ASSERT_EQ(read(function + call), "");
   EXPECT_FALSE(facts.bare_addresses);
   for (const char* taken : {".entry k() { .reg .b64 %rd<3>; mov.u64 %rd1, f; ret; }\n",
                             ".entry k() { { $L_1: @!%p3 mov.u64 %rd1,g; } ret; }\n",
                             ".entry j() { ret; } .entry k() { mov.u64 %rd1, j; ret; }\n"}) {
-    ASSERT_TRUE(read(function + call.substr(0, call.find(".entry")) + taken)) << error;
+    ASSERT_EQ(read(function + call.substr(0, call.find(".entry")) + taken), "");
     EXPECT_TRUE(facts.bare_addresses) << taken;
     EXPECT_TRUE(symbols.empty());
   }
   // In a variable, too: that one tells where it lies.
-  ASSERT_TRUE(read(function + ".global .u64 t[2] = {0, f};\n.entry k() { mov.u64 %rd1, f; ret; }\n")) << error;
+  ASSERT_EQ(read(function + ".global .u64 t[2] = {0, f};\n.entry k() { mov.u64 %rd1, f; ret; }\n"), "");
   EXPECT_FALSE(facts.bare_addresses);
   EXPECT_EQ(symbols[0].code_words, std::vector<uint64_t>{8});
   // The address of a function that nobody else can see is a number.
-  ASSERT_TRUE(read(function + ".global .u64 t[2] = {0, own};\n.entry k() { mov.u64 %rd1, own; ret; }\n")) << error;
+  ASSERT_EQ(read(function + ".global .u64 t[2] = {0, own};\n.entry k() { mov.u64 %rd1, own; ret; }\n"), "");
   EXPECT_FALSE(facts.bare_addresses);
   EXPECT_TRUE(symbols[0].code_words.empty());
   // Kernels that launch kernels.
-  ASSERT_TRUE(read(".extern .func (.param .b32 r) cudaLaunchDeviceV2(.param .b64 a);\n" + function +
-                   ".entry j() { ret; } .entry k() { mov.u64 %rd1, j; ret; }\n"))
-      << error;
+  ASSERT_EQ(read(".extern .func (.param .b32 r) cudaLaunchDeviceV2(.param .b64 a);\n" + function +
+                 ".entry j() { ret; } .entry k() { mov.u64 %rd1, j; ret; }\n"),
+            "");
   EXPECT_FALSE(facts.bare_addresses);
   // Neither a comment nor a string nor a register is a name.
-  ASSERT_TRUE(read(function + ".entry k() { mov.u64 %f, %g; // g\n .pragma \"f\"; /* f */ ret; }\n")) << error;
+  ASSERT_EQ(read(function + ".entry k() { mov.u64 %f, %g; // g\n .pragma \"f\"; /* f */ ret; }\n"), "");
   EXPECT_FALSE(facts.bare_addresses);
 }
 
@@ -326,9 +308,8 @@ TEST(Modimg, WordsOfFunctionAddressesInPtx) {
 .global .align 8 .u64 plain[3] = {table, 2, h};
 )";
   std::vector<DataSymbol> symbols;
-  std::string error;
   KernelFacts facts;
-  ASSERT_TRUE(PtxSymbols(text, &symbols, &error, &facts)) << error;
+  ASSERT_EQ(PtxSymbols(text, &symbols, &facts).message(), "");
   EXPECT_FALSE(facts.bare_addresses);
   std::map<std::string, std::vector<uint64_t>> words;
   for (const DataSymbol& symbol : symbols) words[symbol.name] = symbol.code_words;
@@ -343,9 +324,8 @@ TEST(Modimg, WordsOfFunctionAddressesInCubins) {
   for (const char* name : {"functions_75.cubin", "functions_90.cubin"}) {
     SCOPED_TRACE(name);
     std::vector<DataSymbol> symbols;
-    std::string error;
     KernelFacts facts;
-    ASSERT_TRUE(DataSymbols(Image(name), {}, &symbols, &error, &facts)) << error;
+    ASSERT_EQ(DataSymbols(Image(name), {}, &symbols, &facts).message(), "");
     EXPECT_TRUE(facts.allocate && facts.print);
     EXPECT_TRUE(facts.bare_addresses);  // of Down
     std::map<std::string, std::vector<uint64_t>> words;
@@ -359,17 +339,15 @@ TEST(Modimg, WordsOfFunctionAddressesInCubins) {
   for (const char* name : {"calls_75.cubin", "calls_90.cubin"}) {
     SCOPED_TRACE(name);
     std::vector<DataSymbol> symbols;
-    std::string error;
     KernelFacts facts;
-    ASSERT_TRUE(DataSymbols(Image(name), {}, &symbols, &error, &facts)) << error;
+    ASSERT_EQ(DataSymbols(Image(name), {}, &symbols, &facts).message(), "");
     EXPECT_FALSE(facts.bare_addresses || facts.allocate || facts.print);
     EXPECT_EQ(symbols.size(), 2u);
   }
   // In whole programs pointers to functions are numbers, which no loading changes.
   std::vector<DataSymbol> symbols;
-  std::string error;
   KernelFacts facts;
-  ASSERT_TRUE(DataSymbols(Image("functions_whole.cubin"), {}, &symbols, &error, &facts)) << error;
+  ASSERT_EQ(DataSymbols(Image("functions_whole.cubin"), {}, &symbols, &facts).message(), "");
   EXPECT_FALSE(facts.bare_addresses);
   EXPECT_TRUE(facts.allocate && facts.print);
   for (const DataSymbol& symbol : symbols) EXPECT_TRUE(symbol.code_words.empty()) << symbol.name;

@@ -138,7 +138,7 @@ constexpr uint64_t kMaxNestedBytes = 1 << 20;
 
 }  // namespace
 
-bool PtxSymbols(std::string_view text, std::vector<DataSymbol>* symbols, std::string* error, KernelFacts* kernels) {
+Status PtxSymbols(std::string_view text, std::vector<DataSymbol>* symbols, KernelFacts* kernels) {
   KernelFacts ignored;
   if (!kernels) kernels = &ignored;
   // Those whose addresses are addresses: functions that others can see, and kernels. Of the rest a compiler makes
@@ -147,8 +147,7 @@ bool PtxSymbols(std::string_view text, std::vector<DataSymbol>* symbols, std::st
   bool launches = false;
   Tokens tokens(text);
   const auto fail = [&](const char* what) {
-    *error = "line " + std::to_string(tokens.line()) + " of the PTX: " + what;
-    return false;
+    return Error("line " + std::to_string(tokens.line()) + " of the PTX: " + what);
   };
   bool is_extern = false, is_visible = false;  // of the declaration that is being read
   while (!tokens.done()) {
@@ -286,7 +285,7 @@ bool PtxSymbols(std::string_view text, std::vector<DataSymbol>* symbols, std::st
     if (launches && entries.count(name) != 0) continue;  // that is what it takes a kernel's address for
     kernels->bare_addresses = kernels->bare_addresses || in_variables.count(name) == 0;
   }
-  return true;
+  return OkStatus();
 }
 
 }  // namespace cuda_remote::replay

@@ -9,27 +9,20 @@
 
 namespace cuda_remote::replay {
 
-bool UnpackLz4(std::string_view packed, uint64_t bytes, std::string* out, std::string* error) {
+Status UnpackLz4(std::string_view packed, uint64_t bytes, std::string* out) {
   // A byte of LZ4 stands for at most 255, so a small input cannot claim much memory.
   if (bytes / 255 > packed.size() || bytes > LZ4_MAX_INPUT_SIZE || packed.size() > LZ4_MAX_INPUT_SIZE) {
-    *error = "the unpacked size of an LZ4 entry is impossible";
-    return false;
+    return Error("the unpacked size of an LZ4 entry is impossible");
   }
   out->resize(size_t(bytes));
   const int done = LZ4_decompress_safe(packed.data(), out->data(), int(packed.size()), int(bytes));
-  if (done < 0 || uint64_t(done) != bytes) {
-    *error = "an LZ4 entry does not unpack";
-    return false;
-  }
-  return true;
+  if (done < 0 || uint64_t(done) != bytes) return Error("an LZ4 entry does not unpack");
+  return OkStatus();
 }
 
-bool UnpackZstd(std::string_view packed, uint64_t bytes, std::string* out, std::string* error) {
+Status UnpackZstd(std::string_view packed, uint64_t bytes, std::string* out) {
   const std::unique_ptr<ZSTD_DCtx, size_t (*)(ZSTD_DCtx*)> context(ZSTD_createDCtx(), &ZSTD_freeDCtx);
-  if (!context) {
-    *error = "no memory";
-    return false;
-  }
+  if (!context) return Error("no memory");
   out->clear();
   ZSTD_inBuffer in{packed.data(), packed.size(), 0};
   size_t done = 0;
@@ -40,23 +33,16 @@ bool UnpackZstd(std::string_view packed, uint64_t bytes, std::string* out, std::
     ZSTD_outBuffer buffer{out->data(), out->size(), done};
     const size_t result = ZSTD_decompressStream(context.get(), &buffer, &in);
     if (ZSTD_isError(result)) {
-      *error = std::string("a Zstandard entry does not unpack (") + ZSTD_getErrorName(result) + ")";
-      return false;
+      return Error(std::string("a Zstandard entry does not unpack (") + ZSTD_getErrorName(result) + ")");
     }
     const bool stuck = buffer.pos == done && in.pos == in.size;
     done = buffer.pos;
-    if (done > bytes || (stuck && result != 0)) {
-      *error = "the size of a Zstandard entry differs from its header";
-      return false;
-    }
+    if (done > bytes || (stuck && result != 0)) return Error("the size of a Zstandard entry differs from its header");
     if (result == 0 && in.pos == in.size) break;
   }
   out->resize(done);
-  if (done != bytes) {
-    *error = "the size of a Zstandard entry differs from its header";
-    return false;
-  }
-  return true;
+  if (done != bytes) return Error("the size of a Zstandard entry differs from its header");
+  return OkStatus();
 }
 
 }  // namespace cuda_remote::replay

@@ -7,12 +7,14 @@
 #include <string>
 #include <string_view>
 
+#include "proto/base/status.h"
+
 namespace cuda_remote::replay {
 
-// Replaces `out` by exactly `bytes` unpacked bytes; false and `error` if `packed` does not hold just these. Memory is
-// taken as the data come, not as `bytes` says.
-bool UnpackLz4(std::string_view packed, uint64_t bytes, std::string* out, std::string* error);   // one raw block
-bool UnpackZstd(std::string_view packed, uint64_t bytes, std::string* out, std::string* error);  // frames
+// Replaces `out` by exactly `bytes` unpacked bytes; fails if `packed` does not hold just these. Memory is taken as the
+// data come, not as `bytes` says.
+Status UnpackLz4(std::string_view packed, uint64_t bytes, std::string* out);   // one raw block
+Status UnpackZstd(std::string_view packed, uint64_t bytes, std::string* out);  // frames
 
 }  // namespace cuda_remote::replay
 
