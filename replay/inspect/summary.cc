@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/api/call_names.gen.h"
+#include "proto/base/status_macros.h"
 #include "proto/base/text.h"
 #include "replay/replayer/replayer.h"
 
@@ -21,11 +22,17 @@ Module Describe(const Record& record, const std::string& image) {
   module.call = CallIdName(record.header.call);
   module.hash = ToHex(*record.image);
   module.bytes = image.size();
-  ParsedImage parsed;
-  if (!ListEntries(image, &parsed, &module.problem)) return module;
-  module.entries = std::move(parsed.entries);
+  StatusOr<ParsedImage> parsed = ListEntries(image);
+  if (!parsed.ok()) {
+    module.problem = parsed.status().message();
+    return module;
+  }
+  module.entries = std::move(parsed->entries);
   std::vector<DataSymbol> symbols;
-  if (!DataSymbols(image, {}, &symbols, &module.problem)) return module;
+  if (const Status found = DataSymbols(image, {}, &symbols); !found.ok()) {
+    module.problem = found.message();
+    return module;
+  }
   for (const DataSymbol& symbol : symbols) {
     if (symbol.literal) continue;
     ++module.variables;
@@ -136,13 +143,14 @@ absl::StatusOr<Summary> Load(const std::string& dir) {
   const ckptfmt::ImageInfo& info = summary.reader->info();
   summary.logs.resize(info.processes.size());
   for (size_t i = 0; i < info.processes.size(); ++i) {
-    Log& log = summary.logs[i];
-    absl::StatusOr<std::string> bytes = summary.reader->ReadLog(i);
-    if (!bytes.ok()) return bytes.status();
-    std::string error;
-    if (!Log::Parse(*bytes, &log, &error)) {
-      return absl::DataLossError(absl::StrCat(summary.reader->dir(), "/", summary.reader->LogPath(i), ": ", error));
+    CR_ASSIGN_OR_RETURN(const std::string bytes, summary.reader->ReadLog(i));
+    StatusOr<Log> parsed = Log::Parse(bytes);
+    if (!parsed.ok()) {
+      return absl::DataLossError(
+          absl::StrCat(summary.reader->dir(), "/", summary.reader->LogPath(i), ": ", parsed.status().message()));
     }
+    summary.logs[i] = *std::move(parsed);
+    const Log& log = summary.logs[i];
     for (const Record* record : log.InOrder()) {
       ++summary.records_by_call[CallIdName(record->header.call)];
       // What a captured graph consists of is kept as an image too.

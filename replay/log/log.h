@@ -25,6 +25,8 @@
 #include <vector>
 
 #include "proto/base/hash.h"
+#include "proto/base/status.h"
+#include "proto/base/took.h"
 #include "proto/frame/frame.h"
 #include "proto/frame/handle.h"
 
@@ -60,10 +62,14 @@ struct Record {
 // Module images by their hashes. Shared: an image is large, and never changes.
 using Images = std::map<Hash128, std::shared_ptr<const std::string>>;
 
-// Gives images to `write` as bytes, piece by piece, until it returns false; and reads such bytes. Parse leaves *images
-// as they were, and says why in *error, for anything that Write did not write; any input is safe. Thread-safe.
+// Gives images to `write` as bytes, piece by piece, until it returns false; and reads such bytes. Parse fails for
+// anything that Write did not write; any input is safe. Thread-safe.
 bool WriteImages(const Images& images, const std::function<bool(std::string_view)>& write);
-bool ParseImages(std::string_view bytes, Images* images, std::string* error);
+StatusOr<Images> ParseImages(std::string_view bytes);
+// Until all callers have it: see took.h.
+inline bool ParseImages(std::string_view bytes, Images* images, std::string* error) {
+  return Took(ParseImages(bytes), images, error);
+}
 
 class Log {
  public:
@@ -122,8 +128,10 @@ class Log {
   // Appends the log as bytes (README.md has the format). `without`: hashes of images that are left out.
   void Serialize(std::string* out, const std::set<Hash128>& without = {}) const;
 
-  // Replaces `log` by what `bytes` describe. False and `error` for anything that Serialize did not write; `log` is
-  // unchanged then. Any input is safe. `others`: images that may be missing from `bytes`.
+  // What `bytes` describe. Fails for anything that Serialize did not write. Any input is safe. `others`: images that
+  // may be missing from `bytes`.
+  static StatusOr<Log> Parse(std::string_view bytes, const Images& others = {});
+  // Until all callers have it: see took.h.
   static bool Parse(std::string_view bytes, Log* log, std::string* error, const Images& others = {});
 
   // Approximate memory of the records and images, in bytes.
@@ -156,6 +164,10 @@ class Log {
   size_t bytes_ = 0;
   size_t records_ = 0;
 };
+
+inline bool Log::Parse(std::string_view bytes, Log* log, std::string* error, const Images& others) {
+  return Took(Parse(bytes, others), log, error);
+}
 
 }  // namespace cuda_remote::replay
 

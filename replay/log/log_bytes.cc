@@ -363,7 +363,7 @@ bool WriteImages(const Images& images, const std::function<bool(std::string_view
   return true;
 }
 
-bool ParseImages(std::string_view bytes, Images* images, std::string* error) try {
+StatusOr<Images> ParseImages(std::string_view bytes) try {
   Reader reader(bytes);
   Images parsed;
   while (!reader.done()) {
@@ -372,15 +372,12 @@ bool ParseImages(std::string_view bytes, Images* images, std::string* error) try
     std::string_view image;
     if (!TakeImage(kVersion, &reader, &hash, &size) || !reader.Take(size, &image) || !reader.TakePadding() ||
         HashOf(image) != hash || !parsed.emplace(hash, std::make_shared<const std::string>(image)).second) {
-      *error = "the module images are damaged at offset " + std::to_string(reader.at());
-      return false;
+      return Error("the module images are damaged at offset " + std::to_string(reader.at()));
     }
   }
-  *images = std::move(parsed);
-  return true;
+  return parsed;
 } catch (const protozero::exception&) {
-  *error = "the module images are damaged: a header of theirs cannot be parsed";
-  return false;
+  return Error("the module images are damaged: a header of theirs cannot be parsed");
 }
 
 void Log::Serialize(std::string* out, const std::set<Hash128>& without) const {
@@ -421,11 +418,10 @@ void Log::Serialize(std::string* out, const std::set<Hash128>& without) const {
   Put(HashOf(std::string_view(*out).substr(start)), out);
 }
 
-bool Log::Parse(std::string_view bytes, Log* log, std::string* error, const Images& others) try {
+StatusOr<Log> Log::Parse(std::string_view bytes, const Images& others) try {
   size_t at = 0;
   const auto fail = [&](const char* what) {
-    *error = "the replay log is damaged at offset " + std::to_string(at) + ": " + what;
-    return false;
+    return Error("the replay log is damaged at offset " + std::to_string(at) + ": " + what);
   };
   if (bytes.size() < sizeof(Hash128)) return fail("too short");
   const std::string_view body = bytes.substr(0, bytes.size() - sizeof(Hash128));
@@ -435,9 +431,9 @@ bool Log::Parse(std::string_view bytes, Log* log, std::string* error, const Imag
   if (!reader.Take(&magic) || !reader.Take(&version)) return fail("too short");
   if (memcmp(magic, kMagic, sizeof(kMagic)) != 0) return fail("this is no replay log");
   if (version != 1 && version != kVersion) {
-    *error = "the replay log has format version " + std::to_string(version) + "; this program reads versions 1 to " +
-             std::to_string(kVersion) + (version > kVersion ? "; use a newer cuda-remote" : "");
-    return false;
+    return Error("the replay log has format version " + std::to_string(version) +
+                 "; this program reads versions 1 to " + std::to_string(kVersion) +
+                 (version > kVersion ? "; use a newer cuda-remote" : ""));
   }
   Hash128 expected;
   memcpy(&expected, bytes.data() + body.size(), sizeof(expected));
@@ -513,11 +509,9 @@ bool Log::Parse(std::string_view bytes, Log* log, std::string* error, const Imag
     if (image.users == 0) return fail("a module image that no record names");
   }
   parsed.next_order_ = header.next_order;
-  *log = std::move(parsed);
-  return true;
+  return parsed;
 } catch (const protozero::exception&) {
-  *error = "the replay log is damaged: a header in it cannot be parsed";
-  return false;
+  return Error("the replay log is damaged: a header in it cannot be parsed");
 }
 
 }  // namespace cuda_remote::replay

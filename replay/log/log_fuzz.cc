@@ -13,9 +13,7 @@ using namespace cuda_remote::replay;  // NOLINT
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::string bytes(reinterpret_cast<const char*>(data), size);
-  std::string error;
-  Log log;
-  if (Log::Parse(bytes, &log, &error)) __builtin_trap();  // a seed without its trailer never parses
+  if (Log::Parse(bytes).ok()) __builtin_trap();  // a seed without its trailer never parses
   const uint64_t total = bytes.size() + sizeof(Hash128);
   uint32_t version = 0, header = 0;
   if (bytes.size() >= 48) {
@@ -27,16 +25,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   const Hash128 hash = HashOf(bytes);
   bytes.append(reinterpret_cast<const char*>(&hash), sizeof(hash));
-  Images images;
-  if (ParseImages(bytes.substr(0, bytes.size() - sizeof(hash)), &images, &error)) {
+  if (const auto images = ParseImages(bytes.substr(0, bytes.size() - sizeof(hash))); images.ok()) {
     std::string same;
-    WriteImages(images, [&same](std::string_view piece) {
+    WriteImages(*images, [&same](std::string_view piece) {
       same += piece;
       return true;
     });
     if (same.size() + sizeof(hash) != bytes.size()) __builtin_trap();
   }
-  if (!Log::Parse(bytes, &log, &error)) return 0;
+  StatusOr<Log> parsed = Log::Parse(bytes);
+  if (!parsed.ok()) return 0;
+  Log log = *std::move(parsed);
   // What parses must be what is written.
   std::string again;
   log.Serialize(&again);

@@ -11,6 +11,7 @@
 #include <random>
 #include <set>
 
+#include "proto/base/testing/value_of.h"
 #include "replay/log/log.pb.h"
 
 namespace cuda_remote::replay {
@@ -69,9 +70,9 @@ TEST(Log, AMessageIsReplaced) {
   EXPECT_EQ(Messages(log)[1], "module and places");
   EXPECT_EQ(log.Find(kModule)->header.message_bytes, 17u);
   EXPECT_TRUE(log.Find(kModule)->image.has_value());
-  std::string bytes, error;
+  std::string bytes;
   log.Serialize(&bytes);
-  ASSERT_TRUE(Log::Parse(bytes, &longer, &error)) << error;
+  longer = ValueOf(Log::Parse(bytes));
   EXPECT_EQ(Messages(longer), Messages(log));
   EXPECT_FALSE(log.SetMessage({Kind::kModule, 99}, "none"));
   log.Destroy(kContext);
@@ -201,10 +202,9 @@ TEST(Log, ImagesAreKeptOnceAndGoWithTheirLastUser) {
   log.AddImage("abandoned");
   log.AddImage("also abandoned");
   EXPECT_EQ(log.images(), 1u);
-  std::string bytes, error;
+  std::string bytes;
   log.Serialize(&bytes);
-  Log again;
-  ASSERT_TRUE(Log::Parse(bytes, &again, &error)) << error;
+  Log again = ValueOf(Log::Parse(bytes));
   EXPECT_EQ(again.images(), 0u);
 }
 
@@ -214,13 +214,12 @@ TEST(Log, ImagesGoBeforeTheRest) {
   const std::string large(5003, 'x');
   log.Create({Kind::kModule, 0x1000}, {kContext}, Frame(2, 1), "module", "", log.AddImage(large));
   const Images first = log.AllImages();
-  std::string images, error;
+  std::string images;
   ASSERT_TRUE(WriteImages(first, [&images](std::string_view bytes) {
     images += bytes;
     return true;
   }));
-  Images read;
-  ASSERT_TRUE(ParseImages(images, &read, &error)) << error;
+  const Images read = ValueOf(ParseImages(images));
   ASSERT_EQ(read.size(), first.size());
   for (const auto& [hash, bytes] : first) EXPECT_EQ(*read.at(hash), *bytes);
   // Meanwhile one image goes and another one comes.
@@ -234,8 +233,8 @@ TEST(Log, ImagesGoBeforeTheRest) {
   EXPECT_EQ(rest.find("the image"), std::string::npos);
   EXPECT_NE(rest.find("another image"), std::string::npos);
   Log parsed;
-  EXPECT_FALSE(Log::Parse(rest, &parsed, &error));
-  ASSERT_TRUE(Log::Parse(rest, &parsed, &error, read)) << error;
+  EXPECT_FALSE(Log::Parse(rest).ok());
+  parsed = ValueOf(Log::Parse(rest, read));
   EXPECT_EQ(parsed.bytes(), log.bytes());
   parsed.Serialize(&again);
   EXPECT_EQ(again, all);
@@ -243,12 +242,11 @@ TEST(Log, ImagesGoBeforeTheRest) {
   for (size_t i = 0; i < images.size(); i += i < 200 ? 1 : 97) {
     std::string damaged = images;
     damaged[i] ^= 4;
-    EXPECT_FALSE(ParseImages(damaged, &read, &error)) << i;
-    const bool parsed_start = ParseImages(images.substr(0, i), &read, &error);
-    EXPECT_FALSE(parsed_start && read.size() == first.size()) << i;
-    read = first;
+    EXPECT_FALSE(ParseImages(damaged).ok()) << i;
+    const StatusOr<Images> start = ParseImages(images.substr(0, i));
+    EXPECT_FALSE(start.ok() && start->size() == first.size()) << i;
   }
-  EXPECT_FALSE(ParseImages(images + images, &read, &error));
+  EXPECT_FALSE(ParseImages(images + images).ok());
   EXPECT_FALSE(WriteImages(first, [](std::string_view) { return false; }));
 }
 
@@ -285,9 +283,7 @@ TEST(Log, WritesAndReads) {
   std::string bytes = "before";
   log.Serialize(&bytes);
   bytes.erase(0, 6);
-  Log again;
-  std::string error;
-  ASSERT_TRUE(Log::Parse(bytes, &again, &error)) << error;
+  Log again = ValueOf(Log::Parse(bytes));
   EXPECT_EQ(Messages(again), Messages(log));
   EXPECT_EQ(again.records(), log.records());
   std::string bytes2;
@@ -301,37 +297,30 @@ TEST(Log, WritesAndReads) {
 }
 
 TEST(Log, AnEmptyLogIsALog) {
-  std::string bytes, error;
+  std::string bytes;
   Log().Serialize(&bytes);
-  Log log = Sample();
-  ASSERT_TRUE(Log::Parse(bytes, &log, &error)) << error;
-  EXPECT_EQ(log.records(), 0u);
+  EXPECT_EQ(ValueOf(Log::Parse(bytes)).records(), 0u);
 }
 
 TEST(Log, AnyDamageIsFound) {
-  std::string bytes, error;
+  std::string bytes;
   Sample().Serialize(&bytes);
-  Log log;
   for (size_t i = 0; i < bytes.size(); ++i) {
     for (int bit = 0; bit < 8; ++bit) {
       std::string damaged = bytes;
       damaged[i] ^= char(1 << bit);
-      error.clear();
-      ASSERT_FALSE(Log::Parse(damaged, &log, &error)) << "byte " << i << " bit " << bit;
-      ASSERT_FALSE(error.empty());
+      ASSERT_NE(Log::Parse(damaged).status().message(), "") << "byte " << i << " bit " << bit;
     }
-    ASSERT_FALSE(Log::Parse(bytes.substr(0, i), &log, &error)) << "cut at " << i;
+    ASSERT_FALSE(Log::Parse(bytes.substr(0, i)).ok()) << "cut at " << i;
   }
-  ASSERT_FALSE(Log::Parse(bytes + '\0', &log, &error));
-  EXPECT_EQ(log.records(), 0u);
+  ASSERT_FALSE(Log::Parse(bytes + '\0').ok());
 }
 
 TEST(Log, ANewerVersionIsNamed) {
-  std::string bytes, error;
+  std::string bytes;
   Sample().Serialize(&bytes);
   bytes[8] = 3;
-  Log log;
-  ASSERT_FALSE(Log::Parse(bytes, &log, &error));
+  const std::string error = Log::Parse(bytes).status().message();
   EXPECT_NE(error.find("version 3"), std::string::npos) << error;
 }
 
@@ -402,20 +391,20 @@ std::string Sealed(std::string bytes) {
 }
 
 TEST(Log, HeadersHaveOneForm) {
-  std::string bytes, error;
+  std::string bytes;
   Sample().Serialize(&bytes);
   ASSERT_EQ(Sealed(bytes), bytes);
   // Any change of a header is either damage, or another log.
-  Log log;
   size_t parsed = 0;
   for (size_t i = 8; i + 16 < bytes.size(); ++i) {
     for (int bit = 0; bit < 8; ++bit) {
       std::string changed = bytes;
       changed[i] ^= char(1 << bit);
       changed = Sealed(changed);
-      if (!Log::Parse(changed, &log, &error)) continue;
+      const StatusOr<Log> log = Log::Parse(changed);
+      if (!log.ok()) continue;
       std::string again;
-      log.Serialize(&again);
+      log->Serialize(&again);
       ASSERT_EQ(again, changed) << "byte " << i << " bit " << bit;
       ++parsed;
     }
@@ -427,9 +416,7 @@ TEST(Log, Version1IsRead) {
   std::ifstream file("replay/log/golden/v1", std::ios::binary);
   const std::string bytes(std::istreambuf_iterator<char>(file), {});
   ASSERT_EQ(bytes.size(), 448u);
-  Log log;
-  std::string error;
-  ASSERT_TRUE(Log::Parse(bytes, &log, &error)) << error;
+  Log log = ValueOf(Log::Parse(bytes));
   const std::vector<const Record*> records = log.InOrder();
   ASSERT_EQ(records.size(), 3u);
   EXPECT_EQ(records[0]->message, "message");
@@ -445,8 +432,8 @@ TEST(Log, Version1IsRead) {
   for (size_t i = 0; i < bytes.size(); ++i) {
     std::string damaged = bytes;
     damaged[i] ^= 1;
-    EXPECT_FALSE(Log::Parse(damaged, &log, &error)) << i;
-    EXPECT_FALSE(Log::Parse(bytes.substr(0, i), &log, &error)) << i;
+    EXPECT_FALSE(Log::Parse(damaged).ok()) << i;
+    EXPECT_FALSE(Log::Parse(bytes.substr(0, i)).ok()) << i;
   }
 }
 
