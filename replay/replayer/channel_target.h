@@ -21,17 +21,14 @@ class ChannelTarget final : public ReplayTarget {
     return channel_.Begin(header, message, payload, nullptr, 0);
   }
 
-  bool Finish(uint64_t ticket, Answer* answer, std::string* error) override {
+  StatusOr<Answer> Finish(uint64_t ticket) override {
     Reply reply;
     const ChannelStatus status = channel_.Wait(ticket, &reply);
     if (status != ChannelStatus::kOk) {
-      *error = channel_.end_reason();
-      if (error->empty()) *error = ChannelStatusName(status);
-      return false;
+      const std::string reason = channel_.end_reason();
+      return Error(reason.empty() ? ChannelStatusName(status) : reason);
     }
-    answer->result = reply.result;
-    answer->message = std::move(reply.message);
-    return true;
+    return Answer{reply.result, std::move(reply.message)};
   }
 
   size_t window() const override { return 64; }

@@ -6,9 +6,11 @@
 #include <iterator>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "proto/api/call_names.gen.h"
 #include "proto/api/call_traits.gen.h"
+#include "proto/base/status_macros.h"
 #include "proto/base/text.h"
 #include "proto/codec/decode_as.h"
 #include "proto/codec/graph.gen.h"
@@ -47,29 +49,28 @@ std::string Printable(std::string text) {
   return text;
 }
 
-bool Check(const Record& record, const ReplayTarget::Answer& answer, std::string* error) {
+Status Check(const Record& record, const ReplayTarget::Answer& answer) {
   const CallTraits& traits = TraitsOf(record.header.call);
   if (answer.result != 0) {
-    *error = "the new server cannot replay " + Describe(record) + ": " + driverabi::DescribeError(answer.result);
     // What opens something says what it waited for.
-    if (traits.sharing == Sharing::kOpens && !answer.message.empty()) *error += ": " + Printable(answer.message);
-    return false;
+    const bool says_more = traits.sharing == Sharing::kOpens && !answer.message.empty();
+    return Error("the new server cannot replay " + Describe(record) + ": " + driverabi::DescribeError(answer.result) +
+                 (says_more ? ": " + Printable(answer.message) : ""));
   }
   wire::cuGraphInstantiateWithParams_Request instantiated;
   wire::cuGraphInstantiateWithParams_Reply now;
   if (wire::DecodeAs(record.header.call, record.message, &instantiated) && instantiated.expected != 0 &&
       now.Decode(answer.message) && now.handle != instantiated.expected) {
-    *error = "an executable graph that kernels may launch has the handle " + Hex(now.handle) + " on this server, but " +
-             Hex(instantiated.expected) + " before, and the job's kernels may have kept that handle (record " +
-             std::to_string(record.order) + ")";
-    return false;
+    return Error("an executable graph that kernels may launch has the handle " + Hex(now.handle) +
+                 " on this server, but " + Hex(instantiated.expected) +
+                 " before, and the job's kernels may have kept that handle (record " + std::to_string(record.order) +
+                 ")");
   }
   if (!record.modifies && !traits.Has(kReplyMayDiffer) && answer.message != record.reply) {
-    *error = "the replay diverged at " + Describe(record) + ": it answered " + FirstBytes(answer.message) + ", but " +
-             FirstBytes(record.reply) + " before";
-    return false;
+    return Error("the replay diverged at " + Describe(record) + ": it answered " + FirstBytes(answer.message) +
+                 ", but " + FirstBytes(record.reply) + " before");
   }
-  return true;
+  return OkStatus();
 }
 
 bool IsOfGraphs(Kind kind) {
@@ -159,8 +160,7 @@ std::vector<std::string> Ownerless(const std::vector<const Log*>& logs) {
   return ownerless;
 }
 
-bool ShareIn(std::string_view scope, ReplayTarget& target, std::string* error,
-             const std::vector<std::string>& ownerless) {
+Status ShareIn(std::string_view scope, ReplayTarget& target, const std::vector<std::string>& ownerless) {
   wire::OpShareIn_Request request;
   request.scope = scope;
   request.ownerless.assign(ownerless.begin(), ownerless.end());
@@ -169,15 +169,11 @@ bool ShareIn(std::string_view scope, ReplayTarget& target, std::string* error,
   FrameHeader header;
   header.call = kOpShareIn;
   const uint64_t ticket = target.Begin(header, message, {});
-  ReplayTarget::Answer answer;
-  std::string problem = "the connection has ended";
-  if (!ticket || !target.Finish(ticket, &answer, &problem)) {
-    *error = "the new server was lost before the replay: " + problem;
-    return false;
-  }
-  if (answer.result == 0) return true;
-  *error = "the new session cannot share with those of its job: " + driverabi::DescribeError(answer.result);
-  return false;
+  if (!ticket) return Error("the new server was lost before the replay: the connection has ended");
+  const StatusOr<ReplayTarget::Answer> answer = target.Finish(ticket);
+  if (!answer.ok()) return Error("the new server was lost before the replay: " + answer.status().message());
+  if (answer->result == 0) return OkStatus();
+  return Error("the new session cannot share with those of its job: " + driverabi::DescribeError(answer->result));
 }
 
 std::vector<std::string> NotReplayable(const Log& log) {
@@ -192,78 +188,76 @@ std::vector<std::string> NotReplayable(const Log& log) {
 
 namespace {
 
-bool CanBeReplayed(const Log& log, std::string* error) {
+Status CanBeReplayed(const Log& log) {
   const std::vector<std::string> refused = NotReplayable(log);
-  if (refused.empty()) return true;
-  *error = "the log has calls that cannot be replayed:";
-  for (const std::string& name : refused) *error += " " + name;
-  return false;
+  if (refused.empty()) return OkStatus();
+  std::string why = "the log has calls that cannot be replayed:";
+  for (const std::string& name : refused) why += " " + name;
+  return Error(std::move(why));
 }
 
 // Sends these records of the log.
-bool Send(const Log& log, const std::vector<const Record*>& records, ReplayTarget& target,
-          const ReplayProgress& progress, std::string* error) {
+Status Send(const Log& log, const std::vector<const Record*>& records, ReplayTarget& target,
+            const ReplayProgress& progress) {
   std::deque<UnderWay> under_way;
   uint64_t payload_under_way = 0;
   uint64_t done = 0;
+  Status result;
   // Waits for the oldest request. After a failure the rest is still waited for: every Begin needs its Finish.
-  const auto finish_one = [&](bool still_good) {
+  const auto finish_one = [&] {
     const UnderWay oldest = under_way.front();
     under_way.pop_front();
     payload_under_way -= oldest.payload_bytes;
-    ReplayTarget::Answer answer;
-    std::string problem;
-    if (!target.Finish(oldest.ticket, &answer, &problem)) {
-      if (still_good) *error = "the new server was lost at " + Describe(*oldest.record) + ": " + problem;
-      return false;
+    const StatusOr<ReplayTarget::Answer> answer = target.Finish(oldest.ticket);
+    if (!result.ok()) return;
+    if (!answer.ok()) {
+      result = Error("the new server was lost at " + Describe(*oldest.record) + ": " + answer.status().message());
+      return;
     }
-    if (!still_good) return false;
     ++done;
     if (progress) progress(done, records.size());
-    return Check(*oldest.record, answer, error);
+    result = Check(*oldest.record, *answer);
   };
-  bool good = true;
   for (const Record* record : records) {
     std::string_view payload;
     if (record->image) {
       const std::string* const image = log.FindImage(*record->image);
       if (!image) {
-        *error = "the log has no module image for " + Describe(*record);
-        good = false;
+        result = Error("the log has no module image for " + Describe(*record));
         break;
       }
       payload = *image;
     }
-    while (good && !under_way.empty() &&
+    while (result.ok() && !under_way.empty() &&
            (under_way.size() >= std::max<size_t>(target.window(), 1) ||
             payload_under_way + payload.size() > kMaxPayloadUnderWay)) {
-      good = finish_one(true);
+      finish_one();
     }
-    if (!good) break;
+    if (!result.ok()) break;
     FrameHeader header = record->header;
     header.flags = kFlagReplay;
     const uint64_t ticket = target.Begin(header, record->message, payload);
     if (!ticket) {
-      *error = "the new server was lost before " + Describe(*record);
-      good = false;
+      result = Error("the new server was lost before " + Describe(*record));
       break;
     }
     under_way.push_back({record, ticket, payload.size()});
     payload_under_way += payload.size();
   }
-  while (!under_way.empty()) good = finish_one(good) && good;
-  return good;
+  while (!under_way.empty()) finish_one();
+  return result;
 }
 
 }  // namespace
 
-bool Replay(const Log& log, ReplayTarget& target, const ReplayProgress& progress, std::string* error, Part part,
-            const Log* ahead) {
-  return CanBeReplayed(log, error) && Send(log, RecordsOf(log, part, ahead), target, progress, error);
+Status Replay(const Log& log, ReplayTarget& target, const ReplayProgress& progress, Part part, const Log* ahead) {
+  CR_RETURN_IF_ERROR(CanBeReplayed(log));
+  return Send(log, RecordsOf(log, part, ahead), target, progress);
 }
 
-bool ReplayCode(const Log& log, ReplayTarget& target, std::string* error) {
-  return CanBeReplayed(log, error) && Send(log, CodeOf(log), target, nullptr, error);
+Status ReplayCode(const Log& log, ReplayTarget& target) {
+  CR_RETURN_IF_ERROR(CanBeReplayed(log));
+  return Send(log, CodeOf(log), target, nullptr);
 }
 
 size_t CodeRecords(const Log& log) { return CodeOf(log).size(); }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recreates a job's objects on another server by sending the calls of its replay log.
 //
-// Not thread-safe: a replay needs its target for itself. No exceptions, no abseil. Functions that fail return false and
-// one sentence in *error, which names the call and the reason.
+// Not thread-safe: a replay needs its target for itself. No exceptions, no abseil. Failures name the call and the
+// reason.
 #ifndef CUDA_REMOTE_REPLAY_REPLAYER_REPLAYER_H_
 #define CUDA_REMOTE_REPLAY_REPLAYER_REPLAYER_H_
 
@@ -12,6 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "proto/base/status.h"
+#include "proto/base/took.h"
 #include "proto/frame/frame.h"
 #include "replay/log/log.h"
 
@@ -31,9 +33,9 @@ class ReplayTarget {
   // valid during the call only.
   virtual uint64_t Begin(const FrameHeader& header, std::string_view message, std::string_view payload) = 0;
 
-  // Waits for the answer to a Begin. Called once for each Begin, in the same order. False and *error if the server is
-  // gone or its answer is malformed.
-  virtual bool Finish(uint64_t ticket, Answer* answer, std::string* error) = 0;
+  // Waits for the answer to a Begin. Called once for each Begin, in the same order. Fails if the server is gone or its
+  // answer is malformed.
+  virtual StatusOr<Answer> Finish(uint64_t ticket) = 0;
 
   // How many requests may be under way at once.
   virtual size_t window() const { return 1; }
@@ -46,8 +48,12 @@ using ReplayProgress = std::function<void(uint64_t done, uint64_t total)>;
 // the same `scope` before its replay: 16 random bytes, new ones for each restart and each move. Their replays must run
 // at the same time: a session that imports what another one exports waits until that one has replayed the export.
 // `ownerless`: the result of Ownerless for all their logs.
-bool ShareIn(std::string_view scope, ReplayTarget& target, std::string* error,
-             const std::vector<std::string>& ownerless = {});
+Status ShareIn(std::string_view scope, ReplayTarget& target, const std::vector<std::string>& ownerless = {});
+// Until all callers have it: see took.h.
+inline bool ShareIn(std::string_view scope, ReplayTarget& target, std::string* error,
+                    const std::vector<std::string>& ownerless = {}) {
+  return Took(ShareIn(scope, target, ownerless), error);
+}
 
 // Keys of the physical memory that some of these logs' processes have imported and none of them exports: the process
 // that made it has released it or has ended. One of the processes that import it makes it in the replay.
@@ -69,16 +75,25 @@ enum class Part {
 };
 
 // Sends every record with kFlagReplay in the order of the log, with images as payload. Each must succeed and return the
-// recorded bytes, except a compiler's messages. Stops at the first that does not, with false and *error, which names
-// the call; close the target's session then, since it has a part of the objects.
+// recorded bytes, except a compiler's messages. Stops at the first that does not, and fails; close the
+// target's session then, since it has a part of the objects.
 //
 // `ahead`: null, or an earlier state of the log, of which ReplayCode has sent the code already.
-bool Replay(const Log& log, ReplayTarget& target, const ReplayProgress& progress, std::string* error,
-            Part part = Part::kAll, const Log* ahead = nullptr);
+Status Replay(const Log& log, ReplayTarget& target, const ReplayProgress& progress, Part part = Part::kAll,
+              const Log* ahead = nullptr);
+// Until all callers have it: see took.h.
+inline bool Replay(const Log& log, ReplayTarget& target, const ReplayProgress& progress, std::string* error,
+                   Part part = Part::kAll, const Log* ahead = nullptr) {
+  return Took(Replay(log, target, progress, part, ahead), error);
+}
 
 // Contexts, modules, libraries and what was looked up in them: most of a replay's time. They hold none of the job's
 // memory and can be made before the rest, while the job runs on: the code of `log` now, and later what Replay adds.
-bool ReplayCode(const Log& log, ReplayTarget& target, std::string* error);
+Status ReplayCode(const Log& log, ReplayTarget& target);
+// Until all callers have it: see took.h.
+inline bool ReplayCode(const Log& log, ReplayTarget& target, std::string* error) {
+  return Took(ReplayCode(log, target), error);
+}
 
 // How many records ReplayCode sends.
 size_t CodeRecords(const Log& log);

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "proto/api/call_ids.gen.h"
+#include "proto/base/testing/value_of.h"
 #include "proto/codec/graph.gen.h"
 #include "proto/codec/memory.gen.h"
 #include "proto/codec/operations.gen.h"
@@ -32,15 +33,10 @@ class FakeServer : public ReplayTarget {
     most_under_way = std::max(most_under_way, sent.size() - finished);
     return sent.size();
   }
-  bool Finish(uint64_t ticket, Answer* answer, std::string* error) override {
+  StatusOr<Answer> Finish(uint64_t ticket) override {
     EXPECT_EQ(ticket, ++finished);
-    if (ticket == lost_at) {
-      *error = "closed";
-      return false;
-    }
-    answer->result = results[ticket];
-    answer->message = answers[ticket];
-    return true;
+    if (ticket == lost_at) return Error("closed");
+    return Answer{results[ticket], answers[ticket]};
   }
   size_t window() const override { return size; }
 
@@ -80,16 +76,12 @@ TEST(Replay, SendsAllInOrder) {
   server.answers[3] = "address";
   server.answers[2] = "another log text";  // a compiler may say what it likes
   uint64_t last = 0;
-  std::string error;
-  ASSERT_TRUE(Replay(
-      Sample(), server,
-      [&](uint64_t done, uint64_t total) {
-        EXPECT_EQ(total, 14u);
-        EXPECT_EQ(done, last + 1);
-        last = done;
-      },
-      &error))
-      << error;
+  const auto progress = [&](uint64_t done, uint64_t total) {
+    EXPECT_EQ(total, 14u);
+    EXPECT_EQ(done, last + 1);
+    last = done;
+  };
+  ASSERT_EQ(Replay(Sample(), server, progress).message(), "");
   EXPECT_EQ(last, 14u);
   ASSERT_EQ(server.sent.size(), 14u);
   EXPECT_EQ(server.finished, 14u);
@@ -117,8 +109,7 @@ TEST(Replay, TexturesAndSurfacesComeByTheirNumbers) {
   FakeServer server;
   server.answers[3] = "address";
   server.answers[2] = "log text";
-  std::string error;
-  ASSERT_TRUE(Replay(log, server, nullptr, &error)) << error;
+  ASSERT_EQ(Replay(log, server, nullptr).message(), "");
   std::vector<std::string> messages;
   for (size_t i = 14; i < server.sent.size(); ++i) messages.push_back(server.sent[i].message);
   EXPECT_EQ(messages, (std::vector<std::string>{"array", "1", "2", "4", "5", "event"}));
@@ -127,8 +118,7 @@ TEST(Replay, TexturesAndSurfacesComeByTheirNumbers) {
 TEST(Replay, StopsWhereAnAnswerDiffers) {
   FakeServer server;
   server.answers[3] = "other address";
-  std::string error;
-  EXPECT_FALSE(Replay(Sample(), server, nullptr, &error));
+  const std::string error = Replay(Sample(), server, nullptr).message();
   EXPECT_NE(error.find("OpMemAlloc"), std::string::npos) << error;
   EXPECT_NE(error.find("diverged"), std::string::npos) << error;
   EXPECT_EQ(server.finished, server.sent.size());
@@ -148,12 +138,11 @@ TEST(Replay, NamesTheHandleOfAGraphThatKernelsLaunch) {
   reply.Encode(&other);
   Log log;
   log.Create({Kind::kGraphExec, 0x220}, {}, Frame(kCall_cuGraphInstantiateWithParams), message, answer, std::nullopt);
-  std::string error;
   FakeServer same, elsewhere;
   same.answers[1] = answer;
   elsewhere.answers[1] = other;
-  EXPECT_TRUE(Replay(log, same, nullptr, &error)) << error;
-  EXPECT_FALSE(Replay(log, elsewhere, nullptr, &error));
+  EXPECT_EQ(Replay(log, same, nullptr).message(), "");
+  const std::string error = Replay(log, elsewhere, nullptr).message();
   EXPECT_NE(error.find("has the handle 0x7f0040001180 on this server, but 0x7f0000001180 before"), std::string::npos)
       << error;
 }
@@ -171,10 +160,9 @@ TEST(Replay, GraphsWaitForPinnedMemory) {
     log.Modify(exec, 7, Frame(kCall_cuGraphExecNodeSetParams), "node");
     FakeServer before, after, all;
     before.answers[3] = all.answers[3] = "address";
-    std::string error;
-    ASSERT_TRUE(Replay(log, before, nullptr, &error, Part::kBeforePinned)) << error;
-    ASSERT_TRUE(Replay(log, after, nullptr, &error, Part::kAfterPinned)) << error;
-    ASSERT_TRUE(Replay(log, all, nullptr, &error)) << error;
+    ASSERT_EQ(Replay(log, before, nullptr, Part::kBeforePinned).message(), "");
+    ASSERT_EQ(Replay(log, after, nullptr, Part::kAfterPinned).message(), "");
+    ASSERT_EQ(Replay(log, all, nullptr).message(), "");
     EXPECT_EQ(all.sent.size(), 19u);
     EXPECT_EQ(before.sent.size(), pinned ? 15u : 19u);
     EXPECT_EQ(before.sent.back().message, pinned ? "event" : "node");
@@ -194,10 +182,9 @@ TEST(Replay, CodeGoesAhead) {
   // Something of code's that needs what is not there yet.
   log.Modify({Kind::kFunction, 0x600}, 1, Frame(kCall_cuFuncSetAttribute, 1), "attribute",
              {{Kind::kDeviceMemory, 0x1000}});
-  std::string bytes, error;
+  std::string bytes;
   log.Serialize(&bytes);
-  Log before;
-  ASSERT_TRUE(Log::Parse(bytes, &before, &error)) << error;
+  const Log before = ValueOf(Log::Parse(bytes));
 
   const auto messages = [](const FakeServer& server) {
     std::vector<std::string> all;
@@ -207,7 +194,7 @@ TEST(Replay, CodeGoesAhead) {
     return all;
   };
   FakeServer ahead;
-  ASSERT_TRUE(ReplayCode(before, ahead, &error)) << error;
+  ASSERT_EQ(ReplayCode(before, ahead).message(), "");
   EXPECT_EQ(messages(ahead), (std::vector<std::string>{"context", "module", "limit", "function"}));
   EXPECT_EQ(ahead.sent[1].payload, "image");
   for (const Sent& sent : ahead.sent) EXPECT_EQ(sent.header.flags, uint32_t(kFlagReplay));
@@ -219,7 +206,7 @@ TEST(Replay, CodeGoesAhead) {
   EXPECT_TRUE(HasCodeOf(before, log));
   FakeServer rest;
   rest.answers[1] = "address";
-  ASSERT_TRUE(Replay(log, rest, nullptr, &error, Part::kAll, &before)) << error;
+  ASSERT_EQ(Replay(log, rest, nullptr, Part::kAll, &before).message(), "");
   EXPECT_EQ(messages(rest), (std::vector<std::string>{"memory", "variable", "attribute", "late module"}));
   EXPECT_EQ(ahead.sent.size() + rest.sent.size(), log.records());
 }
@@ -253,8 +240,7 @@ TEST(Replay, StopsAtAnError) {
   FakeServer server;
   server.size = 1;
   server.results[2] = 209;
-  std::string error;
-  EXPECT_FALSE(Replay(Sample(), server, nullptr, &error));
+  const std::string error = Replay(Sample(), server, nullptr).message();
   EXPECT_NE(error.find("cuModuleLoadData"), std::string::npos) << error;
   EXPECT_NE(error.find("209"), std::string::npos) << error;
   EXPECT_EQ(server.sent.size(), 2u);
@@ -265,14 +251,13 @@ TEST(Replay, NamesTheCallAtWhichTheServerWasLost) {
     FakeServer server;
     server.answers[3] = "address";
     server.lost_at = at;
-    std::string error;
-    EXPECT_FALSE(Replay(Sample(), server, nullptr, &error));
+    const std::string error = Replay(Sample(), server, nullptr).message();
     EXPECT_NE(error.find("lost"), std::string::npos) << error;
     EXPECT_EQ(server.finished, server.sent.size());
     server = FakeServer();
     server.answers[3] = "address";
     server.gone_at = at - 1;
-    EXPECT_FALSE(Replay(Sample(), server, nullptr, &error));
+    EXPECT_FALSE(Replay(Sample(), server, nullptr).ok());
     EXPECT_EQ(server.finished, server.sent.size());
   }
 }
@@ -285,16 +270,14 @@ TEST(Replay, CallsThatCannotBeReplayedAreNamedBeforeAnythingIsSent) {
   }
   EXPECT_EQ(NotReplayable(log), std::vector<std::string>{"cuStreamEndCapture"});
   FakeServer server;
-  std::string error;
-  EXPECT_FALSE(Replay(log, server, nullptr, &error));
+  const std::string error = Replay(log, server, nullptr).message();
   EXPECT_NE(error.find("cuStreamEndCapture"), std::string::npos) << error;
   EXPECT_TRUE(server.sent.empty());
 }
 
 TEST(Replay, AnEmptyLogIsDoneAtOnce) {
   FakeServer server;
-  std::string error;
-  EXPECT_TRUE(Replay(Log(), server, nullptr, &error));
+  EXPECT_EQ(Replay(Log(), server, nullptr).message(), "");
 }
 
 // A key as it stands in a request of the log.
@@ -376,8 +359,7 @@ TEST(Sharing, GroupsAreMadeByEveryWayOfSharing) {
 
 TEST(Sharing, TheScopeIsSentFirst) {
   FakeServer server;
-  std::string error;
-  ASSERT_TRUE(ShareIn("sixteen bytes...", server, &error, {"one", "two"})) << error;
+  ASSERT_EQ(ShareIn("sixteen bytes...", server, {"one", "two"}).message(), "");
   ASSERT_EQ(server.sent.size(), 1u);
   EXPECT_EQ(server.sent[0].header.call, uint32_t(kOpShareIn));
   wire::OpShareIn_Request request;
@@ -385,11 +367,11 @@ TEST(Sharing, TheScopeIsSentFirst) {
   EXPECT_EQ(request.scope, "sixteen bytes...");
   EXPECT_EQ(request.ownerless, (std::vector<std::string_view>{"one", "two"}));
   server.results[2] = 401;
-  EXPECT_FALSE(ShareIn("sixteen bytes...", server, &error));
+  const std::string error = ShareIn("sixteen bytes...", server).message();
   EXPECT_NE(error.find("cannot share"), std::string::npos) << error;
   server.gone_at = 2;
-  EXPECT_FALSE(ShareIn("sixteen bytes...", server, &error));
-  EXPECT_NE(error.find("lost"), std::string::npos) << error;
+  EXPECT_EQ(ShareIn("sixteen bytes...", server).message(),
+            "the new server was lost before the replay: the connection has ended");
 }
 
 TEST(Sharing, AFailureSaysWhatItWaitedFor) {
@@ -398,8 +380,7 @@ TEST(Sharing, AFailureSaysWhatItWaitedFor) {
   FakeServer server;
   server.results[1] = 909;
   server.answers[1] = "waited 1 s for the session\n";
-  std::string error;
-  EXPECT_FALSE(Replay(log, server, nullptr, &error));
+  const std::string error = Replay(log, server, nullptr).message();
   EXPECT_NE(error.find("cuMemImportFromShareableHandle (object 0x10"), std::string::npos) << error;
   EXPECT_NE(error.find(": waited 1 s for the session?"), std::string::npos) << error;
 }
