@@ -37,14 +37,12 @@ std::mutex& LoadOrder() {
 
 // The image's own bytes: a fat binary's wrapper struct is resolved to what it points to.
 CUresult FindImage(const void* image, std::string_view* bytes) {
-  const void* start = nullptr;
-  size_t size = 0;
-  std::string error;
-  if (!replay::LocateImage(image, &start, &size, &error)) {
-    LogLine("a module image is not one that this version knows: %s", error.c_str());
+  const StatusOr<std::string_view> found = replay::LocateImage(image);
+  if (!found.ok()) {
+    LogLine("a module image is not one that this version knows: %s", found.status().message().c_str());
     return CUDA_ERROR_INVALID_IMAGE;
   }
-  *bytes = {static_cast<const char*>(start), size};
+  *bytes = *found;
   return CUDA_SUCCESS;
 }
 

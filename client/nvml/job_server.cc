@@ -11,6 +11,8 @@
 #include <unistd.h>
 
 #include "client/session/relay_process.h"
+#include "proto/base/status_macros.h"
+#include "proto/base/unique_fd.h"
 #include "proto/channel/handshake.h"
 #include "proto/folder/connection_lock.h"
 #include "proto/folder/this_job.h"
@@ -43,28 +45,25 @@ bool ReadFile(const std::string& path, std::string* text, std::string* identity)
   return true;
 }
 
-bool Exchange(const std::string& path, const std::string& body, nvml::Answer* answer, std::string* error) {
-  const int socket = ConnectServer(path, error);
-  if (socket < 0) return false;
+StatusOr<nvml::Answer> Exchange(const std::string& path, const std::string& body) {
+  CR_ASSIGN_OR_RETURN(UniqueFd socket, ConnectServer(path));
   Packet packet;
-  ChannelStatus status = SendPacket(socket, PacketType::kQuery, body, -1);
-  if (status == ChannelStatus::kOk) status = ReceivePacket(socket, &packet, kAnswerTimeoutMs);
-  close(socket);
+  ChannelStatus status = SendPacket(socket.get(), PacketType::kQuery, body, -1);
+  if (status == ChannelStatus::kOk) status = ReceivePacket(socket.get(), &packet, kAnswerTimeoutMs);
+  socket.Close();
   if (status != ChannelStatus::kOk) {
-    *error = std::string("the server gave no answer (") + ChannelStatusName(status) + ")";
-    return false;
+    return Error(std::string("the server gave no answer (") + ChannelStatusName(status) + ")");
   }
   // A server of another release says Welcome and why not; it knows no questions.
   Welcome welcome;
   if (packet.type == PacketType::kWelcome && DecodeWelcome(packet.body, &welcome)) {
-    *error = "the server refuses questions: " + welcome.error;
-    return false;
+    return Error("the server refuses questions: " + welcome.error);
   }
-  if (packet.type != PacketType::kAnswer || !nvml::DecodeAnswer(packet.body, answer)) {
-    *error = "the server's answer is malformed";
-    return false;
+  nvml::Answer answer;
+  if (packet.type != PacketType::kAnswer || !nvml::DecodeAnswer(packet.body, &answer)) {
+    return Error("the server's answer is malformed");
   }
-  return true;
+  return answer;
 }
 
 }  // namespace
@@ -90,21 +89,23 @@ JobServer FindJobServer() {
   return server;
 }
 
-bool AskServer(const JobServer& server, const nvml::Question& question, std::string* relay, nvml::Answer* answer,
-               std::string* error) {
+StatusOr<nvml::Answer> AskServer(const JobServer& server, const nvml::Question& question, std::string* relay) {
   if (server.address.empty()) {
-    *error = "no GPU server: run the program with cr-run, or set CUDA_REMOTE_SERVER";
-    return false;
+    return Error("no GPU server: run the program with cr-run, or set CUDA_REMOTE_SERVER");
   }
   std::string body;
   nvml::EncodeQuestion(question, &body);
   const ConnectionLock lock(server.folder);
   if (server.address.compare(0, sizeof(kUnix) - 1, kUnix) == 0)
-    return Exchange(server.address.substr(sizeof(kUnix) - 1), body, answer, error);
+    return Exchange(server.address.substr(sizeof(kUnix) - 1), body);
   // A relay of our own ends when it had no questions for a while; then another one is started.
-  if (!relay->empty() && Exchange(*relay, body, answer, error)) return true;
+  if (!relay->empty()) {
+    StatusOr<nvml::Answer> answer = Exchange(*relay, body);
+    if (answer.ok()) return answer;
+  }
   relay->clear();
-  return StartRelay(server.address, relay, error) && Exchange(*relay, body, answer, error);
+  CR_ASSIGN_OR_RETURN(*relay, StartRelay(server.address));
+  return Exchange(*relay, body);
 }
 
 }  // namespace cuda_remote::client

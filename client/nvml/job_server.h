@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <string>
 
+#include "proto/base/status.h"
 #include "proto/nvml/query.h"
 
 namespace cuda_remote::client {
@@ -28,10 +29,9 @@ struct JobServer {
 // Reads files and environment anew each time.
 JobServer FindJobServer();
 
-// Asks, and waits for the answer. One at a time in a process: the caller sees to it. False and one sentence in *error
-// if there is no answer. `relay`: the socket of a relay started for "host:port" before, kept by the caller.
-bool AskServer(const JobServer& server, const nvml::Question& question, std::string* relay, nvml::Answer* answer,
-               std::string* error);
+// Asks, and waits for the answer. One at a time in a process: the caller sees to it. Fails if there is no answer.
+// `relay`: the socket of a relay started for "host:port" before, kept by the caller.
+StatusOr<nvml::Answer> AskServer(const JobServer& server, const nvml::Question& question, std::string* relay);
 
 }  // namespace cuda_remote::client
 

@@ -92,17 +92,16 @@ int AskLocked(State* state, nvml::Question question, nvml::Life life, std::strin
       return found->second.answer.result;
     }
   }
-  nvml::Answer answer;
-  std::string error;
-  if (!AskServer(server, question, &state->relay, &answer, &error)) {
-    LogOnceLocked(state, question.call + ": " + error);
+  StatusOr<nvml::Answer> answer = AskServer(server, question, &state->relay);
+  if (!answer.ok()) {
+    LogOnceLocked(state, question.call + ": " + answer.status().message());
     return nvml::kDriverNotLoaded;
   }
-  if (!answer.error.empty()) LogOnceLocked(state, question.call + ": " + answer.error);
+  if (!answer->error.empty()) LogOnceLocked(state, question.call + ": " + answer->error);
   if (state->kept.size() >= kMaxKept) state->kept.clear();
-  *output = answer.output;
-  const int result = answer.result;
-  state->kept[key] = Kept{now, std::move(answer)};
+  *output = answer->output;
+  const int result = answer->result;
+  state->kept[key] = Kept{now, *std::move(answer)};
   return result;
 }
 

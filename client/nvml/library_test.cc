@@ -20,6 +20,7 @@
 #include <random>
 #include <thread>
 
+#include "proto/base/testing/value_of.h"
 #include "proto/base/unique_fd.h"
 #include "proto/channel/handshake.h"
 #include "proto/nvml/query.h"
@@ -47,9 +48,7 @@ class FakeServer {
  public:
   using Reply = std::function<uint32_t(const Question&, std::string* body)>;
   FakeServer(const std::string& path, Reply reply) : reply_(std::move(reply)) {
-    std::string error;
-    listen_.Reset(ListenUnix(path, &error));
-    EXPECT_GE(listen_.get(), 0) << error;
+    listen_ = ValueOf(ListenUnix(path));
     fcntl(listen_.get(), F_SETFL, 0);
     thread_ = std::thread([this] { Serve(); });
   }

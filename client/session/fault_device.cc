@@ -6,6 +6,8 @@
 
 #include <string>
 
+#include "proto/base/status.h"
+#include "proto/base/unique_fd.h"
 #include "proto/channel/handshake.h"
 
 namespace cuda_remote::client {
@@ -18,13 +20,12 @@ constexpr int kAnswerTimeoutMs = 5000;
 int AskForFaultDevice(const std::string& server) {
   const std::string prefix = "unix:";
   if (server.compare(0, prefix.size(), prefix) != 0) return -1;
-  std::string error;
-  const int socket = ConnectServer(server.substr(prefix.size()), &error);
-  if (socket < 0) return -1;
+  StatusOr<UniqueFd> socket = ConnectServer(server.substr(prefix.size()));
+  if (!socket.ok()) return -1;
   Packet packet;
-  ChannelStatus status = SendPacket(socket, PacketType::kFaultDevice, {}, -1);
-  if (status == ChannelStatus::kOk) status = ReceivePacket(socket, &packet, kAnswerTimeoutMs);
-  close(socket);
+  ChannelStatus status = SendPacket(socket->get(), PacketType::kFaultDevice, {}, -1);
+  if (status == ChannelStatus::kOk) status = ReceivePacket(socket->get(), &packet, kAnswerTimeoutMs);
+  socket->Close();
   // A server of before answers in another way.
   struct stat facts;
   const bool is_device = status == ChannelStatus::kOk && packet.type == PacketType::kFaultDevice &&

@@ -56,40 +56,34 @@ bool Accepts(const std::string& path) {
 
 }  // namespace
 
-bool StartRelay(const std::string& address, std::string* socket_path, std::string* error) {
+StatusOr<std::string> StartRelay(const std::string& address) {
   std::string relay;
   if (!FindRelay(&relay)) {
-    *error = "cr-relay was not found beside the client library; start the program with cr-run --server " + address;
-    return false;
+    return Error("cr-relay was not found beside the client library; start the program with cr-run --server " + address);
   }
   char folder[] = "/tmp/cuda-remote-relay-XXXXXX";
-  if (!mkdtemp(folder)) {
-    *error = std::string("cannot make a folder for cr-relay's socket: ") + strerror(errno);
-    return false;
-  }
-  *socket_path = std::string(folder) + "/session.sock";
+  if (!mkdtemp(folder)) return ErrnoError("cannot make a folder for cr-relay's socket");
+  const std::string socket_path = std::string(folder) + "/session.sock";
   // `sh -c '... &'` is the double fork: the shell ends at once and init inherits the relay, in a session of its own, so
   // that neither the program's signals nor a snapshot of its process tree reach it.
   const std::string script =
       "exec setsid \"$0\" --connect \"$1\" --socket \"$2\" --idle-exit 10 --remove-folder </dev/null >/dev/null &";
-  std::vector<const char*> arguments = {
-      "/bin/sh", "-c", script.c_str(), relay.c_str(), address.c_str(), socket_path->c_str(), nullptr};
+  std::vector<const char*> arguments = {"/bin/sh",           "-c",   script.c_str(), relay.c_str(), address.c_str(),
+                                        socket_path.c_str(), nullptr};
   pid_t child = 0;
   const int spawned = posix_spawn(&child, "/bin/sh", nullptr, nullptr, const_cast<char**>(arguments.data()), environ);
   if (spawned != 0) {
     rmdir(folder);
-    *error = std::string("cannot start cr-relay: ") + strerror(spawned);
-    return false;
+    return Error(std::string("cannot start cr-relay: ") + strerror(spawned));
   }
   while (waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
   }
   for (int waited = 0; waited < kStartTimeoutMs; waited += kPollMs) {
-    if (Accepts(*socket_path)) return true;
+    if (Accepts(socket_path)) return socket_path;
     usleep(kPollMs * 1000);
   }
   rmdir(folder);  // the relay removes it if it is there after all
-  *error = "cr-relay did not accept sessions within 10 seconds; see its messages above";
-  return false;
+  return Error("cr-relay did not accept sessions within 10 seconds; see its messages above");
 }
 
 }  // namespace cuda_remote::client

@@ -5,12 +5,14 @@
 
 #include <string>
 
+#include "proto/base/status.h"
+
 namespace cuda_remote::client {
 
 // Starts the cr-relay that stands beside the client library (in the same folder, or ../bin), connected to `address`
 // ("host:port"), and waits until it accepts sessions. It is no child of this process, and goes away by itself when its
-// last session ends. On success `socket_path` is its session socket. False with a message for a person otherwise.
-bool StartRelay(const std::string& address, std::string* socket_path, std::string* error);
+// last session ends. Gives the path of its session socket.
+StatusOr<std::string> StartRelay(const std::string& address);
 
 }  // namespace cuda_remote::client
 

@@ -82,7 +82,6 @@ CUresult Session::Connect(Session** session) {
 CUresult Session::Open() {
   if (settings_.sync) waits_ = Waits::kAll;
   staging_.SetThreads(settings_.copy_threads);
-  std::string error;
   std::string path;
   static constexpr char kUnix[] = "unix:";
   if (settings_.server.empty()) {
@@ -91,9 +90,13 @@ CUresult Session::Open() {
   }
   if (settings_.server.compare(0, sizeof(kUnix) - 1, kUnix) == 0) {
     path = settings_.server.substr(sizeof(kUnix) - 1);
-  } else if (!StartRelay(settings_.server, &path, &error)) {
-    LogLine("cannot reach the GPU server %s: %s", settings_.server.c_str(), error.c_str());
-    return CUDA_ERROR_SYSTEM_NOT_READY;
+  } else {
+    StatusOr<std::string> relay = StartRelay(settings_.server);
+    if (!relay.ok()) {
+      LogLine("cannot reach the GPU server %s: %s", settings_.server.c_str(), relay.status().message().c_str());
+      return CUDA_ERROR_SYSTEM_NOT_READY;
+    }
+    path = *std::move(relay);
   }
   if (const CUresult result = OpenChannel(path, ""); result != CUDA_SUCCESS) return result;
   if (const CUresult result = FetchDevices(); result != CUDA_SUCCESS || !settings_.has_visible_devices) return result;
@@ -132,7 +135,6 @@ CUresult Session::Open() {
 }
 
 CUresult Session::OpenChannel(const std::string& path, const std::string& visible_devices) {
-  std::string error;
   Hello hello;
   hello.wire_version = kWireVersion;
   hello.pid = uint32_t(getpid());
@@ -143,12 +145,13 @@ CUresult Session::OpenChannel(const std::string& path, const std::string& visibl
   hello.driver_settings = settings_.driver_settings;
   hello.address_layout = settings_.address_layout;
   Welcome welcome;
-  std::unique_ptr<ClientChannel> channel = ClientChannel::Connect(path, hello, &welcome, &error);
-  if (!channel) {
-    LogLine("cannot open a session with the GPU server %s: %s", settings_.server.c_str(), error.c_str());
+  StatusOr<std::unique_ptr<ClientChannel>> channel = ClientChannel::Connect(path, hello, &welcome);
+  if (!channel.ok()) {
+    LogLine("cannot open a session with the GPU server %s: %s", settings_.server.c_str(),
+            channel.status().message().c_str());
     return CUDA_ERROR_SYSTEM_NOT_READY;
   }
-  connection_.Replace(std::move(channel));
+  connection_.Replace(*std::move(channel));
   address_layout_ = welcome.address_layout;
   // A host function may use managed memory that earlier work in its stream has written, and later work what it writes.
   host_functions_.SetAround(

@@ -58,15 +58,16 @@ class FakeServer {
   // `shared_memory`: as a server on this machine, which shares memory with the client; else as over a relay.
   explicit FakeServer(bool shared_memory = true) : shared_memory_(shared_memory) {
     char folder[] = "/tmp/fake-server-XXXXXX";
-    std::string error = "mkdtemp failed";
+    StatusOr<UniqueFd> listener = Error("mkdtemp failed");
     if (mkdtemp(folder)) {
       folder_ = folder;
-      listener_.Reset(ListenUnix(path(), &error));
+      listener = ListenUnix(path());
     }
-    if (!listener_.ok()) {
-      fprintf(stderr, "fake server: %s\n", error.c_str());
+    if (!listener.ok()) {
+      fprintf(stderr, "fake server: %s\n", listener.status().message().c_str());
       _exit(1);
     }
+    listener_ = *std::move(listener);
     thread_ = std::thread([this] { Serve(); });
   }
   ~FakeServer() {
@@ -139,17 +140,16 @@ class FakeServer {
     listener_.Close();
     Packet packet;
     Hello hello;
-    std::string error;
     if (ReceivePacket(socket, &packet, kArrivalTimeoutMs) != ChannelStatus::kOk || !DecodeHello(packet.body, &hello))
       return;
     Welcome welcome;
     welcome.session = 7;
     welcome.shared_memory = shared_memory_;
     welcome.server = "fake";
-    std::unique_ptr<ServerChannel> channel = ServerChannel::Create(socket, welcome, nullptr, &error);
+    StatusOr<std::unique_ptr<ServerChannel>> channel = ServerChannel::Create(UniqueFd(socket), welcome, nullptr);
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      channel_ = std::move(channel);
+      if (channel.ok()) channel_ = *std::move(channel);
       if (over_ && channel_) channel_->Stop();
     }
     Request request;
