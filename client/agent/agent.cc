@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "proto/agent/message.h"
+#include "proto/base/status_macros.h"
 #include "proto/base/unique_fd.h"
 #include "proto/channel/handshake.h"
 #include "proto/folder/private_folder.h"
@@ -59,15 +60,12 @@ class AgentThread final : public Agent {
     for (std::atomic<int>& fd : g_inherited) fd.store(-1);
   }
 
-  bool Open(std::string* error) {
+  Status Open() {
     static const int registered = pthread_atfork(nullptr, nullptr, CloseInChild);
     (void)registered;
     wake_.Reset(eventfd(0, EFD_CLOEXEC));
-    if (!wake_.ok()) {
-      *error = std::string("eventfd: ") + strerror(errno);
-      return false;
-    }
-    if (!Listen(error)) return false;
+    if (!wake_.ok()) return ErrnoError("eventfd");
+    CR_RETURN_IF_ERROR(Listen());
     g_inherited[0].store(wake_.get());
     // The application's signals are none of the agent's business.
     sigset_t all, before;
@@ -75,12 +73,9 @@ class AgentThread final : public Agent {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     const int result = pthread_create(&thread_, nullptr, &Main, this);
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    if (result != 0) {
-      *error = std::string("cannot start the agent's thread: ") + strerror(result);
-      return false;
-    }
+    if (result != 0) return Error(std::string("cannot start the agent's thread: ") + strerror(result));
     started_ = true;
-    return true;
+    return OkStatus();
   }
 
  private:
@@ -92,13 +87,13 @@ class AgentThread final : public Agent {
     return nullptr;
   }
 
-  bool Listen(std::string* error) {
-    listen_.Reset(ListenUnix(path_, error));
-    if (!listen_.ok()) return false;
+  Status Listen() {
+    CR_ASSIGN_OR_RETURN(UniqueFd socket, ListenUnix(path_));
     struct stat made;
     if (stat(path_.c_str(), &made) == 0) inode_ = made.st_ino;
-    g_inherited[1].store(listen_.get());
-    return true;
+    g_inherited[1].store(socket.get());
+    listen_ = std::move(socket);
+    return OkStatus();
   }
 
   // After a restore, or when somebody cleaned up the folder: the path may be gone, or be another one's.
@@ -109,9 +104,7 @@ class AgentThread final : public Agent {
       return;
     }
     // If this fails, the old socket may still be reached by whoever has it under another path.
-    std::string ignored;
-    UniqueFd old = std::move(listen_);
-    if (!Listen(&ignored)) listen_ = std::move(old);
+    (void)Listen();
   }
 
   void Run() {
@@ -169,13 +162,12 @@ class AgentThread final : public Agent {
       case ReceiveStatus::kOk:
         break;
     }
-    std::string error;
     Message reply;
     reply.type = Type::kOk;
-    const bool ok = Handle(&request, &reply, &error);
+    const Status handled = Handle(&request, &reply);
     for (int fd : request.fds) close(fd);
-    if (!ok) {
-      Refuse(tool_.get(), error);
+    if (!handled.ok()) {
+      Refuse(tool_.get(), handled.message());
       return;
     }
     const bool sent = SendMessage(tool_.get(), reply);
@@ -186,171 +178,154 @@ class AgentThread final : public Agent {
     if (!sent || request.type == Type::kRelease) DropTool();
   }
 
-  bool Handle(Message* request, Message* reply, std::string* error) {
+  Status Handle(Message* request, Message* reply) {
     switch (request->type) {
       case Type::kInfo: {
         Info info = host_->GetInfo();
         info.released = state_ == State::kReleased;
         info.has_driver_settings = info.has_address_layout = true;
         EncodeInfo(info, &reply->body);
-        return true;
+        return OkStatus();
       }
       case Type::kClose:
-        if (state_ != State::kRunning && state_ != State::kLocked) return Refused("Close", error);
-        if (!host_->Close(error)) return false;
+        if (state_ != State::kRunning && state_ != State::kLocked) return Refused("Close");
+        CR_RETURN_IF_ERROR(host_->Close());
         state_ = State::kClosed;
         EndAsking();
-        return true;
+        return OkStatus();
       case Type::kLook: {
-        if (state_ != State::kRunning && state_ != State::kClosed && state_ != State::kLocked) {
-          return Refused("Look", error);
-        }
-        Activity activity;
-        if (!host_->Look(&activity, error)) return false;
+        if (state_ != State::kRunning && state_ != State::kClosed && state_ != State::kLocked) return Refused("Look");
+        CR_ASSIGN_OR_RETURN(const Activity activity, host_->Look());
         EncodeActivity(activity, &reply->body);
-        return true;
+        return OkStatus();
       }
       case Type::kAdmit: {
-        if (state_ != State::kClosed) return Refused("Admit", error);
+        if (state_ != State::kClosed) return Refused("Admit");
         Admission which;
-        if (!DecodeAdmission(request->body, &which)) return Malformed(error);
+        if (!DecodeAdmission(request->body, &which)) return Malformed();
         EncodeYes({host_->Admit(which)}, &reply->body);
-        return true;
+        return OkStatus();
       }
       case Type::kSettle: {
-        if (state_ != State::kClosed) return Refused("Settle", error);
+        if (state_ != State::kClosed) return Refused("Settle");
         Timeout timeout;
-        if (!DecodeTimeout(request->body, &timeout) || timeout.milliseconds > INT32_MAX) return Malformed(error);
-        bool settled = false;
-        if (!host_->Settle(
-                int(timeout.milliseconds), [this] { return ToolIsGone(); }, &settled, error))
-          return false;
+        if (!DecodeTimeout(request->body, &timeout) || timeout.milliseconds > INT32_MAX) return Malformed();
+        CR_ASSIGN_OR_RETURN(const bool settled,
+                            host_->Settle(int(timeout.milliseconds), [this] { return ToolIsGone(); }));
         if (settled) state_ = State::kLocked;
         EncodeYes({settled}, &reply->body);
-        return true;
+        return OkStatus();
       }
       case Type::kUnlock:
-        if (!Holds()) return Refused("Unlock", error);
+        if (!Holds()) return Refused("Unlock");
         state_ = State::kRunning;  // ServeTool has the rest
-        return true;
+        return OkStatus();
       case Type::kTake: {
-        if (state_ != State::kLocked) return Refused("Take", error);
+        if (state_ != State::kLocked) return Refused("Take");
         TakeRequest which;
-        if (!request->body.empty() && !DecodeTakeRequest(request->body, &which)) return Malformed(error);
-        Taken taken;
-        if (!host_->Take(which.images, &taken, error)) return false;
+        if (!request->body.empty() && !DecodeTakeRequest(request->body, &which)) return Malformed();
+        CR_ASSIGN_OR_RETURN(const Taken taken, host_->Take(which.images));
         EncodeTaken(taken, reply);
         state_ = State::kTaken;
-        return true;
+        return OkStatus();
       }
       case Type::kRelease:
-        if (state_ != State::kTaken) return Refused("Release", error);
+        if (state_ != State::kTaken) return Refused("Release");
         host_->Release();
         state_ = State::kReleased;
-        return true;
+        return OkStatus();
       case Type::kGive: {
         // In kLocked: instead of the channel that was given before.
-        if (state_ != State::kTaken && state_ != State::kReleased && state_ != State::kLocked) {
-          return Refused("Give", error);
-        }
+        if (state_ != State::kTaken && state_ != State::kReleased && state_ != State::kLocked) return Refused("Give");
         Given given;
-        if (!DecodeGiven(*request, &given)) return Malformed(error);
+        if (!DecodeGiven(*request, &given)) return Malformed();
         request->fds.clear();  // the host's now
-        if (!host_->Give(std::move(given), error)) return false;
+        CR_RETURN_IF_ERROR(host_->Give(std::move(given)));
         state_ = State::kLocked;
-        return true;
+        return OkStatus();
       }
       case Type::kAbandon:
-        if (state_ != State::kReleased) return Refused("Abandon", error);
+        if (state_ != State::kReleased) return Refused("Abandon");
         host_->Abandon();
         state_ = State::kRunning;
-        return true;
+        return OkStatus();
       case Type::kImages: {
-        if (state_ != State::kRunning) return Refused("Images", error);
+        if (state_ != State::kRunning) return Refused("Images");
         GivenImages given;
-        int fd = -1;
-        if (!host_->GiveImages(&given.number, &fd, error)) return false;
+        CR_ASSIGN_OR_RETURN(UniqueFd images, host_->GiveImages(&given.number));
         EncodeGivenImages(given, &reply->body);
-        reply->fds = {fd};
-        return true;
+        reply->fds = {images.Release()};
+        return OkStatus();
       }
       case Type::kAsk:
-        if (state_ != State::kRunning) return Refused("Ask", error);
-        return Ask(*request, reply, error);
+        if (state_ != State::kRunning) return Refused("Ask");
+        return Ask(*request, reply);
       case Type::kAnswer:
-        if (state_ != State::kRunning) return Refused("Answer", error);
-        return Answer(*request, reply, error);
+        if (state_ != State::kRunning) return Refused("Answer");
+        return Answer(*request, reply);
       case Type::kBeginTrace: {
-        if (state_ != State::kRunning) return Refused("BeginTrace", error);
+        if (state_ != State::kRunning) return Refused("BeginTrace");
         TraceLimits limits;
         if (!DecodeTraceLimits(request->body, &limits) || limits.events == 0 || limits.events > kMaxTraceEvents ||
             limits.milliseconds > INT32_MAX) {
-          return Malformed(error);
+          return Malformed();
         }
-        return host_->BeginTrace(limits.events, double(limits.milliseconds) / 1000, error);
+        return host_->BeginTrace(limits.events, double(limits.milliseconds) / 1000);
       }
       case Type::kEndTrace: {
-        if (state_ != State::kRunning) return Refused("EndTrace", error);
+        if (state_ != State::kRunning) return Refused("EndTrace");
         Table table;
-        if (!DecodeTable(request->body, &table) || request->fds.size() != 2) return Malformed(error);
-        return host_->EndTrace(request->fds[0], request->fds[1], table.json, error);
+        if (!DecodeTable(request->body, &table) || request->fds.size() != 2) return Malformed();
+        return host_->EndTrace(request->fds[0], request->fds[1], table.json);
       }
       case Type::kTraceTotals: {
         Table table;
-        if (!DecodeTable(request->body, &table) || request->fds.size() != 1) return Malformed(error);
-        return host_->TraceTotals(request->fds[0], table.json, error);
+        if (!DecodeTable(request->body, &table) || request->fds.size() != 1) return Malformed();
+        return host_->TraceTotals(request->fds[0], table.json);
       }
       default:
-        *error = kUnknownRequest;
-        return false;
+        return Error(kUnknownRequest);
     }
   }
 
-  bool Ask(const Message& request, Message* reply, std::string* error) {
+  Status Ask(const Message& request, Message* reply) {
     AskRequest body;
     if (!DecodeAskRequest(request.body, &body) || body.payload_bytes > kMaxPayloadBytes ||
         request.fds.size() != (body.tag != 0)) {
-      return Malformed(error);
+      return Malformed();
     }
     SideRequest asked;
     asked.operation = body.operation;
     asked.tag = body.tag;
     asked.payload_bytes = size_t(body.payload_bytes);
     asked.message = std::move(body.message);
-    if (asked_.size() >= kMostAsked) {
-      *error = "too many requests are open";
-      return false;
-    }
+    if (asked_.size() >= kMostAsked) return Error("too many requests are open");
     if (asked.tag != 0) asked.fd = request.fds[0];
     std::unique_ptr<char[]> out(new (std::nothrow) char[asked.payload_bytes]);
-    uint64_t sequence = 0;
-    if (!out) {
-      *error = "out of memory";
-      return false;
-    }
+    if (!out) return Error("out of memory");
     asking_ = true;
-    if (!host_->Ask(asked, out.get(), &sequence, error)) return false;
+    CR_ASSIGN_OR_RETURN(const uint64_t sequence, host_->Ask(asked, out.get()));
     asked_[sequence] = std::move(out);
     EncodeAskReply({sequence}, &reply->body);
-    return true;
+    return OkStatus();
   }
 
-  bool Answer(const Message& request, Message* reply, std::string* error) {
+  Status Answer(const Message& request, Message* reply) {
     AnswerRequest wanted;
-    if (!DecodeAnswerRequest(request.body, &wanted) || wanted.milliseconds > kMostAnswerMs) return Malformed(error);
+    if (!DecodeAnswerRequest(request.body, &wanted) || wanted.milliseconds > kMostAnswerMs) return Malformed();
     const auto asked = asked_.find(wanted.number);
-    if (asked == asked_.end()) return Malformed(error);
+    if (asked == asked_.end()) return Malformed();
     SideAnswer answer;
     size_t bytes = 0;
     AnswerReply body;
-    const bool ok = host_->Answer(wanted.number, int(wanted.milliseconds), &body.answered, &answer, &bytes, error);
-    if (ok && !body.answered) {
+    const Status status = host_->Answer(wanted.number, int(wanted.milliseconds), &body.answered, &answer, &bytes);
+    if (status.ok() && !body.answered) {
       EncodeAnswerReply(body, &reply->body);
-      return true;
+      return OkStatus();
     }
     const std::unique_ptr<char[]> payload = std::move(asked->second);
     asked_.erase(asked);
-    if (!ok) return false;
+    CR_RETURN_IF_ERROR(status);
     body.has_result = true;
     body.result.result = answer.result;
     body.result.message_bytes = answer.message.size();
@@ -360,15 +335,13 @@ class AgentThread final : public Agent {
     const bool fits = all.size() <= kMaxInlineAnswer;
     if (fits) body.result.both = all;
     EncodeAnswerReply(body, &reply->body);
-    if (fits) return true;
-    const int file = memfd_create("cuda-remote-answer", MFD_CLOEXEC);
-    if (file >= 0 && pwrite(file, all.data(), all.size(), 0) == ssize_t(all.size())) {
-      reply->fds = {file};
-      return true;
+    if (fits) return OkStatus();
+    UniqueFd file(memfd_create("cuda-remote-answer", MFD_CLOEXEC));
+    if (!file.ok() || pwrite(file.get(), all.data(), all.size(), 0) != ssize_t(all.size())) {
+      return ErrnoError("an answer cannot be written to memory");
     }
-    *error = std::string("an answer cannot be written to memory: ") + strerror(errno);
-    if (file >= 0) close(file);
-    return false;
+    reply->fds = {file.Release()};
+    return OkStatus();
   }
 
   // The tool has gone, or goes on with other things.
@@ -380,8 +353,7 @@ class AgentThread final : public Agent {
       bool answered = false;
       SideAnswer ignored;
       size_t bytes = 0;
-      std::string error;
-      if (!host_->Answer(sequence, kMostAnswerMs, &answered, &ignored, &bytes, &error) || answered) continue;
+      if (!host_->Answer(sequence, kMostAnswerMs, &answered, &ignored, &bytes).ok() || answered) continue;
       open.push_back(sequence);
       late_.push_back(std::move(out));
     }
@@ -398,15 +370,11 @@ class AgentThread final : public Agent {
     return poll(waiting, 2, 0) > 0;
   }
 
-  bool Malformed(std::string* error) {
-    *error = "the tool's request is malformed";
-    return false;
-  }
+  static Status Malformed() { return Error("the tool's request is malformed"); }
 
-  bool Refused(const char* what, std::string* error) {
+  Status Refused(const char* what) const {
     static constexpr const char* kNames[] = {"running", "closed", "locked", "taken", "released"};
-    *error = std::string(what) + " is not possible while the job is " + kNames[int(state_)];
-    return false;
+    return Error(std::string(what) + " is not possible while the job is " + kNames[int(state_)]);
   }
 
   void Refuse(int socket, const std::string& why) {
@@ -447,16 +415,13 @@ class AgentThread final : public Agent {
 
 }  // namespace
 
-std::unique_ptr<Agent> Agent::Start(const std::string& directory, AgentHost* host, std::string* error) {
-  if (!CheckFolder(directory, FolderUse::kServe, error)) return nullptr;
-  std::unique_ptr<AgentThread> agent(new (std::nothrow)
-                                         AgentThread(directory + "/" + SocketName(uint32_t(getpid())), host));
-  if (!agent) {
-    *error = "out of memory";
-    return nullptr;
-  }
-  if (!agent->Open(error)) return nullptr;
-  return agent;
+StatusOr<std::unique_ptr<Agent>> Agent::Start(const std::string& directory, AgentHost* host) {
+  CR_RETURN_IF_ERROR(CheckFolder(directory, FolderUse::kServe));
+  const std::string path = directory + "/" + SocketName(uint32_t(getpid()));
+  std::unique_ptr<AgentThread> agent(new (std::nothrow) AgentThread(path, host));
+  if (!agent) return Error("out of memory");
+  CR_RETURN_IF_ERROR(agent->Open());
+  return std::unique_ptr<Agent>(std::move(agent));
 }
 
 }  // namespace cuda_remote::agent

@@ -33,62 +33,62 @@
 #include <vector>
 
 #include "proto/agent/types.h"
+#include "proto/base/status.h"
+#include "proto/base/unique_fd.h"
 
 namespace cuda_remote::agent {
 
-// What the agent serves: the session. All calls come from the agent's thread. False: *error says why, in a sentence.
+// What the agent serves: the session. All calls come from the agent's thread.
 class AgentHost {
  public:
   virtual ~AgentHost() = default;
   virtual Info GetInfo() = 0;
   // Lets no new CUDA call in. Also in `locked`, which it undoes. Does not wait.
-  virtual bool Close(std::string* error) = 0;
+  virtual Status Close() = 0;
   // What is going on. Waits a few milliseconds for the GPU server's answer. Also while running. On failure the GPU or
   // the server has failed.
-  virtual bool Look(Activity* activity, std::string* error) = 0;
+  virtual StatusOr<Activity> Look() = 0;
   // Lets one call into the closed gate. False if none of this kind waits.
   virtual bool Admit(const Admission& which) = 0;
-  // After a Look that said `quiet`: settles what only this side knows of, and locks. *settled is false if something
-  // goes on after all. Waits for `timeout_ms` at most, and only as long as `gone` is false.
-  virtual bool Settle(int timeout_ms, const std::function<bool()>& gone, bool* settled, std::string* error) = 0;
+  // After a Look that said `quiet`: settles what only this side knows of, and locks. False if something goes on after
+  // all. Waits for `timeout_ms` at most, and only as long as `gone` is false.
+  virtual StatusOr<bool> Settle(int timeout_ms, const std::function<bool()>& gone) = 0;
   // The tool has gone, and Unlock follows. If it has given another worker's channel, and the move of the job has not
   // been decided, the process gets the channel back that it had.
   virtual void SettleMove() = 0;
   // Lets calls in again. Also after a Take that led nowhere: the process goes on with the channel that it has.
   virtual void Unlock() = 0;
-  // While the job runs: the module images of the log (replay::WriteImages), as a descriptor that the caller owns, and a
-  // number for Take.
-  virtual bool GiveImages(uint64_t* number, int* fd, std::string* error) = 0;
-  // Hands out duplicates of the channel's descriptors, and the log. The caller owns what *taken holds. `images`: the
-  // log without the images of the last GiveImages, if that gave this number.
-  virtual bool Take(uint64_t images, Taken* taken, std::string* error) = 0;
+  // While the job runs: the module images of the log (replay::WriteImages) as a file, and a number for Take.
+  virtual StatusOr<UniqueFd> GiveImages(uint64_t* number) = 0;
+  // Hands out duplicates of the channel's descriptors, and the log. The caller owns what it gets. `images`: the log
+  // without the images of the last GiveImages, if that gave this number.
+  virtual StatusOr<Taken> Take(uint64_t images) = 0;
   // Closes the process's own channel.
   virtual void Release() = 0;
   // The session whose channel Release closed is gone for good: calls fail from now on.
   virtual void Abandon() = 0;
   // Makes `given` the process's channel; it owns the descriptors. On failure the process has the channel it had.
-  virtual bool Give(Given given, std::string* error) = 0;
-  // While the job runs: sends a request of a tool's beside its calls. The answer's payload goes to `out`, until Answer
-  // has said `answered` or failed. Waits if the channel is full.
-  virtual bool Ask(const SideRequest& request, char* out, uint64_t* sequence, std::string* error) = 0;
+  virtual Status Give(Given given) = 0;
+  // While the job runs: sends a request of a tool's beside its calls, and gives its number. The answer's payload goes
+  // to `out`, until Answer has said `answered` or failed. Waits if the channel is full.
+  virtual StatusOr<uint64_t> Ask(const SideRequest& request, char* out) = 0;
   // *bytes: of the payload.
-  virtual bool Answer(uint64_t sequence, int timeout_ms, bool* answered, SideAnswer* answer, size_t* bytes,
-                      std::string* error) = 0;
+  virtual Status Answer(uint64_t sequence, int timeout_ms, bool* answered, SideAnswer* answer, size_t* bytes) = 0;
   // The tool asks no more: what its requests have made at the server goes. `open`: have no answer, and none is waited
   // for; `out` of these must stay for as long as the channel does.
   virtual void EndAsking(const std::vector<uint64_t>& open) = 0;
   // Records calls: see client/trace/control.h. The descriptors stay the caller's.
-  virtual bool BeginTrace(uint64_t events, double max_seconds, std::string* error) = 0;
-  virtual bool EndTrace(int timeline_fd, int table_fd, bool json, std::string* error) = 0;
-  virtual bool TraceTotals(int table_fd, bool json, std::string* error) = 0;
+  virtual Status BeginTrace(uint64_t events, double max_seconds) = 0;
+  virtual Status EndTrace(int timeline_fd, int table_fd, bool json) = 0;
+  virtual Status TraceTotals(int table_fd, bool json) = 0;
 };
 
 class Agent {
  public:
   // Listens on the socket SocketName (proto/agent/types.h) in `directory` and serves `host`, which must outlive the
-  // agent. Makes the folder (mode 0700) if
-  // it is missing. Null and *error if that cannot be, for instance because another process of the job is there already.
-  static std::unique_ptr<Agent> Start(const std::string& directory, AgentHost* host, std::string* error);
+  // agent. Makes the folder (mode 0700) if it is missing. Fails for instance if another process of the job is there
+  // already.
+  static StatusOr<std::unique_ptr<Agent>> Start(const std::string& directory, AgentHost* host);
 
   // Ends the thread; a lock that a tool holds is released first.
   virtual ~Agent() = default;

@@ -25,6 +25,8 @@
 #include "checkpoint/agent/agent_client.h"
 #include "checkpoint/agent/lock.h"
 #include "proto/agent/message.h"
+#include "proto/base/testing/value_of.h"
+#include "proto/base/unique_fd.h"
 #include "proto/channel/handshake.h"
 
 namespace cuda_remote::agent {
@@ -56,38 +58,35 @@ class FakeHost : public AgentHost {
     info.log_bytes = 7;
     return info;
   }
-  bool Close(std::string* error) override {
-    if (refuse_lock) {
-      *error = "a kernel runs for ever";
-      return false;
-    }
+  Status Close() override {
+    if (refuse_lock) return Error("a kernel runs for ever");
     closed = true;
     locked = false;
-    return true;
+    return OkStatus();
   }
-  bool Look(Activity* activity, std::string*) override {
+  StatusOr<Activity> Look() override {
+    Activity activity;
     ++looks;
-    activity->quiet = closed && looks >= quiet_after_looks;
-    activity->answered = true;
-    activity->asking = 1;
-    activity->held_bytes = 12345;
-    activity->contexts = {{0x1234, 5, true}, {0x5678, 6, false}};
-    return true;
+    activity.quiet = closed && looks >= quiet_after_looks;
+    activity.answered = true;
+    activity.asking = 1;
+    activity.held_bytes = 12345;
+    activity.contexts = {{0x1234, 5, true}, {0x5678, 6, false}};
+    return activity;
   }
   bool Admit(const Admission& which) override {
     admitted = which.context;
     asks_admitted += which.asks;
     return which.asks;
   }
-  bool Settle(int timeout_ms, const std::function<bool()>& gone, bool* settled, std::string* error) override {
+  StatusOr<bool> Settle(int timeout_ms, const std::function<bool()>& gone) override {
     last_timeout = timeout_ms;
     if (settle_until_gone) {
       settling = true;
       while (!gone()) usleep(1000);
-      *error = "interrupted";
-      return false;
+      return Error("interrupted");
     }
-    locked = *settled = true;
+    locked = true;
     return true;
   }
   void SettleMove() override {
@@ -99,72 +98,66 @@ class FakeHost : public AgentHost {
     locked = closed = false;
     ++unlocks;
   }
-  bool Ask(const SideRequest& request, char* out, uint64_t* sequence, std::string* error) override {
-    if (request.operation == 666) {
-      *error = "no such thing";
-      return false;
-    }
+  StatusOr<uint64_t> Ask(const SideRequest& request, char* out) override {
+    if (request.operation == 666) return Error("no such thing");
     if (request.tag != 0) passed = Contents(request.fd);
-    *sequence = ++last_asked;
-    asked[*sequence] = {request, out};
-    return true;
+    asked[++last_asked] = {request, out};
+    return last_asked.load();
   }
-  bool Answer(uint64_t sequence, int timeout_ms, bool* answered, SideAnswer* answer, size_t* bytes,
-              std::string*) override {
+  Status Answer(uint64_t sequence, int timeout_ms, bool* answered, SideAnswer* answer, size_t* bytes) override {
     EXPECT_LE(timeout_ms, 20);
     *answered = !hold_answers;
-    if (hold_answers) return true;
+    if (hold_answers) return OkStatus();
     const auto& [request, out] = asked.at(sequence);
     answer->result = request.operation;
     answer->message = request.message;
     *bytes = request.payload_bytes;
     for (size_t i = 0; i < *bytes; ++i) out[i] = char(i * 7 + i / 1000);
-    return true;
+    return OkStatus();
   }
   void EndAsking(const std::vector<uint64_t>& open) override {
     ++asking_ended;
     given_up = open.size();
   }
-  bool BeginTrace(uint64_t events, double max_seconds, std::string* error) override {
+  Status BeginTrace(uint64_t events, double max_seconds) override {
     trace_events = events;
     trace_seconds = max_seconds;
-    if (events != 77) return true;
-    *error = "another recording";
-    return false;
+    if (events != 77) return OkStatus();
+    return Error("another recording");
   }
-  bool EndTrace(int timeline_fd, int table_fd, bool json, std::string*) override {
-    return dprintf(timeline_fd, "timeline") == 8 && dprintf(table_fd, json ? "json" : "text") == 4;
+  Status EndTrace(int timeline_fd, int table_fd, bool json) override {
+    const bool written = dprintf(timeline_fd, "timeline") == 8 && dprintf(table_fd, json ? "json" : "text") == 4;
+    return written ? OkStatus() : Error("no room");
   }
-  bool TraceTotals(int table_fd, bool, std::string*) override { return dprintf(table_fd, "totals") == 6; }
-  bool GiveImages(uint64_t* number, int* fd, std::string*) override {
+  Status TraceTotals(int table_fd, bool) override {
+    return dprintf(table_fd, "totals") == 6 ? OkStatus() : Error("no room");
+  }
+  StatusOr<UniqueFd> GiveImages(uint64_t* number) override {
     *number = 77;
-    *fd = FileWith("the images");
-    return true;
+    return UniqueFd(FileWith("the images"));
   }
-  bool Take(uint64_t images, Taken* taken, std::string*) override {
+  StatusOr<Taken> Take(uint64_t images) override {
+    Taken taken;
     taken_without = images;
-    taken->log_fd = FileWith("the log");
-    taken->fds.socket = FileWith("the socket");
-    taken->fds.ring = FileWith("the ring");
-    taken->next_sequence = 1234567890123;
-    taken->welcome.session = 9;
-    taken->welcome.shared_memory = true;
-    taken->welcome.server = "name";
-    return true;
+    taken.log_fd = FileWith("the log");
+    taken.fds.socket = FileWith("the socket");
+    taken.fds.ring = FileWith("the ring");
+    taken.next_sequence = 1234567890123;
+    taken.welcome.session = 9;
+    taken.welcome.shared_memory = true;
+    taken.welcome.server = "name";
+    return taken;
   }
   void Release() override { released = true; }
   void Abandon() override { abandoned = true; }
-  bool Give(Given got, std::string* error) override {
+  Status Give(Given got) override {
     const std::string socket = Contents(got.fds.socket), ring = Contents(got.fds.ring);
     close(got.fds.socket);
     close(got.fds.ring);
-    if (refuse_give) {
-      *error = "no room";
-      return false;
-    }
+    if (refuse_give) return Error("no room");
     given = std::move(got);
     given_contents = socket + "|" + ring;
-    return true;
+    return OkStatus();
   }
 
   std::atomic<bool> locked{false}, closed{false}, settling{false}, settle_until_gone{false};
@@ -191,8 +184,7 @@ class AgentTest : public testing::Test {
     ASSERT_NE(mkdtemp(folder), nullptr);
     parent_ = folder;
     directory_ = parent_ + "/job";
-    agent_ = Agent::Start(directory_, &host_, &error_);
-    ASSERT_NE(agent_, nullptr) << error_;
+    agent_ = ValueOf(Agent::Start(directory_, &host_));
   }
   void TearDown() override {
     agent_.reset();
@@ -204,6 +196,7 @@ class AgentTest : public testing::Test {
     EXPECT_NE(tool, nullptr) << error_;
     return tool;
   }
+  UniqueFd ConnectToAgent() { return ValueOf(ConnectUnix(directory_ + "/" + SocketName(uint32_t(getpid())))); }
   bool Lock(const std::unique_ptr<AgentClient>& tool, int timeout_ms = 60000) {
     LockOptions options;
     options.timeout_ms = timeout_ms;
@@ -382,8 +375,7 @@ TEST_F(AgentTest, ToolThatDisappearsWhileItWaitsUnlocks) {
       EncodeTimeout({60000}, &request.body);
       tool.reset();
       ASSERT_TRUE(Eventually([&] { return host_.unlocks == before + 1; }));
-      const int socket = ConnectUnix(directory_ + "/" + SocketName(uint32_t(getpid())), &error_);
-      ASSERT_GE(socket, 0) << error_;
+      const int socket = ConnectToAgent().Release();
       Message close_request;
       close_request.type = Type::kClose;
       ASSERT_TRUE(SendMessage(socket, close_request));
@@ -636,8 +628,7 @@ TEST_F(AgentTest, OneToolAtATime) {
 TEST_F(AgentTest, GarbageEndsTheConnectionOnly) {
   unsigned seed = 1;
   for (int round = 0; round < 200; ++round) {
-    const int socket = ConnectUnix(directory_ + "/" + SocketName(uint32_t(getpid())), &error_);
-    ASSERT_GE(socket, 0) << error_;
+    const int socket = ConnectToAgent().Release();
     std::string bytes(rand_r(&seed) % 300 + 1, '\0');
     for (char& byte : bytes) byte = char(rand_r(&seed));
     // Often with a right head, so that the fields are reached.
@@ -655,7 +646,7 @@ TEST_F(AgentTest, GarbageEndsTheConnectionOnly) {
 }
 
 TEST_F(AgentTest, OtherVersionIsToldSo) {
-  const int socket = ConnectUnix(directory_ + "/" + SocketName(uint32_t(getpid())), &error_);
+  const int socket = ConnectToAgent().Release();
   const uint32_t head[4] = {kMagic, kVersion + 1, uint32_t(Type::kInfo), 0};
   ASSERT_EQ(send(socket, head, sizeof(head), 0), ssize_t(sizeof(head)));
   Message reply;
@@ -667,8 +658,7 @@ TEST_F(AgentTest, OtherVersionIsToldSo) {
 
 TEST_F(AgentTest, SecondAgentInTheSameFolderIsRefused) {
   FakeHost other;
-  EXPECT_EQ(Agent::Start(directory_, &other, &error_), nullptr);
-  EXPECT_FALSE(error_.empty());
+  EXPECT_NE(Agent::Start(directory_, &other).status().message(), "");
   Info info;
   EXPECT_TRUE(Connect()->GetInfo(&info, &error_));
 }

@@ -11,6 +11,7 @@
 #include "client/session/log.h"
 #include "client/session/session.h"
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/driverabi/error_names.h"
 #include "proto/folder/this_job.h"
@@ -28,16 +29,12 @@ constexpr int kDetachMs = 1000;
 constexpr uint32_t kSideOperations[] = {kOpRegions,    kOpListBlocks, kOpExportBlocks, kOpHashMemory,
                                         kOpPeekMemory, kOpHostMap,    kOpHostUnmap};
 
-// An anonymous file with what `fill` gives to the function that it gets, positioned at its start; -1 and `error` on
-// failure.
-int MakeMemfd(const char* name, const std::function<bool(const std::function<bool(std::string_view)>&)>& fill,
-              std::string* error) {
-  const int fd = memfd_create(name, MFD_CLOEXEC);
-  if (fd < 0) {
-    *error = std::string("memfd_create: ") + strerror(errno);
-    return -1;
-  }
-  const auto put = [fd](std::string_view bytes) {
+// An anonymous file with what `fill` gives to the function that it gets, positioned at its start.
+StatusOr<UniqueFd> MakeMemfd(const char* name,
+                             const std::function<bool(const std::function<bool(std::string_view)>&)>& fill) {
+  UniqueFd file(memfd_create(name, MFD_CLOEXEC));
+  if (!file.ok()) return ErrnoError("memfd_create");
+  const auto put = [fd = file.get()](std::string_view bytes) {
     for (size_t written = 0; written < bytes.size();) {
       const ssize_t n = write(fd, bytes.data() + written, bytes.size() - written);
       if (n < 0 && errno == EINTR) continue;
@@ -46,13 +43,9 @@ int MakeMemfd(const char* name, const std::function<bool(const std::function<boo
     }
     return true;
   };
-  if (!fill(put)) {
-    *error = std::string("writing the replay log to memory: ") + strerror(errno);
-    close(fd);
-    return -1;
-  }
-  lseek(fd, 0, SEEK_SET);
-  return fd;
+  if (!fill(put)) return ErrnoError("writing the replay log to memory");
+  lseek(file.get(), 0, SEEK_SET);
+  return file;
 }
 
 }  // namespace
@@ -76,10 +69,9 @@ agent::Info Checkpoint::GetInfo() {
   return info;
 }
 
-bool Checkpoint::Close(std::string* error) {
+Status Checkpoint::Close() {
   if (session_->lost() != CUDA_SUCCESS) {
-    *error = "the job has lost its GPU server; there is no GPU state left to save";
-    return false;
+    return Error("the job has lost its GPU server; there is no GPU state left to save");
   }
   // Before the gate closes: a timeline that is being fetched uses the channel. What is open now would be in a snapshot.
   trace::Pause();
@@ -87,14 +79,15 @@ bool Checkpoint::Close(std::string* error) {
   added_.Clear();
   session_->gate().Close();
   if (channel() && !taken_) session_->host_functions().SetChannel(channel());  // after a Settle that is undone
-  return true;
+  return OkStatus();
 }
 
-bool Checkpoint::Look(agent::Activity* activity, std::string* error) {
+StatusOr<agent::Activity> Checkpoint::Look() {
+  agent::Activity activity;
   const bool closed = session_->gate().closed();
-  activity->capturing = session_->captures().active();
-  activity->inside = closed ? session_->gate().AwaitEmpty(kLookMs) : session_->gate().inside();
-  bool quiet = closed && activity->inside == 0 && !activity->capturing;
+  activity.capturing = session_->captures().active();
+  activity.inside = closed ? session_->gate().AwaitEmpty(kLookMs) : session_->gate().inside();
+  bool quiet = closed && activity.inside == 0 && !activity.capturing;
   if (question_ == 0) {
     question_quiet_ = quiet;
     question_admissions_ = admissions_;
@@ -107,23 +100,23 @@ bool Checkpoint::Look(agent::Activity* activity, std::string* error) {
     request.Encode(&message);
     ChannelStatus status = ChannelStatus::kOk;
     question_ = channel()->TryBegin(header, message, kLookMs, &status);
-    if (question_ == 0 && status != ChannelStatus::kTimeout) return ServerWentAway(status, error);
+    if (question_ == 0 && status != ChannelStatus::kTimeout) return ServerWentAway(status);
   }
   Reply reply;
   ChannelStatus status = ChannelStatus::kTimeout;
   if (question_ != 0) status = channel()->WaitFor(question_, kLookMs, &reply);
   if (status != ChannelStatus::kTimeout) {
     question_ = 0;
-    if (status != ChannelStatus::kOk) return ServerWentAway(status, error);
+    if (status != ChannelStatus::kOk) return ServerWentAway(status);
     if (reply.pending_error != CUDA_SUCCESS) session_->SetPendingError(CUresult(reply.pending_error));
     wire::OpDrain_Reply work;
     if (reply.result == CUDA_SUCCESS && !work.Decode(reply.message)) {
-      return ServerWentAway(ChannelStatus::kProtocolError, error);
+      return ServerWentAway(ChannelStatus::kProtocolError);
     }
-    if (reply.result != CUDA_SUCCESS) return WorkFailed(CUresult(reply.result), error);
-    activity->answered = true;
-    activity->has_work = work.busy;
-    activity->held_bytes = work.held_bytes;
+    if (reply.result != CUDA_SUCCESS) return WorkFailed(CUresult(reply.result));
+    activity.answered = true;
+    activity.has_work = work.busy;
+    activity.held_bytes = work.held_bytes;
     busy_streams_.assign(work.busy_streams.begin(), work.busy_streams.end());
     busy_contexts_.assign(work.busy_contexts.begin(), work.busy_contexts.end());
     if (question_admissions_ == admissions_) added_.KeepBusy(busy_streams_);
@@ -131,19 +124,19 @@ bool Checkpoint::Look(agent::Activity* activity, std::string* error) {
   } else {
     quiet = false;
   }
-  activity->busy_streams = busy_streams_.size();
-  activity->host_function_ms = session_->host_functions().RunningMs();
-  activity->quiet = quiet && activity->host_function_ms == 0 && session_->gate().inside() == 0;
+  activity.busy_streams = busy_streams_.size();
+  activity.host_function_ms = session_->host_functions().RunningMs();
+  activity.quiet = quiet && activity.host_function_ms == 0 && session_->gate().inside() == 0;
   const auto of = [&](uint64_t context) -> agent::Activity::Context& {
-    auto& contexts = activity->contexts;
+    auto& contexts = activity.contexts;
     auto at = std::find_if(contexts.begin(), contexts.end(), [&](const auto& one) { return one.context == context; });
     if (at == contexts.end()) at = contexts.insert(at, {context, 0, HasWork(context), added_.In(context)});
     return *at;
   };
   for (const uint64_t context : busy_contexts_) of(context);
   session_->gate().ForEachHeld(
-      [&](const Gate::Held& held) { ++(held.asks ? activity->asking : of(held.context).calls); });
-  return true;
+      [&](const Gate::Held& held) { ++(held.asks ? activity.asking : of(held.context).calls); });
+  return activity;
 }
 
 bool Checkpoint::HasWork(uint64_t context) const {
@@ -158,66 +151,58 @@ bool Checkpoint::Admit(const agent::Admission& which) {
   return admitted;
 }
 
-bool Checkpoint::Settle(int timeout_ms, const std::function<bool()>& gone, bool* settled, std::string* error) {
-  *settled = false;
+StatusOr<bool> Checkpoint::Settle(int timeout_ms, const std::function<bool()>& gone) {
   // A host function or the destructor of a user object may have begun since.
-  if (!session_->gate().closed() || session_->gate().inside() != 0 || session_->captures().active()) return true;
+  if (!session_->gate().closed() || session_->gate().inside() != 0 || session_->captures().active()) return false;
   if (!session_->host_functions().Detach(kDetachMs)) {
     session_->host_functions().SetChannel(channel());
-    return true;
+    return false;
   }
   // What only this side knows of is settled before anybody looks.
   session_->staging().GiveBack(session_);
   session_->GiveBackFreed();
   const int64_t deadline = NowNs() + int64_t(timeout_ms) * 1000000;
-  bool ok = DrainUntil(deadline, gone, error);
+  Status status = DrainUntil(deadline, gone);
   // From here on both sides have the same bytes, and the process's are saved.
-  if (ok && session_->managed_mirror().active()) {
-    ChannelStatus status = session_->managed_mirror().Push(channel());
-    if (status == ChannelStatus::kOk) status = session_->managed_mirror().Pull(channel());
-    ok = status == ChannelStatus::kOk ? DrainUntil(deadline, gone, error) : ServerWentAway(status, error);
+  if (status.ok() && session_->managed_mirror().active()) {
+    ChannelStatus same = session_->managed_mirror().Push(channel());
+    if (same == ChannelStatus::kOk) same = session_->managed_mirror().Pull(channel());
+    status = same == ChannelStatus::kOk ? DrainUntil(deadline, gone) : ServerWentAway(same);
   }
   session_->managed_mirror().StopWatching();
-  if (ok && session_->memory().uses_managed()) {
+  if (status.ok() && session_->memory().uses_managed()) {
     const CUresult result = session_->managed_home().Settle(session_);
-    ok = result == CUDA_SUCCESS;
-    if (!ok) *error = "managed memory could not be fetched: " + driverabi::DescribeError(result);
+    if (result != CUDA_SUCCESS) {
+      status = Error("managed memory could not be fetched: " + driverabi::DescribeError(result));
+    }
   }
-  if (!ok) {
+  if (!status.ok()) {
     session_->host_functions().SetChannel(channel());
-    return false;
+    return status;
   }
   NoteEventTimes();
-  *settled = true;
   return true;
 }
 
-bool Checkpoint::DrainUntil(int64_t deadline_ns, const std::function<bool()>& gone, std::string* error) {
+Status Checkpoint::DrainUntil(int64_t deadline_ns, const std::function<bool()>& gone) {
   while (true) {
-    agent::Activity activity;
-    if (!Look(&activity, error)) return false;
-    if (activity.quiet) return true;
-    if (gone()) {
-      *error = "interrupted";
-      return false;
-    }
+    CR_ASSIGN_OR_RETURN(const agent::Activity activity, Look());
+    if (activity.quiet) return OkStatus();
+    if (gone()) return Error("interrupted");
     if (NowNs() > deadline_ns) {
-      *error = "the GPU server did not finish giving memory back in time; try again with a longer --timeout";
-      return false;
+      return Error("the GPU server did not finish giving memory back in time; try again with a longer --timeout");
     }
   }
 }
 
-bool Checkpoint::ServerWentAway(ChannelStatus status, std::string* error) {
+Status Checkpoint::ServerWentAway(ChannelStatus status) {
   session_->Lose(status);
-  *error = "the GPU server went away while its work was finishing";
-  return false;
+  return Error("the GPU server went away while its work was finishing");
 }
 
-bool Checkpoint::WorkFailed(CUresult result, std::string* error) {
-  *error = "the GPU's work did not finish cleanly: " + driverabi::DescribeError(result) +
-           "; the GPU state is damaged, so it is not saved";
-  return false;
+Status Checkpoint::WorkFailed(CUresult result) {
+  return Error("the GPU's work did not finish cleanly: " + driverabi::DescribeError(result) +
+               "; the GPU state is damaged, so it is not saved");
 }
 
 void Checkpoint::NoteEventTimes() {
@@ -263,9 +248,9 @@ void Checkpoint::SettleMove() {
   former.fds = former_channel_->DupFds();
   former.next_sequence = former_channel_->next_sequence();
   former.welcome = former_channel_->welcome();
-  std::string error;
-  if (Give(std::move(former), &error)) return;
-  LogLine("%s", error.c_str());
+  const Status given = Give(std::move(former));
+  if (given.ok()) return;
+  LogLine("%s", given.message().c_str());
   session_->Lose(ChannelStatus::kSystemError);
 }
 
@@ -274,13 +259,12 @@ void Checkpoint::Unlock() {
   // After a Take that led nowhere, this process is the channel's user again; the tool has moved the rings' positions
   // on.
   if (channel() && taken_) {
-    std::string error;
-    std::unique_ptr<ClientChannel> again =
-        ClientChannel::Adopt(channel()->DupFds(), channel()->next_sequence(), channel()->welcome(), &error);
-    if (again) {
-      session_->connection().Replace(std::move(again));
+    StatusOr<std::unique_ptr<ClientChannel>> again =
+        ClientChannel::Adopt(channel()->DupFds(), channel()->next_sequence(), channel()->welcome());
+    if (again.ok()) {
+      session_->connection().Replace(*std::move(again));
     } else {
-      LogLine("%s", error.c_str());
+      LogLine("%s", again.status().message().c_str());
       session_->Lose(ChannelStatus::kSystemError);
     }
   }
@@ -296,7 +280,7 @@ void Checkpoint::Unlock() {
   trace::Resume();
 }
 
-bool Checkpoint::GiveImages(uint64_t* number, int* fd, std::string* error) {
+StatusOr<UniqueFd> Checkpoint::GiveImages(uint64_t* number) {
   given_images_number_ = 0;
   replay::Images images;
   {
@@ -304,76 +288,61 @@ bool Checkpoint::GiveImages(uint64_t* number, int* fd, std::string* error) {
     images = session_->objects().log().AllImages();
   }
   // The job's calls do not wait for this.
-  *fd = MakeMemfd(
-      "cuda-remote-images", [&images](const auto& put) { return replay::WriteImages(images, put); }, error);
-  if (*fd < 0) return false;
+  CR_ASSIGN_OR_RETURN(UniqueFd file, MakeMemfd("cuda-remote-images", [&images](const auto& put) {
+                        return replay::WriteImages(images, put);
+                      }));
   given_images_.clear();
   for (const auto& [hash, bytes] : images) given_images_.insert(hash);
   *number = given_images_number_ = uint64_t(NowNs());
-  return true;
+  return file;
 }
 
-bool Checkpoint::Take(uint64_t images, agent::Taken* taken, std::string* error) {
-  if (!channel()) {
-    *error = "the job holds no channel to a GPU server (it was released already)";
-    return false;
-  }
-  if (!NoteCode(error)) return false;
+StatusOr<agent::Taken> Checkpoint::Take(uint64_t images) {
+  if (!channel()) return Error("the job holds no channel to a GPU server (it was released already)");
+  CR_RETURN_IF_ERROR(NoteCode());
   std::string log;
   {
     ReaderLock lock(&session_->objects().mutex());
     const bool has_images = images != 0 && images == given_images_number_;
     session_->objects().log().Serialize(&log, has_images ? given_images_ : std::set<Hash128>());
   }
-  taken->log_fd = MakeMemfd(
-      "cuda-remote-log", [&log](const auto& put) { return put(log); }, error);
-  if (taken->log_fd < 0) return false;
+  CR_ASSIGN_OR_RETURN(UniqueFd file, MakeMemfd("cuda-remote-log", [&log](const auto& put) { return put(log); }));
   ForgetQuestion();
   taken_ = true;
-  taken->fds = channel()->DupFds();
-  taken->next_sequence = channel()->next_sequence();
-  taken->welcome = channel()->welcome();
-  return true;
+  agent::Taken taken;
+  taken.log_fd = file.Release();
+  taken.fds = channel()->DupFds();
+  taken.next_sequence = channel()->next_sequence();
+  taken.welcome = channel()->welcome();
+  return taken;
 }
 
-bool Checkpoint::Ask(const agent::SideRequest& request, char* out, uint64_t* sequence, std::string* error) {
+StatusOr<uint64_t> Checkpoint::Ask(const agent::SideRequest& request, char* out) {
   if (std::find(std::begin(kSideOperations), std::end(kSideOperations), request.operation) ==
       std::end(kSideOperations)) {
-    *error = "the job's client library does not let a tool ask for this beside its calls";
-    return false;
+    return Error("the job's client library does not let a tool ask for this beside its calls");
   }
-  if (!channel() || session_->lost() != CUDA_SUCCESS) {
-    *error = "the job has no GPU server";
-    return false;
-  }
+  if (!channel() || session_->lost() != CUDA_SUCCESS) return Error("the job has no GPU server");
   if (request.tag != 0 && channel()->SendFd(request.tag, request.fd) != ChannelStatus::kOk) {
-    *error = "the GPU server does not take a descriptor";
-    return false;
+    return Error("the GPU server does not take a descriptor");
   }
   FrameHeader header;
   header.call = request.operation;
-  *sequence = channel()->Begin(header, request.message, {}, out, request.payload_bytes);
-  if (*sequence == 0) {
-    *error = "the GPU server went away";
-    return false;
-  }
+  const uint64_t sequence = channel()->Begin(header, request.message, {}, out, request.payload_bytes);
+  if (sequence == 0) return Error("the GPU server went away");
   wire::OpHostMap_Request map;
   wire::OpHostUnmap_Request unmap;
-  if (request.operation == kOpHostMap && map.Decode(request.message)) side_mapping_[*sequence] = map.address;
+  if (request.operation == kOpHostMap && map.Decode(request.message)) side_mapping_[sequence] = map.address;
   if (request.operation == kOpHostUnmap && unmap.Decode(request.message)) side_maps_.erase(unmap.address);
-  return true;
+  return sequence;
 }
 
-bool Checkpoint::Answer(uint64_t sequence, int timeout_ms, bool* answered, agent::SideAnswer* answer, size_t* bytes,
-                        std::string* error) {
+Status Checkpoint::Answer(uint64_t sequence, int timeout_ms, bool* answered, agent::SideAnswer* answer, size_t* bytes) {
   *answered = false;
   Reply reply;
   const ChannelStatus status = channel() ? channel()->WaitFor(sequence, timeout_ms, &reply) : ChannelStatus::kClosed;
-  if (status == ChannelStatus::kTimeout) return true;
-  if (status != ChannelStatus::kOk) {
-    *error = "the GPU server went away";
-    return false;
-  }
+  if (status == ChannelStatus::kTimeout) return OkStatus();
+  if (status != ChannelStatus::kOk) return Error("the GPU server went away");
   if (reply.pending_error != CUDA_SUCCESS) session_->SetPendingError(CUresult(reply.pending_error));
   *answered = true;
   if (const auto mapping = side_mapping_.find(sequence); mapping != side_mapping_.end()) {
@@ -383,7 +352,7 @@ bool Checkpoint::Answer(uint64_t sequence, int timeout_ms, bool* answered, agent
   answer->result = reply.result;
   answer->message = std::move(reply.message);
   *bytes = size_t(reply.payload_bytes);
-  return true;
+  return OkStatus();
 }
 
 void Checkpoint::EndAsking(const std::vector<uint64_t>& open) {
@@ -420,17 +389,15 @@ void Checkpoint::Abandon() {
   trace::Resume();
 }
 
-bool Checkpoint::Give(agent::Given given, std::string* error) {
-  std::unique_ptr<ClientChannel> adopted = ClientChannel::Adopt(given.fds, given.next_sequence, given.welcome, error);
-  if (!adopted) return false;
+Status Checkpoint::Give(agent::Given given) {
+  CR_ASSIGN_OR_RETURN(std::unique_ptr<ClientChannel> adopted,
+                      ClientChannel::Adopt(given.fds, given.next_sequence, given.welcome));
   ForgetQuestion();
   if (!given.new_worker && given_new_) GoBack();
   const CUresult lost_before = session_->lost();
   session_->host_functions().SetChannel(nullptr);
   adopted = session_->connection().Replace(std::move(adopted));
-  // The search comes before memory is mapped that looks used and is not.
-  if (given.new_worker && (!FindOldCode(error) || !ShareHostArena(error) || !MapManaged(error) || !ReplayRest(error) ||
-                           !MoveManaged(error))) {
+  if (const Status moved = given.new_worker ? MoveToNewServer() : OkStatus(); !moved.ok()) {
     session_->managed_home().MoveBack();
     adopted = session_->connection().Replace(std::move(adopted));
     // The new worker has ended, and not the one that this process has; in a restart it has none yet.
@@ -441,7 +408,7 @@ bool Checkpoint::Give(agent::Given given, std::string* error) {
           session_->settings().server.c_str());
     }
     session_->host_functions().SetChannel(channel());
-    return false;
+    return moved;
   }
   if (given.new_worker) {
     session_->event_times().Moved(NowNs());
@@ -457,7 +424,16 @@ bool Checkpoint::Give(agent::Given given, std::string* error) {
   if (!given.server.empty()) session_->set_server(given.server);
   session_->connection().Restore(CUDA_SUCCESS);
   session_->host_functions().SetChannel(channel());
-  return true;
+  return OkStatus();
+}
+
+Status Checkpoint::MoveToNewServer() {
+  // The search comes before memory is mapped that looks used and is not.
+  CR_RETURN_IF_ERROR(FindOldCode());
+  CR_RETURN_IF_ERROR(ShareHostArena());
+  CR_RETURN_IF_ERROR(MapManaged());
+  CR_RETURN_IF_ERROR(ReplayRest());
+  return MoveManaged();
 }
 
 // The tool takes a new channel back, since another process of the job could not take its own; or the tool has gone.
@@ -476,41 +452,40 @@ void Checkpoint::GoBack() {
   session_->event_times().MoveBack();
 }
 
-bool Checkpoint::ReplayRest(std::string* error) {
+Status Checkpoint::ReplayRest() {
   replay::ChannelTarget target(*channel());
   ReaderLock lock(&session_->objects().mutex());
-  if (replay::Replay(session_->objects().log(), target, nullptr, error, replay::Part::kAfterPinned)) return true;
-  *error = "the job's graphs cannot be recreated on this server: " + *error;
-  return false;
+  const Status made = replay::Replay(session_->objects().log(), target, nullptr, replay::Part::kAfterPinned);
+  if (made.ok()) return made;
+  return Error("the job's graphs cannot be recreated on this server: " + made.message());
 }
 
-bool Checkpoint::MapManaged(std::string* error) {
+Status Checkpoint::MapManaged() {
   ReaderLock lock(&session_->memory().mutex());
   for (auto& [start, range] : session_->memory().host_ranges()) {
     if (range.value.alias_of || !session_->host_mappings().IsMirrored(range.value)) continue;
     const CUresult result = session_->host_mappings().MapOwn(range.value.device, range.bytes);
     if (result != CUDA_SUCCESS) {
-      *error = "the new server has no room for host memory that kernels use (" + driverabi::DescribeError(result) + ")";
-      return false;
+      return Error("the new server has no room for host memory that kernels use (" + driverabi::DescribeError(result) +
+                   ")");
     }
   }
   const CUresult moved = session_->managed_home().MoveTo(session_);
   if (moved != CUDA_SUCCESS) {
-    *error = "the new server has no room for the job's managed memory (" + driverabi::DescribeError(moved) + ")";
-    return false;
+    return Error("the new server has no room for the job's managed memory (" + driverabi::DescribeError(moved) + ")");
   }
   for (auto& [start, range] : session_->memory().device_ranges()) {
     if (range.value.source != DeviceRange::kManaged || ManagedHome::Contains(start)) continue;
     const CUresult result = session_->host_mappings().MapManaged(start, range.bytes, range.value.device);
     if (result != CUDA_SUCCESS) {
-      *error = "the new server has no room for the job's managed memory (" + driverabi::DescribeError(result) + ")";
-      return false;
+      return Error("the new server has no room for the job's managed memory (" + driverabi::DescribeError(result) +
+                   ")");
     }
   }
-  return true;
+  return OkStatus();
 }
 
-bool Checkpoint::MoveManaged(std::string* error) {
+Status Checkpoint::MoveManaged() {
   std::vector<ManagedMirror::Place> places = session_->managed_home().Mirrored(session_);
   ReaderLock lock(&session_->memory().mutex());
   for (auto& [start, range] : session_->memory().device_ranges()) {
@@ -526,17 +501,15 @@ bool Checkpoint::MoveManaged(std::string* error) {
                       session_->host_mappings().WritersOf(start, range.bytes, range.value)});
   }
   const CUresult result = session_->managed_mirror().MoveTo(channel(), places);
-  if (result == CUDA_SUCCESS) return true;
-  *error = "the new server cannot mirror the job's managed memory (" + driverabi::DescribeError(result) + ")";
-  return false;
+  if (result == CUDA_SUCCESS) return OkStatus();
+  return Error("the new server cannot mirror the job's managed memory (" + driverabi::DescribeError(result) + ")");
 }
 
-bool Checkpoint::ShareHostArena(std::string* error) {
-  if (session_->host_arena().fd() < 0 || !session_->shared_memory()) return true;
-  const auto refuse = [error](const char* what, CUresult result) {
-    *error = std::string("the new server cannot map the job's ") + what + " memory (" +
-             driverabi::DescribeError(result) + ")";
-    return false;
+Status Checkpoint::ShareHostArena() {
+  if (session_->host_arena().fd() < 0 || !session_->shared_memory()) return OkStatus();
+  const auto refuse = [](const char* what, CUresult result) {
+    return Error(std::string("the new server cannot map the job's ") + what + " memory (" +
+                 driverabi::DescribeError(result) + ")");
   };
   const CUresult segments = session_->pinned_heap().MapSegments(session_);
   if (segments != CUDA_SUCCESS) return refuse("pinned", segments);
@@ -549,19 +522,15 @@ bool Checkpoint::ShareHostArena(std::string* error) {
                                        : session_->host_mappings().Map(start, range.bytes, range.value.flags);
     if (result != CUDA_SUCCESS) return refuse(registered ? "registered" : "pinned", result);
   }
-  return true;
+  return OkStatus();
 }
 
-bool Checkpoint::BeginTrace(uint64_t events, double max_seconds, std::string* error) {
-  return trace::BeginSlice(events, max_seconds, error);
+Status Checkpoint::BeginTrace(uint64_t events, double max_seconds) { return trace::BeginSlice(events, max_seconds); }
+
+Status Checkpoint::EndTrace(int timeline_fd, int table_fd, bool json) {
+  return trace::EndSlice(timeline_fd, table_fd, json);
 }
 
-bool Checkpoint::EndTrace(int timeline_fd, int table_fd, bool json, std::string* error) {
-  return trace::EndSlice(timeline_fd, table_fd, json, error);
-}
-
-bool Checkpoint::TraceTotals(int table_fd, bool json, std::string* error) {
-  return trace::WriteTotals(table_fd, json, error);
-}
+Status Checkpoint::TraceTotals(int table_fd, bool json) { return trace::WriteTotals(table_fd, json); }
 
 }  // namespace cuda_remote::client

@@ -20,6 +20,8 @@
 #include "client/agent/agent.h"
 #include "client/session/added_work.h"
 #include "proto/base/hash.h"
+#include "proto/base/status.h"
+#include "proto/base/unique_fd.h"
 #include "proto/channel/client_channel.h"
 
 namespace cuda_remote::wire {
@@ -39,53 +41,54 @@ class Checkpoint final : public agent::AgentHost {
 
   // agent::AgentHost.
   agent::Info GetInfo() override;
-  bool Close(std::string* error) override;
-  bool Look(agent::Activity* activity, std::string* error) override;
+  Status Close() override;
+  StatusOr<agent::Activity> Look() override;
   bool Admit(const agent::Admission& which) override;
-  bool Settle(int timeout_ms, const std::function<bool()>& gone, bool* settled, std::string* error) override;
+  StatusOr<bool> Settle(int timeout_ms, const std::function<bool()>& gone) override;
   void SettleMove() override;
   void Unlock() override;
-  bool GiveImages(uint64_t* number, int* fd, std::string* error) override;
-  bool Take(uint64_t images, agent::Taken* taken, std::string* error) override;
+  StatusOr<UniqueFd> GiveImages(uint64_t* number) override;
+  StatusOr<agent::Taken> Take(uint64_t images) override;
   void Release() override;
   void Abandon() override;
-  bool Give(agent::Given given, std::string* error) override;
-  bool Ask(const agent::SideRequest& request, char* out, uint64_t* sequence, std::string* error) override;
-  bool Answer(uint64_t sequence, int timeout_ms, bool* answered, agent::SideAnswer* answer, size_t* bytes,
-              std::string* error) override;
+  Status Give(agent::Given given) override;
+  StatusOr<uint64_t> Ask(const agent::SideRequest& request, char* out) override;
+  Status Answer(uint64_t sequence, int timeout_ms, bool* answered, agent::SideAnswer* answer, size_t* bytes) override;
   void EndAsking(const std::vector<uint64_t>& open) override;
-  bool BeginTrace(uint64_t events, double max_seconds, std::string* error) override;
-  bool EndTrace(int timeline_fd, int table_fd, bool json, std::string* error) override;
-  bool TraceTotals(int table_fd, bool json, std::string* error) override;
+  Status BeginTrace(uint64_t events, double max_seconds) override;
+  Status EndTrace(int timeline_fd, int table_fd, bool json) override;
+  Status TraceTotals(int table_fd, bool json) override;
 
  private:
   // Null: the process has none.
   ClientChannel* channel() const;
-  // Tells another server of the host arena and of managed memory, after a move.
-  bool ShareHostArena(std::string* error);
+  // Gives another server, whose channel this process has now, what only the process knows of.
+  Status MoveToNewServer();
+  // Tells it of the host arena and of managed memory.
+  Status ShareHostArena();
   // Makes again what the tool's replay left out because it needs this process's pinned memory.
-  bool ReplayRest(std::string* error);
+  Status ReplayRest();
   void GoBack();
   // Where the server's functions lie whose addresses variables hold; `use` gets all of it, in pieces of whole modules.
   CUresult AskCode(const std::function<void(const wire::OpCodeWords_Reply&)>& use);
   // Puts that into the log, for a replay.
-  bool NoteCode(std::string* error);
-  // After a replay: false if this process's memory holds the address of a function that lies elsewhere now.
-  bool FindOldCode(std::string* error);
+  Status NoteCode();
+  // After a replay: fails if this process's memory holds the address of a function that lies elsewhere now.
+  Status FindOldCode();
   // The same for managed memory: that it is there, and then what is in it.
-  bool MapManaged(std::string* error);
-  bool MoveManaged(std::string* error);
+  Status MapManaged();
+  Status MoveManaged();
   // Notes when the events of the log completed, for after a move to another server. Failure is not an error: elapsed
   // times that begin before the move are then refused, not wrong.
   void NoteEventTimes();
   // Waits until the GPU is idle and all device output has arrived.
-  bool DrainUntil(int64_t deadline_ns, const std::function<bool()>& gone, std::string* error);
+  Status DrainUntil(int64_t deadline_ns, const std::function<bool()>& gone);
   // Whether a context's GPU had work when the server answered last.
   bool HasWork(uint64_t context) const;
   void ForgetQuestion();
-  // Both set *error and return false.
-  bool ServerWentAway(ChannelStatus status, std::string* error);
-  static bool WorkFailed(CUresult result, std::string* error);
+  // The failures that these are.
+  Status ServerWentAway(ChannelStatus status);
+  static Status WorkFailed(CUresult result);
 
   Session* const session_;
   AddedWork added_;

@@ -274,7 +274,7 @@ CUresult Checkpoint::AskCode(const std::function<void(const wire::OpCodeWords_Re
   return CUDA_SUCCESS;
 }
 
-bool Checkpoint::NoteCode(std::string* error) {
+Status Checkpoint::NoteCode() {
   const CUresult asked = AskCode([this](const wire::OpCodeWords_Reply& found) {
     std::map<uint64_t, std::vector<const wire::ModuleCode*>> modules;
     for (const wire::ModuleCode& one : found.modules) modules[one.module].push_back(&one);
@@ -289,12 +289,11 @@ bool Checkpoint::NoteCode(std::string* error) {
       }
     }
   });
-  if (asked == CUDA_SUCCESS) return true;
-  *error = "the GPU server does not tell where functions lie (" + driverabi::DescribeError(asked) + ")";
-  return false;
+  if (asked == CUDA_SUCCESS) return OkStatus();
+  return Error("the GPU server does not tell where functions lie (" + driverabi::DescribeError(asked) + ")");
 }
 
-bool Checkpoint::FindOldCode(std::string* error) {
+Status Checkpoint::FindOldCode() {
   driverabi::AddressSearch search;
   const CUresult asked = AskCode([&search](const wire::OpCodeWords_Reply& found) {
     for (const wire::ModuleCode& one : found.modules) {
@@ -304,10 +303,9 @@ bool Checkpoint::FindOldCode(std::string* error) {
     }
   });
   if (asked != CUDA_SUCCESS) {
-    *error = "the new server does not tell where functions lie (" + driverabi::DescribeError(asked) + ")";
-    return false;
+    return Error("the new server does not tell where functions lie (" + driverabi::DescribeError(asked) + ")");
   }
-  if (search.empty()) return true;
+  if (search.empty()) return OkStatus();
   const ReadableMemory readable;
   Buffer buffer;
   uint64_t found = buffer.ok() ? FindInOwnMemory(search, readable, &buffer) : kUnreadable;
@@ -315,16 +313,14 @@ bool Checkpoint::FindOldCode(std::string* error) {
   if (found == 0) {
     found = FindInArena(search, readable, &buffer, session_->managed_home().file(), HostArena::kManagedBase);
   }
-  if (found == 0) return true;
+  if (found == 0) return OkStatus();
   if (found == kUnreadable) {
-    *error =
+    return Error(
         "GPU functions lie elsewhere on this server than before, and the job's memory cannot be searched for their "
-        "addresses";
-    return false;
+        "addresses");
   }
-  *error = "the program's own memory at " + Hex(found) +
-           " holds the address of a GPU function that lies elsewhere on this server than before";
-  return false;
+  return Error("the program's own memory at " + Hex(found) +
+               " holds the address of a GPU function that lies elsewhere on this server than before");
 }
 
 }  // namespace cuda_remote::client

@@ -71,9 +71,13 @@ CUresult Session::Connect(Session** session) {
   trace::SetServer(opened);
   // The agent may be asked for a checkpoint at once, so it starts last.
   if (!opened->settings_.job_dir.empty()) {
-    std::string error;
-    opened->agent_ = agent::Agent::Start(SocketFolder(opened->settings_.job_dir), &opened->checkpoint_, &error);
-    if (!opened->agent_) LogLine("this process cannot be saved or moved: %s", error.c_str());
+    StatusOr<std::unique_ptr<agent::Agent>> agent =
+        agent::Agent::Start(SocketFolder(opened->settings_.job_dir), &opened->checkpoint_);
+    if (agent.ok()) {
+      opened->agent_ = *std::move(agent);
+    } else {
+      LogLine("this process cannot be saved or moved: %s", agent.status().message().c_str());
+    }
   }
   *session = opened;
   return CUDA_SUCCESS;

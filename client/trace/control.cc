@@ -18,6 +18,7 @@
 
 #include "client/trace/recorder.h"
 #include "client/trace/trace.h"
+#include "proto/base/status_macros.h"
 #include "proto/threads/mutex.h"
 
 namespace cuda_remote::client::trace {
@@ -168,16 +169,10 @@ void WatchForks() {
   (void)registered;
 }
 
-bool BeginSliceLocked(uint64_t capacity, double max_seconds, std::string* error) CR_REQUIRES(g_output) {
+Status BeginSliceLocked(uint64_t capacity, double max_seconds) CR_REQUIRES(g_output) {
   const uint64_t now = uint64_t(NowNs());
-  if (g_slice && now < g_slice_deadline) {
-    *error = "another recording of this process is in progress";
-    return false;
-  }
-  if (!Events().Begin(capacity)) {
-    *error = "no memory for " + std::to_string(capacity) + " calls";
-    return false;
-  }
+  if (g_slice && now < g_slice_deadline) return Error("another recording of this process is in progress");
+  if (!Events().Begin(capacity)) return Error("no memory for " + std::to_string(capacity) + " calls");
   WatchForks();
   g_slice = true;
   g_slice_capacity = capacity;
@@ -188,7 +183,7 @@ bool BeginSliceLocked(uint64_t capacity, double max_seconds, std::string* error)
   g_slice_deadline = g_slice_begin + uint64_t(max_seconds * kSecond);
   SetDeadline(g_slice_deadline);
   g_recording.fetch_or(kTotals | kTimeline);
-  return true;
+  return OkStatus();
 }
 
 // The table of a slice: differences of the totals, but for the longest times, which come from the single calls.
@@ -221,39 +216,36 @@ Report SliceReportLocked(const Timeline& timeline) CR_REQUIRES(g_output) {
   return report;
 }
 
-bool TakeSliceLocked(Timeline* timeline, std::string* error) CR_REQUIRES(g_output) {
-  if (!g_slice) {
-    *error = "nothing is being recorded";
-    return false;
-  }
-  timeline->end_ns = std::min(uint64_t(NowNs()), g_slice_deadline);
+StatusOr<Timeline> TakeSliceLocked() CR_REQUIRES(g_output) {
+  if (!g_slice) return Error("nothing is being recorded");
+  Timeline timeline;
+  timeline.end_ns = std::min(uint64_t(NowNs()), g_slice_deadline);
   g_recording.fetch_and(~kTimeline);
   if (!g_wanted || g_wanted->totals.empty()) g_recording.fetch_and(~kTotals);
-  timeline->pid = uint32_t(getpid());
-  timeline->program = Program();
-  timeline->begin_ns = g_slice_begin;
-  timeline->names = Names();
-  timeline->client = Events().Take(&timeline->dropped);
+  timeline.pid = uint32_t(getpid());
+  timeline.program = Program();
+  timeline.begin_ns = g_slice_begin;
+  timeline.names = Names();
+  timeline.client = Events().Take(&timeline.dropped);
   Server* const server = g_server.load();
   if (server && g_server_slice) {
-    server->EndTimeline(&timeline->worker);
+    server->EndTimeline(&timeline.worker);
   } else {
-    timeline->worker.problem =
+    timeline.worker.problem =
         server ? "the GPU server did not begin to record" : "there was no session with a GPU server";
   }
   g_slice = g_server_slice = false;
-  return true;
+  return timeline;
 }
 
 // Ends the environment's timeline.
 void WriteTimelineFileLocked() CR_REQUIRES(g_output) {
   if (g_paused || !g_slice || g_timeline_done) return;
   g_timeline_done = true;
-  Timeline timeline;
-  std::string error;
-  if (!TakeSliceLocked(&timeline, &error)) return;
+  const StatusOr<Timeline> timeline = TakeSliceLocked();
+  if (!timeline.ok()) return;
   const std::string path = PathOf(g_wanted->timeline);
-  ReplaceFileLocked(path, [&timeline](int fd) { return WriteChromeTrace(timeline, fd); });
+  ReplaceFileLocked(path, [&timeline](int fd) { return WriteChromeTrace(*timeline, fd); });
   Point(g_wanted->timeline, path);
 }
 
@@ -281,11 +273,11 @@ void* WriterThread(void*) {
     pause = std::min(pause * 2, kLastWriteNs);
     MutexLock lock(&g_output);
     WriteTotalsFileLocked(false);
-    std::string error;
     if (to_begin && uint64_t(NowNs()) >= timeline_begin) {
       to_begin = false;
-      to_end = BeginSliceLocked(g_wanted->events, g_wanted->seconds, &error);
-      if (!to_end) dprintf(STDERR_FILENO, "cuda-remote: no timeline: %s\n", error.c_str());
+      const Status begun = BeginSliceLocked(g_wanted->events, g_wanted->seconds);
+      to_end = begun.ok();
+      if (!to_end) dprintf(STDERR_FILENO, "cuda-remote: no timeline: %s\n", begun.message().c_str());
     } else if (!to_begin && to_end && uint64_t(NowNs()) >= timeline_end && !g_paused) {
       to_end = false;
       WriteTimelineFileLocked();
@@ -370,9 +362,8 @@ __attribute__((constructor)) void ReadEnvironment() {
   at_quick_exit(WriteAtExit);
   g_recording.fetch_or(kTotals);
   if (!timeline.empty() && g_wanted->start == 0) {
-    std::string error;
     MutexLock lock(&g_output);
-    BeginSliceLocked(g_wanted->events, g_wanted->seconds, &error);
+    (void)BeginSliceLocked(g_wanted->events, g_wanted->seconds);  // without memory there is no timeline
   }
 }
 
@@ -386,32 +377,26 @@ void SetServer(Server* server) {
   if (g_slice && !g_server_slice) g_server_slice = server->BeginTimeline(g_slice_capacity);
 }
 
-bool BeginSlice(uint64_t capacity, double max_seconds, std::string* error) {
+Status BeginSlice(uint64_t capacity, double max_seconds) {
   MutexLock lock(&g_output);
-  return BeginSliceLocked(capacity, max_seconds, error);
+  return BeginSliceLocked(capacity, max_seconds);
 }
 
-bool EndSlice(int timeline_fd, int table_fd, bool json, std::string* error) {
+Status EndSlice(int timeline_fd, int table_fd, bool json) {
   MutexLock lock(&g_output);
-  Timeline timeline;
-  if (!TakeSliceLocked(&timeline, error)) return false;
+  CR_ASSIGN_OR_RETURN(const Timeline timeline, TakeSliceLocked());
   const Report report = SliceReportLocked(timeline);
   const std::string table = json ? JsonReport(report) : TextReport(report);
-  if (WriteChromeTrace(timeline, timeline_fd) && WriteAll(table_fd, table.data(), table.size())) return true;
-  *error = std::string("cannot write the recording: ") + strerror(errno);
-  return false;
+  if (WriteChromeTrace(timeline, timeline_fd) && WriteAll(table_fd, table.data(), table.size())) return OkStatus();
+  return ErrnoError("cannot write the recording");
 }
 
-bool WriteTotals(int fd, bool json, std::string* error) {
-  if (!g_wanted || g_wanted->totals.empty()) {
-    *error = "the job was not started with CUDA_REMOTE_TRACE";
-    return false;
-  }
+Status WriteTotals(int fd, bool json) {
+  if (!g_wanted || g_wanted->totals.empty()) return Error("the job was not started with CUDA_REMOTE_TRACE");
   const Report report = MakeReport(false);
   const std::string text = json ? JsonReport(report) : TextReport(report);
-  if (WriteAll(fd, text.data(), text.size())) return true;
-  *error = std::string("cannot write the table: ") + strerror(errno);
-  return false;
+  if (WriteAll(fd, text.data(), text.size())) return OkStatus();
+  return ErrnoError("cannot write the table");
 }
 
 void Pause() {

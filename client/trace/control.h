@@ -14,6 +14,7 @@
 
 #include "client/trace/report.h"
 #include "client/trace/timeline.h"
+#include "proto/base/status.h"
 
 namespace cuda_remote::client::trace {
 
@@ -30,16 +31,16 @@ class Server {
 // The session is open. `server` must live for ever. Begins the worker's recording if the process's is on already.
 void SetServer(Server* server);
 
-// Begins to record single calls, and the totals of the same time. It ends by itself after `max_seconds`. False and
-// *error if a recording is in progress.
-bool BeginSlice(uint64_t capacity, double max_seconds, std::string* error);
+// Begins to record single calls, and the totals of the same time. It ends by itself after `max_seconds`. Fails if a
+// recording is in progress.
+Status BeginSlice(uint64_t capacity, double max_seconds);
 
 // Ends what BeginSlice began. The timeline goes to timeline_fd, the table of calls in the slice to table_fd (as JSON if
-// `json`); the caller keeps both. False and *error if nothing was being recorded or the files do not take it.
-bool EndSlice(int timeline_fd, int table_fd, bool json, std::string* error);
+// `json`); the caller keeps both. Fails if nothing was being recorded or the files do not take it.
+Status EndSlice(int timeline_fd, int table_fd, bool json);
 
-// The table of all calls since the process began, if CUDA_REMOTE_TRACE is set; else false and *error.
-bool WriteTotals(int fd, bool json, std::string* error);
+// The table of all calls since the process began; fails if CUDA_REMOTE_TRACE is not set.
+Status WriteTotals(int fd, bool json);
 
 // Around a checkpoint: writes CUDA_REMOTE_TRACE's file, then keeps every file closed until Resume.
 void Pause();

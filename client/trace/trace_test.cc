@@ -64,7 +64,6 @@ class TraceTest : public testing::Test {
     g_recording.store(kTotals);
   }
   void TearDown() override { g_recording.store(0); }
-  std::string error_;
 };
 
 TEST_F(TraceTest, CountsWhatACallDoes) {
@@ -166,14 +165,14 @@ TEST_F(TraceTest, SliceHasCallsAndRequestsAndATable) {
   OneCall(number);           // before the slice
   static FakeServer server;  // for the tests that follow, too
   SetServer(&server);
-  ASSERT_TRUE(BeginSlice(100, 60, &error_)) << error_;
+  ASSERT_EQ(BeginSlice(100, 60).message(), "");
   EXPECT_EQ(server.begun, 100u);
-  EXPECT_FALSE(BeginSlice(100, 60, &error_));
+  EXPECT_FALSE(BeginSlice(100, 60).ok());
   OneCall(number, CUDA_SUCCESS, 42, 0);
   std::thread([number] { OneCall(number); }).join();
   const int timeline = memfd_create("timeline", 0), table = memfd_create("table", 0);
-  ASSERT_TRUE(EndSlice(timeline, table, true, &error_)) << error_;
-  EXPECT_FALSE(EndSlice(timeline, table, true, &error_));
+  ASSERT_EQ(EndSlice(timeline, table, true).message(), "");
+  EXPECT_FALSE(EndSlice(timeline, table, true).ok());
   OneCall(number);  // after it: nobody wants totals, so nothing is on any more
   const std::string text = Contents(timeline), counts = Contents(table);
   EXPECT_NE(counts.find("\"name\": \"cuLaunchKernel\", \"count\": 2"), std::string::npos) << counts;
@@ -189,13 +188,13 @@ TEST_F(TraceTest, SliceHasCallsAndRequestsAndATable) {
 }
 
 TEST_F(TraceTest, SliceEndsByItselfAndAnotherCanBegin) {
-  ASSERT_TRUE(BeginSlice(100, 0.05, &error_)) << error_;
+  ASSERT_EQ(BeginSlice(100, 0.05).message(), "");
   usleep(100000);
   OneCall(NumberOf("cuInit"));
   EXPECT_EQ(g_recording.load() & kTimeline, 0u);
-  ASSERT_TRUE(BeginSlice(100, 60, &error_)) << error_;
+  ASSERT_EQ(BeginSlice(100, 60).message(), "");
   const int files = memfd_create("files", 0);
-  ASSERT_TRUE(EndSlice(files, files, false, &error_)) << error_;
+  ASSERT_EQ(EndSlice(files, files, false).message(), "");
   close(files);
 }
 
