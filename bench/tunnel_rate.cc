@@ -17,6 +17,7 @@
 #include <deque>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "proto/channel/client_channel.h"
@@ -127,12 +128,12 @@ int Main(int argc, char** argv) {
   hello.pid = uint32_t(getpid());
   hello.program = "tunnel_rate";
   Welcome welcome;
-  std::string error;  // Until ClientChannel::Connect gives a status.
-  const auto channel = ClientChannel::Connect(argv[1], hello, &welcome, &error);
-  if (!channel) {
-    fprintf(stderr, "tunnel_rate: %s\n", error.c_str());
+  StatusOr<std::unique_ptr<ClientChannel>> connected = ClientChannel::Connect(argv[1], hello, &welcome);
+  if (!connected.ok()) {
+    fprintf(stderr, "tunnel_rate: %s\n", connected.status().message().c_str());
     return 1;
   }
+  const std::unique_ptr<ClientChannel> channel = *std::move(connected);
   channel->SetEager(true);
   Client client(channel.get(), piece);
   const auto wanted = [&](const char* what) {

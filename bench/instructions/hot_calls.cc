@@ -22,6 +22,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bench/instructions/own_ring.h"
@@ -66,7 +67,7 @@ struct Call {
 class Server {
  public:
   Server() {
-    auto memory = MapOwnRing();
+    StatusOr<std::unique_ptr<ring::RingMemory>> memory = MapOwnRing();
     Require(memory.ok(), memory.status().message());
     memory_ = *std::move(memory);
   }

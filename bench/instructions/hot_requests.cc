@@ -16,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "proto/base/clock.h"
@@ -111,13 +112,15 @@ std::vector<Request> TheRequests() {
 // Nanoseconds for one of `count` requests.
 double Measure(const LoadedDriver& driver, const Request& request, uint64_t count) {
   int sockets[2];
-  std::string error;  // Until ServerChannel::Create and RingMemory::Map give a status.
   if (!SocketPair(sockets)) Fail("no socket pair");
-  const std::unique_ptr<ServerChannel> channel = ServerChannel::Create(sockets[0], Welcome(), nullptr, &error);
+  StatusOr<std::unique_ptr<ServerChannel>> made = ServerChannel::Create(UniqueFd(sockets[0]), Welcome(), nullptr);
+  if (!made.ok()) Fail("no channel: " + made.status().message());
+  const std::unique_ptr<ServerChannel> channel = *std::move(made);
   Packet welcome;
-  if (!channel || ReceivePacket(sockets[1], &welcome, 1000) != ChannelStatus::kOk) Fail("no channel: " + error);
-  const std::unique_ptr<ring::RingMemory> memory = ring::RingMemory::Map(welcome.fd.Release(), &error);
-  if (!memory) Fail(error);
+  if (ReceivePacket(sockets[1], &welcome, 1000) != ChannelStatus::kOk) Fail("no channel: its Welcome does not come");
+  StatusOr<std::unique_ptr<ring::RingMemory>> mapped = ring::RingMemory::Map(std::move(welcome.fd));
+  if (!mapped.ok()) Fail(mapped.status().message());
+  const std::unique_ptr<ring::RingMemory> memory = *std::move(mapped);
   ring::RingWriter writer(memory.get(), ring::kRequestRing);
   server::StagingPool staging(driver.table);
   WorkerSession::Parts parts;

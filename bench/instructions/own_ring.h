@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "proto/base/status.h"
+#include "proto/base/unique_fd.h"
 #include "proto/ring/memory.h"
 
 // Ends the program, with the call and the error's number, if a driver call fails. At once: its session may be over.
@@ -41,13 +42,7 @@ inline StatusOr<std::unique_ptr<ring::RingMemory>> MapOwnRing() {
     char target[256] = {};
     const std::string path = std::string("/proc/self/fd/") + entry->d_name;
     if (readlink(path.c_str(), target, sizeof(target) - 1) <= 0 || !strstr(target, "memfd:cuda-remote-ring")) continue;
-    std::string error;  // Until RingMemory::Map gives a status.
-    auto memory = ring::RingMemory::Map(fcntl(atoi(entry->d_name), F_DUPFD_CLOEXEC, 100), &error);
-    if (memory) {
-      found = std::move(memory);
-    } else {
-      found = Error(error);
-    }
+    found = ring::RingMemory::Map(UniqueFd(fcntl(atoi(entry->d_name), F_DUPFD_CLOEXEC, 100)));
   }
   if (directory) closedir(directory);
   return found;

@@ -23,6 +23,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "bench/instructions/own_ring.h"
@@ -174,7 +175,7 @@ int Main(int argc, char** argv) {
   fflush(stdout);
   if (getchar() == EOF) return 1;
   alarm(280);  // nobody waits for a reply, so nothing should take long
-  auto mapped = MapOwnRing();
+  StatusOr<std::unique_ptr<ring::RingMemory>> mapped = MapOwnRing();
   if (!mapped.ok()) {
     fprintf(stderr, "producers: %s\n", mapped.status().message().c_str());
     return 1;
