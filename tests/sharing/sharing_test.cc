@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "checkpoint/agent/agent_client.h"
+#include "proto/base/testing/value_of.h"
 #include "proto/channel/client_channel.h"
 #include "proto/channel/handshake.h"
 #include "proto/codec/operations.gen.h"
@@ -349,13 +350,7 @@ class SharingTest : public testing::Test {
       _exit(127);
     }
     // There before it is listened at.
-    std::string ignored;
-    for (int i = 0; i < 500; ++i) {
-      const int connected = ConnectUnix(Socket(), &ignored);
-      if (connected >= 0) close(connected);
-      if (connected >= 0) break;
-      usleep(20000);
-    }
+    for (int i = 0; i < 500 && !ConnectUnix(Socket()).ok(); ++i) usleep(20000);
     return pid;
   }
 
@@ -430,9 +425,8 @@ class SharingTest : public testing::Test {
     for (Held& one : *held) {
       ASSERT_TRUE(one.agent->Take(0, &one.taken, &error)) << error;
       one.channel =
-          ClientChannel::Adopt(one.taken.fds, one.taken.next_sequence + kSequenceGap, one.taken.welcome, &error);
-      ASSERT_TRUE(one.channel) << error;
-      ASSERT_TRUE(replay::Log::Parse(ReadFile(one.taken.log_fd), &one.log, &error)) << error;
+          ValueOf(ClientChannel::Adopt(one.taken.fds, one.taken.next_sequence + kSequenceGap, one.taken.welcome));
+      one.log = ValueOf(replay::Log::Parse(ReadFile(one.taken.log_fd)));
     }
   }
 
@@ -467,25 +461,27 @@ class SharingTest : public testing::Test {
     const std::string scope = "scope " + std::to_string(++moves_) + std::string(9, '.');
     // The one that opens begins; the other one follows.
     std::vector<std::thread> replays;
-    std::string errors[2];
+    Status results[2];
     for (const int i : {1, 0}) {
-      replays.emplace_back([this, i, &held, &errors, &scope] {
+      replays.emplace_back([this, i, &held, &results, &scope] {
         Hello hello;
         hello.pid = uint32_t(processes_[i]);
         hello.program = "sharing_test";
         hello.replaying = true;
         Welcome welcome;
-        held[i].fresh = ClientChannel::Connect(Socket(), hello, &welcome, &errors[i]);
-        if (!held[i].fresh) return;
+        StatusOr<std::unique_ptr<ClientChannel>> fresh = ClientChannel::Connect(Socket(), hello, &welcome);
+        results[i] = fresh.status();
+        if (!fresh.ok()) return;
+        held[i].fresh = *std::move(fresh);
         replay::ChannelTarget target(*held[i].fresh);
-        if (replay::ShareIn(scope, target, &errors[i], replay::Ownerless({&held[0].log, &held[1].log}))) {
-          replay::Replay(held[i].log, target, nullptr, &errors[i], replay::Part::kBeforePinned);
-        }
+        results[i] = replay::ShareIn(scope, target, replay::Ownerless({&held[0].log, &held[1].log}));
+        if (!results[i].ok()) return;
+        results[i] = replay::Replay(held[i].log, target, nullptr, replay::Part::kBeforePinned);
       });
       usleep(100000);
     }
     for (std::thread& replay : replays) replay.join();
-    for (const std::string& error : errors) ASSERT_EQ(error, "");
+    for (const Status& result : results) ASSERT_EQ(result.message(), "");
     wire::OpRegions_Request together;
     together.ownerless = true;
     for (const Held& one : held) together.sessions.push_back(one.channel->welcome().session);

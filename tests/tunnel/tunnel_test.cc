@@ -38,7 +38,7 @@
 #include <vector>
 
 #include "proto/base/clock.h"
-#include "proto/base/status.h"
+#include "proto/base/testing/value_of.h"
 #include "proto/base/unique_fd.h"
 #include "proto/channel/client_channel.h"
 #include "proto/channel/handshake.h"
@@ -310,10 +310,10 @@ class Tunnel : public testing::Test {
     hello.gpu = gpu;
     hello.program = "/test/program";
     hello.job = "a \"job\"";
-    std::string error;  // Until ClientChannel::Connect gives a status.
-    auto channel = ClientChannel::Connect(path, hello, &welcome_, &error);
-    if (!channel) return Error(error);
-    return channel;
+    StatusOr<std::unique_ptr<ClientChannel>> channel = ClientChannel::Connect(path, hello, &welcome_);
+    if (channel.ok()) return *std::move(channel);
+    if (error) *error = channel.status().message();
+    return nullptr;
   }
   // Null if that fails.
   std::unique_ptr<ClientChannel> Connect(const std::string& path, int gpu = -1, uint32_t pid = uint32_t(getpid())) {
@@ -345,13 +345,14 @@ class Tunnel : public testing::Test {
   std::string folder_;
   // A Hello that nobody waits for the answer of.
   int SendHello() {
-    std::string error, body;
+    std::string body;
     Hello hello;
     hello.pid = uint32_t(getpid());
     EncodeHello(hello, &body);
-    const int fd = ConnectUnix(Session(), &error);
-    if (fd >= 0) SendPacket(fd, PacketType::kHello, body, -1);
-    return fd;
+    StatusOr<UniqueFd> fd = ConnectUnix(Session());
+    if (!fd.ok()) return -1;
+    SendPacket(fd->get(), PacketType::kHello, body, -1);
+    return fd->Release();
   }
   size_t LogLines() const {
     const std::string log = server_->log();
@@ -633,38 +634,34 @@ TEST_F(Tunnel, ControlCallsAtTheSocketAndThroughARelay) {
     auto channel = Connect(path);
     ASSERT_TRUE(channel);
     const uint64_t id = channel->welcome().session;
-    std::string error;
     control::ControlCall call;
     control::ControlAnswer answer;
-    const auto ask = [&] { return control::CallOnSocket(path, call, 10000, &answer, &error); };
+    const auto ask = [&] { answer = ValueOf(control::CallOnSocket(path, call, 10000)); };
     call.mutable_get_server_info();
-    ASSERT_TRUE(ask()) << error;
+    ask();
     EXPECT_EQ(answer.server_info().pid(), uint32_t(server_->pid()));
     call = Saved(id, 1234567, 42);
-    ASSERT_TRUE(ask()) << error;
+    ask();
     EXPECT_TRUE(answer.noted().found());
     call.mutable_list_sessions()->set_after(id - 1);
-    ASSERT_TRUE(ask()) << error;
+    ask();
     ASSERT_EQ(answer.sessions().sessions_size(), 1);
     EXPECT_EQ(answer.sessions().sessions(0).saved_unix_ms(), 1234567u);
     EXPECT_EQ(answer.sessions().sessions(0).saved_bytes(), 42u);
     call.mutable_end_session()->set_id(id);
-    ASSERT_TRUE(ask()) << error;
+    ask();
     EXPECT_TRUE(answer.ended().found());
     Reply reply;
     EXPECT_EQ(channel->Call(Header(kHang), "", "", nullptr, 0, &reply), ChannelStatus::kClosed);
-    ASSERT_TRUE(ask()) << error;
+    ask();
     EXPECT_FALSE(answer.ended().found());
     call.Clear();
-    EXPECT_FALSE(ask());
+    const std::string error(control::CallOnSocket(path, call, 10000).status().message());
     EXPECT_NE(error.find("both sides need the same release"), std::string::npos) << error;
   }
   relay_->Signal(SIGTERM);
   relay_->Wait();
-  std::string error;
-  control::ControlAnswer answer;
-  EXPECT_FALSE(control::CallOnSocket(Relay(), Saved(1, 1, 1), 10000, &answer, &error));
-  EXPECT_NE(error, "");
+  EXPECT_NE(control::CallOnSocket(Relay(), Saved(1, 1, 1), 10000).status().message(), "");
 }
 
 TEST_F(Tunnel, CleanShutdownAndKill) {
@@ -745,12 +742,12 @@ TEST_F(Tunnel, LimitsAndVersions) {
   EXPECT_NE(error.find("--max-sessions"), std::string::npos) << error;
   Hello hello;
   hello.wire_version = 99;
-  EXPECT_FALSE(ClientChannel::Connect(Session(), hello, &welcome_, &error));
+  error = ClientChannel::Connect(Session(), hello, &welcome_).status().message();
   EXPECT_NE(error.find("99"), std::string::npos) << error;
   hello = {};
   hello.replaying = true;
   hello.address_layout = 98;
-  EXPECT_FALSE(ClientChannel::Connect(Session(), hello, &welcome_, &error));
+  error = ClientChannel::Connect(Session(), hello, &welcome_).status().message();
   EXPECT_NE(error.find("the job has address layout 98"), std::string::npos) << error;
 }
 
@@ -1136,8 +1133,7 @@ TEST_F(Tunnel, WithoutDescriptorsNothingSpins) {
     clients.push_back(SendHello());
     if (i % 10 == 0) usleep(20000);
   }
-  std::string error;
-  for (int i = 0; i < 12; ++i) clients.push_back(ConnectUnix(Session(), &error));  // these say nothing
+  for (int i = 0; i < 12; ++i) clients.push_back(ValueOf(ConnectUnix(Session())).Release());  // these say nothing
   EXPECT_TRUE(Eventually([&] { return server_->log().find("Too many open files") != std::string::npos; }));
   const size_t lines = LogLines();
   sleep(1);
@@ -1149,12 +1145,8 @@ TEST_F(Tunnel, WithoutDescriptorsNothingSpins) {
 // Local clients that say nothing are few, and are sent away after a while.
 TEST_F(Tunnel, SilentLocalClientsAreSentAway) {
   StartServer({}, /*tcp=*/false);
-  std::string error;
   std::vector<pollfd> silent;
-  for (int i = 0; i < 70; ++i) {
-    silent.push_back({ConnectUnix(Session(), &error), POLLIN, 0});
-    ASSERT_GE(silent.back().fd, 0) << error;
-  }
+  for (int i = 0; i < 70; ++i) silent.push_back({ValueOf(ConnectUnix(Session())).Release(), POLLIN, 0});
   const auto sent_away = [&] { return poll(silent.data(), silent.size(), 0); };
   EXPECT_TRUE(Eventually([&] { return sent_away() == 6; }));
   EXPECT_NE(server_->log().find("clients of this user have not sent a request"), std::string::npos);
@@ -1235,11 +1227,9 @@ TEST_F(Tunnel, OtherLocalUsersAreServedApart) {
   EXPECT_NE(server_->log().find("of uid:40001 started"), std::string::npos);
   // Another user's session is not theirs.
   const auto noted = [&] {
-    control::ControlAnswer answer;
-    std::string error;
-    if (!control::CallOnSocket(Session(), Saved(own->welcome().session, 1, 1), 10000, &answer, &error))
-      return "no answer: " + error;
-    return std::string(answer.noted().found() ? "noted" : "not theirs");
+    const auto answer = control::CallOnSocket(Session(), Saved(own->welcome().session, 1, 1), 10000);
+    if (!answer.ok()) return "no answer: " + std::string(answer.status().message());
+    return std::string(answer->noted().found() ? "noted" : "not theirs");
   };
   EXPECT_EQ(as(kAlice, kAlice, noted), "not theirs");
   // cr-ps shows those who were admitted their own sessions, ends those, and no others.
@@ -1354,10 +1344,7 @@ class Tls : public Tunnel {
     ASSERT_EQ(system(make.c_str()), 0) << ReadFile(Path("openssl.log"));
   }
   std::shared_ptr<grpc::ChannelCredentials> Credentials(const std::string& who, const std::string& ca) {
-    std::string error;
-    auto credentials = control::ClientTls({Path(who + ".pem"), Path(who + ".key"), Path(ca + ".pem"), ""}, &error);
-    EXPECT_TRUE(credentials) << error;
-    return credentials;
+    return ValueOf(control::ClientTls({Path(who + ".pem"), Path(who + ".key"), Path(ca + ".pem"), ""}));
   }
   size_t Entries(const std::string& folder) const {
     size_t count = 0;
@@ -1502,12 +1489,9 @@ TEST_F(Tunnel, MetricsAreAsPrometheusWantsThem) {
   for (int i = 0; i < 40; ++i) ASSERT_EQ(second->Call(Header(kCount), "", up, nullptr, 0, &reply), ChannelStatus::kOk);
   // What cr-checkpoint reports, and what cr-restart does of an older image.
   for (const uint64_t age_ms : {uint64_t{0}, uint64_t{100000}}) {
-    std::string error;
     const auto now = uint64_t(UnixMs());
-    control::ControlAnswer answer;
     const control::ControlCall call = Saved(first->welcome().session, now - age_ms, 4096);
-    EXPECT_TRUE(control::CallOnSocket(Session(), call, 10000, &answer, &error)) << error;
-    EXPECT_TRUE(answer.noted().found());
+    EXPECT_TRUE(ValueOf(control::CallOnSocket(Session(), call, 10000)).noted().found());
   }
   EXPECT_TRUE(Eventually([&] { return value(get("/metrics"), "received_bytes_total") > 1000000; }));
   const std::string text = get("/metrics");
@@ -1880,11 +1864,8 @@ TEST_F(Tunnel, GarbageOnEverySocket) {
     std::string noise(1 + random() % 60000, 0);
     for (char& c : noise) c = char(random());
     for (const std::string& path : {Session(), Relay()}) {
-      std::string error;
-      const int fd = ConnectUnix(path, &error);
-      ASSERT_GE(fd, 0) << error;
-      send(fd, noise.data(), noise.size(), MSG_NOSIGNAL);
-      close(fd);
+      const UniqueFd fd = ValueOf(ConnectUnix(path));
+      send(fd.get(), noise.data(), noise.size(), MSG_NOSIGNAL);
     }
     const int tcp = socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address{};
