@@ -190,6 +190,14 @@ bool GpuHosts::Started(pid_t pid) const {
   return std::any_of(hosts_.begin(), hosts_.end(), [pid](const Entry& one) { return one.host->process() == pid; });
 }
 
+std::vector<pid_t> GpuHosts::Started() const {
+  std::vector<pid_t> started;
+  for (const Entry& one : hosts_) {
+    if (one.host->process() != 0) started.push_back(one.host->process());
+  }
+  return started;
+}
+
 GpuHost::~GpuHost() {
   if (!process_ || detached_) return;
   kill(process_, SIGTERM);

@@ -70,6 +70,8 @@ class GpuHosts {
   }
   // Whether `pid` is a server or relay that was started.
   bool Started(pid_t pid) const;
+  // All servers and relays that were started.
+  std::vector<pid_t> Started() const;
 
  private:
   struct Entry {

@@ -40,8 +40,8 @@ class GiveWay {
   GiveWay& operator=(const GiveWay&) = delete;
 
   // From now on all threads of this process give way to others, also threads that start meanwhile. Children made by
-  // fork do not. `helpers`: processes that work for this tool, and whose threads do the same. If this process is
-  // killed, helpers stay so: they must be of no use to anybody else before End.
+  // fork do not. `helpers`: processes that work for this tool, and whose threads do the same, also in later calls. If
+  // this process is killed, helpers stay so: they must be of no use to anybody else before End.
   void Begin(const std::vector<pid_t>& helpers = {});
   // All threads have the usual policy when it returns. One that a helper was just starting gets it soon, or in the next
   // End: call it again before others depend on a helper.

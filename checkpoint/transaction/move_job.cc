@@ -19,6 +19,7 @@
 #include "checkpoint/job/ranks.h"
 #include "checkpoint/transaction/at_step.h"
 #include "checkpoint/transaction/code_ahead.h"
+#include "checkpoint/transaction/give_way.h"
 #include "checkpoint/transaction/live_job.h"
 #include "proto/base/clock.h"
 #include "proto/base/status_macros.h"
@@ -378,6 +379,7 @@ class Moving {
   // In the order in which they were made; they go in the opposite one.
   JobClaim claim_;
   GpuHosts hosts_;
+  GiveWay give_way_;
   ChunkPool pool_{Precopy::kSinkSlots * ChunkPool::kSlotBytes};  // outlives the moves
   std::vector<Move> moves_;
   std::unique_ptr<SharedBuffers> shared_;
@@ -421,11 +423,15 @@ absl::Status Moving::Open() {
 
 absl::Status Moving::MakeAhead() {
   AtStep("read module images");
+  give_way_.Begin(hosts_.Started());
   images_.Read(job_, directory_);
+  give_way_.End();
   const Moment begun = Now();
   const uint64_t held_bytes = AskHeldBytes(job_, directory_);
   if (HasRoomToSpare(moves_, held_bytes)) {
     CR_RETURN_IF_ERROR(code_.Look(lock_));
+    // The job runs again. Nobody but this tool knows its relays before the move is decided.
+    give_way_.Begin();
     AtStep("replay code");
     ReplayCodeAhead(code_, &moves_);
     if (pool_.ok()) CopyBefore(directory_, &report_, held_bytes, shared_.get(), &pool_, cancelled_, &moves_);
@@ -433,6 +439,7 @@ absl::Status Moving::MakeAhead() {
   }
   AtStep("make handing over ready");
   PrepareHandOvers(directory_, moves_);
+  give_way_.End();
   outcome_.ahead = SecondsSince(begun);
   outcome_.look = code_.held_seconds();
   return absl::OkStatus();
@@ -547,6 +554,8 @@ absl::Status Moving::CopyOne(size_t index, JobReport::LongStep* progress, uint64
 
 absl::Status Moving::Switch() {
   for (const Move& move : moves_) move.process->PrepareSwitch(move.channel.get(), move.to.host->server());
+  // From now on the job may use the relays, so none of their threads may still give way.
+  give_way_.End();
   // Processes that connect from now on belong to the others. Until the transaction has ended, none does.
   ServerChange change(directory_);
   const auto decide = [&] {

@@ -19,6 +19,7 @@
 #include "checkpoint/job/job_claim.h"
 #include "checkpoint/job/ranks.h"
 #include "checkpoint/transaction/at_step.h"
+#include "checkpoint/transaction/give_way.h"
 #include "checkpoint/transaction/live_job.h"
 #include "ckptfmt/image_store.h"
 #include "proto/base/clock.h"
@@ -253,6 +254,7 @@ class Saving {
   const Moment start_ = Now();
 
   // In the order in which they were made; they go in the opposite one.
+  GiveWay give_way_;  // to the end: much memory is given back
   SaveOptions save_;
   std::string facts_;  // the engine's
   JobClaim claim_;
@@ -342,6 +344,7 @@ absl::Status Saving::BeginImage() {
 absl::Status Saving::CopyWhileItRuns() {
   const bool ends = options_.stop;  // a job that ends waits for nothing
   if (!ends) {
+    give_way_.Begin();
     AtStep("look at GPU memory while the job runs");
     copies_ = LookBefore(job_, directory_, *image_, pool_.get(), cancelled_);
   }
@@ -370,6 +373,7 @@ absl::Status Saving::CopyWhileItRuns() {
 }
 
 absl::Status Saving::Hold() {
+  give_way_.End();
   keeper_->Watch(&live_);
   agent::LockOptions lock;
   lock.timeout_ms = int(options_.timeout * 1000);
@@ -486,6 +490,7 @@ absl::Status Saving::GoOn() {
   goes_on_ = true;
   CR_RETURN_IF_ERROR(transaction_.Resume());
   outcome_->paused = transaction_.HeldSeconds();
+  give_way_.Begin();
   image_->ReleaseChunks();
   report_.Done("giving the job its session back");
   return absl::OkStatus();
