@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
@@ -59,6 +60,23 @@ bool CanBeTakenBack() {
   return can;
 }
 
+// Whether this is the only process of its session, whose share of time (proc(5), autogroup) is the usual one and can be
+// changed back at once.
+bool HasSessionForItself(pid_t process, const std::string& autogroup) {
+  const pid_t session = getsid(process);
+  if (session < 0 || autogroup.find(" nice 0\n") == std::string::npos) return false;
+  if (!MissingCapability({{CAP_SYS_ADMIN, "SYS_ADMIN"}}).empty()) return false;
+  DIR* const all = opendir("/proc");
+  if (!all) return false;
+  bool alone = true;
+  while (const dirent* const entry = readdir(all)) {
+    const pid_t other = atoi(entry->d_name);
+    if (other > 0 && other != process && getsid(other) == session) alone = false;
+  }
+  closedir(all);
+  return alone;
+}
+
 // Empty if it cannot be read, or is longer.
 std::string ReadSmall(int folder, const std::string& name) {
   const UniqueFd file(openat(folder, name.c_str(), O_RDONLY | O_CLOEXEC));
@@ -74,16 +92,25 @@ bool Starve(double ran, double waited, double seconds) {
   return ran < asked * kLeastShare && asked > seconds * kLeastAsked;
 }
 
-// The threads of a process; none once it has ended, whoever gets its number then.
-class GiveWay::Threads {
+// A process and its threads: none once it has ended, whoever gets its number then.
+class GiveWay::Process {
  public:
-  // For a process of this machine.
-  explicit Threads(pid_t process) : list_(opendir(("/proc/" + std::to_string(process) + "/task").c_str())) {}
-  ~Threads() {
+  explicit Process(pid_t process) : list_(opendir(("/proc/" + std::to_string(process) + "/task").c_str())) {
+    has_session_ = list_ && HasSessionForItself(process, ReadSmall(dirfd(list_), kAutogroup));
+  }
+  ~Process() {
     if (list_) closedir(list_);
   }
-  Threads(const Threads&) = delete;
-  Threads& operator=(const Threads&) = delete;
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
+  // Tries again each time what has failed.
+  void SetShareOfSession(bool least) {
+    if (!has_session_ || least == least_) return;
+    const UniqueFd file(openat(dirfd(list_), kAutogroup, O_WRONLY | O_CLOEXEC));
+    const std::string nice = least ? "19" : "0";
+    if (write(file.get(), nice.data(), nice.size()) == ssize_t(nice.size())) least_ = least;
+  }
 
   template <typename Each>
   void ForEach(const Each& each) const {
@@ -109,7 +136,9 @@ class GiveWay::Threads {
   }
 
  private:
+  static constexpr char kAutogroup[] = "../autogroup";
   DIR* const list_;
+  bool has_session_ = false, least_ = false;
 };
 
 GiveWay::GiveWay(std::chrono::milliseconds look_every) : look_every_(look_every) {}
@@ -151,7 +180,7 @@ bool GiveWay::active() const {
 bool GiveWay::IsPossible() const {
   static const bool forks = pthread_atfork(nullptr, nullptr, AfterForkInChild) == 0;
   Times times;
-  return forks && sched_getscheduler(0) == SCHED_OTHER && Threads(getpid()).Read(gettid(), &times) && CanBeTakenBack();
+  return forks && sched_getscheduler(0) == SCHED_OTHER && Process(getpid()).Read(gettid(), &times) && CanBeTakenBack();
 }
 
 void GiveWay::Ask(bool give_way, const std::vector<pid_t>& helpers) {
@@ -183,7 +212,7 @@ void GiveWay::Watch() {
       last_.clear();
     }
     if (gives_way) gives_way = !Starved(now);
-    Change(gives_way ? SCHED_OTHER : SCHED_IDLE, gives_way ? SCHED_IDLE : SCHED_OTHER);
+    Change(gives_way);
     next = now + look_every_;
 
     lock.Lock();
@@ -194,11 +223,13 @@ void GiveWay::Watch() {
 }
 
 // New threads have the policy of those that start them, so it looks until it finds none any more.
-void GiveWay::Change(int from, int to) {
+void GiveWay::Change(bool gives_way) {
+  const int from = gives_way ? SCHED_OTHER : SCHED_IDLE, to = gives_way ? SCHED_IDLE : SCHED_OTHER;
   const pid_t own = gettid();
+  for (Process& of : processes_) of.SetShareOfSession(gives_way);
   for (bool changed = true; changed;) {
     changed = false;
-    for (const Threads& of : processes_) {
+    for (const Process& of : processes_) {
       of.ForEach([&](pid_t thread) {
         if (thread != own && sched_getscheduler(thread) == from && SetPolicy(thread, to)) changed = true;
       });
@@ -209,7 +240,7 @@ void GiveWay::Change(int from, int to) {
 void GiveWay::Look(Moment now) {
   std::map<pid_t, Times> found;
   const uint64_t between = uint64_t((now - looked_) / std::chrono::nanoseconds(1));
-  for (const Threads& of : processes_) {
+  for (const Process& of : processes_) {
     of.ForEach([&](pid_t thread) {
       Times times, before;
       if (!of.Read(thread, &times)) return;

@@ -5,6 +5,9 @@
 // where the kernel does not tell how long threads wait for a processor (/proc/PID/schedstat), or if the user has
 // started the tool with another policy than the usual one. Nice values stay as they are.
 //
+// Some kernels divide time among sessions first (autogroup), where policies of other sessions do not count. There the
+// tool's own session gets the least share, if no other process is in it.
+//
 // On a machine without idle processors, threads of this policy hardly run. So a thread of the usual policy compares how
 // long they run and wait, and gives all of them the usual policy back if they starve.
 #ifndef CUDA_REMOTE_CHECKPOINT_TRANSACTION_GIVE_WAY_H_
@@ -40,8 +43,8 @@ class GiveWay {
   GiveWay& operator=(const GiveWay&) = delete;
 
   // From now on all threads of this process give way to others, also threads that start meanwhile. Children made by
-  // fork do not. `helpers`: processes that work for this tool, and whose threads do the same, also in later calls. If
-  // this process is killed, helpers stay so: they must be of no use to anybody else before End.
+  // fork have the usual policy. `helpers`: processes that work for this tool, and whose threads give way, too, also in
+  // later calls. If this process is killed, they stay so: they must be of no use to anybody else before End.
   void Begin(const std::vector<pid_t>& helpers = {});
   // All threads have the usual policy when it returns. One that a helper was just starting gets it soon, or in the next
   // End: call it again before others depend on a helper.
@@ -51,7 +54,7 @@ class GiveWay {
   bool active() const;
 
  private:
-  class Threads;
+  class Process;
   // Of one thread, in nanoseconds.
   struct Times {
     uint64_t ran = 0, waited = 0;
@@ -62,7 +65,7 @@ class GiveWay {
   void Ask(bool give_way, const std::vector<pid_t>& helpers);
   // Of the thread that watches.
   void Watch();
-  void Change(int from, int to);
+  void Change(bool gives_way);
   void Look(Moment now);
   bool Starved(Moment now);
 
@@ -70,7 +73,7 @@ class GiveWay {
   std::thread watcher_;
 
   // The watcher's.
-  std::list<Threads> processes_;   // this one, and the helpers
+  std::list<Process> processes_;   // this one, and the helpers
   std::map<pid_t, Times> last_;    // at `looked_`
   uint64_t ran_ = 0, waited_ = 0;  // since `since_`
   int looks_ = 0;

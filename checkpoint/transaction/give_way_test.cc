@@ -14,6 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
 #include <fstream>
@@ -322,6 +323,46 @@ bool StayOnOneProcessor() {
   CPU_ZERO(&one);
   CPU_SET(first, &one);
   return sched_setaffinity(0, sizeof(one), &one) == 0;
+}
+
+// How sessions share time: "/autogroup-12 nice 0". Empty: they do not.
+std::string Autogroup(pid_t process) {
+  std::string text;
+  std::getline(std::ifstream("/proc/" + std::to_string(process) + "/autogroup"), text);
+  return text.substr(std::min(text.size(), text.find(' ')));
+}
+
+TEST_F(GiveWayTest, ASessionOfItsOwnGivesWay) {
+  if (Autogroup(getpid()).empty()) GTEST_SKIP() << "this kernel has no groups by session";
+  if (const std::string missing = MissingCapability({{CAP_SYS_ADMIN, "SYS_ADMIN"}}); !missing.empty()) {
+    GTEST_SKIP() << missing;
+  }
+  const Child helper([] { return setsid() > 0 ? Sleep() : 9; });
+  while (getsid(helper.pid()) != helper.pid()) usleep(1000);
+  EXPECT_EQ(Child([&] {
+              if (setsid() < 0) return 9;
+              GiveWay give_way(kNever);
+              for (int i = 0; i < 2; ++i) {
+                give_way.Begin(i == 0 ? std::vector<pid_t>{helper.pid()} : std::vector<pid_t>{});
+                if (Autogroup(getpid()) != " nice 19" || Autogroup(helper.pid()) != " nice 19") return 1;
+                give_way.End();
+                if (Autogroup(getpid()) != " nice 0" || Autogroup(helper.pid()) != " nice 0") return 2;
+              }
+              return 0;
+            }).ExitCode(),
+            0);
+}
+
+TEST_F(GiveWayTest, ASessionWithOthersDoesNotGiveWay) {
+  const std::string before = Autogroup(getpid());
+  EXPECT_EQ(Child([&] {
+              if (setsid() < 0) return 9;
+              const Child other(Sleep);
+              GiveWay give_way(kNever);
+              give_way.Begin({other.pid()});
+              return give_way.active() && Autogroup(getpid()) == before ? 0 : 1;
+            }).ExitCode(),
+            0);
 }
 
 // What would be waited for in vain ends by the test's own limit.

@@ -65,6 +65,7 @@ class Context:
         if parts != report["gpu_bytes"]:
             raise Failure(f"the parts are {parts} bytes: {report}")
         self.job.wait_steps(len(self.job.steps()) + 2, LIMIT)
+        self.job.expect_usual_policy()
         return report
 
     def stopped_at(self, step):

@@ -138,6 +138,7 @@ class Ranks:
         wait_for(lambda: not zombies(), LIMIT, lambda: f"zombies below the job: {zombies()}; {describe()}")
         stopped = lambda: [pid for pid in harness.descendants(self.carrier.pid) if harness.state_of(pid) in ("T", "t")]
         wait_for(lambda: not stopped(), LIMIT, lambda: f"stopped processes: {stopped()}; {describe()}")
+        self.job.expect_usual_policy(self.carrier)
 
     def expect_gone(self, number):
         """A rank that was hit has ended, and its parent has noticed."""

@@ -206,6 +206,37 @@ def descendants(parent):
     return found
 
 
+def relays_at(path):
+    """The PIDs of the cr-relays whose socket this is: one, or none where a cr-server listens there."""
+    found = []
+    for entry in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{entry}/cmdline", "rb") as f:
+                words = f.read().split(b"\0")
+        except OSError:
+            continue
+        if os.path.basename(words[0]) == b"cr-relay" and os.fsencode(path) in words:
+            found.append(int(entry))
+    return found
+
+
+def expect_usual_policy(pids):
+    """None of these processes' threads gives way to other processes, or goes before them."""
+    for pid in pids:
+        try:
+            policies = {int(thread): os.sched_getscheduler(int(thread)) for thread in os.listdir(f"/proc/{pid}/task")}
+            with open(f"/proc/{pid}/comm") as f:
+                name = f.read().strip()
+        except OSError:
+            continue  # it has ended
+        group = ""
+        if os.path.exists(f"/proc/{pid}/autogroup"):
+            with open(f"/proc/{pid}/autogroup") as f:
+                group = f.read().strip()
+        if set(policies.values()) != {os.SCHED_OTHER} or (group and not group.endswith(" nice 0")):
+            raise Failure(f"scheduling of {name} (PID {pid}): policies {policies}, {group}")
+
+
 def connects(path):
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
@@ -302,6 +333,13 @@ class Job(Process):
     def id(self):
         """How the tools are told which job is meant."""
         return self.directory
+
+    def expect_usual_policy(self, carrier=None):
+        """A tool has left no process of the job with its own scheduling policy, nor the relay that the job uses now."""
+        with open(os.path.join(self.directory, "gpu-server")) as f:
+            server = f.readline().strip()
+        carrier = carrier or self
+        expect_usual_policy([carrier.pid, *descendants(carrier.pid), *relays_at(server.removeprefix("unix:"))])
 
     def steps(self):
         try:

@@ -93,6 +93,8 @@ bool LetCriuLook(const std::string& criu, std::string* found) {
 
 // In a process of its own. `folder`: /run, as it is outside. `name`: in it, empty where CRIU keeps the facts itself.
 int Make(const std::string& criu, int folder, const std::string& name) {
+  // The tool waits for this process, also while its own session gives way to others.
+  setsid();
   // Nobody is to wait for this process: no end of a pipe, no lock.
   const int null = open("/dev/null", O_RDWR);
   for (int fd : {0, 1, 2}) dup2(null, fd);
