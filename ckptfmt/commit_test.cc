@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <thread>
 
 #include "ckptfmt/file.h"
 #include "ckptfmt/folder.h"
@@ -86,6 +87,18 @@ TEST(Commit, OneWriterAtATime) {
   first->reset();
   EXPECT_TRUE(ImageWriter::Create(folder / "image").ok());
   EXPECT_EQ(JobOf(folder / "image"), "job-1") << "a writer that gives up leaves the image there";
+}
+
+TEST(Commit, AWriterThatIsAboutToEndIsWaitedFor) {
+  TestFolder folder;
+  auto first = ImageWriter::Create(folder / "image");
+  ASSERT_TRUE(first.ok());
+  std::thread ends([&] {
+    usleep(50000);
+    first->reset();
+  });
+  EXPECT_TRUE(ImageWriter::Create(folder / "image").ok());
+  ends.join();
 }
 
 TEST(Commit, ALinkToAnImageIsFollowed) {

@@ -22,6 +22,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// How long to wait for another writer, and how often to try.
+constexpr int kLockMs = 3000, kLockPauseMs = 20;
+
 bool Exists(const std::string& path) {
   struct stat facts;
   return lstat(path.c_str(), &facts) == 0;
@@ -208,6 +211,18 @@ absl::Status CheckMayReplace(const std::string& dir) {
   return NotOwn(dir, facts.st_uid, "choose another name for the image");
 }
 
+absl::Status LockToWrite(const OpenedFolder& folder) {
+  for (int waited = 0; flock(folder.fd(), LOCK_EX | LOCK_NB) != 0; waited += kLockPauseMs) {
+    if (errno != EWOULDBLOCK) return SystemError("lock", folder.path(), errno);
+    if (waited >= kLockMs) {
+      return absl::UnavailableError(absl::StrCat("another checkpoint is being written to ", folder.path(),
+                                                 "; wait for it, or choose another folder"));
+    }
+    usleep(kLockPauseMs * 1000);
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<OpenedFolder> MakePartial(const std::string& dir) {
   const std::string partial = dir + ".partial";
   // A few times, since another writer may finish or give up in between.
@@ -233,11 +248,7 @@ absl::StatusOr<OpenedFolder> MakePartial(const std::string& dir) {
       return SystemError("open", partial, errno);
     }
     OpenedFolder folder(std::move(fd), partial);
-    if (flock(folder.fd(), LOCK_EX | LOCK_NB) != 0) {
-      if (errno != EWOULDBLOCK) return SystemError("lock", partial, errno);
-      return absl::UnavailableError(
-          absl::StrCat("another checkpoint is being written to ", partial, "; wait for it, or choose another folder"));
-    }
+    if (absl::Status locked = LockToWrite(folder); !locked.ok()) return locked;
     if (fstat(folder.fd(), &facts) != 0) return SystemError("look at", partial, errno);
     if (!folder.IsInPlace()) continue;
     // What the image holds is for this user only; others may have left files and links in an open folder.

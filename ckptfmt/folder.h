@@ -42,6 +42,10 @@ absl::Status PutBackOldImage(const std::string& dir);
 // kPermissionDenied if `dir` is there and not this user's: a new image would take the place of somebody else's.
 absl::Status CheckMayReplace(const std::string& dir);
 
+// Locks a folder that images are written to, until its descriptor is closed. Waits 3 seconds for another writer, which
+// may have been killed and be about to end; kUnavailable if it goes on.
+absl::Status LockToWrite(const OpenedFolder& folder);
+
 // Makes an empty DIR.partial, locked until the descriptor is closed. Removes a dead one of this user's first, and
 // refuses one that somebody else has made or may write to (kPermissionDenied).
 absl::StatusOr<OpenedFolder> MakePartial(const std::string& dir);

@@ -169,11 +169,7 @@ absl::StatusOr<std::unique_ptr<ImageStore>> ImageStore::Open(const std::string& 
     return absl::PermissionDeniedError(absl::StrCat(
         path, " ", why, ", who could put other images there; take that right away, or choose another folder"));
   }
-  if (flock(state->folder.fd(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) return SystemError("lock", path, errno);
-    return absl::UnavailableError(
-        absl::StrCat("another checkpoint is being written to ", path, "; wait for it, or choose another folder"));
-  }
+  if (absl::Status locked = LockToWrite(state->folder); !locked.ok()) return locked;
   const absl::StatusOr<std::vector<std::string>> names = NamesIn(state->folder);
   if (!names.ok()) return names.status();
   bool partial = false;
