@@ -53,8 +53,9 @@ absl::Status JobTransaction::Begin(const agent::LockOptions& options) {
     for (JobProcess* process : processes_) lockables.push_back(process->lockable());
     if (problem.ok() && !lockables.empty()) {
       AtStep("lock");
-      std::string error;  // Until LockAll gives a status.
-      if (!agent::LockAll(lockables, left, &closed_us_, &error)) problem = absl::FailedPreconditionError(error);
+      const absl::StatusOr<int64_t> closed_us = agent::LockAll(lockables, left);
+      if (closed_us.ok()) closed_us_ = *closed_us;
+      problem = closed_us.status();
       again = !problem.ok() && EndsNow(processes_);
     }
     // From here to the end there are no others.
@@ -110,9 +111,8 @@ absl::Status JobTransaction::Snapshot(const std::string& facts, const std::strin
     if (!process->HasEnded()) running.push_back(process);
   }
   AtStep("save processes");
-  std::string error;  // Until Dump gives a status.
-  if (!engine_->Dump(job_, facts, image, work, after, &error)) {
-    absl::Status problem = absl::FailedPreconditionError(error);
+  absl::Status problem = engine_->Dump(job_, facts, image, work, after);
+  if (!problem.ok()) {
     // An engine may not know how the job's processes are called. If one has ended in the middle of a dump, another one
     // may end when it goes on, with the engine's code still in it.
     const auto has_ended = [](const JobProcess* process) { return process->HasEnded(); };

@@ -15,7 +15,6 @@
 
 #include "checkpoint/engine/testing/fake_engine.h"
 #include "proto/base/status_macros.h"
-#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -50,22 +49,26 @@ class FakeProcess final : public JobProcess, public agent::Lockable {
   bool HasEnded() const override { return ended_ && unseen_-- <= 0; }
   agent::Lockable* lockable() override { return this; }
 
-  // Lockable. Until Lockable gives a status.
-  agent::CloseResult Close(std::string* error) override {
-    if (!Took(Step("close"), error)) return agent::CloseResult::kFailed;
+  // Lockable.
+  absl::Status Close() override {
+    CR_RETURN_IF_ERROR(Step("close"));
     EXPECT_FALSE(released_);
     closed_ = true;
-    return agent::CloseResult::kClosed;
+    return absl::OkStatus();
   }
-  bool Look(agent::Activity* activity, std::string* error) override {
-    if (!Took(Step("look"), error)) return false;
-    activity->answered = true;
-    activity->quiet = looks_with_work-- <= 0;
+  absl::StatusOr<agent::Activity> Look() override {
+    CR_RETURN_IF_ERROR(Step("look"));
+    agent::Activity activity;
+    activity.answered = true;
+    activity.quiet = looks_with_work-- <= 0;
+    return activity;
+  }
+  absl::StatusOr<bool> Admit(const agent::Admission&) override { return absl::InternalError(""); }
+  absl::StatusOr<bool> Settle(int) override {
+    CR_RETURN_IF_ERROR(Step("settle"));
     return true;
   }
-  bool Admit(const agent::Admission&, bool* admitted, std::string*) override { return *admitted = false; }
-  bool Settle(int, bool* settled, std::string* error) override { return *settled = Took(Step("settle"), error); }
-  bool LockOld(int, std::string*) override { return false; }
+  absl::Status LockOld(int) override { return absl::InternalError(""); }
   void Open() override { closed_ = false; }
 
   absl::Status Take() override {

@@ -50,10 +50,9 @@ void SendType(int socket, agent::Type type) {
 std::unique_ptr<agent::AgentClient> AwaitReleased(const std::string& directory, int pid, uint32_t inner_pid,
                                                   const std::string& name) {
   while (IsRunning(pid)) {
-    std::string ignored;  // Until AgentClient gives a status.
-    agent::Info info;
-    auto client = agent::AgentClient::Connect(directory, inner_pid, name, &ignored);
-    if (client && client->GetInfo(&info, &ignored)) return info.released ? std::move(client) : nullptr;
+    auto client = agent::AgentClient::Connect(directory, inner_pid, name);
+    const auto info = client.ok() ? (*client)->GetInfo() : client.status();
+    if (info.ok()) return info->released ? *std::move(client) : nullptr;
     usleep(kAgainUs);
   }
   return nullptr;
@@ -156,19 +155,20 @@ bool KeptSessions::GiveBack(const Job& job, const std::string& directory, const 
 bool KeptSessions::GiveAll(const Job& job, const std::string& directory, const char* tool) const {
   std::vector<std::unique_ptr<agent::AgentClient>> clients;
   bool ok = true;
-  std::string error;  // Until AgentClient gives a status.
   // First all have a session, then all go on: what one does next may need another.
   for (const Kept& kept : kept_) {
     std::unique_ptr<agent::AgentClient> client = AwaitReleased(directory, kept.pid, kept.inner_pid, kept.name);
     if (!client) continue;
-    if (client->Give(kept.session, &error)) {
+    const absl::Status given = client->Give(kept.session);
+    if (given.ok()) {
       clients.push_back(std::move(client));
     } else if (!EndsNow(kept.pid)) {
       ok = false;
-      fprintf(stderr, "%s: %s cannot continue: %s\n", tool, kept.name.c_str(), error.c_str());
+      fprintf(stderr, "%s: %s cannot continue: %s\n", tool, kept.name.c_str(), std::string(given.message()).c_str());
     }
   }
-  for (const auto& client : clients) client->Unlock(&error);
+  // One that does not answer goes on when its connection ends.
+  for (const auto& client : clients) client->Unlock().IgnoreError();
   return ok && JobIsAlive(job);
 }
 

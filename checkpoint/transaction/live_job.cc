@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
@@ -49,35 +50,19 @@ bool ReadAll(int fd, std::string* bytes) {
   return true;
 }
 
-// These two until AgentClient gives a status.
-absl::StatusOr<std::unique_ptr<agent::AgentClient>> ConnectTo(const std::string& directory, uint32_t pid,
-                                                              const std::string& name) {
-  std::string error;
-  auto client = agent::AgentClient::Connect(directory, pid, name, &error);
-  if (!client) return absl::FailedPreconditionError(error);
-  return client;
-}
-
-absl::StatusOr<agent::Info> InfoOf(agent::AgentClient* agent) {
-  std::string error;
-  agent::Info info;
-  if (!agent->GetInfo(&info, &error)) return absl::FailedPreconditionError(error);
-  return info;
-}
-
 absl::StatusOr<std::unique_ptr<agent::AgentClient>> ConnectTo(const CudaProcess& process,
                                                               const std::string& directory) {
-  return ConnectTo(directory, uint32_t(process.inner_pid), NameOf(process));
+  return agent::AgentClient::Connect(directory, uint32_t(process.inner_pid), NameOf(process));
 }
 
 // A process that was just restored or continued needs a moment. Stops early once `ended`.
 absl::StatusOr<std::unique_ptr<agent::AgentClient>> ConnectPatiently(const std::string& directory, uint32_t pid,
                                                                      const std::string& name,
                                                                      const std::function<bool()>& ended) {
-  auto client = ConnectTo(directory, pid, name);
+  auto client = agent::AgentClient::Connect(directory, pid, name);
   for (int attempt = 1; !client.ok() && !ended() && attempt < kConnectAttempts; ++attempt) {
     usleep(kConnectPauseUs);
-    client = ConnectTo(directory, pid, name);
+    client = agent::AgentClient::Connect(directory, pid, name);
   }
   return client;
 }
@@ -105,9 +90,7 @@ agent::Given Make(const ClientChannel& channel, uint64_t next_sequence, bool new
 absl::Status GiveAndClose(agent::AgentClient* agent, const agent::Given& given) {
   const UniqueFd socket(given.fds.socket), ring(given.fds.ring);
   if (!socket.ok()) return ErrnoStatus("cannot duplicate the channel");
-  std::string error;  // Until AgentClient gives a status.
-  if (!agent->Give(given, &error)) return absl::FailedPreconditionError(error);
-  return absl::OkStatus();
+  return agent->Give(given);
 }
 
 // A process whose session an earlier tool has taken with it.
@@ -116,8 +99,7 @@ absl::Status CheckNotLost(const CudaProcess& process, const agent::Info& info, a
   if (!info.released) return absl::OkStatus();
   std::string lost = (claim.killed().empty() ? "an earlier tool" : claim.killed()) +
                      " ended while it had the GPU session of " + NameOf(process) + ", which is lost";
-  std::string ignored;  // Until AgentClient gives a status.
-  if (!claim.killed().empty() && agent->Abandon(&ignored)) {
+  if (!claim.killed().empty() && agent->Abandon().ok()) {
     lost += "; its CUDA calls fail from now on. Restart the job from its last image with cr-restart";
   }
   return absl::DataLossError(lost);
@@ -129,12 +111,11 @@ uint64_t AskHeldBytes(const Job& job, const std::string& directory) {
   uint64_t bytes = 0;
   for (const CudaProcess& process : FindCudaProcesses(job, directory)) {
     const auto agent = ConnectTo(process, directory);
-    agent::Activity activity;
-    std::string ignored;  // Until AgentClient gives a status.
     // A worker that is in the middle of a long call answers when that is done.
-    for (int attempt = 0; agent.ok() && attempt < kHeldAttempts && (*agent)->Look(&activity, &ignored); ++attempt) {
-      if (!activity.answered) continue;
-      bytes += activity.held_bytes;
+    for (int attempt = 0; agent.ok() && attempt < kHeldAttempts; ++attempt) {
+      const absl::StatusOr<agent::Activity> activity = (*agent)->Look();
+      if (activity.ok() && !activity->answered) continue;
+      if (activity.ok()) bytes += activity->held_bytes;
       break;
     }
   }
@@ -144,23 +125,19 @@ uint64_t AskHeldBytes(const Job& job, const std::string& directory) {
 absl::StatusOr<std::unique_ptr<RunningProcess>> RunningProcess::Connect(const CudaProcess& process,
                                                                         const std::string& directory) {
   CR_ASSIGN_OR_RETURN(auto agent, ConnectTo(process, directory));
-  CR_ASSIGN_OR_RETURN(agent::Info info, InfoOf(agent.get()));
+  CR_ASSIGN_OR_RETURN(agent::Info info, agent->GetInfo());
   return std::unique_ptr<RunningProcess>(new RunningProcess(std::move(agent), std::move(info)));
 }
 
-bool RunningProcess::Begin(const agent::SideRequest& request, uint64_t* number, std::string* error) {
-  return agent_->Ask(request, number, error);
-}
+absl::StatusOr<uint64_t> RunningProcess::Begin(const agent::SideRequest& request) { return agent_->Ask(request); }
 
-bool RunningProcess::Wait(uint64_t number, agent::SideAnswer* answer, std::string* error) {
+absl::StatusOr<agent::SideAnswer> RunningProcess::Wait(uint64_t number) {
   const auto end = Now() + kSideWait;
   while (Now() < end) {
-    bool answered = false;
-    if (!agent_->Answer(number, kSideLookMs, &answered, answer, error)) return false;
-    if (answered) return true;
+    CR_ASSIGN_OR_RETURN(std::optional<agent::SideAnswer> answer, agent_->Answer(number, kSideLookMs));
+    if (answer) return *std::move(answer);
   }
-  *error = "the GPU server does not answer: the GPU may be busy with one kernel";
-  return false;
+  return absl::UnavailableError("the GPU server does not answer: the GPU may be busy with one kernel");
 }
 
 void ImagesAhead::Read(const Job& job, const std::string& directory) {
@@ -168,12 +145,13 @@ void ImagesAhead::Read(const Job& job, const std::string& directory) {
   for (const CudaProcess& process : FindCudaProcesses(job, directory)) {
     const auto agent = ConnectTo(process, directory);
     OfOne one;
-    int fd = -1;
-    std::string ignored, bytes;  // Until AgentClient and ParseImages give a status.
-    if (!agent.ok() || !(*agent)->AskImages(&one.number, &fd, &ignored)) continue;
-    const bool read = ReadAll(fd, &bytes);
-    close(fd);
-    if (read && replay::ParseImages(bytes, &one.images, &ignored)) known_.emplace_back(process, std::move(one));
+    UniqueFd fd;
+    std::string bytes;
+    if (!agent.ok() || !(*agent)->AskImages(&one.number, &fd).ok() || !ReadAll(fd.get(), &bytes)) continue;
+    auto images = replay::ParseImages(bytes);
+    if (!images.ok()) continue;
+    one.images = *std::move(images);
+    known_.emplace_back(process, std::move(one));
   }
 }
 
@@ -185,17 +163,16 @@ const ImagesAhead::OfOne* ImagesAhead::Find(const CudaProcess& process) const {
 }
 
 absl::Status LiveProcess::Take() {
-  std::string error;  // Until AgentClient, Adopt and Parse give a status.
-  if (!agent_->Take(images_ ? images_->number : 0, &taken_, &error)) return absl::FailedPreconditionError(error);
+  CR_ASSIGN_OR_RETURN(taken_, agent_->Take(images_ ? images_->number : 0));
   state_ = State::kTaken;
   std::string bytes;
   const bool read = ReadAll(taken_.log_fd, &bytes);
   close(taken_.log_fd);
-  channel_ = ClientChannel::Adopt(taken_.fds, taken_.next_sequence + kSequenceGap, taken_.welcome, &error);
-  if (!channel_) return absl::FailedPreconditionError(error);
-  if (!read || !replay::Log::Parse(bytes, &log_, &error, images_ ? images_->images : replay::Images())) {
-    return absl::DataLossError("the replay log cannot be read: " + error);
-  }
+  CR_ASSIGN_OR_RETURN(channel_,
+                      ToAbsl(ClientChannel::Adopt(taken_.fds, taken_.next_sequence + kSequenceGap, taken_.welcome)));
+  auto log = read ? replay::Log::Parse(bytes, images_ ? images_->images : replay::Images()) : Error("");
+  if (!log.ok()) return absl::DataLossError("the replay log cannot be read: " + log.status().message());
+  log_ = *std::move(log);
   const std::string calls = NotReplayableIn(log_);
   if (calls.empty()) return absl::OkStatus();
   return absl::UnimplementedError(
@@ -204,10 +181,9 @@ absl::Status LiveProcess::Take() {
 }
 
 absl::Status LiveProcess::Release() {
-  std::string error;  // Until AgentClient gives a status.
-  const bool released = agent_->Release(&error);
+  const absl::Status released = agent_->Release();
   agent_.reset();
-  if (!released) return absl::FailedPreconditionError(error);
+  CR_RETURN_IF_ERROR(released);
   state_ = State::kReleased;
   return absl::OkStatus();
 }
@@ -224,15 +200,14 @@ absl::Status LiveProcess::Switch() {
 }
 
 absl::Status LiveProcess::Confirm() {
-  agent::Activity activity;
   for (int attempt = 0; attempt < kHeldAttempts; ++attempt) {
-    std::string error;  // Until AgentClient gives a status.
-    if (!agent_->Look(&activity, &error)) {
+    const absl::StatusOr<agent::Activity> activity = agent_->Look();
+    if (!activity.ok()) {
       // Of an older client library, which does not look in this state.
-      if (absl::StartsWith(error, kNoLook)) return absl::OkStatus();
-      return absl::FailedPreconditionError(error);
+      if (absl::StartsWith(activity.status().message(), kNoLook)) return absl::OkStatus();
+      return activity.status();
     }
-    if (activity.answered) return absl::OkStatus();
+    if (activity->answered) return absl::OkStatus();
   }
   return absl::UnavailableError("the GPU server does not answer");
 }
@@ -252,9 +227,7 @@ absl::Status LiveProcess::GiveBack() {
     }
     if (!absl::StartsWith(given.message(), kNoGive)) return given;
     // An older client library, which wants its new channel taken first; for that the new worker must be there.
-    agent::Taken dropped;
-    std::string error;  // Until AgentClient gives a status.
-    if (!agent_->Take(0, &dropped, &error)) return absl::FailedPreconditionError(error);
+    CR_ASSIGN_OR_RETURN(const agent::Taken dropped, agent_->Take(0));
     for (const int fd : {dropped.log_fd, dropped.fds.socket, dropped.fds.ring}) {
       if (fd >= 0) close(fd);
     }
@@ -270,12 +243,11 @@ absl::Status LiveProcess::GiveBack() {
 
 absl::Status LiveProcess::Unlock() {
   const bool given = state_ == State::kGivenOld || state_ == State::kGivenNew;
-  std::string error;  // Until AgentClient gives a status.
-  const bool unlocked = !given || (agent_ && agent_->Unlock(&error));
+  const absl::Status unlocked = given && agent_ ? agent_->Unlock() : absl::OkStatus();
   agent_.reset();
   channel_.reset();
   state_ = State::kRunning;
-  return unlocked ? absl::OkStatus() : absl::FailedPreconditionError(error);
+  return unlocked;
 }
 
 void LiveProcess::Abandon() {
@@ -288,7 +260,7 @@ absl::StatusOr<std::vector<JobProcess*>> LiveJob::Find() {
   for (const CudaProcess& process : FindCudaProcesses(job_, directory_)) {
     AwaitSocket(process, directory_);
     auto agent = ConnectTo(process, directory_);
-    auto info = agent.ok() ? InfoOf(agent->get()) : agent.status();
+    auto info = agent.ok() ? (*agent)->GetInfo() : agent.status();
     if (!info.ok()) {
       const std::string why = NameOf(process) + " cannot be stopped: " + std::string(info.status().message());
       return EndsNow(process.pid) ? absl::AbortedError(why) : absl::FailedPreconditionError(why);
@@ -303,11 +275,7 @@ absl::StatusOr<std::vector<JobProcess*>> LiveJob::Find() {
   return found;
 }
 
-absl::Status LiveJob::Pause(int timeout_ms) {
-  std::string error;  // Until ConnectionPause gives a status.
-  if (!pause_.Take(directory_, timeout_ms, &error)) return absl::FailedPreconditionError(error);
-  return absl::OkStatus();
-}
+absl::Status LiveJob::Pause(int timeout_ms) { return pause_.Take(directory_, timeout_ms); }
 
 std::vector<uint64_t> LiveJob::SessionsAt(const std::string& server) const {
   std::vector<uint64_t> sessions;

@@ -37,10 +37,10 @@ class RunningProcess final : public SideRequests {
   // The number of its session.
   uint64_t session() const { return info_.session; }
 
-  // SideRequests. Until SideRequests gives a status.
+  // SideRequests.
   bool shared_memory() const override { return info_.shared_memory; }
-  bool Begin(const agent::SideRequest& request, uint64_t* number, std::string* error) override;
-  bool Wait(uint64_t number, agent::SideAnswer* answer, std::string* error) override;
+  absl::StatusOr<uint64_t> Begin(const agent::SideRequest& request) override;
+  absl::StatusOr<agent::SideAnswer> Wait(uint64_t number) override;
 
  private:
   RunningProcess(std::unique_ptr<agent::AgentClient> agent, agent::Info info)

@@ -75,18 +75,15 @@ absl::StatusOr<std::vector<Placed>> PlanMove(const MoveJobOptions& options, cons
   for (size_t i = 0; i < processes.size(); ++i) {
     who.push_back({uint32_t(processes[i].inner_pid), ranks[i], NameOf(processes[i])});
   }
-  std::vector<Place> places;
   const Place otherwise = {options.to, options.gpu < 0 ? std::vector<int>() : std::vector<int>{options.gpu}};
-  std::string error;  // Until PlaceProcesses and GpuHosts give a status.
-  if (!PlaceProcesses(options.rules, otherwise, who, &places, &error)) return absl::InvalidArgumentError(error);
+  CR_ASSIGN_OR_RETURN(const std::vector<Place> places, PlaceProcesses(options.rules, otherwise, who));
   std::vector<Placed> placed;
   for (size_t i = 0; i < processes.size(); ++i) {
     if (places[i].server.empty()) {
       return absl::InvalidArgumentError(who[i].name +
                                         " has no server to go to: name one with --to, or in a --map of its own");
     }
-    const GpuHost* const host = hosts->Open(places[i].server, -1, &error);
-    if (!host) return absl::FailedPreconditionError(error);
+    CR_ASSIGN_OR_RETURN(const GpuHost* const host, hosts->Open(places[i].server, -1));
     placed.push_back({who[i].name, places[i], host});
   }
   return placed;
@@ -113,18 +110,17 @@ absl::Status OpenSessions(const MoveJobOptions& options, const std::string& dire
       if (held) {
         info = held->processes()[i]->info();
       } else {
-        std::string ignored;  // Until AgentClient gives a status.
-        const auto agent =
-            agent::AgentClient::Connect(directory, uint32_t(move.of.inner_pid), NameOf(move.of), &ignored);
+        const auto agent = agent::AgentClient::Connect(directory, uint32_t(move.of.inner_pid), NameOf(move.of));
+        const auto asked = agent.ok() ? (*agent)->GetInfo() : agent.status();
         // It may have ended just now. If it has not, its session is opened when it is held.
-        if (!agent || !agent->GetInfo(&info, &ignored)) continue;
+        if (!asked.ok()) continue;
+        info = *asked;
       }
       const ActAs user(AccountOf(job));  // whose session it is
-      // Until OpenSession gives a status.
-      std::string error;
-      move.channel = OpenSession(move.to.host->socket_path(), uint32_t(move.of.inner_pid), move.of.program, job.name(),
-                                 move.to.place.gpus, info.driver_settings, info.address_layout, &error);
-      if (!move.channel) return Of(move, processes.size(), absl::FailedPreconditionError(error));
+      auto channel = OpenSession(move.to.host->socket_path(), uint32_t(move.of.inner_pid), move.of.program, job.name(),
+                                 move.to.place.gpus, info.driver_settings, info.address_layout);
+      if (!channel.ok()) return Of(move, processes.size(), channel.status());
+      move.channel = *std::move(channel);
     }
   }
   *moves = std::move(matched);
@@ -193,8 +189,7 @@ void CopyBefore(const std::string& directory, JobReport* report, uint64_t held, 
         for (const Move* const one : far) bytes += one->copies ? one->copies->put_bytes() : 0;
         progress->Update(bytes, std::max(bytes, held));
       };
-      std::string ignored;  // Until Run gives a status.
-      move.copies->Run(running.get(), shared, copied, cancelled, &ignored);
+      move.copies->Run(running.get(), shared, copied, cancelled).IgnoreError();
       if (move.copies->is_lost()) Drop(&move);
     }
   }
@@ -223,13 +218,11 @@ void DropOutdated(const LiveJob& live, std::vector<Move>* moves) {
 absl::Status Describe(const std::vector<uint64_t>& sessions, Move* move) {
   ckptfmt::ProcessInfo before, after;
   ClientChannel* const from = move->process->channel();
-  std::string error;  // Until gpu_state.h and modules.h give a status.
-  if (!Drain(from, &error) || !ListRegions(from, &move->regions, &error, sessions) ||
-      !DescribeServer(from, &before, &error) || !DescribeServer(move->channel.get(), &after, &error) ||
-      !CheckDevices(move->process->log(), before.devices, after.devices, ToText(move->to.place), &error)) {
-    return absl::FailedPreconditionError(error);
-  }
-  return absl::OkStatus();
+  CR_RETURN_IF_ERROR(Drain(from));
+  CR_ASSIGN_OR_RETURN(move->regions, ListRegions(from, sessions));
+  CR_RETURN_IF_ERROR(DescribeServer(from, &before));
+  CR_RETURN_IF_ERROR(DescribeServer(move->channel.get(), &after));
+  return CheckDevices(move->process->log(), before.devices, after.devices, ToText(move->to.place));
 }
 
 // Runs `work` for all moves that are not replayed yet, at the same time. It leaves its result in Move::status.
@@ -252,15 +245,15 @@ absl::Status ResultOf(const std::vector<Move>& moves) {
 absl::Status HandOverAll(std::vector<Move>* moves) {
   ForEachOpen(moves, [](size_t, Move* move) {
     move->handed_over = SharedBlocks();
-    std::string why;  // Until CopyAhead and HandOver give a status.
-    // A new session that is lost is noticed in the replay.
-    if (move->copies && !move->copies->DropFreed(move->process->channel(), &why) && !move->copies->is_lost()) {
-      move->status = absl::FailedPreconditionError(why);
+    if (move->copies) {
+      const absl::Status dropped = move->copies->DropFreed(move->process->channel());
+      // A new session that is lost is noticed in the replay.
+      if (!dropped.ok() && !move->copies->is_lost()) move->status = dropped;
     }
     if (!move->may_hand_over || !move->status.ok()) return;
-    if (!HandOver(move->process->channel(), move->channel.get(), &move->handed_over, &why)) {
-      move->status = absl::FailedPreconditionError(why);
-    }
+    auto handed_over = HandOver(move->process->channel(), move->channel.get());
+    if (handed_over.ok()) move->handed_over = *std::move(handed_over);
+    move->status = handed_over.status();
   });
   return ResultOf(*moves);
 }
@@ -268,12 +261,11 @@ absl::Status HandOverAll(std::vector<Move>* moves) {
 // Replays the log of one process in its new session. `ownerless`: OwnerlessAt's.
 absl::Status ReplayOne(const std::string& scope, const std::vector<std::string>& ownerless, bool memory_is_there,
                        Move* move) {
-  std::string error;  // Until gpu_state.h and hand_over.h give a status.
-  if (!ReplayLog(move->process->log(), move->channel.get(), &error, scope, ownerless, move->ahead) ||
-      (memory_is_there && !KeepHandedOver(move->channel.get(), &move->handed_over, &error)) ||
-      !FindMovedCode(move->channel.get(), move->regions, &move->moved, &error)) {
-    return absl::FailedPreconditionError(error);
+  CR_RETURN_IF_ERROR(ReplayLog(move->process->log(), move->channel.get(), scope, ownerless, move->ahead));
+  if (memory_is_there) {
+    CR_ASSIGN_OR_RETURN(move->handed_over, KeepHandedOver(move->channel.get()));
   }
+  CR_ASSIGN_OR_RETURN(move->moved, FindMovedCode(move->channel.get(), move->regions));
   return absl::OkStatus();
 }
 
@@ -284,8 +276,7 @@ absl::Status ReplayAll(const std::string& scope, std::vector<Move>* moves, bool*
   std::vector<const replay::Log*> all;
   for (const Move& move : *moves) all.push_back(&move.process->log());
   const std::vector<Placed> placed = PlacesOf(*moves);
-  std::string error;  // Until CheckSharing gives a status.
-  if (!CheckSharing(placed, all, &error)) return absl::FailedPreconditionError(error);
+  CR_RETURN_IF_ERROR(CheckSharing(placed, all));
   const std::vector<std::vector<std::string>> ownerless = OwnerlessAt(placed, all);
   ForEachOpen(moves, [&](size_t i, Move* move) {
     const bool handed_over = !move->handed_over.empty(), copies = move->copies && move->copies->begun();
@@ -293,13 +284,13 @@ absl::Status ReplayAll(const std::string& scope, std::vector<Move>* moves, bool*
     move->handed_over = SharedBlocks();
     move->status = ReplayOne(scope, ownerless[i], handed_over || copies, move);
     move->replayed = move->status.ok();
-    std::string variable;  // Until CheckVariables gives a status.
-    const bool in_place = !move->replayed || CheckVariables(move->channel.get(), move->regions, &variable);
-    const bool elsewhere = !in_place || (move->replayed && !move->moved.empty());
+    const absl::Status in_place =
+        move->replayed ? CheckVariables(move->channel.get(), move->regions) : absl::OkStatus();
+    const bool elsewhere = !in_place.ok() || (move->replayed && !move->moved.empty());
     // In the log's own order it may come to lie where it was. Else memory has to be searched on its way.
     move->anew = move->ahead ? !move->replayed || elsewhere : (elsewhere && handed_over) || (!move->replayed && copies);
     if (move->anew && !move->ahead) move->may_hand_over = false;
-    if (!in_place && !move->anew) move->status = absl::FailedPreconditionError(variable);
+    if (!in_place.ok() && !move->anew) move->status = in_place;
   });
   // Code is made ahead only of processes that share nothing. Of others, all are replayed together.
   const bool all_anew =
@@ -319,12 +310,7 @@ absl::Status CompareAll(std::vector<Move>* moves) {
   std::vector<std::thread> threads;
   for (Move& move : *moves) {
     if (!move.copies) continue;
-    threads.emplace_back([&move] {
-      std::string why;  // Until CopyAhead gives a status.
-      if (!move.copies->Compare(move.process->channel(), move.regions, &why)) {
-        move.status = absl::FailedPreconditionError(why);
-      }
-    });
+    threads.emplace_back([&move] { move.status = move.copies->Compare(move.process->channel(), move.regions); });
   }
   for (std::thread& thread : threads) thread.join();
   return ResultOf(*moves);
@@ -411,10 +397,9 @@ absl::StatusOr<MoveJobOutcome> Moving::Run() {
 }
 
 absl::Status Moving::Open() {
-  std::string error;  // Until JobClaim and GpuHosts give a status.
-  if (!claim_.Take(directory_, report_.Tool(), cancelled_, &error)) return absl::FailedPreconditionError(error);
+  CR_RETURN_IF_ERROR(claim_.Take(directory_, report_.Tool(), cancelled_));
   AtStep("open sessions");
-  if (!options_.to.empty() && !hosts_.Open(options_.to, -1, &error)) return absl::FailedPreconditionError(error);
+  if (!options_.to.empty()) CR_RETURN_IF_ERROR(hosts_.Open(options_.to, -1).status());
   CR_RETURN_IF_ERROR(OpenSessionsOf(FindCudaProcesses(job_, directory_), nullptr));
   if (moves_.empty() && !JobIsAlive(job_)) return absl::FailedPreconditionError("the job has ended");
   shared_ = SharedBuffers::Make();
@@ -476,7 +461,6 @@ absl::Status Moving::HandOverMemory() {
 
 // Whether there is room for the memory that is not there yet, if processes were mapped.
 absl::Status Moving::CheckPlaces() {
-  std::string error;  // Until CheckRoom and GpuHosts give a status.
   if (!options_.rules.empty()) {
     std::vector<std::vector<ckptfmt::Region>> regions;
     for (const Move& move : moves_) {
@@ -487,10 +471,14 @@ absl::Status Moving::CheckPlaces() {
       }
     }
     const ActAs user(AccountOf(job_));
-    if (!CheckRoom(PlacesOf(moves_), regions, &error)) return absl::ResourceExhaustedError(error);
+    CR_RETURN_IF_ERROR(CheckRoom(PlacesOf(moves_), regions));
   }
-  host_ = options_.to.empty() ? moves_.front().to.host : hosts_.Open(options_.to, -1, &error);
-  return host_ ? absl::OkStatus() : absl::FailedPreconditionError(error);
+  if (options_.to.empty()) {
+    host_ = moves_.front().to.host;
+  } else {
+    CR_ASSIGN_OR_RETURN(host_, hosts_.Open(options_.to, -1));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Moving::Replay() {
@@ -543,11 +531,8 @@ absl::Status Moving::CopyOne(size_t index, JobReport::LongStep* progress, uint64
   if (move.copies) {
     is_there = [&move](size_t region, uint64_t chunk) { return move.copies->IsThere(region, chunk); };
   }
-  std::string error;  // Until CopyMemory gives a status.
-  if (!CopyMemory(move.process->channel(), move.regions, move.channel.get(), move.moved, move.handed_over, is_there,
-                  shared_.get(), go_on, &outcome_.copied, &error)) {
-    return absl::FailedPreconditionError(error);
-  }
+  CR_RETURN_IF_ERROR(CopyMemory(move.process->channel(), move.regions, move.channel.get(), move.moved, move.handed_over,
+                                is_there, shared_.get(), go_on, &outcome_.copied));
   if (move.copies) outcome_.before.Add(move.copies->times());
   return absl::OkStatus();
 }
@@ -558,12 +543,7 @@ absl::Status Moving::Switch() {
   give_way_.End();
   // Processes that connect from now on belong to the others. Until the transaction has ended, none does.
   ServerChange change(directory_);
-  const auto decide = [&] {
-    std::string error;  // Until WriteJobServer gives a status.
-    return WriteJobServer(directory_, host_->server(), options_.gpu, scope_, &error)
-               ? absl::OkStatus()
-               : absl::FailedPreconditionError(error);
-  };
+  const auto decide = [&] { return WriteJobServer(directory_, host_->server(), options_.gpu, scope_); };
   CR_RETURN_IF_ERROR(transaction_.Switch(decide));
   change.Keep();
   return absl::OkStatus();
@@ -575,12 +555,13 @@ void Moving::NoteMoved() {
     TellSaved(move.to.host->server(), move.channel->welcome().session, job_.saved_unix_ms(), job_.saved_bytes());
   }
   // What this tool knows of it may not be all that its folder says.
-  Job told;
-  std::string problem;  // Until ReadJob and WriteJob give a status.
-  if (job_.runner_pid() == 0 || !ReadJob(directory_, &told, &problem)) return;
-  told.set_server(options_.to.empty() ? moves_.front().to.place.server : options_.to);
-  told.set_gpu(options_.gpu);
-  if (!WriteJob(directory_, told, &problem)) report_.Say(problem);
+  if (job_.runner_pid() == 0) return;
+  absl::StatusOr<Job> told = ReadJob(directory_);
+  if (!told.ok()) return;
+  told->set_server(options_.to.empty() ? moves_.front().to.place.server : options_.to);
+  told->set_gpu(options_.gpu);
+  const absl::Status written = WriteJob(directory_, *told);
+  if (!written.ok()) report_.Say(std::string(written.message()));
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include "checkpoint/job/stand_ins.h"
 #include "checkpoint/transaction/at_step.h"
 #include "proto/base/status_macros.h"
+#include "proto/errors/absl_status.h"
 #include "proto/errors/annotate.h"
 #include "proto/folder/this_job.h"
 #include "proto/frame/frame.h"
@@ -44,8 +45,10 @@ bool GoesOn(const Job& job) {
 // Whether the job in `folder`, which is `whose`, runs.
 bool HasRunningJob(const std::string& folder, const std::optional<Account>& whose, Job* running) {
   const ActAs user(whose);
-  std::string ignored;  // Until ReadJob gives a status.
-  return ReadJob(folder, running, &ignored) && GoesOn(*running);
+  absl::StatusOr<Job> read = ReadJob(folder);
+  if (!read.ok()) return false;
+  *running = *std::move(read);
+  return GoesOn(*running);
 }
 
 }  // namespace
@@ -112,12 +115,12 @@ absl::Status RestartJob::ReadLogs() {
   saved_.logs.resize(processes.size());
   for (size_t i = 0; i < processes.size(); ++i) {
     const absl::StatusOr<std::string> bytes = saved_.image->ReadLog(i);
-    absl::Status read = bytes.status();
-    std::string error;  // Until Parse gives a status.
-    if (bytes.ok() && !replay::Log::Parse(*bytes, &saved_.logs[i], &error)) read = absl::DataLossError(error);
-    if (!read.ok()) {
-      return Annotate(options_.image + ": the replay log of " + NameOf(processes[i]) + " cannot be read: ", read);
+    auto log = bytes.ok() ? ToAbsl(replay::Log::Parse(*bytes)) : bytes.status();
+    if (!log.ok()) {
+      return Annotate(options_.image + ": the replay log of " + NameOf(processes[i]) + " cannot be read: ",
+                      log.status());
     }
+    saved_.logs[i] = *std::move(log);
     const std::string calls = NotReplayableIn(saved_.logs[i]);
     if (calls.empty()) continue;
     return absl::UnimplementedError(
@@ -132,33 +135,28 @@ absl::Status RestartJob::OpenEngine() {
   if (engine_->Capabilities().needs_root && geteuid() != 0) {
     return absl::PermissionDeniedError("restoring a process needs root, or cr-hostd, which does not run here");
   }
-  std::string error;  // Until SnapshotEngine gives a status.
-  if (!engine_->CheckUsable(&error)) return absl::FailedPreconditionError(error);
+  CR_RETURN_IF_ERROR(engine_->CheckUsable());
   if (!caller_) engine_->KeepLogs(Absolute(options_.image));
-  processes_ = engine_->Open(saved_.job, facts_, saved_.image->client_dir(), &error);
-  return processes_ ? absl::OkStatus() : absl::FailedPreconditionError(error);
+  CR_ASSIGN_OR_RETURN(processes_, engine_->Open(saved_.job, facts_, saved_.image->client_dir()));
+  return absl::OkStatus();
 }
 
 absl::Status RestartJob::CheckJob() {
   account_ = AccountOf(saved_.job);
-  std::string error;  // Until account.h, Caller and network.h give a status.
-  if ((account_ && !CheckAccount(*account_, &error)) || (caller_ && !caller_->CheckSaved(account_, &error)) ||
-      (saved_.job.has_network() &&
-       !CheckNetwork(saved_.job.mutable_network(), caller_ ? &caller_->addresses() : nullptr, &error))) {
-    return absl::FailedPreconditionError(error);
-  }
-  return absl::OkStatus();
+  if (account_) CR_RETURN_IF_ERROR(CheckAccount(*account_));
+  if (caller_) CR_RETURN_IF_ERROR(caller_->CheckSaved(account_));
+  if (!saved_.job.has_network()) return absl::OkStatus();
+  return CheckNetwork(saved_.job.mutable_network(), caller_ ? &caller_->addresses() : nullptr);
 }
 
 // Opens the files for the job's output, and compares all that the processes need with what is here.
 absl::Status RestartJob::CheckFiles() {
-  std::string error;  // Until Outputs and SavedProcesses give a status.
   {
     const ActAs user(account_);
     const mode_t before = caller_ ? umask(caller_->umask()) : 0;
-    const bool opened = outputs_.Open(options_.outputs, &error);
+    const absl::Status opened = outputs_.Open(options_.outputs);
     if (caller_) umask(before);
-    if (!opened) return absl::FailedPreconditionError(error);
+    CR_RETURN_IF_ERROR(opened);
   }
   RestoreOptions restore;
   restore.cut_back = options_.cut_back;
@@ -169,7 +167,7 @@ absl::Status RestartJob::CheckFiles() {
   }
   restore.cancelled = [this] { return report_.Cancelled(); };
   restore.say = [this](const std::string& text) { report_.Say(text); };
-  return processes_->Check(restore, &error) ? absl::OkStatus() : absl::FailedPreconditionError(error);
+  return processes_->Check(restore);
 }
 
 // What the job had by --output and is not exchanged stays its own.
@@ -182,8 +180,7 @@ absl::Status RestartJob::LockOutputs() {
   }
   {
     const ActAs user(account_);
-    std::string error;  // Until Outputs gives a status.
-    if (!outputs_.Lock(own, &error)) return absl::FailedPreconditionError(error);
+    CR_RETURN_IF_ERROR(outputs_.Lock(own));
   }
   own.insert(own.end(), opened.begin(), opened.end());
   job.clear_outputs();
@@ -210,27 +207,23 @@ absl::Status RestartJob::ChooseFolder() {
 
 absl::Status RestartJob::MakeFolder() {
   Job& job = saved_.job;
-  std::string error;  // Until job.h and JobClaim give a status.
-  if (!ClaimJobFolder(directory_, &error)) return absl::FailedPreconditionError(error + " (--job-dir)");
-  std::string library_folder;
-  if (!LinkLibrary(directory_, &library_folder, &error)) return absl::FailedPreconditionError(error);
+  const absl::Status claimed = ClaimJobFolder(directory_);
+  if (!claimed.ok()) return absl::Status(claimed.code(), std::string(claimed.message()) + " (--job-dir)");
+  CR_RETURN_IF_ERROR(LinkLibrary(directory_).status());
   if (directory_ != job.directory()) {
     const ActAs user(shown_to_);
-    if (!MakeShownFolder(job.directory(), &error)) return absl::FailedPreconditionError(error);
+    CR_RETURN_IF_ERROR(MakeShownFolder(job.directory()));
   }
-  if (account_ && !OpenToUser(directory_, job.directory(), *account_, &error)) {
-    return absl::FailedPreconditionError(error);
-  }
+  if (account_) CR_RETURN_IF_ERROR(OpenToUser(directory_, job.directory(), *account_));
   // What killed an earlier tool has ended the job that was here.
   const auto cancelled = [this] { return report_.Cancelled(); };
-  if (!claim_.Take(directory_, report_.Tool(), cancelled, &error)) return absl::FailedPreconditionError(error);
+  CR_RETURN_IF_ERROR(claim_.Take(directory_, report_.Tool(), cancelled));
   has_folder_ = true;
-  if (!WriteThisJob(directory_, job.directory(), saved_.image->info().job, &error)) {
-    return absl::FailedPreconditionError(error);
-  }
-  std::string problem;
-  if (!PlanStandIns(directory_, &job, &mounts_, &problem)) {
-    report_.Say(problem + "; programs with an environment of their own may use this machine's own GPU");
+  CR_RETURN_IF_ERROR(WriteThisJob(directory_, job.directory(), saved_.image->info().job));
+  const absl::Status planned = PlanStandIns(directory_, &job, &mounts_);
+  if (!planned.ok()) {
+    report_.Say(std::string(planned.message()) +
+                "; programs with an environment of their own may use this machine's own GPU");
   }
   unlink((directory_ + "/stopped").c_str());
   MarkFolder();
@@ -258,9 +251,8 @@ absl::Status RestartJob::MakeNetwork() {
   if (!saved_.job.has_network()) return absl::OkStatus();
   // A job that moves still has the address at the other host, which keeps it silent.
   const bool ask = !caller_ || !caller_->holds() || is_part();
-  std::string error;  // Until NetworkNamespace gives a status.
-  network_ = NetworkNamespace::Make(saved_.job.network(), ask, &error);
-  return network_ ? absl::OkStatus() : absl::FailedPreconditionError(error);
+  CR_ASSIGN_OR_RETURN(network_, NetworkNamespace::Make(saved_.job.network(), ask));
+  return absl::OkStatus();
 }
 
 absl::Status RestartJob::Restore() {
@@ -279,10 +271,10 @@ absl::Status RestartJob::Restore() {
 
 absl::Status RestartJob::BeginProcesses() {
   outputs_.Show();
-  std::string error;  // Until SavedProcesses gives a status.
-  restore_ = processes_->Begin(directory_, mounts_, network_ ? network_->fd() : -1, &error);
+  auto begun = processes_->Begin(directory_, mounts_, network_ ? network_->fd() : -1);
   outputs_.Hide();
-  return restore_ ? absl::OkStatus() : absl::FailedPreconditionError(error);
+  CR_ASSIGN_OR_RETURN(restore_, std::move(begun));
+  return absl::OkStatus();
 }
 
 absl::Status RestartJob::LoadGpus() {
@@ -290,22 +282,13 @@ absl::Status RestartJob::LoadGpus() {
   const int only = places.server.empty() && places.rules.empty() ? -1 : places.gpu;
   const std::string scope = NewSharingScope();
   CR_RETURN_IF_ERROR(OpenSessions(scope));
-  std::string error;  // Until WriteJobServer gives a status.
-  if (!WriteJobServer(directory_, sessions_.server(), only, scope, &error)) {
-    return absl::FailedPreconditionError(error);
-  }
+  CR_RETURN_IF_ERROR(WriteJobServer(directory_, sessions_.server(), only, scope));
   return LoadMemory();
 }
 
 absl::Status RestartJob::Of(size_t process, const absl::Status& status) const {
   const auto& processes = saved_.image->info().processes;
   return status.ok() || processes.size() <= 1 ? status : Annotate(NameOf(processes[process]) + ": ", status);
-}
-
-absl::Status RestartJob::Announce(const char* what) const {
-  std::string error;
-  if (!caller_->Announce(what, &error)) return absl::FailedPreconditionError(error);
-  return absl::OkStatus();
 }
 
 absl::Status RestartJob::OpenSessions(const std::string& scope) {
@@ -348,17 +331,17 @@ absl::Status RestartJob::FinishProcesses() {
   // none. Of one with an address of its own: a message for a connection that is not there yet would be answered with
   // its end.
   const bool holds = caller_ && caller_->holds();
-  std::string error;  // Until ProcessRestore and NetworkNamespace give a status.
   if (holds || network_) {
-    if (restore_->AwaitHeld(&error)) {
-      if (holds) CR_RETURN_IF_ERROR(Announce(kImageRestored));
-      if (network_ && !network_->Connect(&error)) return absl::FailedPreconditionError(error);
-    } else if (!error.empty()) {
-      return absl::FailedPreconditionError(error);
+    const absl::Status held = restore_->AwaitHeld();
+    if (held.ok()) {
+      if (holds) CR_RETURN_IF_ERROR(caller_->Announce(kImageRestored).status());
+      if (network_) CR_RETURN_IF_ERROR(network_->Connect());
+    } else if (!held.message().empty()) {
+      return held;
     }
   }
-  restored_ = restore_->Finish(&isolated_, &error);
-  if (!restored_) return absl::FailedPreconditionError(error);
+  CR_ASSIGN_OR_RETURN(isolated_, restore_->Finish());
+  restored_ = true;
   report_.Done("restoring the process");
   return absl::OkStatus();
 }
@@ -370,21 +353,21 @@ absl::Status RestartJob::GoOn() {
     report_.Say("the job ended before it had its GPU session again");
   } else {
     const Job& job = saved_.job;
-    std::string problem;  // Until WriteJob gives a status.
     AtStep("unlock");
-    if (!WriteJob(directory_, job, &problem)) report_.Say(problem + "; the other tools will not find the job");
+    const absl::Status written = WriteJob(directory_, job);
+    if (!written.ok()) report_.Say(std::string(written.message()) + "; the other tools will not find the job");
     for (size_t i = 0; i < saved_.logs.size(); ++i) sessions_.NoteSaved(i, job.saved_unix_ms(), job.saved_bytes());
     sessions_.Unlock();
   }
-  if (is_part()) CR_RETURN_IF_ERROR(Announce(kImageUsed));
+  if (is_part()) CR_RETURN_IF_ERROR(caller_->Announce(kImageUsed).status());
   report_.Done("giving it the session");
   claim_.Release();
   sessions_.LetGo();
   // It may be removed from now on.
   saved_.image.reset();
   if (caller_ && !is_part()) {
-    const absl::Status announced = Announce(kImageUsed);
-    if (!announced.ok()) report_.Say(std::string(announced.message()));
+    const auto announced = caller_->Announce(kImageUsed);
+    if (!announced.ok()) report_.Say(std::string(announced.status().message()));
   }
   upkeep_ = engine_->BeginUpkeep();
   return absl::OkStatus();

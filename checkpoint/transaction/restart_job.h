@@ -105,8 +105,6 @@ class RestartJob {
 
   // `status`, of a step of one process. A failure says which process it was, of several.
   absl::Status Of(size_t process, const absl::Status& status) const;
-  // Until Announce gives a status.
-  absl::Status Announce(const char* what) const;
   // A part of a job on several hosts: all run, or none.
   bool is_part() const { return caller_ && caller_->waits(); }
 

@@ -241,10 +241,9 @@ class RestartJobTest : public testing::Test {
     EXPECT_TRUE(attempt.sessions.unlocked && attempt.sessions.hosts_open);
     ASSERT_EQ(attempt.engine->restored().size(), 1u);
     EXPECT_EQ(kill(attempt.engine->restored()[0], 0), 0);
-    Job job;
-    std::string problem;
-    EXPECT_TRUE(ReadJob(folder(), &job, &problem)) << problem;
-    EXPECT_EQ(job.init_pid(), attempt.engine->restored()[0]);
+    const absl::StatusOr<Job> job = ReadJob(folder());
+    ASSERT_TRUE(job.ok()) << job.status();
+    EXPECT_EQ(job->init_pid(), attempt.engine->restored()[0]);
   }
 
   // Nothing has run, and nothing is left.

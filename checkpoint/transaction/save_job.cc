@@ -26,6 +26,7 @@
 #include "proto/base/status_macros.h"
 #include "proto/base/unique_fd.h"
 #include "proto/codec/text.h"
+#include "proto/errors/absl_status.h"
 #include "proto/errors/annotate.h"
 #include "proto/frame/frame.h"
 #include "proto/frame/version.h"
@@ -78,8 +79,7 @@ Precopies LookBefore(const Job& job, const std::string& directory, const ckptfmt
     if (!running.ok()) continue;
     auto& copy = copies[(*running)->session()];
     copy = std::make_unique<Precopy>(pool, is_known);
-    std::string ignored;  // Until Look gives a status.
-    copy->Look(running->get(), cancelled, &ignored);
+    copy->Look(running->get(), cancelled).IgnoreError();
   }
   return copies;
 }
@@ -101,8 +101,7 @@ void CopyBefore(const Job& job, const std::string& directory, const Precopies& c
     const auto running = RunningProcess::Connect(process, directory);
     const auto copy = running.ok() ? copies.find((*running)->session()) : copies.end();
     if (copy == copies.end() || room == 0) continue;
-    std::string ignored;  // Until Run gives a status.
-    copy->second->Run(running->get(), shared, room, cancelled, &ignored);
+    copy->second->Run(running->get(), shared, room, cancelled).IgnoreError();  // the copies so far are right
     room -= std::min(room, copy->second->held_bytes());
   }
 }
@@ -121,11 +120,8 @@ struct Behind {
 absl::Status ReadBehind(Behind* behind, const std::string& directory, SharedBuffers* shared, ChunkPool* pool,
                         const Continue& go_on) {
   if (behind->snapshot.bytes() == 0) return absl::OkStatus();
-  std::string error;  // Until GpuSnapshot and Adopt give a status.
   const auto read = [&](SideRequests* requests) {
-    return behind->snapshot.Read(requests, shared, pool, behind->use, go_on, &error)
-               ? absl::OkStatus()
-               : absl::FailedPreconditionError(error);
+    return behind->snapshot.Read(requests, shared, pool, behind->use, go_on);
   };
   absl::Status status;
   {
@@ -134,9 +130,9 @@ absl::Status ReadBehind(Behind* behind, const std::string& directory, SharedBuff
   }
   if (status.ok() || !EndsNow(behind->process.pid)) return status;
   // It has ended. Its session has not: the tool still holds it.
-  const auto channel = ClientChannel::Adopt({behind->socket.Release(), behind->ring.Release()}, behind->next_sequence,
-                                            behind->welcome, &error);
-  if (!channel) return absl::FailedPreconditionError(error);
+  CR_ASSIGN_OR_RETURN(const auto channel,
+                      ToAbsl(ClientChannel::Adopt({behind->socket.Release(), behind->ring.Release()},
+                                                  behind->next_sequence, behind->welcome)));
   ChannelRequests requests(channel.get());
   return read(&requests);
 }
@@ -145,11 +141,9 @@ absl::Status ReadBehind(Behind* behind, const std::string& directory, SharedBuff
 absl::Status DescribeHeld(const LiveJob& live, LiveProcess* process, ckptfmt::ProcessInfo* facts,
                           std::vector<ckptfmt::Region>* regions) {
   ClientChannel* const channel = process->channel();
-  std::string error;  // Until Drain, DescribeServer and ListRegions give a status.
-  if (!Drain(channel, &error) || !DescribeServer(channel, facts, &error) ||
-      !ListRegions(channel, regions, &error, live.SessionsAt(process->info().server))) {
-    return absl::FailedPreconditionError(error);
-  }
+  CR_RETURN_IF_ERROR(Drain(channel));
+  CR_RETURN_IF_ERROR(DescribeServer(channel, facts));
+  CR_ASSIGN_OR_RETURN(*regions, ListRegions(channel, live.SessionsAt(process->info().server)));
   facts->pid = uint32_t(process->process().inner_pid);
   facts->program = process->process().program;
   facts->server = process->info().server;
@@ -232,12 +226,6 @@ class Saving {
   absl::Status CheckNotCancelled() const {
     return cancelled_() ? absl::CancelledError("interrupted") : absl::OkStatus();
   }
-  // Until Announce gives a status.
-  absl::Status Announce(const char* what, std::string* said = nullptr) const {
-    std::string error;
-    if (!caller_->Announce(what, &error, said)) return absl::FailedPreconditionError(error);
-    return absl::OkStatus();
-  }
   // Over several hosts: all come so far, and stand still until all are saved.
   bool waits() const { return caller_ && caller_->waits(); }
 
@@ -306,13 +294,10 @@ absl::Status Saving::Claim() {
       return absl::PermissionDeniedError(refusal);
     }
   }
-  std::string error;  // Until JobClaim and SnapshotEngine give a status.
   // First the claim: another tool may be at work on the job's processes, or an engine may be that outlived one.
-  if ((JobIsAlive(job_) && !claim_.Take(directory_, report_.Tool(), cancelled_, &error)) ||
-      !engine_.Describe(job_, save_, &facts_, &error) || !engine_.CheckUsable(&error)) {
-    return absl::FailedPreconditionError(error);
-  }
-  return absl::OkStatus();
+  if (JobIsAlive(job_)) CR_RETURN_IF_ERROR(claim_.Take(directory_, report_.Tool(), cancelled_));
+  CR_RETURN_IF_ERROR(engine_.Describe(job_, save_, &facts_));
+  return engine_.CheckUsable();
 }
 
 absl::Status Saving::BeginImage() {
@@ -320,7 +305,9 @@ absl::Status Saving::BeginImage() {
   writer_options.zstd_level = options_.compress;
   writer_options.job_folder = job_.directory();
   AtStep("begin the image");
-  if (caller_) CR_RETURN_IF_ERROR(Announce(kImageBegins, &given_));
+  if (caller_) {
+    CR_ASSIGN_OR_RETURN(given_, caller_->Announce(kImageBegins));
+  }
   {
     // The image is root's also where this tool acts as the job's user.
     const AsRoot root;
@@ -363,7 +350,7 @@ absl::Status Saving::CopyWhileItRuns() {
   }
   CR_RETURN_IF_ERROR(CheckNotCancelled());
   report_.Done("copying GPU memory while the job runs");
-  if (waits()) CR_RETURN_IF_ERROR(Announce(kJobReady));
+  if (waits()) CR_RETURN_IF_ERROR(caller_->Announce(kJobReady).status());
   if (!ends) {
     AtStep("read module images");
     images_.Read(job_, directory_);
@@ -382,7 +369,7 @@ absl::Status Saving::Hold() {
   report_.Done("locking the job");
   if (!waits()) return absl::OkStatus();
   AtStep("wait for the other hosts to lock");
-  return Announce(kJobLocked);
+  return caller_->Announce(kJobLocked).status();
 }
 
 absl::Status Saving::ListMemory() {
@@ -433,12 +420,9 @@ absl::Status Saving::ReadMemoryOf(size_t index, const Continue& go_on) {
     behind = behind_.back().get();
     behind->process = process.process();
   }
-  std::string error;  // Until SaveMemory gives a status.
-  if (!SaveMemory(process.channel(), regions_[index], image_.get(), pool_.get(), !options_.stop, shared_.get(), copy,
-                  behind ? &behind->snapshot : nullptr, behind ? &behind->use : nullptr, go_on, &outcome_->saving,
-                  &error)) {
-    return absl::FailedPreconditionError(error);
-  }
+  CR_RETURN_IF_ERROR(SaveMemory(process.channel(), regions_[index], image_.get(), pool_.get(), !options_.stop,
+                                shared_.get(), copy, behind ? &behind->snapshot : nullptr,
+                                behind ? &behind->use : nullptr, go_on, &outcome_->saving));
   if (behind && behind->snapshot.bytes() != 0) {
     const ChannelFds fds = process.channel()->DupFds();
     behind->socket.Reset(fds.socket);
@@ -452,9 +436,8 @@ absl::Status Saving::ReadMemoryOf(size_t index, const Continue& go_on) {
 }
 
 absl::Status Saving::SaveProcesses() {
-  std::string error;  // Until SnapshotEngine gives a status.
   // Once more: threads, files and processes may have come since.
-  if (!engine_.Describe(job_, save_, &facts_, &error)) return absl::FailedPreconditionError(error);
+  CR_RETURN_IF_ERROR(engine_.Describe(job_, save_, &facts_));
   report_.Done("looking at the job's processes again");
   CR_RETURN_IF_ERROR(CheckNotCancelled());
   info_.product_version = kVersion;
@@ -469,21 +452,19 @@ absl::Status Saving::SaveProcesses() {
 
   const Moment dumping = Now();
   if (waits()) {
-    engine_.OnStill([this](std::string* problem) {
+    engine_.OnStill([this] {
       AtStep("wait for the other hosts to stand still");
-      return Took(Announce(kJobStill), problem);
+      return caller_->Announce(kJobStill).status();
     });
   }
   const auto after = options_.stop || waits() ? SnapshotEngine::After::kStop : SnapshotEngine::After::kRun;
   CR_RETURN_IF_ERROR(transaction_.Snapshot(facts_, image_->client_dir(), directory_, after));
-  if (!engine_.ListNeeds(job_, facts_, image_->client_dir(), &info_.needs, &error)) {
-    return absl::FailedPreconditionError(error);
-  }
+  CR_RETURN_IF_ERROR(engine_.ListNeeds(job_, facts_, image_->client_dir(), &info_.needs));
   outcome_->dumping = SecondsSince(dumping);
   report_.Done("saving the process");
   if (!waits()) return absl::OkStatus();
   AtStep("wait for the other hosts to be saved");
-  return Announce(kJobDumped);
+  return caller_->Announce(kJobDumped).status();
 }
 
 absl::Status Saving::GoOn() {
@@ -551,8 +532,7 @@ absl::Status Saving::Finish() {
   CR_RETURN_IF_ERROR(written);
   CR_RETURN_IF_ERROR(CheckNotCancelled());
   AtStep("write the memory of processes");
-  std::string error;  // Until SnapshotEngine gives a status.
-  if (!engine_.FinishFiles(&error)) return absl::FailedPreconditionError(error);
+  CR_RETURN_IF_ERROR(engine_.FinishFiles());
   report_.Done("writing the memory of processes");
   AtStep("commit the image");
   {
@@ -564,7 +544,7 @@ absl::Status Saving::Finish() {
   report_.Done("flushing to the disk");
   if (!caller_) return absl::OkStatus();
   AtStep("give the image to its user");
-  CR_RETURN_IF_ERROR(Announce(kImageComplete));
+  CR_RETURN_IF_ERROR(caller_->Announce(kImageComplete).status());
   report_.Done("giving the image to its user");
   return absl::OkStatus();
 }
@@ -595,16 +575,16 @@ std::string Saving::ImagePath() const { return given_.empty() ? Absolute(outcome
 void Saving::NoteSaved() {
   // An image that cr-hostd sends to another host is nothing that the job could be restarted from later.
   if (caller_ && given_.empty()) return;
-  Job told;
-  std::string problem;  // Until ReadJob and WriteJob give a status.
-  if (!ReadJob(directory_, &told, &problem)) return;
-  told.set_saved_unix_ms(UnixMs());
-  told.set_saved_bytes(outcome_->sizes.total_bytes);
-  told.set_saved_image(ImagePath());
-  if (!WriteJob(directory_, told, &problem)) report_.Say(problem);
+  absl::StatusOr<Job> told = ReadJob(directory_);
+  if (!told.ok()) return;
+  told->set_saved_unix_ms(UnixMs());
+  told->set_saved_bytes(outcome_->sizes.total_bytes);
+  told->set_saved_image(ImagePath());
+  const absl::Status written = WriteJob(directory_, *told);
+  if (!written.ok()) report_.Say(std::string(written.message()));
   for (const auto& process : live_.processes()) {
     const ActAs user(AccountOf(job_));
-    TellSaved(GpuServerOf(directory_), process->info().session, told.saved_unix_ms(), told.saved_bytes());
+    TellSaved(GpuServerOf(directory_), process->info().session, told->saved_unix_ms(), told->saved_bytes());
   }
 }
 

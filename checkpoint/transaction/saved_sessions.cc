@@ -41,9 +41,7 @@ absl::Status GpuSessions::Plan(const SavedJob& saved) {
   // A server of the job's own has the one GPU only, unless processes are mapped to others.
   const bool only = places_.gpu >= 0 && (!places_.server.empty() || !places_.rules.empty());
   const Place otherwise = {places_.server, only ? std::vector<int>{places_.gpu} : std::vector<int>()};
-  std::vector<Place> places;
-  std::string error;  // Until PlaceProcesses gives a status.
-  if (!PlaceProcesses(places_.rules, otherwise, who, &places, &error)) return absl::InvalidArgumentError(error);
+  CR_ASSIGN_OR_RETURN(const std::vector<Place> places, PlaceProcesses(places_.rules, otherwise, who));
   for (size_t i = 0; i < places.size(); ++i) placed_.push_back({who[i].name, places[i], nullptr});
   channels_.resize(placed_.size());
   agents_.resize(placed_.size());
@@ -57,12 +55,9 @@ absl::Status GpuSessions::OpenHosts(const std::string& folder, const std::option
   const bool all_elsewhere =
       !placed_.empty() && places_.server.empty() &&
       std::none_of(placed_.begin(), placed_.end(), [](const Placed& one) { return one.place.server.empty(); });
-  std::string error;  // Until GpuHosts gives a status.
-  first_ = hosts_->Open(all_elsewhere ? placed_.front().place.server : places_.server, own, &error);
-  if (!first_) return absl::FailedPreconditionError(error);
+  CR_ASSIGN_OR_RETURN(first_, hosts_->Open(all_elsewhere ? placed_.front().place.server : places_.server, own));
   for (Placed& one : placed_) {
-    one.host = hosts_->Open(one.place.server, own, &error);
-    if (!one.host) return absl::FailedPreconditionError(error);
+    CR_ASSIGN_OR_RETURN(one.host, hosts_->Open(one.place.server, own));
   }
   ownerless_ = OwnerlessAt(placed_, Pointers(saved_->logs));
   return absl::OkStatus();
@@ -73,47 +68,35 @@ absl::Status GpuSessions::CheckPlaces() {
   std::vector<std::vector<ckptfmt::Region>> regions(placed_.size());
   for (const ckptfmt::Region& region : saved_->image->regions()) regions[region.process].push_back(region);
   const ActAs user(account_);  // who asks the servers
-  // Until places.h gives a status.
-  std::string error;
-  if (!CheckSharing(placed_, Pointers(saved_->logs), &error) || !CheckRoom(placed_, regions, &error)) {
-    return absl::FailedPreconditionError(error);
-  }
-  return absl::OkStatus();
+  CR_RETURN_IF_ERROR(CheckSharing(placed_, Pointers(saved_->logs)));
+  return CheckRoom(placed_, regions);
 }
 
 absl::Status GpuSessions::Open(size_t process, const std::string& scope) {
   const ckptfmt::ProcessInfo& saved = Info(process);
   const Placed& placed = placed_[process];
-  std::string error;  // Until gpu_state.h and modules.h give a status.
   std::unique_ptr<ClientChannel> channel;
   {
     const ActAs user(account_);
-    channel = OpenSession(placed.host->socket_path(), saved.pid, saved.program, saved_->image->info().job,
-                          placed.place.gpus, saved.driver_settings, saved.address_layout, &error);
+    CR_ASSIGN_OR_RETURN(channel,
+                        OpenSession(placed.host->socket_path(), saved.pid, saved.program, saved_->image->info().job,
+                                    placed.place.gpus, saved.driver_settings, saved.address_layout));
   }
   ckptfmt::ProcessInfo here;
-  if (!channel || !DescribeServer(channel.get(), &here, &error) ||
-      !CheckDevices(saved_->logs[process], saved.devices, here.devices, ToText(placed.place), &error)) {
-    return absl::FailedPreconditionError(error);
-  }
+  CR_RETURN_IF_ERROR(DescribeServer(channel.get(), &here));
+  CR_RETURN_IF_ERROR(CheckDevices(saved_->logs[process], saved.devices, here.devices, ToText(placed.place)));
   for (size_t i = 0; i < saved.devices.size(); ++i) {
     if (here.devices[i].name == saved.devices[i].name) continue;
     report_.Say("GPU " + std::to_string(i) + " of " + NameOf(saved) + " was a " + saved.devices[i].name +
                 "; here it is a " + here.devices[i].name);
   }
-  if (!ReplayLog(saved_->logs[process], channel.get(), &error, scope, ownerless_[process])) {
-    return absl::FailedPreconditionError(error);
-  }
+  CR_RETURN_IF_ERROR(ReplayLog(saved_->logs[process], channel.get(), scope, ownerless_[process]));
   channels_[process] = std::move(channel);
   return absl::OkStatus();
 }
 
 absl::Status GpuSessions::LoadMemory(size_t process, const Continue& go_on) {
-  std::string error;  // Until LoadMemory gives a status.
-  if (!checkpoint::LoadMemory(*saved_->image, uint32_t(process), channels_[process].get(), go_on, &error)) {
-    return absl::FailedPreconditionError(error);
-  }
-  return absl::OkStatus();
+  return checkpoint::LoadMemory(*saved_->image, uint32_t(process), channels_[process].get(), go_on);
 }
 
 absl::Status GpuSessions::Give(size_t process, const std::string& directory, const std::function<bool()>& ended) {
@@ -128,9 +111,8 @@ void GpuSessions::NoteSaved(size_t process, uint64_t unix_ms, uint64_t bytes) {
 }
 
 void GpuSessions::Unlock() {
-  std::string ignored;  // Until AgentClient gives a status.
   for (const auto& agent : agents_) {
-    if (agent) agent->Unlock(&ignored);
+    if (agent) agent->Unlock().IgnoreError();  // one that does not answer goes on when its connection ends
   }
   agents_.clear();
 }

@@ -6,6 +6,7 @@
 #include "checkpoint/gpu/gpu_host.h"
 #include "checkpoint/gpu/gpu_state.h"
 #include "checkpoint/job/job.h"
+#include "proto/base/status_macros.h"
 #include "proto/folder/this_job.h"
 
 namespace cuda_remote::checkpoint {
@@ -13,17 +14,16 @@ namespace {
 
 absl::StatusOr<std::vector<ckptfmt::DeviceFacts>> Ask(const std::string& server, int gpu, const std::string& folder,
                                                       const Account& account) {
-  std::string error;  // Until OpenToUser, GpuHosts and gpu_state.h give a status.
-  if (!OpenToUser(folder, folder, account, &error)) return absl::FailedPreconditionError(error);
+  CR_RETURN_IF_ERROR(OpenToUser(folder, folder, account));
   GpuHosts hosts(SocketFolder(folder), /*detached=*/false, account);
-  const GpuHost* const host = hosts.Open(server, gpu, &error);
-  if (!host) return absl::FailedPreconditionError(error);
+  CR_ASSIGN_OR_RETURN(const GpuHost* const host, hosts.Open(server, gpu));
   // A server of its own has the one GPU only.
   const std::vector<int> gpus = gpu >= 0 && !server.empty() ? std::vector<int>{gpu} : std::vector<int>();
   const ActAs user(&account);  // whose session it is
-  const auto channel = OpenSession(host->socket_path(), uint32_t(getpid()), "cr-hostd", "", gpus, "", 0, &error);
+  CR_ASSIGN_OR_RETURN(const auto channel,
+                      OpenSession(host->socket_path(), uint32_t(getpid()), "cr-hostd", "", gpus, "", 0));
   ckptfmt::ProcessInfo here;
-  if (!channel || !DescribeServer(channel.get(), &here, &error)) return absl::FailedPreconditionError(error);
+  CR_RETURN_IF_ERROR(DescribeServer(channel.get(), &here));
   return here.devices;
 }
 
@@ -31,8 +31,7 @@ absl::StatusOr<std::vector<ckptfmt::DeviceFacts>> Ask(const std::string& server,
 
 absl::StatusOr<std::vector<ckptfmt::DeviceFacts>> FindSeenGpus(const std::string& server, int gpu,
                                                                const std::string& folder, const Account& account) {
-  std::string error;  // Until ClaimJobFolder gives a status.
-  if (!ClaimJobFolder(folder, &error)) return absl::FailedPreconditionError(error);
+  CR_RETURN_IF_ERROR(ClaimJobFolder(folder));
   auto gpus = Ask(server, gpu, folder, account);
   RemoveJobFolder(folder);
   return gpus;

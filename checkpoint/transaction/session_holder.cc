@@ -9,7 +9,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "proto/base/status_macros.h"
 #include "proto/channel/handshake.h"
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -22,9 +24,7 @@ constexpr int kMostSendSeconds = 1;
 
 absl::StatusOr<std::unique_ptr<SessionHolder>> SessionHolder::Open(const Job& job, const std::string& directory,
                                                                    const char* tool, SnapshotEngine* engine) {
-  std::string error;  // Until ListenUnix gives a status.
-  UniqueFd listener(ListenUnix(directory + "/" + kHolderName, &error));
-  if (!listener.ok()) return absl::FailedPreconditionError(error);
+  CR_ASSIGN_OR_RETURN(UniqueFd listener, ToAbsl(ListenUnix(directory + "/" + kHolderName)));
   return std::unique_ptr<SessionHolder>(new SessionHolder(job, directory, tool, engine, std::move(listener)));
 }
 
@@ -115,13 +115,13 @@ void SessionHolder::Finish() {
   claim_.Release();
 }
 
-int ConnectToHolder(const std::string& directory) {
-  std::string ignored;  // Until ConnectUnix gives a status.
-  const int holder = ConnectUnix(directory + "/" + kHolderName, &ignored);
+UniqueFd ConnectToHolder(const std::string& directory) {
+  auto holder = ConnectUnix(directory + "/" + kHolderName);
+  if (!holder.ok()) return UniqueFd();
   // A program that is stopped reads nothing.
   const timeval most{kMostSendSeconds, 0};
-  if (holder >= 0) setsockopt(holder, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof(most));
-  return holder;
+  setsockopt(holder->get(), SOL_SOCKET, SO_SNDTIMEO, &most, sizeof(most));
+  return *std::move(holder);
 }
 
 }  // namespace cuda_remote::checkpoint

@@ -68,8 +68,9 @@ class SessionHolder {
   int givers_ = 0;
 };
 
-// A tool's connection to the holder of the job in `directory`; -1: there is none, as with a job of an older cr-run.
-int ConnectToHolder(const std::string& directory);
+// A tool's connection to the holder of the job in `directory`; none if there is no holder, as with a job of an older
+// cr-run.
+UniqueFd ConnectToHolder(const std::string& directory);
 
 // The socket's name in the job's folder.
 inline constexpr char kHolderName[] = "holder.sock";

@@ -111,7 +111,7 @@ SessionKeeper::~SessionKeeper() {
 
 absl::Status SessionKeeper::Keep(const std::string& facts, SnapshotEngine::After after) {
   keeps_ = true;
-  holder_.Reset(ConnectToHolder(directory_));
+  holder_ = ConnectToHolder(directory_);
   // The keeper lets go of this connection when it is done. A holder that is stopped, as by a terminal, is done without.
   if (holder_.ok() && !KeptSessions::Send(holder_.get(), *live_, facts, after, -1, kHolderMs)) {
     holder_.Close();
