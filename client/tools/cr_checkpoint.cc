@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/engine/engines.h"
 #include "checkpoint/job/caller.h"
 #include "checkpoint/job/job.h"
@@ -136,12 +137,9 @@ absl::Status Checkpoint(const Options& options, const std::string& directory, co
     *outcome = {};
     SaveReport report(options, outcome, cancelled);
     const std::unique_ptr<SnapshotEngine> engine = NewEngine();
-    // Until SaveJob gives a status.
-    std::string error;
-    if (SaveJob(options.save, job, directory, engine.get(), keeper, &report, outcome, &error)) return absl::OkStatus();
+    absl::Status saved = SaveJob(options.save, job, directory, engine.get(), keeper, &report, outcome);
     // A cr-hostd follows one try.
-    if (!engine->FailurePasses() || tries == kMostTries || Caller::Get() || cancelled())
-      return absl::FailedPreconditionError(error);
+    if (saved.ok() || !engine->FailurePasses() || tries == kMostTries || Caller::Get() || cancelled()) return saved;
     std::this_thread::sleep_for(kBetweenTries);
   }
 }
@@ -228,8 +226,8 @@ int Repeat(const Options& options, const std::string& directory, const Job& job,
   using std::chrono::milliseconds, std::chrono::system_clock;
   const milliseconds interval(int64_t(options.every * 1000));
   // What is wrong for good.
-  if (std::string error; !NewEngine()->CheckUsable(&error)) {
-    Say(kTool, error);
+  if (const absl::Status usable = NewEngine()->CheckUsable(); !usable.ok()) {
+    Say(kTool, usable);
     return kExitFailure;
   }
   std::string saved, last;  // when the last image was complete, and where it is
@@ -265,24 +263,25 @@ int Repeat(const Options& options, const std::string& directory, const Job& job,
 
 int Work(const Options& options, const Background& background) {
   const std::function<bool()>& cancelled = background.cancelled;
-  std::string directory, error;
-  Job job;
   const OwnersRights rights(options.job);
-  if (!FindJob(options.job, &directory, &job, &error) || !rights.Check(directory, &job, &error)) {
-    Say(kTool, error);
+  absl::StatusOr<FoundJob> found = FindJob(options.job);
+  const absl::Status mine = found.ok() ? rights.Check(found->directory, &found->job) : found.status();
+  if (!mine.ok()) {
+    Say(kTool, mine);
     return kExitNoJob;
   }
+  const auto& [directory, job] = *found;
   const std::unique_ptr<SnapshotEngine> made = NewEngine();
   SnapshotEngine& engine = *made;
-  const std::unique_ptr<SessionKeeper> keeper =
-      SessionKeeper::Start(job, directory, kTool, &engine, background.helper_messages, &error);
-  if (!keeper) {
-    Say(kTool, error);
+  const auto started = SessionKeeper::Start(job, directory, kTool, &engine, background.helper_messages);
+  if (!started.ok()) {
+    Say(kTool, started.status());
     return kExitFailure;
   }
+  SessionKeeper* const keeper = started->get();
   if (options.every <= 0) {
     SaveJobOutcome outcome;
-    const absl::Status status = Checkpoint(options, directory, job, keeper.get(), cancelled, &outcome);
+    const absl::Status status = Checkpoint(options, directory, job, keeper, cancelled, &outcome);
     if (!status.ok()) {
       const char* const state = JobIsAlive(job) ? "; the job continues" : "";
       Say(kTool, "no checkpoint of " + NameFor(options) + ": " + std::string(status.message()) + state);
@@ -291,7 +290,7 @@ int Work(const Options& options, const Background& background) {
     Tell(options, outcome);
     return 0;
   }
-  return Repeat(options, directory, job, keeper.get(), cancelled);
+  return Repeat(options, directory, job, keeper, cancelled);
 }
 
 int Main(int argc, char** argv) {
@@ -354,7 +353,6 @@ int Main(int argc, char** argv) {
     Say(kTool, "--stop and --every exclude each other");
     return kExitUsage;
   }
-  std::string error;
   if (!options.hosts.empty()) {
     if (!engine->Capabilities().several_hosts) {
       Say(kTool, "--hosts: jobs on several hosts cannot be saved with " + engine->Requirement());
@@ -372,8 +370,8 @@ int Main(int argc, char** argv) {
     request.set_image(Absolute(options.save.image));
     return ThroughHostd(kTool, std::move(request), kExitFailure);
   }
-  if (caller >= 0 && !Caller::Take(caller, &error)) {
-    Say(kTool, error);
+  if (const absl::Status taken = caller >= 0 ? Caller::Take(caller) : absl::OkStatus(); !taken.ok()) {
+    Say(kTool, taken);
     return kExitFailure;
   }
   if (!options.user.empty()) {

@@ -28,6 +28,7 @@
 #include "checkpoint/job/job.h"
 #include "client/tools/foreground.h"
 #include "host/client.h"
+#include "proto/base/status_macros.h"
 #include "proto/cli/help.h"
 #include "proto/codec/text.h"
 #include "proto/control/server_control.h"
@@ -124,9 +125,7 @@ absl::StatusOr<std::string> MakeImagesFolder(const std::string& folder, const st
     return ErrnoStatus("cannot make the folder " + folder);
   }
   // Root's alone, also above it.
-  // Until CheckFolder gives a status.
-  std::string error;
-  if (!CheckFolder(folder, FolderUse::kServe, &error)) return absl::FailedPreconditionError(error);
+  CR_RETURN_IF_ERROR(ToAbsl(CheckFolder(folder, FolderUse::kServe)));
   if (!of_operator && chmod(folder.c_str(), 0755) != 0) return ErrnoStatus("cannot open " + folder + " to users");
   const std::string path = folder + "/" +
                            (!account                ? "root"
@@ -217,14 +216,13 @@ void DrainOne(const Options& options, const FoundJob& found, bool of_hostd, Outc
 void FindSessions(Outcome* outcome) {
   const std::string socket = RuntimeFolders().front() + "/session.sock";
   if (access(socket.c_str(), F_OK) != 0) return;
-  std::string error;
-  control::ListSessionsReply sessions;
-  const auto server = control::ServerControl::Open("unix:" + socket, {}, &error);
-  if (!server || !server->List(&sessions, &error)) {
-    outcome->left.push_back("the GPU server of this host: " + error);
+  const auto server = control::ServerControl::Open("unix:" + socket, {});
+  const auto sessions = server.ok() ? (*server)->List() : server.status();
+  if (!sessions.ok()) {
+    outcome->left.push_back("the GPU server of this host: " + std::string(sessions.status().message()));
     return;
   }
-  for (const control::SessionInfo& one : sessions.sessions()) {
+  for (const control::SessionInfo& one : sessions->sessions()) {
     outcome->left.push_back("session " + std::to_string(one.id()) + " of this host's GPU server: " +
                             Printable(one.program()) + (one.peer().empty() ? "" : " from " + Printable(one.peer())) +
                             "; its user moves it with cr-migrate --to, cr-ps --end ends it");
@@ -232,9 +230,8 @@ void FindSessions(Outcome* outcome) {
 }
 
 int Drain(const Options& options) {
-  std::string error;
-  if (!SetDrainingReason(HostdSocket(), options.reason, &error)) {
-    Say(kTool, error);
+  if (const absl::Status set = SetDrainingReason(HostdSocket(), options.reason); !set.ok()) {
+    Say(kTool, set);
     return kExitFailure;
   }
   Outcome outcome;
@@ -294,7 +291,6 @@ int Main(int argc, char** argv) {
     Say(kTool, "--reason takes a text; --undo lets the host accept jobs again");
     return kExitUsage;
   }
-  std::string error;
   if (!options.save.empty()) options.save = Absolute(options.save);
   if (geteuid() != 0) {
     const auto hostd = host::Hostd::Connect();
@@ -309,14 +305,15 @@ int Main(int argc, char** argv) {
     }
     return (*hostd)->Run(kTool, std::move(request), kExitFailure);
   }
-  if (caller >= 0 && !Caller::Take(caller, &error)) {
-    Say(kTool, error);
+  if (const absl::Status taken = caller >= 0 ? Caller::Take(caller) : absl::OkStatus(); !taken.ok()) {
+    Say(kTool, taken);
     return kExitFailure;
   }
   setvbuf(stdout, nullptr, _IOLBF, 0);
   if (!options.undo) return Drain(options);
-  if (SetDrainingReason(HostdSocket(), "", &error)) return 0;
-  Say(kTool, error);
+  const absl::Status undone = SetDrainingReason(HostdSocket(), "");
+  if (undone.ok()) return 0;
+  Say(kTool, undone);
   return kExitFailure;
 }
 

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/job/caller.h"
 #include "checkpoint/job/cuda_processes.h"
 #include "checkpoint/job/job.h"
@@ -92,20 +94,22 @@ void Tell(const Options& options, const MoveJobOutcome& outcome) {
 }
 
 int Work(const Options& options, const std::function<bool()>& cancelled) {
-  std::string directory, error;
-  Job job;
   const OwnersRights rights(options.job);
-  if (!FindJobOrProcesses(options.job, &directory, &job, &error) || !rights.Check(directory, &job, &error)) {
-    Say(kTool, error);
+  absl::StatusOr<FoundJob> found = FindJobOrProcesses(options.job);
+  const absl::Status mine = found.ok() ? rights.Check(found->directory, &found->job) : found.status();
+  if (!mine.ok()) {
+    Say(kTool, mine);
     return kExitNoJob;
   }
+  const auto& [directory, job] = *found;
   ToolReport report(kTool, options.quiet, /*times=*/false, cancelled);
-  MoveJobOutcome outcome;
-  if (MoveJob(options.move, job, directory, &report, &outcome, &error)) {
-    Tell(options, outcome);
+  const absl::StatusOr<MoveJobOutcome> outcome = MoveJob(options.move, job, directory, &report);
+  if (outcome.ok()) {
+    Tell(options, *outcome);
     return 0;
   }
-  Say(kTool, options.job + " was not moved: " + error + (JobIsAlive(job) ? "; the job continues where it was" : ""));
+  Say(kTool, options.job + " was not moved: " + std::string(outcome.status().message()) +
+                 (JobIsAlive(job) ? "; the job continues where it was" : ""));
   return kExitFailure;
 }
 
@@ -150,7 +154,6 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
   }
-  std::string error;
   if (whole || app.count("--to-host") + app.count("--output") + app.count("--error") > 0) {
     if (!whole || to_host.empty() || !map.empty()) {
       Say(kTool, "a whole job is moved with --whole --to-host HOST, to one host, and not with --map");
@@ -172,16 +175,18 @@ int Main(int argc, char** argv) {
     request.set_job(name);
     return ThroughHostd(kTool, std::move(request), kExitFailure);
   }
-  if (!ParsePlacement(map, &options.move.rules, &error)) {
-    Say(kTool, error);
+  absl::StatusOr<std::vector<PlacementRule>> rules = ParsePlacement(map);
+  if (!rules.ok()) {
+    Say(kTool, rules.status());
     return kExitUsage;
   }
+  options.move.rules = *std::move(rules);
   if (options.move.to.empty() && map.empty()) {
     Say(kTool, "no server given: name it with --to unix:PATH or --to HOST:PORT, or with --map");
     return kExitUsage;
   }
-  if (caller >= 0 && !Caller::Take(caller, &error)) {
-    Say(kTool, error);
+  if (const absl::Status taken = caller >= 0 ? Caller::Take(caller) : absl::OkStatus(); !taken.ok()) {
+    Say(kTool, taken);
     return kExitFailure;
   }
   if (const std::string name = JobOfHostd(options.job); !name.empty()) {

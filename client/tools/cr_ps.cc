@@ -15,6 +15,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/gpu/gpu_host.h"
 #include "checkpoint/job/cuda_processes.h"
 #include "checkpoint/job/hostd_places.h"
@@ -22,11 +24,13 @@
 #include "client/tools/local_jobs.h"
 #include "client/tools/table_text.h"
 #include "host/client.h"
+#include "proto/base/status_macros.h"
 #include "proto/base/text.h"
 #include "proto/cli/help.h"
 #include "proto/codec/json.h"
 #include "proto/codec/text.h"
 #include "proto/control/server_control.h"
+#include "proto/errors/absl_status.h"
 #include "proto/folder/private_folder.h"
 
 namespace cuda_remote::client::tools {
@@ -305,32 +309,42 @@ void PrintTable(const control::ServerInfo& server, const control::ListSessionsRe
   }
 }
 
+// Prints what has failed, and gives the exit code back.
+int Fail(const absl::Status& failure, int code) {
+  fprintf(stderr, "cr-ps: %s\n", std::string(failure.message()).c_str());
+  return code;
+}
+
 int End(control::ServerControl* control, uint64_t session, const std::string& reason) {
-  std::string error;
-  bool found = false;
-  if (!control->End(session, reason, &found, &error)) {
-    fprintf(stderr, "cr-ps: %s\n", error.c_str());
-    return kExitNoServer;
-  }
-  if (found) return 0;
+  const absl::StatusOr<bool> found = control->End(session, reason);
+  if (!found.ok()) return Fail(found.status(), kExitNoServer);
+  if (*found) return 0;
   fprintf(stderr, "cr-ps: there is no session %" PRIu64 " of yours (the server's operators can end others, too)\n",
           session);
   return kExitNoSession;
 }
 
+// Fills in what the server has answered, also on failure.
+absl::Status Ask(control::ServerControl* control, control::ServerInfo* server, control::ListSessionsReply* list) {
+  CR_ASSIGN_OR_RETURN(*server, control->Info());
+  CR_ASSIGN_OR_RETURN(*list, control->List());
+  return absl::OkStatus();
+}
+
 // Shows all once. `here`: no server was named, so this shows the user's jobs, and the user's server on this machine if
 // it runs.
 int Show(const std::string& address, bool here, const control::TlsFiles& tls, bool json) {
-  std::string error;
   control::ServerInfo server;
   control::ListSessionsReply list;
-  const bool runs = !here || access(address.substr(strlen("unix:")).c_str(), F_OK) == 0;
-  if (runs) {
-    const std::unique_ptr<control::ServerControl> control = control::ServerControl::Open(address, tls, &error);
-    if (!control || !control->Info(&server, &error) || !control->List(&list, &error)) {
-      fprintf(stderr, "cr-ps: %s\n", error.c_str());
+  bool answers = false;
+  if (!here || access(address.substr(strlen("unix:")).c_str(), F_OK) == 0) {
+    const auto control = control::ServerControl::Open(address, tls);
+    const absl::Status asked = control.ok() ? Ask(control->get(), &server, &list) : control.status();
+    answers = asked.ok();
+    if (!answers) {
+      const int code = Fail(asked, control.ok() ? kExitNoServer : kExitUsage);
       // A socket that a killed server has left does not hide the jobs.
-      if (!here) return control ? kExitNoServer : kExitUsage;
+      if (!here) return code;
     }
   }
   const std::vector<LocalJob> jobs = LocalJobs();
@@ -340,7 +354,7 @@ int Show(const std::string& address, bool here, const control::TlsFiles& tls, bo
     return 0;
   }
   if (here) PrintJobs(jobs);
-  if (runs && error.empty()) {
+  if (answers) {
     if (here) printf("\n");
     PrintTable(server, list, processes);
   }
@@ -350,15 +364,14 @@ int Show(const std::string& address, bool here, const control::TlsFiles& tls, bo
 
 // What there is at hosts, through this one's cr-hostd.
 int ShowHosts(const std::string& hosts, bool json) {
-  const auto fail = [](const std::string& text) {
-    fprintf(stderr, "cr-ps: %s\n", text.c_str());
-    return kExitNoServer;
-  };
   const auto hostd = host::Hostd::Connect();
-  if (!hostd.ok()) return fail(std::string(hostd.status().message()));
-  if (!*hostd) return fail("there is no cr-hostd on this host (" + HostdSocket() + "), which asks the others");
+  if (!hostd.ok()) return Fail(hostd.status(), kExitNoServer);
+  if (!*hostd) {
+    return Fail(absl::NotFoundError("there is no cr-hostd on this host (" + HostdSocket() + "), which asks the others"),
+                kExitNoServer);
+  }
   const absl::StatusOr<host::HostReports> reports = (*hostd)->AskForHosts(hosts);
-  if (!reports.ok()) return fail(std::string(reports.status().message()));
+  if (!reports.ok()) return Fail(reports.status(), kExitNoServer);
   if (json) PrintHostsAsJson(*reports);
   if (!json) PrintHosts(*reports);
   for (const host::HostReport& one : reports->hosts()) {
@@ -368,7 +381,7 @@ int ShowHosts(const std::string& hosts, bool json) {
 }
 
 int Main(int argc, char** argv) {
-  std::string address, reason, error, hosts;
+  std::string address, reason, hosts;
   control::TlsFiles tls;
   bool json = false, prune = false;
   double watch = 0;
@@ -409,26 +422,22 @@ int Main(int argc, char** argv) {
   }
   if (address.empty() && getenv("CUDA_REMOTE_SERVER")) address = getenv("CUDA_REMOTE_SERVER");
   const bool here = address.empty();
-  if (!here && !checkpoint::CheckServerAddress(address, &error)) {
-    fprintf(stderr, "cr-ps: %s\n", error.c_str());
-    return kExitUsage;
+  if (!here) {
+    const absl::Status checked = checkpoint::CheckServerAddress(address);
+    if (!checked.ok()) return Fail(checked, kExitUsage);
   }
   if (here) {
     const std::string folder = RuntimeFolders().front();
     // Not a server that somebody else has put in its place.
-    if (access(folder.c_str(), F_OK) == 0 && !CheckFolder(folder, FolderUse::kLook, &error)) {
-      fprintf(stderr, "cr-ps: %s\n", error.c_str());
-      return kExitNoServer;
+    if (access(folder.c_str(), F_OK) == 0) {
+      const absl::Status checked = ToAbsl(CheckFolder(folder, FolderUse::kLook));
+      if (!checked.ok()) return Fail(checked, kExitNoServer);
     }
     address = "unix:" + folder + "/session.sock";
   }
   if (end != 0) {
-    const std::unique_ptr<control::ServerControl> control = control::ServerControl::Open(address, tls, &error);
-    if (!control) {
-      fprintf(stderr, "cr-ps: %s\n", error.c_str());
-      return kExitUsage;
-    }
-    return End(control.get(), end, reason);
+    const auto control = control::ServerControl::Open(address, tls);
+    return control.ok() ? End(control->get(), end, reason) : Fail(control.status(), kExitUsage);
   }
   for (;;) {
     if (watch > 0 && !json && isatty(STDOUT_FILENO)) printf("\033[H\033[2J");

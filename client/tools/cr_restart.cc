@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/engine/engines.h"
 #include "checkpoint/job/caller.h"
 #include "checkpoint/job/isolate.h"
@@ -71,6 +73,11 @@ int Fail(const std::string& text) {
   return kExitFailed;
 }
 
+int Fail(const absl::Status& failure) {
+  Say(kTool, failure);
+  return kExitFailed;
+}
+
 struct Options {
   RestartJobOptions restart;
   std::string hosts;
@@ -81,8 +88,7 @@ int Run(const Options& options) {
   ToolReport report(kTool, options.quiet, options.times, Interrupted);
   GpuSessions sessions(options.restart.places, &report);
   RestartJob restart(options.restart, EngineOf, &sessions, &report);
-  std::string error;
-  if (!restart.Run(&error)) return Fail(error);
+  if (const absl::Status status = restart.Run(); !status.ok()) return Fail(status);
   const int code = FinishJob(kTool, restart.isolated(), restart.directory(), restart.job(), restart.TakeTerminal(),
                              sessions.TakeHosts(), restart.engine());
   restart.Clean(EndedByItself(code));
@@ -91,15 +97,12 @@ int Run(const Options& options) {
 
 // For cr-hostd: writes HostGpus to standard output.
 int DescribeGpus(const RestartJobOptions& options) {
-  std::string error;
   if (!Caller::Get() || options.directory.empty()) return Fail("--describe-gpus is for cr-hostd");
-  std::vector<ckptfmt::DeviceFacts> seen;
-  if (!FindSeenGpus(options.places.server, options.places.gpu, options.directory, Caller::Get()->account(), &seen,
-                    &error)) {
-    return Fail(error);
-  }
+  const auto seen =
+      FindSeenGpus(options.places.server, options.places.gpu, options.directory, Caller::Get()->account());
+  if (!seen.ok()) return Fail(seen.status());
   host::HostGpus found;
-  for (const ckptfmt::DeviceFacts& device : seen) {
+  for (const ckptfmt::DeviceFacts& device : *seen) {
     host::HostGpu* const gpu = found.add_gpus();
     gpu->set_name(device.name);
     gpu->set_uuid(device.uuid);
@@ -164,9 +167,10 @@ int Main(int argc, char** argv) {
   }
   const char* const server = getenv("CUDA_REMOTE_SERVER");
   if (options.restart.places.server.empty() && server) options.restart.places.server = server;
-  std::string error;
-  if (!ParsePlacement(map, &options.restart.places.rules, &error)) return Fail(error);
-  if (caller >= 0 && !Caller::Take(caller, &error)) return Fail(error);
+  absl::StatusOr<std::vector<PlacementRule>> rules = ParsePlacement(map);
+  if (!rules.ok()) return Fail(rules.status());
+  options.restart.places.rules = *std::move(rules);
+  if (const absl::Status taken = caller >= 0 ? Caller::Take(caller) : absl::OkStatus(); !taken.ok()) return Fail(taken);
   if (options.describe_gpus) return DescribeGpus(options.restart);
   if (!options.hosts.empty()) {
     if (!options.restart.directory.empty() || options.times) return Fail("--hosts excludes --job-dir and --times");
@@ -182,7 +186,7 @@ int Main(int argc, char** argv) {
   }
   if (NewEngine()->Capabilities().needs_root && geteuid() != 0) {
     const auto hostd = host::Hostd::Connect();
-    if (!hostd.ok()) return Fail(std::string(hostd.status().message()));
+    if (!hostd.ok()) return Fail(hostd.status());
     if (*hostd) {
       host::Request request = host::RequestOf(app, "restart");
       if (app.count("--server") == 0 && server) host::AddOption("server", server, &request);

@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/engine/engines.h"
 #include "checkpoint/gpu/gpu_host.h"
 #include "checkpoint/job/account.h"
@@ -31,6 +33,7 @@
 #include "client/tools/output_options.h"
 #include "host/client.h"
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
 #include "proto/cli/help.h"
 #include "proto/codec/text.h"
 #include "proto/folder/this_job.h"
@@ -136,6 +139,11 @@ int Fail(const std::string& text, int code = kExitFailed) {
   return code;
 }
 
+int Fail(const absl::Status& failure, int code = kExitFailed) {
+  Say(kTool, failure);
+  return code;
+}
+
 int Main(int argc, char** argv) {
   std::string server, directory, name, user, address;
   int gpu = -1, caller_fd = -1;
@@ -186,15 +194,20 @@ int Main(int argc, char** argv) {
   if (plan.command.empty())
     return Fail("no program given: cr-run [OPTIONS] [--] PROGRAM [ARGUMENTS] (cr-run --help lists the options)");
 
-  std::string error, library_folder;
   JobNetwork network;
-  if (!address.empty() && !ParseNetwork(address, &network, &error)) return Fail("--address: " + error);
+  if (!address.empty()) {
+    absl::StatusOr<JobNetwork> parsed = ParseNetwork(address);
+    if (!parsed.ok()) return Fail("--address: " + std::string(parsed.status().message()));
+    network = *std::move(parsed);
+  }
   if (!address.empty() && plain) return Fail("--address needs a namespace, and --plain makes none");
   const std::unique_ptr<SnapshotEngine> engine = NewEngine();
   if (!address.empty() && !engine->Capabilities().keeps_tcp) {
     return Fail("--address: the connections of a job cannot be saved with " + engine->Requirement());
   }
-  if (caller_fd >= 0 && !Caller::Take(caller_fd, &error)) return Fail(error);
+  if (caller_fd >= 0) {
+    if (const absl::Status taken = Caller::Take(caller_fd); !taken.ok()) return Fail(taken);
+  }
   const Caller* const caller = Caller::Get();
   bool own_wishes = false;
   for (const char* option : {"--server", "--gpu", "--name", "--job-dir", "--address", "--user", "--output", "--error"})
@@ -241,69 +254,79 @@ int Main(int argc, char** argv) {
   std::optional<Account> account;
   if (caller) account = caller->account();
   if (!user.empty()) {
-    account.emplace();
     if (geteuid() != 0) return Fail("only root can run a program as another user (--user)");
-    if (!FindAccount(user, &*account, &error)) return Fail(error);
+    absl::StatusOr<Account> found = FindAccount(user);
+    if (!found.ok()) return Fail(found.status());
+    account = *std::move(found);
   }
   if (!address.empty() && geteuid() != 0) {
     return Fail("--address: only root gives a job an address of its own, or a cr-hostd whose operator allows it" +
                 (no_hostd.empty() ? std::string() : ": " + no_hostd));
   }
-  if (!address.empty() && !CheckNetwork(&network, caller ? &caller->addresses() : nullptr, &error)) return Fail(error);
+  if (!address.empty()) {
+    const absl::Status checked = CheckNetwork(&network, caller ? &caller->addresses() : nullptr);
+    if (!checked.ok()) return Fail(checked);
+  }
   if (directory.empty()) directory = JobsFolder() + "/" + (name.empty() ? std::to_string(getpid()) : name);
   directory = Absolute(directory);
-  Job job;
   RemoveStaleJobs();
-  if (ReadJob(directory, &job, &error) && JobIsAlive(job))
-    return Fail("the job in " + directory + " is still running (PID " + std::to_string(job.pid()) + ")");
-  if (!ClaimJobFolder(directory, &error)) return Fail(error + " (cr-run --job-dir, XDG_RUNTIME_DIR)");
-  if (!LinkLibrary(directory, &library_folder, &error)) return Fail(error);
+  if (const auto running = ReadJob(directory); running.ok() && JobIsAlive(*running))
+    return Fail("the job in " + directory + " is still running (PID " + std::to_string(running->pid()) + ")");
+  if (const absl::Status claimed = ClaimJobFolder(directory); !claimed.ok())
+    return Fail(std::string(claimed.message()) + " (cr-run --job-dir, XDG_RUNTIME_DIR)");
+  const absl::StatusOr<std::string> library_folder = LinkLibrary(directory);
+  if (!library_folder.ok()) return Fail(library_folder.status());
 
   Outputs outputs;
-  const auto open_outputs = [&] {
-    const ActAs him(account);
-    const mode_t before = caller ? umask(caller->umask()) : 0;
-    const bool opened = outputs.Open(output_options, &error);
-    if (caller) umask(before);
-    return opened;
-  };
   // In a user namespace it would have mounts of its own, and could not be saved. Without one, root's tools can save it.
   const bool is_root = geteuid() == 0, own_mounts = !plain && (is_root || MayMount()),
              users_own = !is_root && !own_mounts;
-  if ((account && !OpenToUser(directory, directory, *account, &error)) ||
-      (users_own && !MakeSocketFolder(directory, &error)) || !open_outputs()) {
+  const auto prepare = [&]() -> absl::Status {
+    if (account) CR_RETURN_IF_ERROR(OpenToUser(directory, directory, *account));
+    if (users_own) CR_RETURN_IF_ERROR(MakeSocketFolder(directory));
+    const ActAs him(account);
+    const mode_t before = caller ? umask(caller->umask()) : 0;
+    absl::Status opened = outputs.Open(output_options);
+    if (caller) umask(before);
+    return opened;
+  };
+  if (const absl::Status prepared = prepare(); !prepared.ok()) {
     RemoveJobFolder(directory);
-    return Fail(error);
+    return Fail(prepared);
   }
   std::unique_ptr<NetworkNamespace> own_network;
   if (!address.empty()) {
-    own_network = NetworkNamespace::Make(network, /*ask=*/true, &error);
-    if (!own_network || !own_network->Connect(&error)) {
+    auto made = NetworkNamespace::Make(network, /*ask=*/true);
+    const absl::Status connected = made.ok() ? (*made)->Connect() : made.status();
+    if (!connected.ok()) {
       RemoveJobFolder(directory);
-      return Fail(error);
+      return Fail(connected);
     }
+    own_network = *std::move(made);
     plan.network = own_network->fd();
   }
   // From here on everything that is started must be ended.
   BlockForwardedSignals();
   auto hosts = std::make_unique<GpuHosts>(SocketFolder(directory), /*detached=*/false, account);
-  const GpuHost* const host = hosts->Open(server, gpu, &error);
-  if (!host) {
+  const absl::StatusOr<GpuHost*> host = hosts->Open(server, gpu);
+  if (!host.ok()) {
     RemoveJobFolder(directory);
-    return Fail(error);
+    return Fail(host.status());
   }
   // An own server shows its one GPU as the first.
   const int seen = server.empty() ? -1 : gpu;
   const std::string program = plan.command[0].substr(plan.command[0].rfind('/') + 1);
   const std::string shown = !name.empty() ? name : (value = variable("CUDA_REMOTE_JOB")) && *value ? value : program;
-  if (!WriteGpuServer(directory, host->server(), seen, &error) || !WriteThisJob(directory, directory, shown, &error)) {
+  absl::Status written = WriteGpuServer(directory, (*host)->server(), seen);
+  if (written.ok()) written = WriteThisJob(directory, directory, shown);
+  if (!written.ok()) {
     hosts.reset();
     RemoveJobFolder(directory);
-    return Fail(error);
+    return Fail(written);
   }
   if (caller) plan.environment = caller->environment();
   for (char** one = environ; !caller && *one; ++one) plan.environment.push_back(*one);
-  SetVariable(&plan.environment, "CUDA_REMOTE_SERVER", host->server());
+  SetVariable(&plan.environment, "CUDA_REMOTE_SERVER", (*host)->server());
   SetVariable(&plan.environment, "CUDA_REMOTE_JOB_DIR", directory);
   SetVariable(&plan.environment, "CUDA_REMOTE_JOB", shown);
   if (seen >= 0) SetVariable(&plan.environment, "CUDA_REMOTE_GPU", std::to_string(seen));
@@ -313,14 +336,15 @@ int Main(int argc, char** argv) {
     SetVariable(&plan.environment, "GLOO_SOCKET_IFNAME", kJobInterface);
   plan.account = account;
   value = variable("LD_LIBRARY_PATH");
-  SetVariable(&plan.environment, "LD_LIBRARY_PATH", library_folder + (value && *value ? std::string(":") + value : ""));
+  SetVariable(&plan.environment, "LD_LIBRARY_PATH",
+              *library_folder + (value && *value ? std::string(":") + value : ""));
 
   Isolated isolated;
   int code = kExitFailed;
-  job.Clear();
-  if (!engine->PrepareStart(&plan, &error)) {
-    job.set_no_checkpoint(error);
-    Say(kTool, error + "; the job runs, but cannot be checkpointed");
+  Job job;
+  if (const absl::Status prepared = engine->PrepareStart(&plan); !prepared.ok()) {
+    job.set_no_checkpoint(std::string(prepared.message()));
+    Say(kTool, job.no_checkpoint() + "; the job runs, but cannot be checkpointed");
   }
   if (io_uring) plan.withhold_io_uring = false;
   plan.adopt = adopt;
@@ -328,29 +352,36 @@ int Main(int argc, char** argv) {
   if (is_root && plain && plan.own_processes) job.set_no_checkpoint("it was started with --plain");
   if (!is_root && own_mounts) job.set_no_checkpoint(kInUserNamespace);
   job.set_users_own(users_own);
-  const std::string preloaded = library_folder + "/" + kPreloadedLibrary;
-  const bool stands_in = own_mounts && PlanStandIns(directory, &job, &plan.mounts, &error);
-  if (own_mounts && !stands_in) Say(kTool, error + "; some programs may use this machine's own GPU");
+  const std::string preloaded = *library_folder + "/" + kPreloadedLibrary;
+  bool stands_in = false;
+  if (own_mounts) {
+    const absl::Status planned = PlanStandIns(directory, &job, &plan.mounts);
+    stands_in = planned.ok();
+    if (!stands_in) Say(kTool, std::string(planned.message()) + "; some programs may use this machine's own GPU");
+  }
   SetPreloaded(&plan.environment, stands_in ? "" : preloaded);
-  bool started = false;
+  absl::Status started;
   std::unique_ptr<JobTerminal> terminal;
   outputs.Show();
   if (isolate) {
-    terminal = JobTerminal::Open(&error);
-    if (!terminal && !error.empty()) Say(kTool, error + "; it has no job control");
+    auto opened = JobTerminal::Open();
+    if (opened.ok()) terminal = *std::move(opened);
+    if (!opened.ok()) Say(kTool, std::string(opened.status().message()) + "; it has no job control");
     if (terminal) plan.terminal = terminal->job_end();
     if (terminal && account && fchown(plan.terminal, account->user, gid_t(-1)) != 0) {
       Say(kTool, "the job's terminal does not become " + NameOf(*account) + "'s");
     }
     if (terminal) plan.terminal_streams = terminal->streams();
     plan.outside_ptys = terminal ? PtyNames({plan.terminal}) : PtyNames({0, 1, 2});
-    started = StartIsolated(plan, &isolated, &error, &code);
+    absl::StatusOr<Isolated> processes = StartIsolated(plan, &code);
+    if (processes.ok()) isolated = *processes;
+    started = processes.status();
     if (terminal) terminal->CloseJobEnd();
-    if (!started && code == kExitFailed && address.empty()) {
+    if (!started.ok() && code == kExitFailed && address.empty()) {
       // A container may forbid it. The program still works.
-      job.set_no_checkpoint(error);
+      job.set_no_checkpoint(std::string(started.message()));
       outputs.Hide();
-      Say(kTool, error + "; the job runs, but cannot be checkpointed");
+      Say(kTool, job.no_checkpoint() + "; the job runs, but cannot be checkpointed");
       outputs.Show();
       isolate = false;
       terminal.reset();
@@ -361,13 +392,17 @@ int Main(int argc, char** argv) {
     }
   }
   // What outlives its parent is this process's child then: a checkpoint sees it, and so does the watch for devices.
-  if (!isolate) prctl(PR_SET_CHILD_SUBREAPER, 1);
-  if (!isolate) started = StartPlain(plan, &isolated.pid, &error, &code);
+  if (!isolate) {
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    const absl::StatusOr<pid_t> program_pid = StartPlain(plan, &code);
+    if (program_pid.ok()) isolated.pid = *program_pid;
+    started = program_pid.status();
+  }
   outputs.Hide();
-  if (!started) {
+  if (!started.ok()) {
     hosts.reset();
     RemoveJobFolder(directory);
-    return Fail(error, code);
+    return Fail(started, code);
   }
   job.set_name(Printable(directory.substr(directory.rfind('/') + 1)));
   for (const std::string& word : plan.command) job.add_command(Printable(word));
@@ -385,7 +420,8 @@ int Main(int argc, char** argv) {
   if (account) SetAccount(*account, &job);
   if (!address.empty()) *job.mutable_network() = network;
   for (const std::string& path : outputs.all()) job.add_outputs(path);
-  if (!WriteJob(directory, job, &error)) Say(kTool, error + "; the other tools will not find the job");
+  if (const absl::Status noted = WriteJob(directory, job); !noted.ok())
+    Say(kTool, std::string(noted.message()) + "; the other tools will not find the job");
   code = FinishJob(kTool, isolated, directory, job, std::move(terminal), std::move(hosts), engine.get());
   if (own_network) own_network->Leave(EndedByItself(code));
   return code;

@@ -115,31 +115,31 @@ absl::Status Record(const Options& options, const Job& found, const std::string&
   CR_RETURN_IF_ERROR(timeline.Open(options.output));
   CR_RETURN_IF_ERROR(table.Open(""));
   CR_ASSIGN_OR_RETURN(const CudaProcess process, FindProcess(options, found, directory));
-  // Until AgentClient gives a status.
-  std::string error;
   const auto connect = [&] {
-    return agent::AgentClient::Connect(directory, uint32_t(process.inner_pid), NameOf(process), &error);
+    return agent::AgentClient::Connect(directory, uint32_t(process.inner_pid), NameOf(process));
   };
-  std::unique_ptr<agent::AgentClient> job = connect();
-  if (!job) return absl::FailedPreconditionError(error);
+  CR_ASSIGN_OR_RETURN(std::unique_ptr<agent::AgentClient> job, connect());
   if (options.totals) {
-    if (!job->TraceTotals(table.fd(), options.json, &error)) return absl::FailedPreconditionError(error);
+    CR_RETURN_IF_ERROR(job->TraceTotals(table.fd(), options.json));
     return Show(table.fd());
   }
   // A little longer than it is waited for; should this tool die, the job records no longer than that.
   const uint64_t milliseconds = uint64_t(std::ceil(options.seconds * 1000)) + 2000;
-  if (!job->BeginTrace(options.events, milliseconds, &error)) return absl::FailedPreconditionError(error);
+  CR_RETURN_IF_ERROR(job->BeginTrace(options.events, milliseconds));
   // Other tools may come meanwhile.
   job.reset();
   std::this_thread::sleep_for(std::chrono::duration<double>(options.seconds));
-  for (int attempt = 0; !job; ++attempt) {
-    job = connect();
-    if (job && job->EndTrace(timeline.fd(), table.fd(), options.json, &error)) break;
-    // A checkpoint may be in progress.
-    if (attempt == 20) return absl::FailedPreconditionError(error);
-    job.reset();
+  const auto end = [&]() -> absl::Status {
+    CR_ASSIGN_OR_RETURN(const auto again, connect());
+    return again->EndTrace(timeline.fd(), table.fd(), options.json);
+  };
+  absl::Status ended = end();
+  // A checkpoint may be in progress.
+  for (int retry = 0; !ended.ok() && retry < 20; ++retry) {
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    ended = end();
   }
+  CR_RETURN_IF_ERROR(ended);
   CR_RETURN_IF_ERROR(Show(table.fd()));
   return timeline.Commit();
 }
@@ -172,14 +172,14 @@ int Main(int argc, char** argv) {
     Say(kTool, "--totals writes no timeline; omit --output");
     return kExitUsage;
   }
-  std::string directory, error;
-  Job job;
   const OwnersRights rights(options.job);
-  if (!FindJobOrProcesses(options.job, &directory, &job, &error) || !rights.Check(directory, &job, &error)) {
-    Say(kTool, error);
+  absl::StatusOr<FoundJob> found = FindJobOrProcesses(options.job);
+  const absl::Status mine = found.ok() ? rights.Check(found->directory, &found->job) : found.status();
+  if (!mine.ok()) {
+    Say(kTool, mine);
     return kExitNoJob;
   }
-  const absl::Status recorded = Record(options, job, directory);
+  const absl::Status recorded = Record(options, found->job, found->directory);
   if (recorded.ok()) return 0;
   Say(kTool, options.job + " was not traced: " + std::string(recorded.message()));
   return kExitFailure;

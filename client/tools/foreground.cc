@@ -21,6 +21,8 @@ using namespace checkpoint;
 
 void Say(const char* tool, const std::string& text) { fprintf(stderr, "%s: %s\n", tool, text.c_str()); }
 
+void Say(const char* tool, const absl::Status& failure) { Say(tool, std::string(failure.message())); }
+
 void LetGoOfStreams() {
   const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
   dup2(null, 0);
@@ -53,10 +55,16 @@ int FinishJob(const char* tool, const Isolated& isolated, const std::string& dir
   LetGoOfStreams();
   const pid_t child = isolated.init ? isolated.init : isolated.pid;
   DeviceWatch devices(tool, job);
-  std::string error;
   std::unique_ptr<SessionHolder> holder;
-  if ((isolated.init || job.users_own()) && engine) holder = SessionHolder::Open(job, directory, tool, engine, &error);
-  if (!error.empty()) Say(tool, error + "; if a checkpoint is killed, the job may lose its GPU sessions");
+  if ((isolated.init || job.users_own()) && engine) {
+    auto opened = SessionHolder::Open(job, directory, tool, engine);
+    if (opened.ok()) {
+      holder = *std::move(opened);
+    } else {
+      Say(tool,
+          std::string(opened.status().message()) + "; if a checkpoint is killed, the job may lose its GPU sessions");
+    }
+  }
   Beside beside;
   beside.ended = [&](pid_t ended, int status) {
     if (holder) holder->Ended(ended, status);

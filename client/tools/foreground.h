@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "checkpoint/engine/snapshot_engine.h"
 #include "checkpoint/gpu/gpu_host.h"
 #include "checkpoint/job/gpu_devices.h"
@@ -22,6 +23,8 @@ inline constexpr int kExitFailed = 125;
 
 // Prints "cr-run: text" to stderr.
 void Say(const char* tool, const std::string& text);
+// The same, with what has failed.
+void Say(const char* tool, const absl::Status& failure);
 
 // Whether a job with this exit code came to its end: it was neither killed nor saved and stopped.
 inline bool EndedByItself(int code) { return code < 128 && code != kExitStopped; }

@@ -50,11 +50,9 @@ std::vector<LocalJob> LocalJobs() {
                                   : GpuServerOf(local.directory));
     if (seen) {
       for (const CudaProcess& process : FindCudaProcesses(local.job, local.directory)) {
-        agent::Info info;
-        std::string ignored;
-        const auto agent =
-            agent::AgentClient::Connect(local.directory, uint32_t(process.inner_pid), NameOf(process), &ignored);
-        if (agent && agent->GetInfo(&info, &ignored)) local.sessions[info.session] = process.pid;
+        const auto agent = agent::AgentClient::Connect(local.directory, uint32_t(process.inner_pid), NameOf(process));
+        const auto info = agent.ok() ? (*agent)->GetInfo() : agent.status();
+        if (info.ok()) local.sessions[info->session] = process.pid;
       }
       for (int pid : ProcessesOf(local.job)) local.processes[InnerPid(pid)] = pid;
       local.device_users = DeviceUsersOf(local.job);

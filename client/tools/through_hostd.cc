@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/status/statusor.h"
 #include "checkpoint/job/hostd_places.h"
 #include "checkpoint/job/job.h"
 #include "client/tools/foreground.h"
@@ -15,9 +16,10 @@ namespace cuda_remote::client::tools {
 using namespace checkpoint;
 
 std::string JobOfHostd(const std::string& job) {
-  std::string directory, ignored;
-  Job found;
-  if (geteuid() == 0 || !FindJob(job, &directory, &found, &ignored)) return {};
+  if (geteuid() == 0) return {};
+  const absl::StatusOr<FoundJob> found = FindJob(job);
+  if (!found.ok()) return {};
+  const std::string& directory = found->directory;
   const std::string jobs = UserJobsFolder(HostdSocket(), geteuid()) + "/";
   return directory.compare(0, jobs.size(), jobs) == 0 ? directory.substr(jobs.size()) : std::string();
 }
