@@ -35,6 +35,7 @@
 #include "host/signature.h"
 #include "host/wire.h"
 #include "host/worker.h"
+#include "proto/base/status_macros.h"
 #include "proto/base/unique_fd.h"
 #include "proto/cli/help.h"
 #include "proto/control/credentials.h"
@@ -184,9 +185,7 @@ class Server {
 // The socket's folder is open to all, also if a tool of root's has made it for itself, and nobody but root may write to
 // it.
 absl::Status MakeOpenFolder(const std::string& path) {
-  // Until CheckFolder gives a status.
-  std::string error;
-  if (!CheckFolder(path, FolderUse::kServe, &error)) return absl::FailedPreconditionError(error);
+  CR_RETURN_IF_ERROR(ToAbsl(CheckFolder(path, FolderUse::kServe)));
   if (chmod(path.c_str(), 0755) == 0) return absl::OkStatus();
   return ErrnoStatus("cannot open the folder " + path + " to users");
 }
@@ -321,7 +320,6 @@ int Main(int argc, char** argv) {
   umask(077);
   // What users send must not become a standard stream here.
   for (int fd = 0; fd >= 0 && fd < 3;) fd = open("/dev/null", O_RDWR);
-  std::string error;
   Settings settings;
   settings.socket = options.socket;
   settings.spool = options.state + "/spool";
@@ -343,19 +341,21 @@ int Main(int argc, char** argv) {
   if (options.user_cgroup.find("..") != std::string::npos)
     return Fail("--user-cgroup takes the path of a control group below the root of its hierarchy", kExitUsage);
   for (const std::string& network : options.addresses) {
-    if (!checkpoint::CheckNetworkRule(network, &error)) return Fail("--allow-address: " + error, kExitUsage);
+    const absl::Status checked = checkpoint::CheckNetworkRule(network);
+    if (!checked.ok()) return Fail("--allow-address: " + std::string(checked.message()), kExitUsage);
   }
-  control::TlsContents contents;
   if (!options.listen.empty() && options.tls.empty())
     return Fail("--listen needs --tls-cert, --tls-key and --tls-ca", kExitUsage);
-  if (!options.tls.empty() && !control::ReadTls(options.tls, &contents, &error)) return Fail(error);
+  if (!options.tls.empty()) {
+    const auto contents = control::ReadTls(options.tls);
+    if (!contents.ok()) return Fail(contents.status());
+  }
   const std::string folder = options.socket.substr(0, options.socket.rfind('/'));
   for (const std::string& one : {folder, folder + "/users"}) {
     if (const absl::Status made = MakeOpenFolder(one); !made.ok()) return Fail(made);
   }
-  if (!CheckFolder(settings.spool, FolderUse::kMake, &error) ||
-      !CheckFolder(settings.moves, FolderUse::kMake, &error)) {
-    return Fail(error);
+  for (const std::string& one : {settings.spool, settings.moves}) {
+    if (const Status made = CheckFolder(one, FolderUse::kMake); !made.ok()) return Fail(made.message());
   }
   const int lock = open((options.socket + ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (lock < 0 || flock(lock, LOCK_EX | LOCK_NB) != 0)

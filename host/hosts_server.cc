@@ -74,10 +74,7 @@ constexpr int kListenAttempts = 20, kListenPauseUs = 100000;
 absl::StatusOr<Account> FindUser(const MovedUser& user) {
   if (user.id() == 0 || user.id() == uid_t(-1))
     return absl::PermissionDeniedError("jobs of root are not taken from other hosts");
-  // Until FindAccount gives a status.
-  Account account;
-  std::string error;
-  if (!checkpoint::FindAccount(std::to_string(user.id()), &account, &error)) return absl::NotFoundError(error);
+  CR_ASSIGN_OR_RETURN(Account account, checkpoint::FindAccount(std::to_string(user.id())));
   const auto named = [](const std::string& name) { return name.empty() ? "has no name" : "is " + name; };
   if (account.user != user.id() || account.name != user.name()) {
     return absl::FailedPreconditionError("user " + std::to_string(user.id()) + " " + named(user.name()) +
@@ -165,30 +162,30 @@ MoveChecked Check(const MoveBegin& begin, const Account& account, const Settings
   if (const std::string reason = checkpoint::DrainingReason(settings.socket); !reason.empty())
     checked.add_missing("a host that accepts jobs at present: " + Printable(reason));
   const std::string folder = checkpoint::UserJobsFolder(settings.socket, account.user) + "/" + begin.job();
-  checkpoint::Job running, job;
-  std::string error;
+  checkpoint::Job job;
   if (!IsJobName(begin.job())) {
     checked.add_missing("another name for the job: \"" + Printable(begin.job()) + "\" cannot be one");
-  } else if (checkpoint::ReadJob(folder, &running, &error) && checkpoint::JobIsAlive(running)) {
+  } else if (const auto running = checkpoint::ReadJob(folder); running.ok() && checkpoint::JobIsAlive(*running)) {
     checked.add_missing("a free name: a job " + begin.job() + " of this user runs there");
   }
   if (!job.ParseFromString(begin.about_job())) checked.add_missing("cannot read the description of the job");
-  if (job.has_network() && !checkpoint::CheckNetwork(job.mutable_network(), &settings.addresses, &error)) {
-    checked.add_missing(error);
+  if (job.has_network()) {
+    const absl::Status possible = checkpoint::CheckNetwork(job.mutable_network(), &settings.addresses);
+    if (!possible.ok()) checked.add_missing(std::string(possible.message()));
   }
   if (!HasRoom(settings.spool, begin.bytes())) {
     checked.add_missing("room for the image (" + std::to_string(begin.bytes() >> 20) + " MiB) in " + settings.spool);
   }
   const auto engine = checkpoint::NewEngine();
-  error.clear();
-  if (!engine->CheckUsable(&error)) {
-    checked.add_missing(error);
+  const absl::Status usable = engine->CheckUsable();
+  if (!usable.ok()) {
+    checked.add_missing(std::string(usable.message()));
   } else if (const std::string version = engine->Version();
              strverscmp(version.c_str(), begin.engine_version().c_str()) < 0) {
     checked.add_notes("the job is saved with " + engine->Name() + " " + begin.engine_version() + "; there it is " +
                       version + ", which may not be able to read it");
   }
-  if (error.empty()) {
+  if (usable.ok()) {
     for (std::string& one :
          engine->MissingFeatures({begin.kernel_features().begin(), begin.kernel_features().end()}, account))
       checked.add_missing(std::move(one));
@@ -699,11 +696,9 @@ class Service final : public Hosts::Service {
 // `tls` gets the certificates, which gRPC looks at again and again: they must live as long as the server.
 absl::StatusOr<std::unique_ptr<grpc::Server>> Listen(const Settings& settings, Service* service,
                                                      std::unique_ptr<control::ServerTls>* tls) {
-  // Until ServerTls::Create gives a status.
-  std::string error;
-  *tls = control::ServerTls::Create(settings.tls, &error);
-  const auto credentials = *tls ? (*tls)->Credentials(/*tokens=*/false) : nullptr;
-  if (!credentials) return absl::FailedPreconditionError(error.empty() ? "gRPC does not take the certificates" : error);
+  CR_ASSIGN_OR_RETURN(*tls, control::ServerTls::Create(settings.tls));
+  const auto credentials = (*tls)->Credentials(/*tokens=*/false);
+  if (!credentials) return absl::FailedPreconditionError("gRPC does not take the certificates");
   std::unique_ptr<grpc::Server> server;
   // The one of a cr-hostd that was killed a moment ago may still be there.
   for (int attempt = 0; !server && attempt < kListenAttempts; ++attempt) {

@@ -92,11 +92,7 @@ absl::StatusOr<std::unique_ptr<metrics::Exporter>> ServeMetrics(const Settings& 
     AddCounters(*settings.counters, &families);
     return families;
   };
-  // Until Exporter::Start gives a status.
-  std::string error;
-  std::unique_ptr<metrics::Exporter> exporter = metrics::Exporter::Start(settings.metrics, collect, &error);
-  if (!exporter) return absl::FailedPreconditionError(error);
-  return exporter;
+  return metrics::Exporter::Start(settings.metrics, collect);
 }
 
 }  // namespace cuda_remote::host

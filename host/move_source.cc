@@ -70,10 +70,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> HostsChannel(const std::string& a
   const bool has_port = colon != std::string::npos && (bracket == std::string::npos || colon > bracket);
   const std::string target = has_port ? address : address + ":" + kHostsPort;
   control::SendGrpcLogTo([](bool, const char*) {});  // the call's status says the same
-  // Until ClientTls gives a status.
-  std::string error;
-  const auto credentials = control::ClientTls(tls, &error);
-  if (!credentials) return absl::FailedPreconditionError(error);
+  CR_ASSIGN_OR_RETURN(const auto credentials, control::ClientTls(tls));
   return grpc::CreateCustomChannel(target, credentials, control::ClientArguments());
 }
 

@@ -265,22 +265,18 @@ absl::Status JoinUserControlGroup(const checkpoint::Account& account, const std:
 
 absl::Status CheckOperatorRule(const std::string& rule) {
   gid_t group;
-  if (rule.empty() || rule[0] != '@') {
-    // Until FindAccount gives a status.
-    checkpoint::Account account;
-    std::string error;
-    return checkpoint::FindAccount(rule, &account, &error) ? absl::OkStatus() : absl::NotFoundError(error);
-  }
+  if (rule.empty() || rule[0] != '@') return checkpoint::FindAccount(rule).status();
   if (FindGroup(rule.substr(1), &group)) return absl::OkStatus();
   return absl::NotFoundError("there is no group " + rule.substr(1) + " on this machine");
 }
 
 bool IsOperator(const std::vector<std::string>& rules, const checkpoint::Account& account) {
   return std::any_of(rules.begin(), rules.end(), [&](const std::string& rule) {
-    checkpoint::Account user;
-    std::string ignored;
     gid_t group;
-    if (rule[0] != '@') return checkpoint::FindAccount(rule, &user, &ignored) && user.user == account.user;
+    if (rule[0] != '@') {
+      const auto user = checkpoint::FindAccount(rule);
+      return user.ok() && user->user == account.user;
+    }
     return FindGroup(rule.substr(1), &group) &&
            (group == account.group || std::count(account.groups.begin(), account.groups.end(), group) != 0);
   });

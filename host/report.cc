@@ -80,17 +80,16 @@ void AddGpus(const std::string& address, HostServer* server) {
 void AddServer(const std::string& address, HostReport* report) {
   HostServer* const one = report->add_servers();
   one->set_address(address);
-  std::string error;
-  control::ServerInfo info;
-  const auto server = control::ServerControl::Open(address, {}, &error);
-  if (!server || !server->Info(&info, &error)) {
-    one->set_error(error);
+  const auto server = control::ServerControl::Open(address, {});
+  const auto info = server.ok() ? (*server)->Info() : server.status();
+  if (!info.ok()) {
+    one->set_error(std::string(info.status().message()));
     return;
   }
-  one->set_driver(info.driver());
-  one->set_software_gpu(info.software_gpu());
-  one->set_sessions(info.sessions());
-  one->set_most_sessions(info.limits().sessions());
+  one->set_driver(info->driver());
+  one->set_software_gpu(info->software_gpu());
+  one->set_sessions(info->sessions());
+  one->set_most_sessions(info->limits().sessions());
   AddGpus(address, one);
 }
 

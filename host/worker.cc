@@ -374,10 +374,7 @@ absl::Status Worker::FindJob() {
   }
   job_folder_ = checkpoint::UserJobsFolder(settings_.socket, peer_.account.user) + "/" + request_.job();
   if (tool_->runs_job) return MakeJobsFolder();
-  // Until ReadJob gives a status.
-  checkpoint::Job job;
-  std::string error;
-  if (!ReadJob(job_folder_, &job, &error)) return absl::NotFoundError(error);
+  CR_ASSIGN_OR_RETURN(const checkpoint::Job job, checkpoint::ReadJob(job_folder_));
   if (job.has_user() && job.user().id() == peer_.account.user) return absl::OkStatus();
   return absl::PermissionDeniedError("the job " + request_.job() + " is another user's");
 }
@@ -394,10 +391,7 @@ absl::Status Worker::ActForOwner() {
   if (Drains()) return absl::OkStatus();
   if (tool_->name != std::string("checkpoint"))
     return absl::PermissionDeniedError("operators save other users' jobs, and do nothing else with them");
-  // Until FindAccount gives a status.
-  checkpoint::Account owner;
-  std::string error;
-  if (!checkpoint::FindAccount(request_.user(), &owner, &error)) return absl::NotFoundError(error);
+  CR_ASSIGN_OR_RETURN(const checkpoint::Account owner, checkpoint::FindAccount(request_.user()));
   Log(peer_.account, "asks as an operator for " + NameOf(owner));
   peer_.account = owner;
   request_.clear_environment();
@@ -468,10 +462,8 @@ absl::Status Worker::ListArguments() {
 }
 
 absl::Status Worker::FindAccountOf(uint32_t user) {
-  // Until FindAccount gives a status.
-  std::string error;
-  if (checkpoint::FindAccount(std::to_string(user), &peer_.account, &error)) return absl::OkStatus();
-  return absl::NotFoundError(error);
+  CR_ASSIGN_OR_RETURN(peer_.account, checkpoint::FindAccount(std::to_string(user)));
+  return absl::OkStatus();
 }
 
 // Whose job it is. As the source has vouched for it, and this host's cr-hostd has found it right.
@@ -539,9 +531,7 @@ absl::StatusOr<std::unique_ptr<ckptfmt::ImageReader>> ReadFacts(const std::strin
   std::string facts;
   const auto engine = checkpoint::EngineOf(reader->info(), &facts);
   if (!engine) return absl::DataLossError("the image does not describe the job's processes");
-  // Until SnapshotEngine::Summarize gives a status.
-  std::string error;
-  if (!engine->Summarize(facts, saved, &error)) return absl::DataLossError(error);
+  CR_ASSIGN_OR_RETURN(*saved, engine->Summarize(facts));
   return reader;
 }
 
@@ -602,10 +592,7 @@ absl::Status Worker::BeginGroup() {
     }
   }
   CR_ASSIGN_OR_RETURN(parts_, ParseGroup(host_, request_.job()));
-  // Until FindAccount gives a status.
-  checkpoint::Account named;
-  std::string error;
-  if (!checkpoint::FindAccount(std::to_string(peer_.account.user), &named, &error)) return absl::NotFoundError(error);
+  CR_ASSIGN_OR_RETURN(const checkpoint::Account named, checkpoint::FindAccount(std::to_string(peer_.account.user)));
   group_begin_.set_version(kVersion);
   group_begin_.set_decider(parts_[0].host);
   group_begin_.set_whole_job(request_.job());
@@ -698,14 +685,19 @@ void Worker::AnswerHosts() {
   reply.set_kind(Reply::HOSTS);
   // Operators see what root sees.
   const uid_t user = IsOperator(settings_.operators, peer_.account) ? 0 : peer_.account.user;
-  checkpoint::Account account;
-  std::string error;
-  if (hosts.size() > kMostHosts) {
-    error = std::to_string(hosts.size()) + " hosts are more than the " + std::to_string(kMostHosts) +
-            " that can be asked at the same time";
-  } else if (!hosts.empty() && settings_.tls.empty()) {
-    error = "this cr-hostd asks no other hosts: it has no certificate (cr-hostd --tls-cert)";
-  } else if (user == 0 || checkpoint::FindAccount(std::to_string(user), &account, &error)) {
+  const auto ask = [&]() -> absl::Status {
+    if (hosts.size() > kMostHosts) {
+      return absl::InvalidArgumentError(std::to_string(hosts.size()) + " hosts are more than the " +
+                                        std::to_string(kMostHosts) + " that can be asked at the same time");
+    }
+    if (!hosts.empty() && settings_.tls.empty()) {
+      return absl::FailedPreconditionError(
+          "this cr-hostd asks no other hosts: it has no certificate (cr-hostd --tls-cert)");
+    }
+    checkpoint::Account account;
+    if (user != 0) {
+      CR_ASSIGN_OR_RETURN(account, checkpoint::FindAccount(std::to_string(user)));
+    }
     MovedUser moved;
     moved.set_id(user);
     moved.set_name(account.name);
@@ -714,9 +706,11 @@ void Worker::AnswerHosts() {
     // This host is one of them, if nobody has said which.
     if (!named) *reply.mutable_hosts()->add_hosts() = DescribeHost(settings_, user);
     reply.mutable_hosts()->MergeFrom(AskHosts(hosts, settings_.tls, moved));
-  }
-  if (error.empty()) Send(socket_, reply);
-  if (!error.empty()) Tell(Reply::REFUSED, 0, error);
+    return absl::OkStatus();
+  };
+  const absl::Status asked = ask();
+  if (asked.ok()) Send(socket_, reply);
+  if (!asked.ok()) Tell(Reply::REFUSED, 0, std::string(asked.message()));
 }
 
 // In the child.
@@ -890,10 +884,10 @@ void Worker::SilenceJob() {
   const std::string folder = checkpoint::UserJobsFolder(settings_.socket, peer_.account.user);
   std::error_code failed;
   for (const auto& entry : std::filesystem::directory_iterator(folder, failed)) {
-    checkpoint::Job job;
-    std::string ignored;
-    if (!checkpoint::ReadJob(entry.path().string(), &job, &ignored) || job.runner_pid() != child_) continue;
-    if (job.has_network()) checkpoint::SilenceNetwork(job.init_pid(), &ignored);
+    const auto job = checkpoint::ReadJob(entry.path().string());
+    if (!job.ok() || job->runner_pid() != child_) continue;
+    // The tool is killed in any case.
+    if (job->has_network()) checkpoint::SilenceNetwork(job->init_pid()).IgnoreError();
   }
 }
 
@@ -1100,9 +1094,7 @@ absl::Status Worker::BeginMove() {
         "this cr-hostd moves no jobs to other hosts: it has no certificate (cr-hostd --tls-cert)");
   }
   if (host_.empty()) return absl::InvalidArgumentError("no host is named (--to-host)");
-  // Until ReadJob gives a status.
-  std::string error;
-  if (!checkpoint::ReadJob(job_folder_, &job_, &error)) return absl::NotFoundError(error);
+  CR_ASSIGN_OR_RETURN(job_, checkpoint::ReadJob(job_folder_));
   if (job_.terminal()) {
     return absl::UnimplementedError(
         "the job has a terminal, which cannot go to another host; start it without one (cr-run ... < /dev/null | cat)");
@@ -1142,10 +1134,7 @@ absl::Status Worker::AnnounceMove(const std::string& image) {
   begin.set_id(id);
   begin.set_host(info.host);
   begin.set_job(request_.job());
-  // Until FindAccount gives a status.
-  checkpoint::Account named;
-  std::string error;
-  if (!checkpoint::FindAccount(std::to_string(peer_.account.user), &named, &error)) return absl::NotFoundError(error);
+  CR_ASSIGN_OR_RETURN(const checkpoint::Account named, checkpoint::FindAccount(std::to_string(peer_.account.user)));
   begin.mutable_user()->set_id(peer_.account.user);
   begin.mutable_user()->set_name(named.name);
   begin.mutable_user()->set_group(job_.user().group());
@@ -1185,9 +1174,11 @@ absl::Status Worker::AnnounceMove(const std::string& image) {
   *begin.mutable_environment() = request_.environment();
   CR_ASSIGN_OR_RETURN(const MoveChecked checked, move_->Begin(begin));
   std::vector<std::string> missing(checked.missing().begin(), checked.missing().end());
-  // Until ListRefusals gives a status.
-  if (checked.has_gpus() && !checkpoint::ListRefusals(*opened, DevicesOf(checked.gpus()), host_, &missing, &error))
-    return absl::FailedPreconditionError(error);
+  if (checked.has_gpus()) {
+    CR_ASSIGN_OR_RETURN(const std::vector<std::string> refusals,
+                        checkpoint::ListRefusals(*opened, DevicesOf(checked.gpus()), host_));
+    missing.insert(missing.end(), refusals.begin(), refusals.end());
+  }
   for (const std::string& note : checked.notes()) {
     if (!quiet_) Tell(Reply::NOTE, 0, note);
   }
