@@ -11,6 +11,7 @@
 #include <iterator>
 
 #include "checkpoint/job/network.h"
+#include "proto/base/status_macros.h"
 #include "proto/errors/absl_status.h"
 
 namespace cuda_remote::client::mpi {
@@ -25,7 +26,6 @@ absl::StatusOr<Part> ParsePart(const std::string& text) {
   const size_t equals = text.find('=');
   const size_t colon = text.rfind(':');
   const std::string ranks = colon == std::string::npos ? "1" : text.substr(colon + 1);
-  checkpoint::JobNetwork network;
   const bool counted =
       !ranks.empty() && ranks.size() <= 6 && ranks.find_first_not_of("0123456789") == std::string::npos;
   Part part;
@@ -40,9 +40,7 @@ absl::StatusOr<Part> ParsePart(const std::string& text) {
   }
   part.host = text.substr(0, equals);
   part.address = text.substr(equals + 1, colon == std::string::npos ? colon : colon - equals - 1);
-  // Until ParseNetwork gives a status.
-  std::string error;
-  if (!checkpoint::ParseNetwork(part.address, &network, &error)) return absl::InvalidArgumentError(error);
+  CR_ASSIGN_OR_RETURN(const checkpoint::JobNetwork network, checkpoint::ParseNetwork(part.address));
   part.ip = network.address();
   return part;
 }

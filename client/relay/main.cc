@@ -116,10 +116,9 @@ int Main(int argc, char** argv) {
   // What gRPC says of a connection stands in our own messages, too.
   control::SendGrpcLogTo([](bool, const char* line) { logging::Debug("gRPC: {}", line); });
   control::FillFromEnvironment(&tls);
-  std::string error;
-  const std::shared_ptr<grpc::ChannelCredentials> credentials = control::ClientTls(tls, &error);
-  if (!credentials) {
-    logging::Critical("{}", error);
+  const auto credentials = control::ClientTls(tls);
+  if (!credentials.ok()) {
+    logging::Critical("{}", std::string(credentials.status().message()));
     return kExitUsage;
   }
   bool local;
@@ -127,9 +126,9 @@ int Main(int argc, char** argv) {
   if (tls.empty() && !local) logging::Info("the connection to {} is not encrypted", connect);
   signal(SIGPIPE, SIG_IGN);
   const int signal_fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
-  const int listen_fd = ListenUnix(path, &error);
-  if (listen_fd < 0) {
-    logging::Critical("{}", error);
+  auto listener = ListenUnix(path);
+  if (!listener.ok()) {
+    logging::Critical("{}", listener.status().message());
     return kExitCannotListen;
   }
   const std::string ready = "cr-relay ready: unix:" + path + "\n";
@@ -154,7 +153,7 @@ int Main(int argc, char** argv) {
       }
       timeout = int((idle_exit - idle) * 1000) + 1;
     }
-    pollfd waiting[4] = {{listen_fd, POLLIN, 0}, {signal_fd, POLLIN, 0}, {done_fd, POLLIN, 0}, {watch_fd, 0, 0}};
+    pollfd waiting[4] = {{listener->get(), POLLIN, 0}, {signal_fd, POLLIN, 0}, {done_fd, POLLIN, 0}, {watch_fd, 0, 0}};
     if (poll(waiting, 4, timeout) < 0 && errno != EINTR) break;
     if (waiting[1].revents) why = "a signal";
     if (watch_fd >= 0 && waiting[3].revents) why = "the run that it served is over";
@@ -174,7 +173,7 @@ int Main(int argc, char** argv) {
       if (sessions.empty() && remove_folder) LetGoOfStreams();
     }
     if (waiting[0].revents) {
-      const int socket = accept4(listen_fd, nullptr, nullptr, SOCK_CLOEXEC);
+      const int socket = accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC);
       uint32_t uid = 0, pid = 0;
       if (socket < 0) continue;
       if (!PeerUser(socket, &uid, &pid) || uid != geteuid()) {
@@ -184,7 +183,7 @@ int Main(int argc, char** argv) {
       }
       sessions.emplace_back();
       Served* const served = &sessions.back();
-      served->session = std::make_unique<RelaySession>(socket, target, credentials, tls.empty() && !local);
+      served->session = std::make_unique<RelaySession>(socket, target, *credentials, tls.empty() && !local);
       served->thread = std::thread([served, done_fd] {
         served->session->Run();
         served->done.store(true);
@@ -194,7 +193,7 @@ int Main(int argc, char** argv) {
     }
   }
   logging::Info("ending: {}", why);
-  close(listen_fd);
+  listener->Close();
   unlink(path.c_str());
   if (remove_folder) rmdir(path.substr(0, path.rfind('/')).c_str());
   for (Served& served : sessions) served.session->Stop("cr-relay ends (" + why + ")");

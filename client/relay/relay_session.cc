@@ -249,15 +249,14 @@ void RelaySession::Run() {
     std::this_thread::sleep_for(pause);
     pause *= 2;
   }
-  // Until RingMemory::Create gives a status.
-  std::string error;
-  std::shared_ptr<ring::RingMemory> memory = ring::RingMemory::Create(&error);
+  auto rings = ring::RingMemory::Create();
   Welcome welcome;
-  if (!memory || !DecodeWelcome(welcome_, &welcome)) {
+  if (!rings.ok() || !DecodeWelcome(welcome_, &welcome)) {
     stream->Cancel();
     stream->Finish();
-    return Refuse(memory ? "the server sent a Welcome that cr-relay cannot read" : error);
+    return Refuse(rings.ok() ? "the server sent a Welcome that cr-relay cannot read" : rings.status().message());
   }
+  const std::shared_ptr<ring::RingMemory> memory = *std::move(rings);
   welcome.shared_memory = false;
   std::string body;
   EncodeWelcome(welcome, &body);
