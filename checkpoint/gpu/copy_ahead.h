@@ -33,7 +33,6 @@
 #include "checkpoint/gpu/shared_buffers.h"
 #include "checkpoint/gpu/side_requests.h"
 #include "ckptfmt/types.h"
-#include "proto/base/took.h"
 #include "proto/channel/client_channel.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/threads/mutex.h"
@@ -79,16 +78,6 @@ class CopyAhead final : public CopySink {
   // After that; the numbers are those of Compare's regions.
   bool IsThere(size_t region, uint64_t index) const {
     return region < there_.size() && index < there_[region].size() && there_[region][index];
-  }
-
-  // Until all callers have it: see took.h.
-  bool Run(SideRequests* from, SharedBuffers* shared, const std::function<void()>& progress,
-           const std::function<bool()>& cancelled, std::string* error) {
-    return Took(Run(from, shared, progress, cancelled), error);
-  }
-  bool DropFreed(ClientChannel* from, std::string* error) { return Took(DropFreed(from), error); }
-  bool Compare(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, std::string* error) {
-    return Took(Compare(from, regions), error);
   }
 
   // kept_bytes: as of Compare.

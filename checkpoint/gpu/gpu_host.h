@@ -17,16 +17,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/job/account.h"
-#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
 // Fails unless `address` is "unix:PATH" or "HOST:PORT" with a port from 1 to 65535.
 absl::Status CheckServerAddress(const std::string& address);
-// Until all callers have it: see took.h.
-inline bool CheckServerAddress(const std::string& address, std::string* error) {
-  return Took(CheckServerAddress(address), error);
-}
 
 class GpuHost {
  public:
@@ -62,12 +57,6 @@ class GpuHosts {
 
   // The way to `address`, which lives as long as this.
   absl::StatusOr<GpuHost*> Open(const std::string& address, int gpu);
-  // Until all callers have it: see took.h.
-  GpuHost* Open(const std::string& address, int gpu, std::string* error) {
-    GpuHost* host = nullptr;
-    Took(Open(address, gpu), &host, error);
-    return host;
-  }
   // Whether `pid` is a server or relay that was started.
   bool Started(pid_t pid) const;
   // All servers and relays that were started.

@@ -14,7 +14,6 @@
 #include "checkpoint/gpu/memory_transfer.h"
 #include "checkpoint/gpu/peeker.h"
 #include "ckptfmt/types.h"
-#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -30,11 +29,6 @@ class GpuSnapshot {
   // nobody else uses meanwhile. The server frees what has been read.
   absl::Status Read(SideRequests* requests, SharedBuffers* shared, ChunkPool* pool, const UseChunk& use,
                     const Continue& go_on);
-  // Until all callers have it: see took.h.
-  bool Read(SideRequests* requests, SharedBuffers* shared, ChunkPool* pool, const UseChunk& use, const Continue& go_on,
-            std::string* error) {
-    return Took(Read(requests, shared, pool, use, go_on), error);
-  }
 
   // In the pause, of a checkpoint that has failed: frees all.
   void Drop(ClientChannel* channel);

@@ -22,7 +22,6 @@
 #include "ckptfmt/image_reader.h"
 #include "ckptfmt/image_writer.h"
 #include "ckptfmt/types.h"
-#include "proto/base/took.h"
 #include "proto/channel/client_channel.h"
 #include "replay/log/log.h"
 
@@ -84,10 +83,12 @@ absl::Status SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Regio
                         ckptfmt::ImageWriter* image, ChunkPool* pool, bool holds, SharedBuffers* shared,
                         Precopy* copies, GpuSnapshot* snapshot, UseChunk* later, const Continue& go_on,
                         SaveTimes* times);
+
 // Loads the memory of one process; `process`: its number in the image. Compares each chunk with its checksum before it
 // sends it.
 absl::Status LoadMemory(const ckptfmt::ImageReader& image, uint32_t process, ClientChannel* channel,
                         const Continue& go_on);
+
 // How a copy went: bytes.
 struct CopiedBytes {
   uint64_t handed_over = 0;  // not copied at all: the second server has the same memory
@@ -119,49 +120,6 @@ absl::Status CheckVariables(ClientChannel* channel, const std::vector<ckptfmt::R
 // Functions that lie elsewhere in this session than before, of the modules whose variables, in these regions, hold
 // addresses of functions. After a replay. Fails also if that cannot be known.
 absl::StatusOr<MovedCode> FindMovedCode(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions);
-
-// Until all callers have it: see took.h.
-inline std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid, const std::string& program,
-                                                  const std::string& job, const std::vector<int>& gpus,
-                                                  const std::string& driver_settings, uint32_t address_layout,
-                                                  std::string* error) {
-  std::unique_ptr<ClientChannel> channel;
-  Took(OpenSession(path, pid, program, job, gpus, driver_settings, address_layout), &channel, error);
-  return channel;
-}
-inline bool Drain(ClientChannel* channel, std::string* error) { return Took(Drain(channel), error); }
-inline bool ListRegions(ClientChannel* channel, std::vector<ckptfmt::Region>* regions, std::string* error,
-                        const std::vector<uint64_t>& sessions = {}) {
-  return Took(ListRegions(channel, sessions), regions, error);
-}
-inline bool DescribeServer(ClientChannel* channel, ckptfmt::ProcessInfo* info, std::string* error) {
-  return Took(DescribeServer(channel, info), error);
-}
-inline bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, ckptfmt::ImageWriter* image,
-                       ChunkPool* pool, bool holds, SharedBuffers* shared, Precopy* copies, GpuSnapshot* snapshot,
-                       UseChunk* later, const Continue& go_on, SaveTimes* times, std::string* error) {
-  return Took(SaveMemory(channel, regions, image, pool, holds, shared, copies, snapshot, later, go_on, times), error);
-}
-inline bool LoadMemory(const ckptfmt::ImageReader& image, uint32_t process, ClientChannel* channel,
-                       const Continue& go_on, std::string* error) {
-  return Took(LoadMemory(image, process, channel, go_on), error);
-}
-inline bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, ClientChannel* to,
-                       const MovedCode& moved, const SharedBlocks& handed_over, const SkipChunk& is_there,
-                       SharedBuffers* shared, const Continue& go_on, CopiedBytes* bytes, std::string* error) {
-  return Took(CopyMemory(from, regions, to, moved, handed_over, is_there, shared, go_on, bytes), error);
-}
-inline bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* error, const std::string& scope = "",
-                      const std::vector<std::string>& ownerless = {}, const replay::Log* ahead = nullptr) {
-  return Took(ReplayLog(log, channel, scope, ownerless, ahead), error);
-}
-inline bool CheckVariables(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, std::string* error) {
-  return Took(CheckVariables(channel, regions), error);
-}
-inline bool FindMovedCode(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, MovedCode* moved,
-                          std::string* error) {
-  return Took(FindMovedCode(channel, regions), moved, error);
-}
 
 }  // namespace cuda_remote::checkpoint
 

@@ -17,7 +17,6 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/gpu/side_requests.h"
 #include "ckptfmt/types.h"
-#include "proto/base/took.h"
 #include "proto/channel/client_channel.h"
 
 namespace cuda_remote::checkpoint {
@@ -47,14 +46,6 @@ absl::StatusOr<SharedBlocks> HandOver(ClientChannel* from, ClientChannel* to);
 
 // After the replay: what the new session's allocations got of it. The new session unmaps the rest.
 absl::StatusOr<SharedBlocks> KeepHandedOver(ClientChannel* to);
-
-// Until all callers have it: see took.h.
-inline bool HandOver(ClientChannel* from, ClientChannel* to, SharedBlocks* mapped, std::string* error) {
-  return Took(HandOver(from, to), mapped, error);
-}
-inline bool KeepHandedOver(ClientChannel* to, SharedBlocks* kept, std::string* error) {
-  return Took(KeepHandedOver(to), kept, error);
-}
 
 }  // namespace cuda_remote::checkpoint
 

@@ -10,7 +10,6 @@
 #include "absl/status/statusor.h"
 #include "ckptfmt/image_reader.h"
 #include "ckptfmt/types.h"
-#include "proto/base/took.h"
 #include "replay/log/log.h"
 
 namespace cuda_remote::checkpoint {
@@ -31,20 +30,6 @@ absl::Status CheckDevices(const replay::Log& log, const std::vector<ckptfmt::Dev
 absl::StatusOr<std::vector<std::string>> ListRefusals(const ckptfmt::ImageReader& image,
                                                       const std::vector<ckptfmt::DeviceFacts>& after,
                                                       const std::string& where);
-
-// Until all callers have it: see took.h.
-inline bool CheckDevices(const replay::Log& log, const std::vector<ckptfmt::DeviceFacts>& before,
-                         const std::vector<ckptfmt::DeviceFacts>& after, const std::string& where, std::string* error) {
-  return Took(CheckDevices(log, before, after, where), error);
-}
-// Adds to *refusals.
-inline bool ListRefusals(const ckptfmt::ImageReader& image, const std::vector<ckptfmt::DeviceFacts>& after,
-                         const std::string& where, std::vector<std::string>* refusals, std::string* error) {
-  std::vector<std::string> listed;
-  if (!Took(ListRefusals(image, after, where), &listed, error)) return false;
-  refusals->insert(refusals->end(), listed.begin(), listed.end());
-  return true;
-}
 
 }  // namespace cuda_remote::checkpoint
 

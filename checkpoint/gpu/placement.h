@@ -20,7 +20,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -51,17 +50,6 @@ absl::StatusOr<std::vector<PlacementRule>> ParsePlacement(const std::vector<std:
 // rule names no process, or two name the same one.
 absl::StatusOr<std::vector<Place>> PlaceProcesses(const std::vector<PlacementRule>& rules, const Place& otherwise,
                                                   const std::vector<PlacedProcess>& processes);
-
-// Until all callers have it: see took.h.
-inline bool ParsePlacement(const std::vector<std::string>& words, std::vector<PlacementRule>* rules,
-                           std::string* error) {
-  return Took(ParsePlacement(words), rules, error);
-}
-inline bool PlaceProcesses(const std::vector<PlacementRule>& rules, const Place& otherwise,
-                           const std::vector<PlacedProcess>& processes, std::vector<Place>* places,
-                           std::string* error) {
-  return Took(PlaceProcesses(rules, otherwise, processes), places, error);
-}
 
 // "gpu8:7070", "GPU 1 of gpu8:7070": for messages.
 std::string ToText(const Place& place);

@@ -11,7 +11,6 @@
 #include "checkpoint/gpu/gpu_host.h"
 #include "checkpoint/gpu/placement.h"
 #include "ckptfmt/types.h"
-#include "proto/base/took.h"
 #include "replay/log/log.h"
 
 namespace cuda_remote::checkpoint {
@@ -29,16 +28,6 @@ absl::Status CheckSharing(const std::vector<Placed>& placed, const std::vector<c
 // Each GPU has room for the memory of all processes that go there, as far as its server says how much is free.
 // `regions`: of each process.
 absl::Status CheckRoom(const std::vector<Placed>& placed, const std::vector<std::vector<ckptfmt::Region>>& regions);
-
-// Until all callers have it: see took.h.
-inline bool CheckSharing(const std::vector<Placed>& placed, const std::vector<const replay::Log*>& logs,
-                         std::string* error) {
-  return Took(CheckSharing(placed, logs), error);
-}
-inline bool CheckRoom(const std::vector<Placed>& placed, const std::vector<std::vector<ckptfmt::Region>>& regions,
-                      std::string* error) {
-  return Took(CheckRoom(placed, regions), error);
-}
 
 // replay::Ownerless, for each process of those at its server.
 std::vector<std::vector<std::string>> OwnerlessAt(const std::vector<Placed>& placed,

@@ -29,7 +29,6 @@
 #include "checkpoint/gpu/side_requests.h"
 #include "ckptfmt/types.h"
 #include "proto/base/clock.h"
-#include "proto/base/took.h"
 #include "proto/chunkhash/chunk_hash.h"
 
 namespace cuda_remote::checkpoint {
@@ -87,15 +86,6 @@ class Precopy {
   // uses meanwhile. Fails if nothing more can be asked; the copies that there are may be used all the same.
   absl::Status Run(SideRequests* requests, SharedBuffers* shared, uint64_t most_bytes,
                    const std::function<bool()>& cancelled);
-
-  // Until all callers have it: see took.h.
-  bool Look(SideRequests* requests, const std::function<bool()>& cancelled, std::string* error) {
-    return Took(Look(requests, cancelled), error);
-  }
-  bool Run(SideRequests* requests, SharedBuffers* shared, uint64_t most_bytes, const std::function<bool()>& cancelled,
-           std::string* error) {
-    return Took(Run(requests, shared, most_bytes, cancelled), error);
-  }
 
   // Without a sink. In the pause: keeps the copies that are right by these hashes of the regions (HashRegions).
   void Compare(const std::vector<ckptfmt::Region>& regions, const std::vector<std::vector<ChunkHash>>& hashes);

@@ -15,7 +15,6 @@
 #include "ckptfmt/types.h"
 #include "proto/agent/types.h"
 #include "proto/base/status_macros.h"
-#include "proto/base/took.h"
 #include "proto/channel/client_channel.h"
 #include "proto/chunkhash/chunk_hash.h"
 #include "proto/codec/operations.gen.h"
@@ -35,26 +34,8 @@ class SideRequests {
   // Whether the server can map this process's memory.
   virtual bool shared_memory() const = 0;
   // The request's number. At most kMostAsked (proto/agent/message.h) may be open at one time; each needs one Wait.
-  virtual absl::StatusOr<uint64_t> Begin(const agent::SideRequest& request) {
-    uint64_t number = 0;
-    std::string error;
-    if (!Begin(request, &number, &error)) return absl::UnavailableError(error);
-    return number;
-  }
-  virtual absl::StatusOr<agent::SideAnswer> Wait(uint64_t number) {
-    agent::SideAnswer answer;
-    std::string error;
-    if (!Wait(number, &answer, &error)) return absl::UnavailableError(error);
-    return answer;
-  }
-  // Until all callers have it: see took.h.
-  // A class overrides either these two or the two above.
-  virtual bool Begin(const agent::SideRequest& request, uint64_t* number, std::string* error) {
-    return Took(Begin(request), number, error);
-  }
-  virtual bool Wait(uint64_t number, agent::SideAnswer* answer, std::string* error) {
-    return Took(Wait(number), answer, error);
-  }
+  virtual absl::StatusOr<uint64_t> Begin(const agent::SideRequest& request) = 0;
+  virtual absl::StatusOr<agent::SideAnswer> Wait(uint64_t number) = 0;
 };
 
 // A request with this message and nothing else.
