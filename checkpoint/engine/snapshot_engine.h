@@ -25,7 +25,6 @@
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/terminal.h"
 #include "ckptfmt/types.h"
-#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -81,12 +80,8 @@ class ProcessRestore {
   // Waits until the processes are restored, and still held. Fails if that cannot come about; if there is no message
   // then, Finish says why.
   virtual absl::Status AwaitHeld() { return absl::UnimplementedError("these processes cannot be held"); }
-  // Until all callers have it: see took.h.
-  bool AwaitHeld(std::string* error) { return Took(AwaitHeld(), error); }
   // Waits until the processes are restored, and lets them run.
   virtual absl::StatusOr<Isolated> Finish() = 0;
-  // Until all callers have it: see took.h.
-  bool Finish(Isolated* isolated, std::string* error) { return Took(Finish(), isolated, error); }
 
   // The process that copies the job's terminal to standard output, if there is one; 0 otherwise.
   virtual pid_t copier() const { return 0; }
@@ -102,8 +97,6 @@ class SavedProcesses {
   // Checks, before anything is started, that the programs, libraries, files and ports that the processes need are
   // there. Waits for ports that will become free without help.
   virtual absl::Status Check(const RestoreOptions& options) = 0;
-  // Until all callers have it: see took.h.
-  bool Check(const RestoreOptions& options, std::string* error) { return Took(Check(options), error); }
   // After Check: files of the image's that the processes need no more, since their streams go elsewhere
   // (RestoreOptions::outputs).
   virtual std::vector<std::string> Exchanged() const { return {}; }
@@ -115,13 +108,6 @@ class SavedProcesses {
   // AwaitHeld has returned; -1: this program's.
   virtual absl::StatusOr<std::unique_ptr<ProcessRestore>> Begin(const std::string& directory, std::vector<Mount> mounts,
                                                                 int network) = 0;
-  // Until all callers have it: see took.h.
-  std::unique_ptr<ProcessRestore> Begin(const std::string& directory, std::vector<Mount> mounts, int network,
-                                        std::string* error) {
-    std::unique_ptr<ProcessRestore> restore;
-    Took(Begin(directory, std::move(mounts), network), &restore, error);
-    return restore;
-  }
 };
 
 class SnapshotEngine {
@@ -139,25 +125,17 @@ class SnapshotEngine {
   virtual void KeepLogs(const std::string& prefix) = 0;
   // Whether it can work here at all: it is installed, and this user may use it.
   virtual absl::Status CheckUsable() const = 0;
-  // Until all callers have it: see took.h.
-  bool CheckUsable(std::string* error) const { return Took(CheckUsable(), error); }
   // Of what it uses here, such as "4.2"; as ckptfmt::Needs::engine_version has it. Empty: not installed, or not known.
   virtual std::string Version() const = 0;
 
   // Before a job is started, by cr-run: adds to *plan what the job needs from its start so that it can be saved later.
   // Fails if such jobs cannot be saved here; they can be started all the same.
   virtual absl::Status PrepareStart(Plan* plan) = 0;
-  // Until all callers have it: see took.h.
-  bool PrepareStart(Plan* plan, std::string* error) { return Took(PrepareStart(plan), error); }
 
   // Collects in *facts what an image must record of the job's processes besides their memory. Fails if something cannot
   // be saved, and says what it is, and what to do. Called twice: while the job runs, and again while it is stopped,
   // with the *facts of the first call, since processes may have changed. The image keeps *facts for Open.
   virtual absl::Status Describe(const Job& job, const SaveOptions& options, std::string* facts) = 0;
-  // Until all callers have it: see took.h.
-  bool Describe(const Job& job, const SaveOptions& options, std::string* facts, std::string* error) {
-    return Took(Describe(job, options, facts), error);
-  }
 
   // About how many bytes of host memory PrepareDump can use.
   virtual uint64_t PreparedBytes(const Job& job) const { return 0; }
@@ -167,13 +145,6 @@ class SnapshotEngine {
   // What a Dump calls before it saves anything, once all is at a standstill that may change: the processes of a job
   // with an address of its own stand still, and what they have sent has arrived. If it fails, so does the Dump.
   virtual void OnStill(std::function<absl::Status()> still) {}
-  // Until all callers have it: see took.h.
-  void OnStill(std::function<bool(std::string*)> still) {
-    OnStill([still = std::move(still)]() -> absl::Status {
-      std::string error;
-      return still(&error) ? absl::OkStatus() : absl::FailedPreconditionError(error);
-    });
-  }
   // After a Dump: run on, or stand still until Resume or End.
   enum class After { kRun, kStop };
   // Saves the processes that Describe has seen into `image`, an empty folder. Logs of a failure go to the folder
@@ -181,18 +152,11 @@ class SnapshotEngine {
   // on. The contents of their memory may still be on their way then.
   virtual absl::Status Dump(const Job& job, const std::string& facts, const std::string& image, const std::string& work,
                             After after) = 0;
-  // Until all callers have it: see took.h.
-  bool Dump(const Job& job, const std::string& facts, const std::string& image, const std::string& work, After after,
-            std::string* error) {
-    return Took(Dump(job, facts, image, work, after), error);
-  }
   // Whether what a Dump has failed at passes by itself, such as a connection that was just being made, so that another
   // try soon is worth it.
   virtual bool FailurePasses() const { return false; }
   // After a Dump: waits until all of its files are written. The processes may run on meanwhile, or be ended.
   virtual absl::Status FinishFiles() { return absl::OkStatus(); }
-  // Until all callers have it: see took.h.
-  bool FinishFiles(std::string* error) { return Took(FinishFiles(), error); }
   // After the process that called Dump was killed: waits until what that has started comes to its end. The processes
   // are then as after that Dump, or as after its failure.
   virtual void AwaitDump(const Job& job, const std::string& work, After after) = 0;
@@ -200,11 +164,6 @@ class SnapshotEngine {
   // May add files to it.
   virtual absl::Status ListNeeds(const Job& job, const std::string& facts, const std::string& image,
                                  ckptfmt::Needs* needs) = 0;
-  // Until all callers have it: see took.h.
-  bool ListNeeds(const Job& job, const std::string& facts, const std::string& image, ckptfmt::Needs* needs,
-                 std::string* error) {
-    return Took(ListNeeds(job, facts, image, needs), error);
-  }
   // After a Dump that left them stopped, with its facts: lets them run on, or ends them.
   virtual bool Resume(const Job& job, const std::string& facts) = 0;
   virtual bool End(const Job& job, const std::string& facts) = 0;
@@ -216,22 +175,11 @@ class SnapshotEngine {
   }
   // What the facts of an image say. Fails if they cannot be understood.
   virtual absl::StatusOr<SavedSummary> Summarize(const std::string& facts) const = 0;
-  // Until all callers have it: see took.h.
-  bool Summarize(const std::string& facts, SavedSummary* summary, std::string* error) const {
-    return Took(Summarize(facts), summary, error);
-  }
 
   // The processes in the folder `image`, with the facts of Describe. `job`: as the image has it; outlives the result.
   // Fails if they cannot be understood.
   virtual absl::StatusOr<std::unique_ptr<SavedProcesses>> Open(const Job& job, const std::string& facts,
                                                                const std::string& image) = 0;
-  // Until all callers have it: see took.h.
-  std::unique_ptr<SavedProcesses> Open(const Job& job, const std::string& facts, const std::string& image,
-                                       std::string* error) {
-    std::unique_ptr<SavedProcesses> processes;
-    Took(Open(job, facts, image), &processes, error);
-    return processes;
-  }
 
   // Begins work that makes later calls faster, in the background. It ends with the returned object. Null: there is
   // none.
