@@ -13,7 +13,6 @@
 #include "checkpoint/gpu/precopy.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/transaction/job_report.h"
-#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -42,11 +41,6 @@ struct MoveJobOutcome {
 // thread; starts others meanwhile.
 absl::StatusOr<MoveJobOutcome> MoveJob(const MoveJobOptions& options, const Job& job, const std::string& directory,
                                        JobReport* report);
-// Until all callers have it: see took.h.
-inline bool MoveJob(const MoveJobOptions& options, const Job& job, const std::string& directory, JobReport* report,
-                    MoveJobOutcome* outcome, std::string* error) {
-  return Took(MoveJob(options, job, directory, report), outcome, error);
-}
 
 }  // namespace cuda_remote::checkpoint
 

@@ -27,7 +27,6 @@
 #include "checkpoint/job/terminal.h"
 #include "checkpoint/transaction/job_report.h"
 #include "checkpoint/transaction/saved_sessions.h"
-#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -61,8 +60,6 @@ class RestartJob {
 
   // Call it from a single-threaded program. When it succeeds, the job runs.
   absl::Status Run();
-  // Until all callers have it: see took.h.
-  bool Run(std::string* error) { return Took(Run(), error); }
 
   // After that.
   const Isolated& isolated() const { return isolated_; }

@@ -16,7 +16,6 @@
 #include "checkpoint/transaction/job_report.h"
 #include "checkpoint/transaction/session_keeper.h"
 #include "ckptfmt/image_writer.h"
-#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -53,11 +52,6 @@ inline constexpr char kStepReading[] = "reading GPU memory";
 // `keeper`: started for this job. For one thread; starts others meanwhile.
 absl::Status SaveJob(const SaveJobOptions& options, const Job& job, const std::string& directory,
                      SnapshotEngine* engine, SessionKeeper* keeper, JobReport* report, SaveJobOutcome* outcome);
-// Until all callers have it: see took.h.
-inline bool SaveJob(const SaveJobOptions& options, const Job& job, const std::string& directory, SnapshotEngine* engine,
-                    SessionKeeper* keeper, JobReport* report, SaveJobOutcome* outcome, std::string* error) {
-  return Took(SaveJob(options, job, directory, engine, keeper, report, outcome), error);
-}
 
 }  // namespace cuda_remote::checkpoint
 

@@ -9,7 +9,6 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/job/account.h"
 #include "ckptfmt/types.h"
-#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -17,11 +16,6 @@ namespace cuda_remote::checkpoint {
 // What is started for that has its sockets in `folder`, a new job folder, which is removed then.
 absl::StatusOr<std::vector<ckptfmt::DeviceFacts>> FindSeenGpus(const std::string& server, int gpu,
                                                                const std::string& folder, const Account& account);
-// Until all callers have it: see took.h.
-inline bool FindSeenGpus(const std::string& server, int gpu, const std::string& folder, const Account& account,
-                         std::vector<ckptfmt::DeviceFacts>* gpus, std::string* error) {
-  return Took(FindSeenGpus(server, gpu, folder, account), gpus, error);
-}
 
 }  // namespace cuda_remote::checkpoint
 

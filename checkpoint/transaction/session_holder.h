@@ -25,7 +25,6 @@
 #include "checkpoint/engine/snapshot_engine.h"
 #include "checkpoint/job/job_claim.h"
 #include "checkpoint/transaction/kept_sessions.h"
-#include "proto/base/took.h"
 #include "proto/base/unique_fd.h"
 
 namespace cuda_remote::checkpoint {
@@ -35,12 +34,6 @@ class SessionHolder {
   // For the job in `directory`. `tool`: for messages. `engine` outlives this.
   static absl::StatusOr<std::unique_ptr<SessionHolder>> Open(const Job& job, const std::string& directory,
                                                              const char* tool, SnapshotEngine* engine);
-  // Until all callers have it: see took.h.
-  static std::unique_ptr<SessionHolder> Open(const Job& job, const std::string& directory, const char* tool,
-                                             SnapshotEngine* engine, std::string* error) {
-    std::unique_ptr<SessionHolder> holder;
-    return Took(Open(job, directory, tool, engine), &holder, error) ? std::move(holder) : nullptr;
-  }
   ~SessionHolder();
 
   // As in Beside: what to wait for, what has come, and a child that has ended.

@@ -26,7 +26,6 @@
 #include "checkpoint/engine/snapshot_engine.h"
 #include "checkpoint/transaction/job_transaction.h"
 #include "checkpoint/transaction/live_job.h"
-#include "proto/base/took.h"
 #include "proto/base/unique_fd.h"
 
 namespace cuda_remote::checkpoint {
@@ -38,12 +37,6 @@ class SessionKeeper final : public SessionGuard {
   // for the keeper's. It uses a copy of `engine`.
   static absl::StatusOr<std::unique_ptr<SessionKeeper>> Start(const Job& job, const std::string& directory,
                                                               const char* tool, SnapshotEngine* engine, int messages);
-  // Until all callers have it: see took.h.
-  static std::unique_ptr<SessionKeeper> Start(const Job& job, const std::string& directory, const char* tool,
-                                              SnapshotEngine* engine, int messages, std::string* error) {
-    std::unique_ptr<SessionKeeper> keeper;
-    return Took(Start(job, directory, tool, engine, messages), &keeper, error) ? std::move(keeper) : nullptr;
-  }
   // The keeper has ended then.
   ~SessionKeeper() override;
 
