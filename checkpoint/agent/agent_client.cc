@@ -27,21 +27,20 @@ absl::Status Nonsense() { return absl::DataLossError("the job sent an answer tha
 absl::StatusOr<std::unique_ptr<AgentClient>> AgentClient::Connect(const std::string& directory, uint32_t pid,
                                                                   const std::string& name) {
   const std::string folder = SocketFolder(directory);
-  std::string error;
-  // Until ConnectUnix gives a status.
-  UniqueFd socket(ConnectUnix(folder + "/" + SocketName(pid), &error));
-  for (int tries = 1; !socket.ok() && errno == ECONNREFUSED && tries < kMostTries; ++tries) {
+  int failure = 0;
+  StatusOr<UniqueFd> socket = ConnectUnix(folder + "/" + SocketName(pid), &failure);
+  for (int tries = 1; !socket.ok() && failure == ECONNREFUSED && tries < kMostTries; ++tries) {
     usleep(kTryAgainUs);
-    socket.Reset(ConnectUnix(folder + "/" + SocketName(pid), &error));
+    socket = ConnectUnix(folder + "/" + SocketName(pid), &failure);
   }
   if (!socket.ok()) {
-    std::string ignored;
-    socket.Reset(ConnectUnix(folder + "/" + kOnlySocketName, &ignored));
+    StatusOr<UniqueFd> only = ConnectUnix(folder + "/" + kOnlySocketName);
+    if (!only.ok()) return absl::UnavailableError(socket.status().message());
+    socket = std::move(only);
   }
-  if (!socket.ok()) return absl::UnavailableError(error);
   uint32_t user = 0, seen = 0;
   struct stat facts;
-  bool of_job = PeerUser(socket.get(), &user, &seen) && (user == geteuid() || geteuid() == 0);
+  bool of_job = PeerUser(socket->get(), &user, &seen) && (user == geteuid() || geteuid() == 0);
   // What is in a user's folder may lead to sockets of others.
   if (folder != directory) of_job = of_job && stat(folder.c_str(), &facts) == 0 && facts.st_uid == user;
   if (!of_job) return absl::PermissionDeniedError("the job belongs to another user");
@@ -49,7 +48,7 @@ absl::StatusOr<std::unique_ptr<AgentClient>> AgentClient::Connect(const std::str
   if (getuid() == 0 && geteuid() != 0 && checkpoint::InnerPid(int(seen)) != int(pid)) {
     return absl::PermissionDeniedError("another process listens at its socket");
   }
-  return std::unique_ptr<AgentClient>(new AgentClient(std::move(socket), name));
+  return std::unique_ptr<AgentClient>(new AgentClient(*std::move(socket), name));
 }
 
 absl::StatusOr<Message> AgentClient::Call(const Message& request, int timeout_ms) {

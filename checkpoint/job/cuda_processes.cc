@@ -44,11 +44,7 @@ bool HasRings(const std::string& process) {
 // Whether somebody listens on the socket of that process's agent.
 bool HasAgent(const std::string& directory, int inner_pid) {
   const std::string path = SocketFolder(directory) + "/" + agent::SocketName(uint32_t(inner_pid));
-  std::string ignored;
-  // Until ConnectUnix gives a status.
-  const int socket = access(path.c_str(), F_OK) == 0 ? ConnectUnix(path, &ignored) : -1;
-  if (socket >= 0) close(socket);
-  return socket >= 0;
+  return access(path.c_str(), F_OK) == 0 && ConnectUnix(path).ok();
 }
 
 bool DescendsFrom(int pid, int ancestor) {
@@ -153,10 +149,8 @@ absl::StatusOr<FoundJob> FindJobOrProcesses(const std::string& name) {
   const bool number = !name.empty() && name.find_first_not_of("0123456789") == std::string::npos;
   if (number) folder = VariableOf(ReadAll("/proc/" + name + "/environ"), kFolderVariable);
   // What lies there decides which sockets the tools speak to.
-  std::string why;
   if (folder.empty() || folder[0] != '/' || access((folder + "/job.json").c_str(), F_OK) == 0) return named;
-  // Until CheckFolder gives a status.
-  if (!CheckFolder(folder, FolderUse::kLook, &why)) return named;
+  if (!CheckFolder(folder, FolderUse::kLook).ok()) return named;
   Job job;
   job.set_directory(folder);
   const std::vector<CudaProcess> processes = FindCudaProcesses(job, folder);

@@ -186,12 +186,6 @@ void AddJobsIn(const std::string& folder, std::vector<FoundJob>* jobs) {
   }
 }
 
-absl::Status Check(const std::string& folder, FolderUse use) {
-  std::string error;
-  // Until CheckFolder gives a status.
-  return CheckFolder(folder, use, &error) ? absl::OkStatus() : absl::FailedPreconditionError(error);
-}
-
 }  // namespace
 
 std::string JobsFolder() { return RuntimeFolders().front() + "/jobs"; }
@@ -230,24 +224,23 @@ std::string Absolute(const std::string& path) {
 
 absl::Status MakeJobFolder(const std::string& directory) {
   // Whoever may enter could take the program's GPU session over; whoever may write, give it a library of his own.
-  return Check(directory, FolderUse::kMake);
+  return ToAbsl(CheckFolder(directory, FolderUse::kMake));
 }
 
-absl::Status MakeShownFolder(const std::string& directory) { return Check(directory, FolderUse::kServe); }
+absl::Status MakeShownFolder(const std::string& directory) { return ToAbsl(CheckFolder(directory, FolderUse::kServe)); }
 
 absl::Status ClaimJobFolder(const std::string& directory) {
   // Again if somebody else has just removed it as a stale one.
   for (int attempt = 0; attempt < 10; ++attempt) {
-    std::string error;
-    // Until OpenFolder gives a status.
-    const int folder = OpenFolder(directory, FolderUse::kMake, &error);
-    if (folder < 0) return absl::FailedPreconditionError(error);
+    CR_ASSIGN_OR_RETURN(UniqueFd folder, ToAbsl(OpenFolder(directory, FolderUse::kMake)));
     struct stat opened, named;
-    const bool locked = flock(folder, LOCK_EX | LOCK_NB) == 0;
-    const bool in_place = fstat(folder, &opened) == 0 && lstat(directory.c_str(), &named) == 0 &&
+    const bool locked = flock(folder.get(), LOCK_EX | LOCK_NB) == 0;
+    const bool in_place = fstat(folder.get(), &opened) == 0 && lstat(directory.c_str(), &named) == 0 &&
                           opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
-    if (locked && in_place) return absl::OkStatus();
-    close(folder);
+    if (locked && in_place) {
+      (void)folder.Release();  // locked until this program ends
+      return absl::OkStatus();
+    }
     if (in_place) return absl::AlreadyExistsError(absl::StrCat("another job runs in ", directory, ", or begins to"));
   }
   return absl::UnavailableError(absl::StrCat("the folder ", directory, " keeps disappearing"));
@@ -440,14 +433,11 @@ absl::StatusOr<Job> ReadJob(const std::string& directory) {
         absl::StrCat("no job in ", directory, " (there is no job.json): it has ended, or cr-run did not start it"));
   }
   // What stands there decides which processes and files the tools touch.
-  if (!IsOfHostd(directory)) CR_RETURN_IF_ERROR(Check(directory, FolderUse::kLook));
+  if (!IsOfHostd(directory)) CR_RETURN_IF_ERROR(ToAbsl(CheckFolder(directory, FolderUse::kLook)));
   // The folder is not open to others, but it may be that of another user as whom this program acts (own_job.h).
   UniqueFd file;
   if (IsOfHostd(directory)) {
-    std::string error;
-    // Until OpenTrustedFile gives a status.
-    file.Reset(OpenTrustedFile(path, &error));
-    if (!file.ok()) return absl::FailedPreconditionError(error);
+    CR_ASSIGN_OR_RETURN(file, ToAbsl(OpenTrustedFile(path)));
   } else {
     file.Reset(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   }
@@ -524,7 +514,7 @@ uid_t OwnerOfJob(const std::string& name) {
 std::vector<FoundJob> AllJobs() {
   std::vector<FoundJob> jobs;
   for (const std::string& folder : JobsFolders()) {
-    if (IsOfHostd(folder) || Check(folder, FolderUse::kLook).ok()) AddJobsIn(folder, &jobs);
+    if (IsOfHostd(folder) || CheckFolder(folder, FolderUse::kLook).ok()) AddJobsIn(folder, &jobs);
   }
   return jobs;
 }
@@ -540,24 +530,21 @@ std::vector<FoundJob> JobsOfHostd(const std::string& socket, uid_t user) {
 
 std::vector<std::string> RemoveStaleJobs() {
   std::vector<std::string> removed;
-  std::string ignored;
   for (const std::string& folder : JobsFolders()) {
-    DIR* const list = Check(folder, FolderUse::kLook).ok() ? opendir(folder.c_str()) : nullptr;
+    DIR* const list = CheckFolder(folder, FolderUse::kLook).ok() ? opendir(folder.c_str()) : nullptr;
     while (const dirent* const entry = list ? readdir(list) : nullptr) {
       if (entry->d_name[0] == '.') continue;
       const std::string directory = folder + "/" + entry->d_name;
-      // Until OpenFolder gives a status.
-      const int claimed = OpenFolder(directory, FolderUse::kLook, &ignored);
+      const StatusOr<UniqueFd> claimed = OpenFolder(directory, FolderUse::kLook);
       const auto goes_on = [&] {
         const absl::StatusOr<Job> job = ReadJob(directory);
         return job.ok() && JobIsAlive(*job);
       };
       // Who runs a job has its folder locked (ClaimJobFolder). A program whose cr-run was killed may go on without it.
-      if (claimed >= 0 && flock(claimed, LOCK_EX | LOCK_NB) == 0 && !goes_on()) {
+      if (claimed.ok() && flock(claimed->get(), LOCK_EX | LOCK_NB) == 0 && !goes_on()) {
         RemoveJobFolder(directory);
         if (access(directory.c_str(), F_OK) != 0) removed.push_back(directory);
       }
-      if (claimed >= 0) close(claimed);
     }
     if (list) closedir(list);
   }

@@ -109,11 +109,7 @@ class Covers {
 
 // The place where the job sees its folder "lib".
 absl::Status MakeMountPoint(const std::string& place) {
-  if (geteuid() != 0 || place.compare(0, 5, "/run/") != 0) {
-    std::string error;
-    // Until CheckFolder gives a status.
-    return CheckFolder(place, FolderUse::kMake, &error) ? absl::OkStatus() : absl::FailedPreconditionError(error);
-  }
+  if (geteuid() != 0 || place.compare(0, 5, "/run/") != 0) return ToAbsl(CheckFolder(place, FolderUse::kMake));
   struct stat facts;
   if (mkdir(place.c_str(), 0755) != 0 && errno != EEXIST) return ErrnoStatus("cannot make the folder " + place);
   if (lstat(place.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode) && WhyNotTrusted(facts).empty()) {
