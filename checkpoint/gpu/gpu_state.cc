@@ -26,6 +26,8 @@
 #include "proto/control/socket_call.h"
 #include "proto/driverabi/address_search.h"
 #include "proto/driverabi/error_names.h"
+#include "proto/errors/absl_status.h"
+#include "proto/errors/annotate.h"
 #include "proto/nvml/query.h"
 #include "replay/replayer/channel_target.h"
 #include "replay/replayer/replayer.h"
@@ -81,13 +83,10 @@ absl::StatusOr<std::unique_ptr<ClientChannel>> OpenSession(const std::string& pa
   hello.address_layout = address_layout;
   hello.replaying = true;
   Welcome welcome;
-  std::string error;
-  // Until Connect gives a status.
-  std::unique_ptr<ClientChannel> channel = ClientChannel::Connect(path, hello, &welcome, &error);
-  if (!channel) {
-    return absl::UnavailableError("cannot open a session with the GPU server at " + path + ": " + error);
-  }
-  return channel;
+  StatusOr<std::unique_ptr<ClientChannel>> channel = ClientChannel::Connect(path, hello, &welcome);
+  if (channel.ok()) return *std::move(channel);
+  return absl::UnavailableError("cannot open a session with the GPU server at " + path + ": " +
+                                channel.status().message());
 }
 
 void TellSaved(const std::string& address, uint64_t session, uint64_t unix_ms, uint64_t bytes) {
@@ -99,10 +98,7 @@ void TellSaved(const std::string& address, uint64_t session, uint64_t unix_ms, u
   saved->set_id(session);
   saved->set_unix_ms(unix_ms);
   saved->set_bytes(bytes);
-  control::ControlAnswer ignored;
-  std::string problem;
-  // Until CallOnSocket gives a status.
-  control::CallOnSocket(path, call, kTellMs, &ignored, &problem);
+  control::CallOnSocket(path, call, kTellMs).IgnoreError();
 }
 
 std::string NotReplayableIn(const replay::Log& log) {
@@ -480,20 +476,15 @@ absl::Status ReplayLog(const replay::Log& log, ClientChannel* channel, const std
     if (getrandom(&own[0], own.size(), 0) != ssize_t(own.size())) own.clear();
     own_ownerless = replay::Ownerless({&log});
   }
-  std::string error;
-  // Until ShareIn gives a status.
-  if (!own.empty() && !replay::ShareIn(own, target, &error, own_ownerless)) return absl::FailedPreconditionError(error);
-  // Until Replay gives a status.
-  if (!replay::Replay(log, target, nullptr, &error, replay::Part::kBeforePinned, ahead)) {
-    return absl::FailedPreconditionError("the job's GPU objects cannot be recreated on this server: " + error);
-  }
+  if (!own.empty()) CR_RETURN_IF_ERROR(ToAbsl(replay::ShareIn(own, target, own_ownerless)));
+  const absl::Status replayed = ToAbsl(replay::Replay(log, target, nullptr, replay::Part::kBeforePinned, ahead));
+  if (!replayed.ok()) return Annotate("the job's GPU objects cannot be recreated on this server: ", replayed);
   return Drain(channel);
 }
 
 bool ReplayCode(const replay::Log& log, ClientChannel* channel) {
   replay::ChannelTarget target(*channel);
-  std::string ignored;
-  return replay::ReplayCode(log, target, &ignored);  // Until ReplayCode gives a status.
+  return replay::ReplayCode(log, target).ok();
 }
 
 }  // namespace cuda_remote::checkpoint

@@ -51,21 +51,21 @@ class Server {
     EXPECT_TRUE(SocketPair(sockets));
     Welcome welcome;
     welcome.shared_memory = true;
-    std::string error;
-    // Until Create, ClientHandshake and Adopt give a status.
     std::thread worker([&] {
       Packet hello;
       EXPECT_EQ(ReceivePacket(sockets[0], &hello, 5000), ChannelStatus::kOk);
-      std::string worker_error;
-      server_ = ServerChannel::Create(sockets[0], welcome, nullptr, &worker_error);
-      EXPECT_TRUE(server_) << worker_error;
+      StatusOr<std::unique_ptr<ServerChannel>> server = ServerChannel::Create(UniqueFd(sockets[0]), welcome, nullptr);
+      EXPECT_TRUE(server.ok()) << server.status().message();
+      if (server.ok()) server_ = *std::move(server);
     });
     Welcome got;
-    int ring;
-    EXPECT_TRUE(ClientHandshake(sockets[1], Hello(), 5000, &got, &ring, &error)) << error;
+    StatusOr<UniqueFd> ring = ClientHandshake(sockets[1], Hello(), 5000, &got);
+    EXPECT_TRUE(ring.ok()) << ring.status().message();
     worker.join();
-    client_ = ClientChannel::Adopt({sockets[1], ring}, 1, got, &error);
-    EXPECT_TRUE(client_) << error;
+    StatusOr<std::unique_ptr<ClientChannel>> client =
+        ClientChannel::Adopt({sockets[1], ring.ok() ? ring->Release() : -1}, 1, got);
+    EXPECT_TRUE(client.ok()) << client.status().message();
+    if (client.ok()) client_ = *std::move(client);
   }
   ~Server() {
     client_.reset();

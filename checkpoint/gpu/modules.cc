@@ -6,6 +6,8 @@
 
 #include "proto/api/call_names.gen.h"
 #include "proto/base/status_macros.h"
+#include "proto/errors/absl_status.h"
+#include "proto/errors/annotate.h"
 #include "replay/modimg/modimg.h"
 
 namespace cuda_remote::checkpoint {
@@ -45,17 +47,15 @@ absl::Status CheckModules(const replay::Log& log, const std::vector<ckptfmt::Dev
   for (const replay::Record* record : log.InOrder()) {
     if (!record->image || !seen.insert(ToHex(*record->image)).second) continue;
     const std::string* const bytes = log.FindImage(*record->image);
-    replay::ParsedImage image;
-    std::string problem;
-    // Until ListEntries gives a status.
-    if (!bytes || !replay::ListEntries(*bytes, &image, &problem)) continue;
-    if (!AnyRuns(image, before) || AnyRuns(image, after)) continue;
+    if (!bytes) continue;
+    const StatusOr<replay::ParsedImage> image = replay::ListEntries(*bytes);
+    if (!image.ok() || !AnyRuns(*image, before) || AnyRuns(*image, after)) continue;
     if (!first.empty()) {
       ++others;
       continue;
     }
     std::string code;
-    for (const replay::ImageEntry& entry : image.entries) code += (code.empty() ? "" : ", ") + replay::NameOf(entry);
+    for (const replay::ImageEntry& entry : image->entries) code += (code.empty() ? "" : ", ") + replay::NameOf(entry);
     first = "the job's module " + ShortName(*record->image) + " (" + CallIdName(record->header.call) + ", " +
             std::to_string(bytes->size()) + " bytes, code: " + code + ") cannot run on the GPU there, a " +
             after[0].name + " of compute capability " + std::to_string(after[0].compute_major) + "." +
@@ -81,16 +81,10 @@ absl::StatusOr<std::vector<std::string>> ListRefusals(const ckptfmt::ImageReader
     const ckptfmt::ProcessInfo& process = info.processes[i];
     const std::string name = process.program + " (PID " + std::to_string(process.pid) + "): ";
     const absl::StatusOr<std::string> bytes = image.ReadLog(i);
-    absl::Status status = bytes.status();
-    replay::Log log;
-    std::string error;
-    // Until Log::Parse gives a status.
-    if (bytes.ok() && !replay::Log::Parse(*bytes, &log, &error)) status = absl::DataLossError(error);
-    if (!status.ok()) {
-      return absl::Status(status.code(), name + "its replay log cannot be read: " + std::string(status.message()));
-    }
+    const absl::StatusOr<replay::Log> log = bytes.ok() ? ToAbsl(replay::Log::Parse(*bytes)) : bytes.status();
+    if (!log.ok()) return Annotate(name + "its replay log cannot be read: ", log.status());
     for (const absl::Status& refusal :
-         {EnoughDevices(process.devices.size(), after.size(), where), CheckModules(log, process.devices, after)}) {
+         {EnoughDevices(process.devices.size(), after.size(), where), CheckModules(*log, process.devices, after)}) {
       if (!refusal.ok()) refusals.push_back(name + std::string(refusal.message()));
     }
   }
