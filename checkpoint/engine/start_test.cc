@@ -48,13 +48,13 @@ Seen InJobOf(SnapshotEngine* engine) {
   plan.environment = {"PATH=/usr/bin:/bin"};
   const absl::Status prepared = engine->PrepareStart(&plan);
   EXPECT_TRUE(prepared.ok()) << prepared.message();
-  std::string error;
-  Isolated isolated;
   int code = 0;
-  EXPECT_TRUE(StartIsolated(plan, &isolated, &error, &code)) << error;
-  WaitForwarding(isolated.init, true);
+  const absl::StatusOr<Isolated> isolated = StartIsolated(plan, &code);
+  EXPECT_TRUE(isolated.ok()) << isolated.status().message();
+  if (!isolated.ok()) return {};
+  WaitForwarding(isolated->init, true);
   int status = -1;
-  EXPECT_TRUE(ProgramStatus(isolated, &status));
+  EXPECT_TRUE(ProgramStatus(*isolated, &status));
   EXPECT_EQ(status, 0);
   std::ifstream lines(path);
   return Parse(lines);

@@ -241,11 +241,10 @@ class Standstill {
     const auto run_on = [this] { RunOn(job_, stopped_before_); };
     if (begun_) CR_RETURN_IF_ERROR(BringToStandstill(job_, stop, run_on));
     if (still) CR_RETURN_IF_ERROR(still());
-    // Until SilenceNetwork gives a status.
-    std::string error;
-    if (begun_ && !SilenceNetwork(job_.init_pid(), &error)) return absl::FailedPreconditionError(error);
+    if (!begun_) return absl::OkStatus();
+    CR_RETURN_IF_ERROR(SilenceNetwork(job_.init_pid()));
     // Nobody can call any more, and CRIU would save the sockets' filters.
-    if (begun_) LetCallersIn(job_);
+    LetCallersIn(job_);
     return absl::OkStatus();
   }
   void End() {
@@ -1068,8 +1067,7 @@ absl::Status OpenToCriu(const Account& account, int folder) {
 bool ContinueProcesses(const Job& job, const std::set<int>& stopped_before) {
   ResumeConnections(ProcessesOf(job), /*others_only=*/false);
   if (job.has_network()) LetCallersIn(job);
-  std::string ignored;
-  const bool connected = !job.has_network() || ConnectNetwork(job.init_pid(), job.network(), &ignored);
+  const bool connected = !job.has_network() || ConnectNetwork(job.init_pid(), job.network()).ok();
   return RunOn(job, stopped_before) && connected;
 }
 
@@ -1110,9 +1108,7 @@ absl::Status RestoreCommand(const Job& job, const ProcessFacts& facts, const std
   }
   CR_ASSIGN_OR_RETURN(const std::string criu, FindCriu());
   const std::optional<Account> account = AccountOf(job);
-  // Until CheckAccount gives a status.
-  std::string error;
-  if (account && !CheckAccount(*account, &error)) return absl::FailedPreconditionError(error);
+  if (account) CR_RETURN_IF_ERROR(CheckAccount(*account));
   std::string image;
   std::vector<SavedFile> files;
   std::vector<std::string> paths;

@@ -90,10 +90,8 @@ absl::Status CriuRestore::ShowImage(int image) {
   DIR* const list = copy >= 0 ? fdopendir(copy) : nullptr;
   // What was verified is what CRIU reads: a link only where nobody else can put another image under that name.
   const std::string real(path, size_t(std::max<ssize_t>(length, 0)));
-  // Until CheckFolder gives a status.
-  std::string ignored;
   // A user's rights do not lead to the image by its path.
-  const bool linked = !account_ && length > 0 && CheckFolder(real, FolderUse::kLook, &ignored);
+  const bool linked = !account_ && length > 0 && CheckFolder(real, FolderUse::kLook).ok();
   bool ok = list && mkdir(folder.c_str(), 0700) == 0;
   while (const dirent* const entry = ok ? readdir(list) : nullptr) {
     const std::string name = entry->d_name;
@@ -153,16 +151,12 @@ absl::Status CriuRestore::Begin(const std::string& image_folder) {
   plan.account = account_;
   if (account_) plan.kept_capabilities = CriuCapabilities();
   plan.network = network_;
-  std::string error;
   if (job_.terminal()) {
-    // Until JobTerminal::Open gives a status.
-    terminal_ = JobTerminal::Open(&error);
-    if (!terminal_ && !error.empty()) return absl::FailedPreconditionError(error);
+    CR_ASSIGN_OR_RETURN(terminal_, JobTerminal::Open());
   }
   int terminal = terminal_ ? terminal_->job_end() : OwnTerminal();
   if ((terminal < 0 || (job_.terminal() && !terminal_)) && (job_.terminal() || NeedsTerminal(facts_))) {
-    // Until CopyTerminal gives a status.
-    if (!CopyTerminal(&copy_, &error)) return absl::FailedPreconditionError(error);
+    CR_ASSIGN_OR_RETURN(copy_, CopyTerminal());
     terminal = copy_.terminal;
   }
   // One of cr-restart's own making, not the one that it was started at.
@@ -198,9 +192,9 @@ absl::Status CriuRestore::Begin(const std::string& image_folder) {
   plan.command.insert(plan.command.end(), {"--action-script", hold});
   output_ = tmpfile();
   plan.restorer_output = output_ ? fileno(output_) : 2;
-  // Until BeginIsolated gives a status.
-  begun_ = BeginIsolated(plan, &isolated_, &error);
-  return begun_ ? absl::OkStatus() : absl::FailedPreconditionError(error);
+  CR_ASSIGN_OR_RETURN(isolated_, BeginIsolated(plan));
+  begun_ = true;
+  return absl::OkStatus();
 }
 
 absl::Status CriuRestore::AwaitHeld() {
@@ -223,10 +217,10 @@ absl::StatusOr<Isolated> CriuRestore::Finish() {
     return ErrnoStatus("cannot resume the restored processes");
   int code = 0;
   begun_ = false;
-  // Until AwaitIsolated gives a status.
-  std::string error, log;
-  const bool ok = AwaitIsolated(&isolated_, &error, &code);
-  const bool failed = !ok && error.empty();
+  const absl::Status restored = AwaitIsolated(&isolated_, &code);
+  std::string error(restored.message()), log;
+  // Without a message the restorer has failed, and its log says why.
+  const bool failed = !restored.ok() && error.empty();
   // What CRIU can do without for some jobs, and what a job itself may have had.
   std::string missing = MissingCapability({{CAP_NET_ADMIN, "NET_ADMIN"},
                                            {CAP_NET_RAW, "NET_RAW"},
@@ -242,12 +236,12 @@ absl::StatusOr<Isolated> CriuRestore::Finish() {
     if (failed) error = "CRIU could not restore the job's processes: " + CriuErrors(LogPath()) + missing;
     if (failed) ReadImageFile(LogPath(), &log);
     unlink((Work() + "/stats-restore").c_str());
-    if (ok) unlink(LogPath().c_str());
+    if (restored.ok()) unlink(LogPath().c_str());
   }
   if (failed && !logs_.empty()) error += KeepCriuLog(log, logs_ + "." + kKeptRestoreLog);
   CloseOpened();
   if (!files_image_.empty()) RemoveShownImage();
-  if (!ok) return absl::FailedPreconditionError(error);
+  if (!restored.ok()) return absl::Status(restored.code(), error);
   return isolated_;
 }
 

@@ -12,6 +12,7 @@
 
 #include "checkpoint/engine/criu/criu_image.h"
 #include "proto/base/hash.h"
+#include "proto/base/status_macros.h"
 #include "proto/errors/absl_status.h"
 #include "proto/folder/private_folder.h"
 
@@ -50,9 +51,7 @@ std::vector<std::string> GhostsIn(std::string_view files, std::string_view remap
 
 absl::Status GhostLocks::Take(const std::vector<std::string>& ghosts, const std::function<bool()>& cancelled) {
   if (ghosts.empty()) return absl::OkStatus();
-  // Until CheckFolder gives a status.
-  std::string error;
-  if (!CheckFolder(folder_, FolderUse::kMake, &error)) return absl::FailedPreconditionError(error);
+  CR_RETURN_IF_ERROR(ToAbsl(CheckFolder(folder_, FolderUse::kMake)));
   // In order: two that need the same ones never wait for each other.
   std::set<size_t> numbers;
   for (const std::string& path : ghosts) {

@@ -191,11 +191,11 @@ class SnapshotTest : public testing::Test {
     fflush(stdout);
     dup2(out, 1);
     int code;
-    std::string error;
-    const bool ok = StartIsolated(plan, isolated, &error, &code);
+    const absl::StatusOr<Isolated> started = StartIsolated(plan, &code);
     dup2(before, 1);
     close(before);
-    ASSERT_TRUE(ok) << error << CriuErrors(folder_ + "/job/engine-restore.log");
+    ASSERT_TRUE(started.ok()) << started.status().message() << CriuErrors(folder_ + "/job/engine-restore.log");
+    *isolated = *started;
   }
 
   void StartSubject(int steps, int out, int port = -1) {

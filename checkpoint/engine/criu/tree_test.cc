@@ -660,9 +660,9 @@ class TreeTest : public testing::Test {
 
   void Run(const Plan& plan) {
     int code;
-    std::string error;
-    ASSERT_TRUE(StartIsolated(plan, &isolated_, &error, &code))
-        << error << CriuErrors(g_folder + "/job/engine-restore.log");
+    const absl::StatusOr<Isolated> isolated = StartIsolated(plan, &code);
+    ASSERT_TRUE(isolated.ok()) << isolated.status().message() << CriuErrors(g_folder + "/job/engine-restore.log");
+    isolated_ = *isolated;
     job_.set_inner_pid(isolated_.inner_pid);
     job_.set_init_pid(isolated_.init);
     job_.set_pid(isolated_.pid);
