@@ -254,8 +254,7 @@ absl::StatusOr<std::vector<MadeCertificate>> InitTls(const TlsPlan& plan) {
     return absl::InvalidArgumentError(
         "\"" + client + "\" cannot be a client's name: letters, digits, and - _ . @ within it; not ca, not server");
   }
-  std::string error;  // Until CheckFolder gives a status.
-  if (!CheckFolder(plan.directory, FolderUse::kMake, &error)) return absl::FailedPreconditionError(error);
+  CR_RETURN_IF_ERROR(ToAbsl(CheckFolder(plan.directory, FolderUse::kMake)));
   const std::string host = plan.names.empty() ? "server" : plan.names[0];
   std::vector<MadeCertificate> certificates;
   CR_ASSIGN_OR_RETURN(const Pair authority, MakeUnlessThere(plan.directory + "/ca", "cuda-remote " + host,

@@ -373,12 +373,11 @@ void Reload(int argc, char** argv, const Options& running, control::ServerTls* t
     logging::Info("SIGHUP: the configuration was read again");
   }
   if (!tls) return;
-  std::string error;  // Until ServerTls::Reload gives a status.
-  if (tls->Reload(running.tls, &error)) {
+  if (const absl::Status reloaded = tls->Reload(running.tls); reloaded.ok()) {
     logging::Info("SIGHUP: new connections use the certificates that {} and {} hold now", running.tls.cert,
                   running.tls.ca);
   } else {
-    logging::Error("SIGHUP: the certificates stay as they were: {}", error);
+    logging::Error("SIGHUP: the certificates stay as they were: {}", std::string(reloaded.message()));
   }
 }
 
@@ -516,15 +515,15 @@ int Main(int argc, char** argv) {
     } else {
       control::FillFromEnvironment(&options.tls);
       options.tls.token.clear();  // a client's
-      std::string error;          // Until ServerTls::Create gives a status.
-      tls = control::ServerTls::Create(options.tls, &error);
-      if (!tls) {
-        logging::Critical("{}{}", error,
+      auto created = control::ServerTls::Create(options.tls);
+      if (!created.ok()) {
+        logging::Critical("{}{}", std::string(created.status().message()),
                           options.tls.empty() ? "; without TLS, --listen needs --insecure-tcp with the hosts that may "
                                                 "connect"
                                               : "");
         return kExitUsage;
       }
+      tls = *std::move(created);
     }
     if (const absl::Status listens = listener.Listen(options.listen); !listens.ok())
       return LogFailure(listens, kExitCannotListen);

@@ -159,11 +159,7 @@ class Collector {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<metrics::Exporter>> ServeMetrics(const std::string& address, Supervisor* supervisor) {
-  std::string error;  // Until Exporter::Start gives a status.
-  auto exporter = metrics::Exporter::Start(
-      address, [supervisor] { return Collector(supervisor).Collect(); }, &error);
-  if (!exporter) return absl::FailedPreconditionError(error);
-  return exporter;
+  return metrics::Exporter::Start(address, [supervisor] { return Collector(supervisor).Collect(); });
 }
 
 }  // namespace cuda_remote::server

@@ -114,8 +114,7 @@ Supervisor::Supervisor(Options options)
 absl::Status Supervisor::MakeDirectory() {
   const std::string& directory = options_.directory;
   // Who can write to the folder, or to one above it, can put a socket of his own in our place.
-  std::string error;  // Until CheckFolder gives a status.
-  if (!CheckFolder(directory, FolderUse::kServe, &error)) return absl::FailedPreconditionError(error);
+  CR_RETURN_IF_ERROR(ToAbsl(CheckFolder(directory, FolderUse::kServe)));
   // Others only need to pass through to the socket.
   if (options_.serves_others && chmod(directory.c_str(), 0711) != 0)
     return ErrnoStatus("cannot let others into " + directory);
@@ -129,9 +128,7 @@ absl::Status Supervisor::MakeDirectory() {
 
 absl::Status Supervisor::Start() {
   CR_RETURN_IF_ERROR(MakeDirectory());
-  std::string error;  // Until ListenUnix gives a status.
-  listen_fd_.Reset(ListenUnix(SessionSocketPath(options_.directory), &error));
-  if (!listen_fd_.ok()) return absl::FailedPreconditionError(error);
+  CR_ASSIGN_OR_RETURN(listen_fd_, ToAbsl(ListenUnix(SessionSocketPath(options_.directory))));
   // Who they are is asked of the kernel at each connection.
   if (options_.serves_others && chmod(SessionSocketPath(options_.directory).c_str(), 0666) != 0)
     return ErrnoStatus("cannot let others use " + SessionSocketPath(options_.directory));

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "proto/base/status_macros.h"
 #include "proto/base/text.h"
+#include "proto/base/unique_fd.h"
 #include "proto/codec/text.h"
 #include "proto/errors/absl_status.h"
 #include "proto/folder/private_folder.h"
@@ -42,16 +43,12 @@ std::string TokenHash(std::string_view token) {
 }
 
 absl::StatusOr<TokenNames> ReadTokens(const std::string& path) {
-  std::string error;  // Until OpenTrustedFile gives a status.
-  const int fd = OpenTrustedFile(path, &error);
-  if (fd < 0) return absl::FailedPreconditionError(error);
+  CR_ASSIGN_OR_RETURN(const UniqueFd file, ToAbsl(OpenTrustedFile(path)));
   std::string bytes;
   char piece[16 << 10];
   ssize_t n;
-  while ((n = read(fd, piece, sizeof(piece))) > 0 && bytes.size() <= kMostBytes) bytes.append(piece, size_t(n));
-  const int failure = n < 0 ? errno : 0;
-  close(fd);
-  if (failure != 0) return ErrnoStatus("cannot read " + path, failure);
+  while ((n = read(file.get(), piece, sizeof(piece))) > 0 && bytes.size() <= kMostBytes) bytes.append(piece, size_t(n));
+  if (n < 0) return ErrnoStatus("cannot read " + path);
   if (bytes.size() > kMostBytes) return absl::InvalidArgumentError("cannot read " + path + ": it is too long");
   TokenNames names;
   std::istringstream lines(bytes);

@@ -13,8 +13,10 @@
 
 #include "absl/status/status.h"
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
 #include "proto/base/unique_fd.h"
 #include "proto/channel/handshake.h"
+#include "proto/errors/absl_status.h"
 #include "proto/logging/log.h"
 #include "proto/threads/mutex.h"
 
@@ -173,9 +175,7 @@ absl::StatusOr<std::shared_ptr<TunnelService::Tunnel>> TunnelService::Open(const
     return absl::UnavailableError("the server's worker ended before it took the session");
   if (!welcome.error.empty()) return absl::FailedPreconditionError(welcome.error);
   if (!packet.fd.ok()) return absl::DataLossError("the server's worker gave no memory for the session");
-  std::string error;  // Until RingMemory::Map gives a status.
-  std::shared_ptr<ring::RingMemory> memory = ring::RingMemory::Map(packet.fd.Release(), &error);
-  if (!memory) return absl::FailedPreconditionError(error);
+  CR_ASSIGN_OR_RETURN(std::shared_ptr<ring::RingMemory> memory, ToAbsl(ring::RingMemory::Map(std::move(packet.fd))));
   auto tunnel = std::make_shared<Tunnel>();
   tunnel->session = welcome.session;
   tunnel->owner = owner;

@@ -24,6 +24,7 @@
 #include "absl/status/statusor.h"
 #include "proto/base/status_macros.h"
 #include "proto/base/text.h"
+#include "proto/base/unique_fd.h"
 #include "proto/channel/address_layout.h"
 #include "proto/channel/handshake.h"
 #include "proto/channel/server_channel.h"
@@ -313,18 +314,16 @@ int Serve(const Options& options, char** argv) {
   }
   // The process's memory, threads and GPU contexts go with it: ending at once is the clean way and the fast one.
   WorkerLink* const plink = link.get();
-  std::string error;  // Until ServerChannel::Create gives a status.
-  auto channel = ServerChannel::Create(
-      assign.client_socket, WorkerLink::MakeWelcome(assign),
-      [plink](const std::string& reason) {
-        plink->SendEnded(reason);
-        _exit(0);
-      },
-      &error);
-  if (!channel) {
-    link->SendEnded(error);
+  auto created = ServerChannel::Create(UniqueFd(assign.client_socket), WorkerLink::MakeWelcome(assign),
+                                       [plink](const std::string& reason) {
+                                         plink->SendEnded(reason);
+                                         _exit(0);
+                                       });
+  if (!created.ok()) {
+    link->SendEnded(created.status().message());
     _exit(0);
   }
+  const std::unique_ptr<ServerChannel> channel = *std::move(created);
   ServerChannel* const pchannel = channel.get();
   link->Watch([plink, pchannel](const std::string& reason) {
     if (!reason.empty()) {

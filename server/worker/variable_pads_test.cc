@@ -110,8 +110,7 @@ DriverTable Table() {
     ++g_loads;
     const std::string_view cubin(static_cast<const char*>(image), g_cubin.size());
     std::vector<replay::DataSymbol> symbols;
-    std::string error;  // Until CubinSymbols gives a status.
-    if (!replay::CubinSymbols(cubin, &symbols, &error) || symbols.size() != 1) return CUDA_ERROR_INVALID_IMAGE;
+    if (!replay::CubinSymbols(cubin, &symbols).ok() || symbols.size() != 1) return CUDA_ERROR_INVALID_IMAGE;
     *module = reinterpret_cast<CUmodule>(g_space.Take(symbols[0].size));
     return CUDA_SUCCESS;
   };
@@ -276,11 +275,11 @@ INSTANTIATE_TEST_SUITE_P(Policies, VariablePadsTest,
 
 TEST(SetPadSize, ChangesWhatSaysTheSize) {
   ASSERT_FALSE(g_cubin.empty());
-  std::string pad = g_cubin, error;  // Until CubinSymbols gives a status.
+  std::string pad = g_cubin;
   ASSERT_TRUE(SetPadSize(&pad, 70000));
   EXPECT_EQ(pad.size(), g_cubin.size());
   std::vector<replay::DataSymbol> symbols;
-  ASSERT_TRUE(replay::CubinSymbols(pad, &symbols, &error)) << error;
+  ASSERT_EQ(replay::CubinSymbols(pad, &symbols).message(), "");
   ASSERT_EQ(symbols.size(), 1u);
   EXPECT_EQ(symbols[0].name, "cuda_remote_pad");
   EXPECT_EQ(symbols[0].size, 70000u);

@@ -9,6 +9,7 @@
 
 #include "proto/api/call_traits.gen.h"
 #include "proto/base/clock.h"
+#include "proto/base/status.h"
 #include "proto/codec/codec.h"
 #include "proto/logging/log.h"
 #include "proto/threads/mutex.h"
@@ -592,8 +593,8 @@ bool WorkerSession::NoteModule(uint64_t handle, bool library, std::string_view i
     arches.push_back(uint32_t(facts.attributes[CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR] * 10 +
                               facts.attributes[CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR]));
   }
-  std::string error;  // Until DataSymbols gives a status.
-  if (!replay::DataSymbols(image, arches, &module.symbols, &error, &module.kernels)) module.problem = error;
+  if (const Status found = replay::DataSymbols(image, arches, &module.symbols, &module.kernels); !found.ok())
+    module.problem = found.message();
   prints_ = prints_ || module.kernels.print;
   allocating_modules_ += module.kernels.allocate;
   uint64_t bytes = 0;

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "proto/base/hash.h"
+#include "proto/base/status.h"
 #include "proto/threads/mutex.h"
 #include "replay/modimg/image_size.h"
 #include "replay/modimg/modimg.h"
@@ -23,11 +24,9 @@ int Function::MaxDynamicShared() const {
 }
 
 CUresult PtxFromImage(const void* image, std::string* ptx, std::string* log) {
-  const void* start = nullptr;
-  size_t size = 0;
-  std::string error;  // Until LocateImage and ForEachEntry give a status.
-  if (!replay::LocateImage(image, &start, &size, &error)) {
-    *log = "the image cannot be read: " + error;
+  const StatusOr<std::string_view> located = replay::LocateImage(image);
+  if (!located.ok()) {
+    *log = "the image cannot be read: " + located.status().message();
     return CUDA_ERROR_INVALID_IMAGE;
   }
   // The newest PTX that this GPU could take; else the oldest of those that are too new, as it may still run.
@@ -35,30 +34,27 @@ CUresult PtxFromImage(const void* image, std::string* ptx, std::string* log) {
   bool found = false, found_fitting = false, sass = false;
   const uint32_t own = static_cast<uint32_t>(GetSettings().capability);
   bool newer = false;
-  bool parsed = replay::ForEachEntry(
-      std::string_view(static_cast<const char*>(start), size),
-      [&](replay::ImageEntry& entry) {
-        if (entry.kind != replay::ImageEntry::kPtx) {
-          sass = true;
-          return true;
-        }
-        bool fits = entry.arch <= own;
-        if (!fits && GetSettings().strict_capability) {
-          newer = true;
-          return true;
-        }
-        bool better = !found || (fits ? !found_fitting || entry.arch > best : !found_fitting && entry.arch < best);
-        if (better) {
-          found = true;
-          found_fitting = fits;
-          best = entry.arch;
-          *ptx = std::move(entry.bytes);
-        }
-        return true;
-      },
-      &error);
-  if (!parsed && !found) {
-    *log = "the image cannot be read: " + error;
+  const Status parsed = replay::ForEachEntry(*located, [&](replay::ImageEntry& entry) {
+    if (entry.kind != replay::ImageEntry::kPtx) {
+      sass = true;
+      return true;
+    }
+    bool fits = entry.arch <= own;
+    if (!fits && GetSettings().strict_capability) {
+      newer = true;
+      return true;
+    }
+    bool better = !found || (fits ? !found_fitting || entry.arch > best : !found_fitting && entry.arch < best);
+    if (better) {
+      found = true;
+      found_fitting = fits;
+      best = entry.arch;
+      *ptx = std::move(entry.bytes);
+    }
+    return true;
+  });
+  if (!parsed.ok() && !found) {
+    *log = "the image cannot be read: " + parsed.message();
     return CUDA_ERROR_INVALID_IMAGE;
   }
   if (!found) {

@@ -19,6 +19,7 @@
 #include <memory>
 #include <string>
 
+#include "proto/base/unique_fd.h"
 #include "proto/channel/server_channel.h"
 #include "server/worker_link/memory_budget.h"
 #include "server/worker_link/worker_link.h"
@@ -60,18 +61,16 @@ int main(int argc, char** argv) {
   if (!link->SendReady(ready) || !ready.error.empty()) return 1;
   WorkerAssign assign;
   if (!link->WaitAssign(&assign)) return 0;
-  std::string error;  // Until ServerChannel::Create gives a status.
-  auto channel = ServerChannel::Create(
-      assign.client_socket, WorkerLink::MakeWelcome(assign),
-      [&](const std::string& reason) {
-        link->SendEnded(reason);
-        _exit(0);
-      },
-      &error);
-  if (!channel) {
-    link->SendEnded(error);
+  auto created = ServerChannel::Create(UniqueFd(assign.client_socket), WorkerLink::MakeWelcome(assign),
+                                       [&](const std::string& reason) {
+                                         link->SendEnded(reason);
+                                         _exit(0);
+                                       });
+  if (!created.ok()) {
+    link->SendEnded(created.status().message());
     return 0;
   }
+  const std::unique_ptr<ServerChannel> channel = *std::move(created);
   link->Watch([&](const std::string& reason) {
     if (!reason.empty()) {
       channel->End(reason);

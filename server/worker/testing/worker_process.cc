@@ -79,8 +79,9 @@ std::unique_ptr<ClientChannel> WorkerProcess::Connect(ChannelFds* raw, const std
     raw->socket = dup(sockets[0]);
     raw->ring = dup(packet.fd.get());
   }
-  std::string error;  // Until ClientChannel::Adopt gives a status.
-  return ClientChannel::Adopt({sockets[0], packet.fd.Release()}, 1, welcome, &error);
+  StatusOr<std::unique_ptr<ClientChannel>> channel =
+      ClientChannel::Adopt({sockets[0], packet.fd.Release()}, 1, welcome);
+  return channel.ok() ? *std::move(channel) : nullptr;
 }
 
 int WorkerProcess::WaitForEnd(int timeout_ms) {
