@@ -13,6 +13,8 @@
 #include <random>
 #include <thread>
 
+#include "proto/base/testing/value_of.h"
+
 // The distribution's libgrpc is not instrumented, so the thread sanitizer does not see that its slices count references
 // atomically.
 extern "C" const char* __tsan_default_suppressions() { return "race:ReceivedFrames::CopyTo\nrace:libgrpc.so\n"; }
@@ -30,10 +32,7 @@ constexpr uint64_t kCapacity[ring::kRingCount] = {256 << 10, 128 << 10, 64 << 10
 constexpr uint64_t kBulkCapacity[ring::kRingCount] = {1 << 20, 1 << 20, 64 << 10};
 
 std::shared_ptr<RingMemory> Memory(const uint64_t* capacity = kCapacity) {
-  std::string error;
-  std::shared_ptr<RingMemory> memory = RingMemory::Create(capacity, &error);
-  EXPECT_TRUE(memory) << error;
-  return memory;
+  return ValueOf(RingMemory::Create(capacity));
 }
 
 // Messages in one direction, at most `room` under way; broken for both sides at once.

@@ -412,18 +412,15 @@ class SharingTest : public testing::Test {
   }
 
   void Hold(std::vector<Held>* held) {
-    std::string error;
     std::vector<agent::Lockable*> all;
     for (int i = 0; i < 2; ++i) {
       const std::string name = "process " + std::to_string(i);
-      (*held)[i].agent = AgentClient::Connect(JobFolder(i), uint32_t(processes_[i]), name, &error);
-      ASSERT_TRUE((*held)[i].agent) << error;
+      (*held)[i].agent = ValueOf(AgentClient::Connect(JobFolder(i), uint32_t(processes_[i]), name));
       all.push_back((*held)[i].agent.get());
     }
-    int64_t closed_us;
-    ASSERT_TRUE(agent::LockAll(all, {}, &closed_us, &error)) << error;
+    ASSERT_EQ(agent::LockAll(all, {}).status().message(), "");
     for (Held& one : *held) {
-      ASSERT_TRUE(one.agent->Take(0, &one.taken, &error)) << error;
+      one.taken = ValueOf(one.agent->Take(0));
       one.channel =
           ValueOf(ClientChannel::Adopt(one.taken.fds, one.taken.next_sequence + kSequenceGap, one.taken.welcome));
       one.log = ValueOf(replay::Log::Parse(ReadFile(one.taken.log_fd)));
@@ -436,8 +433,7 @@ class SharingTest : public testing::Test {
     given.next_sequence = next_sequence;
     given.welcome = channel.welcome();
     given.new_worker = new_worker;
-    std::string error;
-    ASSERT_TRUE(to->agent->Give(given, &error)) << error;
+    ASSERT_EQ(to->agent->Give(given).message(), "");
     close(given.fds.socket);
     if (given.fds.ring >= 0) close(given.fds.ring);
   }
@@ -445,13 +441,11 @@ class SharingTest : public testing::Test {
   // What cr-migrate does if the second process cannot take its new channel: the first one gives its own back.
   static void GoBack(std::vector<Held>* held) {
     Held& first = (*held)[0];
-    std::string error;
     ASSERT_NO_FATAL_FAILURE(Give(&first, *first.fresh, first.fresh->next_sequence(), /*new_worker=*/true));
-    agent::Taken dropped;
-    ASSERT_TRUE(first.agent->Take(0, &dropped, &error)) << error;
+    const agent::Taken dropped = ValueOf(first.agent->Take(0));
     for (const int fd : {dropped.log_fd, dropped.fds.socket, dropped.fds.ring}) close(fd);
     ASSERT_NO_FATAL_FAILURE(Give(&first, *first.channel, first.taken.next_sequence, /*new_worker=*/false));
-    for (Held& one : *held) ASSERT_TRUE(one.agent->Unlock(&error)) << error;
+    for (Held& one : *held) ASSERT_EQ(one.agent->Unlock().message(), "");
   }
 
   // What cr-migrate does, with both processes at once.
@@ -518,9 +512,8 @@ class SharingTest : public testing::Test {
     for (Held& one : held) Ask(one.fresh.get(), kOpDrain, wire::OpDrain_Request());
     if (!may_go) return GoBack(&held);
     for (Held& one : held) {
-      std::string error;
       ASSERT_NO_FATAL_FAILURE(Give(&one, *one.fresh, one.fresh->next_sequence(), /*new_worker=*/true));
-      ASSERT_TRUE(one.agent->Unlock(&error)) << error;
+      ASSERT_EQ(one.agent->Unlock().message(), "");
     }
   }
 
