@@ -24,10 +24,8 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "proto/base/status.h"
-#include "proto/base/took.h"
 #include "proto/channel/channel_types.h"
 #include "proto/frame/frame.h"
 
@@ -39,22 +37,10 @@ class ClientChannel {
   // which takes seconds if none is warm (limit: 60 s). *welcome is filled in as far as it is known, also on failure.
   static StatusOr<std::unique_ptr<ClientChannel>> Connect(const std::string& unix_path, const Hello& hello,
                                                           Welcome* welcome);
-  // Until all callers have it: see took.h.
-  static std::unique_ptr<ClientChannel> Connect(const std::string& unix_path, const Hello& hello, Welcome* welcome,
-                                                std::string* error) {
-    std::unique_ptr<ClientChannel> channel;
-    return Took(Connect(unix_path, hello, welcome), &channel, error) ? std::move(channel) : nullptr;
-  }
 
   // Continues a session that another process, or this one, held before. Takes the descriptors over, also on failure.
   // Requests go on with `next_sequence`; replies to requests of the former holder are dropped.
   static StatusOr<std::unique_ptr<ClientChannel>> Adopt(ChannelFds fds, uint64_t next_sequence, const Welcome& welcome);
-  // Until all callers have it: see took.h.
-  static std::unique_ptr<ClientChannel> Adopt(ChannelFds fds, uint64_t next_sequence, const Welcome& welcome,
-                                              std::string* error) {
-    std::unique_ptr<ClientChannel> channel;
-    return Took(Adopt(fds, next_sequence, welcome), &channel, error) ? std::move(channel) : nullptr;
-  }
 
   // Lets go: unmaps and closes. The session lives on if another process holds its descriptors (DupFds), else the server
   // ends it.

@@ -31,14 +31,11 @@
 #ifndef CUDA_REMOTE_PROTO_CHANNEL_HANDSHAKE_H_
 #define CUDA_REMOTE_PROTO_CHANNEL_HANDSHAKE_H_
 
-#include <errno.h>
-
 #include <cstdint>
 #include <string>
 #include <string_view>
 
 #include "proto/base/status.h"
-#include "proto/base/took.h"
 #include "proto/base/unique_fd.h"
 #include "proto/channel/channel_types.h"
 
@@ -85,24 +82,6 @@ StatusOr<UniqueFd> ConnectServer(const std::string& path);
 // A listening socket at `path`, made with mode 0600; an old socket that nobody listens on is replaced. Fails also if a
 // live server has it.
 StatusOr<UniqueFd> ListenUnix(const std::string& path);
-// Until all callers have it: see took.h.
-inline int ConnectUnix(const std::string& path, std::string* error) {
-  UniqueFd fd;
-  int failure = 0;
-  if (Took(ConnectUnix(path, &failure), &fd, error)) return fd.Release();
-  errno = failure;
-  return -1;
-}
-// Until all callers have it: see took.h.
-inline int ConnectServer(const std::string& path, std::string* error) {
-  UniqueFd fd;
-  return Took(ConnectServer(path), &fd, error) ? fd.Release() : -1;
-}
-// Until all callers have it: see took.h.
-inline int ListenUnix(const std::string& path, std::string* error) {
-  UniqueFd fd;
-  return Took(ListenUnix(path), &fd, error) ? fd.Release() : -1;
-}
 // The user at the other end; false if that cannot be told.
 bool PeerUser(int socket, uint32_t* uid, uint32_t* pid);
 // A connected pair of session sockets, close-on-exec.
@@ -111,14 +90,6 @@ bool SocketPair(int sockets[2]);
 // Client's half of the handshake on a connected socket: sends Hello, waits for Welcome and gives the rings' descriptor.
 // *welcome is filled in as far as known, also on failure.
 StatusOr<UniqueFd> ClientHandshake(int socket, const Hello& hello, int timeout_ms, Welcome* welcome);
-// Until all callers have it: see took.h.
-inline bool ClientHandshake(int socket, const Hello& hello, int timeout_ms, Welcome* welcome, int* ring_fd,
-                            std::string* error) {
-  UniqueFd fd;
-  const bool done = Took(ClientHandshake(socket, hello, timeout_ms, welcome), &fd, error);
-  *ring_fd = fd.Release();
-  return done;
-}
 
 }  // namespace cuda_remote
 

@@ -20,10 +20,8 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "proto/base/status.h"
-#include "proto/base/took.h"
 #include "proto/base/unique_fd.h"
 #include "proto/channel/channel_types.h"
 #include "proto/frame/frame.h"
@@ -47,14 +45,6 @@ class ServerChannel {
   // destroy the channel.
   static StatusOr<std::unique_ptr<ServerChannel>> Create(UniqueFd client_socket, const Welcome& welcome,
                                                          std::function<void(const std::string& reason)> peer_gone);
-  // Until all callers have it: see took.h.
-  static std::unique_ptr<ServerChannel> Create(int client_socket, const Welcome& welcome,
-                                               std::function<void(const std::string& reason)> peer_gone,
-                                               std::string* error) {
-    std::unique_ptr<ServerChannel> channel;
-    const bool made = Took(Create(UniqueFd(client_socket), welcome, std::move(peer_gone)), &channel, error);
-    return made ? std::move(channel) : nullptr;
-  }
 
   // Closes the socket: the client sees the end of the session. No other call may be inside.
   ~ServerChannel();

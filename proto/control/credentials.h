@@ -10,11 +10,9 @@
 
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "proto/base/took.h"
 #include "proto/base/unique_fd.h"
 
 namespace cuda_remote::control {
@@ -37,21 +35,12 @@ struct TlsContents {
 };
 // Fails if a file is missing, cannot be read, or does not hold what it should.
 absl::StatusOr<TlsContents> ReadTls(const TlsFiles& files);
-// Until all callers have it: see took.h.
-inline bool ReadTls(const TlsFiles& files, TlsContents* contents, std::string* error) {
-  return Took(ReadTls(files), contents, error);
-}
 
 // A server's credentials, whose certificates can be exchanged while it runs.
 class ServerTls {
  public:
   // Fails as ReadTls, or if there are no descriptors.
   static absl::StatusOr<std::unique_ptr<ServerTls>> Create(const TlsFiles& files);
-  // Until all callers have it: see took.h.
-  static std::unique_ptr<ServerTls> Create(const TlsFiles& files, std::string* error) {
-    std::unique_ptr<ServerTls> tls;
-    return Took(Create(files), &tls, error) ? std::move(tls) : nullptr;
-  }
   ServerTls(const ServerTls&) = delete;
   ServerTls& operator=(const ServerTls&) = delete;
 
@@ -61,8 +50,6 @@ class ServerTls {
   // Reads the files again; new connections get to see what is in them within about a second. On failure everything
   // stays as it was. One thread at a time.
   absl::Status Reload(const TlsFiles& files);
-  // Until all callers have it: see took.h.
-  bool Reload(const TlsFiles& files, std::string* error) { return Took(Reload(files), error); }
 
  private:
   ServerTls() = default;
@@ -73,11 +60,6 @@ class ServerTls {
 
 // Without any files: no encryption. With a token, the authority's file is enough. Fails as ReadTls.
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> ClientTls(const TlsFiles& files);
-// Until all callers have it: see took.h.
-inline std::shared_ptr<grpc::ChannelCredentials> ClientTls(const TlsFiles& files, std::string* error) {
-  std::shared_ptr<grpc::ChannelCredentials> credentials;
-  return Took(ClientTls(files), &credentials, error) ? credentials : nullptr;
-}
 
 // "unix:/path/session.sock" or "unix:/path" (a folder) or "host:port" as gRPC wants it, for cr-server's gRPC services:
 // on a local server these listen on control.sock beside session.sock. *local: nothing leaves the machine.

@@ -8,10 +8,8 @@
 
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "absl/status/statusor.h"
-#include "proto/base/took.h"
 #include "proto/control/control.grpc.pb.h"
 #include "proto/control/credentials.h"
 
@@ -28,20 +26,6 @@ class ServerControl {
   absl::StatusOr<ListSessionsReply> List();
   // Whether there was a session of this number that the caller may end.
   absl::StatusOr<bool> End(uint64_t session, const std::string& reason);
-
-  // Until all callers have it: see took.h.
-  static std::unique_ptr<ServerControl> Open(const std::string& address, TlsFiles tls, std::string* error) {
-    std::unique_ptr<ServerControl> server;
-    return Took(Open(address, std::move(tls)), &server, error) ? std::move(server) : nullptr;
-  }
-  // Until all callers have it: see took.h.
-  bool Info(ServerInfo* info, std::string* error) { return Took(Info(), info, error); }
-  // Until all callers have it: see took.h.
-  bool List(ListSessionsReply* list, std::string* error) { return Took(List(), list, error); }
-  // Until all callers have it: see took.h.
-  bool End(uint64_t session, const std::string& reason, bool* found, std::string* error) {
-    return Took(End(session, reason), found, error);
-  }
 
  private:
   ServerControl() = default;

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "proto/base/took.h"
 #include "proto/control/control.pb.h"
 
 namespace cuda_remote::control {
@@ -21,11 +20,6 @@ inline constexpr char kUnknownCall[] =
 // Makes `call` at the socket `path` and waits `limit_ms` for the answer, which is of the same call. Fails if there is
 // none.
 absl::StatusOr<ControlAnswer> CallOnSocket(const std::string& path, const ControlCall& call, int limit_ms);
-// Until all callers have it: see took.h.
-inline bool CallOnSocket(const std::string& path, const ControlCall& call, int limit_ms, ControlAnswer* answer,
-                         std::string* error) {
-  return Took(CallOnSocket(path, call, limit_ms), answer, error);
-}
 
 }  // namespace cuda_remote::control
 

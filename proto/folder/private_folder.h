@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "proto/base/status.h"
-#include "proto/base/took.h"
 #include "proto/base/unique_fd.h"
 
 namespace cuda_remote {
@@ -32,21 +31,6 @@ Status CheckFolder(const std::string& path, FolderUse use);
 // Opens the plain file `path` (absolute) for reading if nobody but root and this user can have written it or put it
 // there.
 StatusOr<UniqueFd> OpenTrustedFile(const std::string& path);
-
-// Until all callers have it: see took.h.
-inline int OpenFolder(const std::string& path, FolderUse use, std::string* error) {
-  UniqueFd fd;
-  return Took(OpenFolder(path, use), &fd, error) ? fd.Release() : -1;
-}
-// Until all callers have it: see took.h.
-inline bool CheckFolder(const std::string& path, FolderUse use, std::string* error) {
-  return Took(CheckFolder(path, use), error);
-}
-// Until all callers have it: see took.h.
-inline int OpenTrustedFile(const std::string& path, std::string* error) {
-  UniqueFd fd;
-  return Took(OpenTrustedFile(path), &fd, error) ? fd.Release() : -1;
-}
 
 // Whether `user` is root or this user. In a user namespace, where others have no numbers, also one of those who has put
 // something at `path`, if nobody else could have.

@@ -9,11 +9,9 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "proto/base/took.h"
 
 namespace cuda_remote::metrics {
 
@@ -36,12 +34,6 @@ class Exporter {
   // `collect` for each question, perhaps at the same time. Fails if it cannot listen there.
   static absl::StatusOr<std::unique_ptr<Exporter>> Start(const std::string& address,
                                                          std::function<std::vector<MetricFamily>()> collect);
-  // Until all callers have it: see took.h.
-  static std::unique_ptr<Exporter> Start(const std::string& address, std::function<std::vector<MetricFamily>()> collect,
-                                         std::string* error) {
-    std::unique_ptr<Exporter> exporter;
-    return Took(Start(address, std::move(collect)), &exporter, error) ? std::move(exporter) : nullptr;
-  }
   ~Exporter();
   Exporter(const Exporter&) = delete;
   Exporter& operator=(const Exporter&) = delete;

@@ -11,10 +11,8 @@
 
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "proto/base/status.h"
-#include "proto/base/took.h"
 #include "proto/base/unique_fd.h"
 #include "proto/ring/ring_abi.h"
 
@@ -28,21 +26,6 @@ class RingMemory {
   static StatusOr<std::unique_ptr<RingMemory>> Create(const uint64_t capacity[kRingCount]);
   // Maps what a peer made. Fails if that is not rings of this version, or not sealed.
   static StatusOr<std::unique_ptr<RingMemory>> Map(UniqueFd fd);
-  // Until all callers have it: see took.h.
-  static std::unique_ptr<RingMemory> Create(std::string* error) {
-    std::unique_ptr<RingMemory> memory;
-    return Took(Create(), &memory, error) ? std::move(memory) : nullptr;
-  }
-  // Until all callers have it: see took.h.
-  static std::unique_ptr<RingMemory> Create(const uint64_t capacity[kRingCount], std::string* error) {
-    std::unique_ptr<RingMemory> memory;
-    return Took(Create(capacity), &memory, error) ? std::move(memory) : nullptr;
-  }
-  // Until all callers have it: see took.h.
-  static std::unique_ptr<RingMemory> Map(int fd, std::string* error) {
-    std::unique_ptr<RingMemory> memory;
-    return Took(Map(UniqueFd(fd)), &memory, error) ? std::move(memory) : nullptr;
-  }
   ~RingMemory();
   RingMemory(const RingMemory&) = delete;
   RingMemory& operator=(const RingMemory&) = delete;

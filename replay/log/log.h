@@ -26,7 +26,6 @@
 
 #include "proto/base/hash.h"
 #include "proto/base/status.h"
-#include "proto/base/took.h"
 #include "proto/frame/frame.h"
 #include "proto/frame/handle.h"
 
@@ -66,10 +65,6 @@ using Images = std::map<Hash128, std::shared_ptr<const std::string>>;
 // anything that Write did not write; any input is safe. Thread-safe.
 bool WriteImages(const Images& images, const std::function<bool(std::string_view)>& write);
 StatusOr<Images> ParseImages(std::string_view bytes);
-// Until all callers have it: see took.h.
-inline bool ParseImages(std::string_view bytes, Images* images, std::string* error) {
-  return Took(ParseImages(bytes), images, error);
-}
 
 class Log {
  public:
@@ -131,8 +126,6 @@ class Log {
   // What `bytes` describe. Fails for anything that Serialize did not write. Any input is safe. `others`: images that
   // may be missing from `bytes`.
   static StatusOr<Log> Parse(std::string_view bytes, const Images& others = {});
-  // Until all callers have it: see took.h.
-  static bool Parse(std::string_view bytes, Log* log, std::string* error, const Images& others = {});
 
   // Approximate memory of the records and images, in bytes.
   size_t bytes() const { return bytes_; }
@@ -164,10 +157,6 @@ class Log {
   size_t bytes_ = 0;
   size_t records_ = 0;
 };
-
-inline bool Log::Parse(std::string_view bytes, Log* log, std::string* error, const Images& others) {
-  return Took(Parse(bytes, others), log, error);
-}
 
 }  // namespace cuda_remote::replay
 

@@ -10,7 +10,6 @@
 #include <string_view>
 
 #include "proto/base/status.h"
-#include "proto/base/took.h"
 
 namespace cuda_remote::replay {
 
@@ -22,14 +21,6 @@ inline constexpr size_t kMaxImageBytes = size_t{2} << 30;
 // driver wants it there. As the driver itself, this believes the image's own headers: it reads nothing beyond what they
 // span. Fails if it is none of these.
 StatusOr<std::string_view> LocateImage(const void* image);
-// Until all callers have it: see took.h.
-inline bool LocateImage(const void* image, const void** start, size_t* size, std::string* error) {
-  std::string_view found;
-  if (!Took(LocateImage(image), &found, error)) return false;
-  *start = found.data();
-  *size = found.size();
-  return true;
-}
 
 }  // namespace cuda_remote::replay
 

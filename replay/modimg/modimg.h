@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "proto/base/status.h"
-#include "proto/base/took.h"
 
 namespace cuda_remote::replay {
 
@@ -43,19 +42,11 @@ StatusOr<ParsedImage> ParseImage(std::string_view image, uint64_t max_unpacked =
 
 // As ParseImage without unpacking anything.
 StatusOr<ParsedImage> ListEntries(std::string_view image);
-// Until all callers have it: see took.h.
-inline bool ListEntries(std::string_view image, ParsedImage* parsed, std::string* error) {
-  return Took(ListEntries(image), parsed, error);
-}
 
 // Unpacks one entry after the other, so that only one is in memory. `use` returns false to stop early, which is no
 // failure.
 Status ForEachEntry(std::string_view image, const std::function<bool(ImageEntry&)>& use,
                     uint64_t max_unpacked = kMaxUnpackedBytes);
-// Until all callers have it: see took.h.
-inline bool ForEachEntry(std::string_view image, const std::function<bool(ImageEntry&)>& use, std::string* error) {
-  return Took(ForEachEntry(image, use), error);
-}
 
 // Whether a GPU of compute capability `arch` (90 for 9.0) can run this entry: machine code of the same major version
 // for the same or a lower minor one, PTX of the same or a lower version.
@@ -93,19 +84,10 @@ struct KernelFacts {
 // all. *kernels, unless null: what any of these entries' kernels may do. On failure both hold what was found before.
 Status DataSymbols(std::string_view image, const std::vector<uint32_t>& arches, std::vector<DataSymbol>* symbols,
                    KernelFacts* kernels = nullptr, uint64_t max_unpacked = kMaxUnpackedBytes);
-// Until all callers have it: see took.h.
-inline bool DataSymbols(std::string_view image, const std::vector<uint32_t>& arches, std::vector<DataSymbol>* symbols,
-                        std::string* error, KernelFacts* kernels = nullptr) {
-  return Took(DataSymbols(image, arches, symbols, kernels), error);
-}
 
 // The same for one cubin, and for one PTX text; appended to `symbols` without looking for doubles, and added to
 // *kernels.
 Status CubinSymbols(std::string_view cubin, std::vector<DataSymbol>* symbols, KernelFacts* kernels = nullptr);
-// Until all callers have it: see took.h.
-inline bool CubinSymbols(std::string_view cubin, std::vector<DataSymbol>* symbols, std::string* error) {
-  return Took(CubinSymbols(cubin, symbols), error);
-}
 Status PtxSymbols(std::string_view text, std::vector<DataSymbol>* symbols, KernelFacts* kernels = nullptr);
 
 }  // namespace cuda_remote::replay

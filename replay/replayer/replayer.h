@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "proto/base/status.h"
-#include "proto/base/took.h"
 #include "proto/frame/frame.h"
 #include "replay/log/log.h"
 
@@ -49,11 +48,6 @@ using ReplayProgress = std::function<void(uint64_t done, uint64_t total)>;
 // at the same time: a session that imports what another one exports waits until that one has replayed the export.
 // `ownerless`: the result of Ownerless for all their logs.
 Status ShareIn(std::string_view scope, ReplayTarget& target, const std::vector<std::string>& ownerless = {});
-// Until all callers have it: see took.h.
-inline bool ShareIn(std::string_view scope, ReplayTarget& target, std::string* error,
-                    const std::vector<std::string>& ownerless = {}) {
-  return Took(ShareIn(scope, target, ownerless), error);
-}
 
 // Keys of the physical memory that some of these logs' processes have imported and none of them exports: the process
 // that made it has released it or has ended. One of the processes that import it makes it in the replay.
@@ -81,19 +75,10 @@ enum class Part {
 // `ahead`: null, or an earlier state of the log, of which ReplayCode has sent the code already.
 Status Replay(const Log& log, ReplayTarget& target, const ReplayProgress& progress, Part part = Part::kAll,
               const Log* ahead = nullptr);
-// Until all callers have it: see took.h.
-inline bool Replay(const Log& log, ReplayTarget& target, const ReplayProgress& progress, std::string* error,
-                   Part part = Part::kAll, const Log* ahead = nullptr) {
-  return Took(Replay(log, target, progress, part, ahead), error);
-}
 
 // Contexts, modules, libraries and what was looked up in them: most of a replay's time. They hold none of the job's
 // memory and can be made before the rest, while the job runs on: the code of `log` now, and later what Replay adds.
 Status ReplayCode(const Log& log, ReplayTarget& target);
-// Until all callers have it: see took.h.
-inline bool ReplayCode(const Log& log, ReplayTarget& target, std::string* error) {
-  return Took(ReplayCode(log, target), error);
-}
 
 // How many records ReplayCode sends.
 size_t CodeRecords(const Log& log);
