@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Finds second ones of what the project has once: clocks, hashes, hexadecimal texts, owners of descriptors, readers of
-/proc/PID/maps, progress bars, and the addresses of a job's memory.
+/proc/PID/maps, progress bars, the addresses of a job's memory, and types of errors.
 
 Usage: one_test.py [ROOT]     ROOT: the workspace (default: the one that this file, links followed, is in)
 Exit code 0 if there is one of each, else every violation and exit code 1.
@@ -71,6 +71,9 @@ OWNER = "proto/base/unique_fd.h"
 DESTRUCTOR = re.compile(r"~(\w+)\s*\(\s*\)[^;{}]*\{")
 CLOSES = re.compile(r"(?<![\w.>])(?:::)?close\s*\(")
 
+# A parameter, not a member or a variable: those end with a semicolon.
+ERROR_TEXT = re.compile(r"\bstd::string\s*\*\s*(?:error|problem|why)\s*(?=[,)=])")
+
 TOKEN = re.compile(r'R"(?P<end>[^(\s]*)\(.*?\)(?P=end)"|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|(?P<comment>//[^\n]*|/\*.*?\*/)', re.S)
 
 
@@ -100,6 +103,13 @@ def owners(path, text):
                   f"Give it a UniqueFd ({OWNER})"
 
 
+def error_texts(path, text):
+    """Functions of a header that give the text of an error in a parameter."""
+    for match in ERROR_TEXT.finditer(text):
+        yield f"{path}:{line_of(text, match.start())}: a second error text ({match.group(0)}): return a status " \
+              "(proto/errors/README.md)"
+
+
 def problems(root):
     """How many files there are, and what is wrong."""
     texts = {}
@@ -124,6 +134,8 @@ def problems(root):
                 found.append(f"{path}:{line_of(text, match.start())}: {match.group(0)} has a name in {ADDRESSES}")
         if path != OWNER:
             found.extend(owners(path, text))
+        if path.endswith(".h") and not path.startswith(STAND_ALONE):
+            found.extend(error_texts(path, text))
     return len(texts), found
 
 

@@ -35,7 +35,18 @@ SECOND_ONES = (
     ("  ~Socket() override {\n    if (fd_ >= 0) ::close(fd_);\n  }", "Socket closes one in its destructor"),
 )
 
+# A line of a header: a function gives the text of an error in a parameter.
+ERROR_TEXTS = (
+    "bool Open(const std::string& path, std::string* error);",
+    "int Open(std::string * problem, int flags = 0);",
+    "virtual bool Close(std::string* why = nullptr) = 0;",
+)
+
 ALLOWED = (
+    "absl::Status Open(const std::string& path, std::string* content);  // not: std::string* error)",
+    "const std::string* error() const;",
+    "  std::string* error;",
+    "bool DecodeEnd(std::string_view bytes, std::string* reason);",
     "const Moment now = Now();",
     "// clock_gettime(CLOCK_MONOTONIC, &now) and 0xcbf29ce484222325",
     "int64_t time(int unit);",
@@ -68,6 +79,15 @@ class OneTest(unittest.TestCase):
         for line in ALLOWED:
             with self.subTest(line):
                 self.assertEqual(self.problems("client/a.h", line + "\n"), [])
+
+    def test_error_texts_in_headers(self):
+        for line in ERROR_TEXTS:
+            with self.subTest(line):
+                found = self.problems("server/a.h", "// A file.\n" + line + "\n")
+                self.assertEqual(len(found), 1, found)
+                self.assertIn("server/a.h:2: a second error text", found[0])
+                self.assertIn("return a status (proto/errors/README.md)", found[0])
+                self.assertEqual(self.problems("server/a.cc", line + "\n"), [], "only headers are looked at")
 
     def test_the_one_place(self):
         self.assertEqual(self.problems("proto/base/clock.h", "clock_gettime(clock, &now);\n"), [])
