@@ -18,7 +18,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/job/job.pb.h"
-#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -32,10 +31,6 @@ struct Account {
 
 // A user by name or number. Fails if there is none, or if it is root.
 absl::StatusOr<Account> FindAccount(const std::string& name);
-// Until all callers have it: see took.h.
-inline bool FindAccount(const std::string& name, Account* account, std::string* error) {
-  return Took(FindAccount(name), account, error);
-}
 
 // Whom the job runs as; nothing: as the user of who started it.
 std::optional<Account> AccountOf(const Job& job);
@@ -43,8 +38,6 @@ void SetAccount(const Account& account, Job* job);
 
 // For an image from elsewhere or from long ago: whether the account is still the same person's here, with these groups.
 absl::Status CheckAccount(const Account& account);
-// Until all callers have it: see took.h.
-inline bool CheckAccount(const Account& account, std::string* error) { return Took(CheckAccount(account), error); }
 
 // For messages, of the first one of `needed` (with its name, "SYS_ADMIN") that this thread does not have: "the
 // capability CAP_SYS_ADMIN, which is missing; ...". Empty if it has all.

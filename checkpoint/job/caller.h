@@ -15,7 +15,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/job/account.h"
-#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -38,8 +37,6 @@ class Caller {
   // From the descriptor that cr-hostd names with the option --caller. Once, before any thread is started. Fails if that
   // is not such a descriptor, or this program does not run as root.
   static absl::Status Take(int fd);
-  // Until all callers have it: see took.h.
-  static bool Take(int fd, std::string* error) { return Took(Take(fd), error); }
   // Null in a tool that a person has started.
   static const Caller* Get();
 
@@ -65,18 +62,9 @@ class Caller {
 
   // Whether a saved job with these rights may be restored for her.
   absl::Status CheckSaved(const std::optional<Account>& saved) const;
-  // Until all callers have it: see took.h.
-  bool CheckSaved(const std::optional<Account>& saved, std::string* error) const {
-    return Took(CheckSaved(saved), error);
-  }
 
   // Returns when cr-hostd has done what belongs to it, with what it answers. Fails if it could not.
   absl::StatusOr<std::string> Announce(const char* what) const;
-  // Until all callers have it: see took.h.
-  bool Announce(const char* what, std::string* error, std::string* said = nullptr) const {
-    std::string unused;
-    return Took(Announce(what), said ? said : &unused, error);
-  }
 
  private:
   Account account_;

@@ -9,7 +9,6 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/job.pb.h"
-#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -37,14 +36,6 @@ std::vector<CudaProcess> FindCudaProcesses(const Job& job, const std::string& di
 // CUDA_REMOTE_JOB_DIR, by that folder or by the number of one of them: they can be moved and traced. The job then says
 // that it cannot be saved, and has no runner.
 absl::StatusOr<FoundJob> FindJobOrProcesses(const std::string& name);
-// Until all callers have it: see took.h.
-inline bool FindJobOrProcesses(const std::string& name, std::string* directory, Job* job, std::string* error) {
-  FoundJob found;
-  if (!Took(FindJobOrProcesses(name), &found, error)) return false;
-  *directory = found.directory;
-  *job = found.job;
-  return true;
-}
 
 }  // namespace cuda_remote::checkpoint
 

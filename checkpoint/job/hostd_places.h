@@ -8,7 +8,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -29,10 +28,6 @@ std::string UserJobsFolder(const std::string& socket, uid_t user);
 // starts anew.
 std::string DrainingReason(const std::string& socket);
 absl::Status SetDrainingReason(const std::string& socket, const std::string& reason);
-// Until all callers have it: see took.h.
-inline bool SetDrainingReason(const std::string& socket, const std::string& reason, std::string* error) {
-  return Took(SetDrainingReason(socket, reason), error);
-}
 
 }  // namespace cuda_remote::checkpoint
 

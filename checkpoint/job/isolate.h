@@ -23,7 +23,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/job/account.h"
-#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -97,21 +96,9 @@ extern const char kInUserNamespace[];
 // shell would return for it (126: cannot be executed, 127: not there, 125: anything else).
 // The sentence is empty where a restorer failed, which has written why to its output.
 absl::StatusOr<Isolated> StartIsolated(const Plan& plan, int* code);
-// Until all callers have it: see took.h.
-inline bool StartIsolated(const Plan& plan, Isolated* isolated, std::string* error, int* code) {
-  return Took(StartIsolated(plan, code), isolated, error);
-}
 // The same in two steps, for whoever has something to do meanwhile: either AwaitIsolated or EndIsolated must follow.
 absl::StatusOr<Isolated> BeginIsolated(const Plan& plan);
 absl::Status AwaitIsolated(Isolated* isolated, int* code);
-// Until all callers have it: see took.h.
-inline bool BeginIsolated(const Plan& plan, Isolated* isolated, std::string* error) {
-  return Took(BeginIsolated(plan), isolated, error);
-}
-// Until all callers have it: see took.h.
-inline bool AwaitIsolated(Isolated* isolated, std::string* error, int* code) {
-  return Took(AwaitIsolated(isolated, code), error);
-}
 // Kills all that is in the namespace, and waits for that.
 void EndIsolated(Isolated* isolated);
 
@@ -121,10 +108,6 @@ bool MayMount();
 // Starts it without a PID namespace, as a child of the caller; with plan.mounts, in a user namespace that has them.
 // Returns the program's number. On failure *code is as above.
 absl::StatusOr<pid_t> StartPlain(const Plan& plan, int* code);
-// Until all callers have it: see took.h.
-inline bool StartPlain(const Plan& plan, pid_t* pid, std::string* error, int* code) {
-  return Took(StartPlain(plan, code), pid, error);
-}
 
 // Blocks the signals that WaitForwarding waits for. Before anything is started, so that none is lost.
 void BlockForwardedSignals();

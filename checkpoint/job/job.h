@@ -30,7 +30,6 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/job.pb.h"
-#include "proto/base/took.h"
 #include "proto/folder/this_job.h"
 
 namespace cuda_remote::checkpoint {
@@ -57,10 +56,6 @@ std::string Absolute(const std::string& path);
 // Makes `directory` and locks it until this process ends, however it ends: that is how others see whether the folder is
 // in use. Fails if another program runs or begins a job there.
 absl::Status ClaimJobFolder(const std::string& directory);
-// Until all callers have it: see took.h.
-inline bool ClaimJobFolder(const std::string& directory, std::string* error) {
-  return Took(ClaimJobFolder(directory), error);
-}
 
 // Whether somebody has it locked so.
 bool IsInUse(const std::string& directory);
@@ -71,26 +66,13 @@ absl::Status MakeJobFolder(const std::string& directory);
 // Likewise, of a restarted job, the one that it knows and in whose place it sees another. A job that runs may have it:
 // then its users' rights stay.
 absl::Status MakeShownFolder(const std::string& directory);
-// Until all callers have it: see took.h.
-inline bool MakeShownFolder(const std::string& directory, std::string* error) {
-  return Took(MakeShownFolder(directory), error);
-}
 
 // Lets the processes of `account` into this user's job folder, and makes their folder in it. `seen_as`: the job's
 // folder as the program knows it. Fails if they cannot enter a folder above it.
 absl::Status OpenToUser(const std::string& directory, const std::string& seen_as, const Account& account);
-// Until all callers have it: see took.h.
-inline bool OpenToUser(const std::string& directory, const std::string& seen_as, const Account& account,
-                       std::string* error) {
-  return Took(OpenToUser(directory, seen_as, account), error);
-}
 
 // Makes the folder of sockets in this user's own job folder, where they stay if root restarts the job.
 absl::Status MakeSocketFolder(const std::string& directory);
-// Until all callers have it: see took.h.
-inline bool MakeSocketFolder(const std::string& directory, std::string* error) {
-  return Took(MakeSocketFolder(directory), error);
-}
 
 // The libraries of ours that the job's processes load: the client library, our NVML, and the preloaded one.
 inline constexpr char kClientLibrary[] = "libcuda-remote.so", kNvmlLibrary[] = "libcuda-remote-nvml.so";
@@ -102,38 +84,20 @@ std::string KeptLibrary(const std::string& directory, const std::string& library
 // Puts links to these libraries, which are beside this program, into the folder lib, by the names that programs look
 // for. Returns that folder.
 absl::StatusOr<std::string> LinkLibrary(const std::string& directory);
-// Until all callers have it: see took.h.
-inline bool LinkLibrary(const std::string& directory, std::string* library_folder, std::string* error) {
-  return Took(LinkLibrary(directory), library_folder, error);
-}
 
 // Writes for the job's processes which server they use from now on, and makes the lock for connecting to it. `address`:
 // as in CUDA_REMOTE_SERVER; `gpu`: the only GPU, -1: all.
 absl::Status WriteGpuServer(const std::string& directory, const std::string& address, int gpu);
-// Until all callers have it: see took.h.
-inline bool WriteGpuServer(const std::string& directory, const std::string& address, int gpu, std::string* error) {
-  return Took(WriteGpuServer(directory, address, gpu), error);
-}
 
 // Writes for processes of the job that have another environment which job they are in (proto/folder/this_job.h).
 // `seen_as`: the job's folder as the program sees it.
 absl::Status WriteThisJob(const std::string& directory, const std::string& seen_as, const std::string& name);
-// Until all callers have it: see took.h.
-inline bool WriteThisJob(const std::string& directory, const std::string& seen_as, const std::string& name,
-                         std::string* error) {
-  return Took(WriteThisJob(directory, seen_as, name), error);
-}
 
 // As WriteGpuServer, and also writes the scope in which a restarted or moved job shares from now on (replay::ShareIn).
 // Both change in one step, which decides a move: processes whose tool is killed then go on where this file says
 // (client/agent/agent.h).
 absl::Status WriteJobServer(const std::string& directory, const std::string& address, int gpu,
                             const std::string& scope);
-// Until all callers have it: see took.h.
-inline bool WriteJobServer(const std::string& directory, const std::string& address, int gpu, const std::string& scope,
-                           std::string* error) {
-  return Took(WriteJobServer(directory, address, gpu, scope), error);
-}
 
 // The destructor restores the files that WriteJobServer changes, unless Keep was called.
 class ServerChange {
@@ -169,10 +133,6 @@ class ConnectionPause {
   ConnectionPause& operator=(const ConnectionPause&) = delete;
   // Waits until sessions that are being opened are open and questions are answered, `timeout_ms` at most.
   absl::Status Take(const std::string& directory, int timeout_ms);
-  // Until all callers have it: see took.h.
-  bool Take(const std::string& directory, int timeout_ms, std::string* error) {
-    return Took(Take(directory, timeout_ms), error);
-  }
   void Release();
 
  private:
@@ -183,14 +143,6 @@ class ConnectionPause {
 // because that user could then direct the tool at processes and files of the tool's user.
 absl::Status WriteJob(const std::string& directory, const Job& job);
 absl::StatusOr<Job> ReadJob(const std::string& directory);
-// Until all callers have it: see took.h.
-inline bool WriteJob(const std::string& directory, const Job& job, std::string* error) {
-  return Took(WriteJob(directory, job), error);
-}
-// Until all callers have it: see took.h.
-inline bool ReadJob(const std::string& directory, Job* job, std::string* error) {
-  return Took(ReadJob(directory), job, error);
-}
 
 // The job as text, for people to read or on one line, and back.
 std::string JobToJson(const Job& job, bool one_line);
@@ -209,14 +161,6 @@ std::vector<FoundJob> JobsOfHostd(const std::string& socket, uid_t user);
 
 // Finds the job that a person calls `name`: its folder, the name of one in JobsFolders(), or a PID.
 absl::StatusOr<FoundJob> FindJob(const std::string& name);
-// Until all callers have it: see took.h.
-inline bool FindJob(const std::string& name, std::string* directory, Job* job, std::string* error) {
-  FoundJob found;
-  if (!Took(FindJob(name), &found, error)) return false;
-  *directory = found.directory;
-  *job = found.job;
-  return true;
-}
 
 // The user whose own the job of that name may be, without a look at what its folder says; 0: there is none, or it is
 // root's or cr-hostd's. For root's tools (own_job.h).

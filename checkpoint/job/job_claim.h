@@ -17,7 +17,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -32,11 +31,6 @@ class JobClaim {
   // `cancelled` is false: the other may be about to end. A keeper is waited for longer: it comes to its end by itself.
   // Fails with a sentence that names the other one.
   absl::Status Take(const std::string& directory, const char* tool, const std::function<bool()>& cancelled);
-  // Until all callers have it: see took.h.
-  bool Take(const std::string& directory, const char* tool, const std::function<bool()>& cancelled,
-            std::string* error) {
-    return Took(Take(directory, tool, cancelled), error);
-  }
   void Release();
 
   // The tool that had the claim before and was killed with it, as in "cr-checkpoint (PID 12)"; empty if there is none.

@@ -23,7 +23,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/job/job.pb.h"
-#include "proto/base/took.h"
 #include "proto/base/unique_fd.h"
 
 namespace cuda_remote::checkpoint {
@@ -33,10 +32,6 @@ inline constexpr char kJobInterface[] = "eth0";
 
 // "ADDRESS[/PREFIX][@INTERFACE]". Without PREFIX, the network's prefix() is 0 until CheckNetwork.
 absl::StatusOr<JobNetwork> ParseNetwork(const std::string& text);
-// Until all callers have it: see took.h.
-inline bool ParseNetwork(const std::string& text, JobNetwork* network, std::string* error) {
-  return Took(ParseNetwork(text), network, error);
-}
 
 // As ParseNetwork reads it.
 std::string ToText(const JobNetwork& network);
@@ -44,17 +39,9 @@ std::string ToText(const JobNetwork& network);
 // Whether this machine has what the address needs: the interface, and the rights. Fills in a missing prefix. `allowed`:
 // null, or the networks, "ADDRESS/PREFIX[@INTERFACE]", in one of which the address must be.
 absl::Status CheckNetwork(JobNetwork* network, const std::vector<std::string>* allowed);
-// Until all callers have it: see took.h.
-inline bool CheckNetwork(JobNetwork* network, const std::vector<std::string>* allowed, std::string* error) {
-  return Took(CheckNetwork(network, allowed), error);
-}
 
 // Whether `rule` is "ADDRESS/PREFIX[@INTERFACE]", where ADDRESS is a network's.
 absl::Status CheckNetworkRule(const std::string& rule);
-// Until all callers have it: see took.h.
-inline bool CheckNetworkRule(const std::string& rule, std::string* error) {
-  return Took(CheckNetworkRule(rule), error);
-}
 
 // Whether a rule allows the address on this interface of the machine.
 bool RuleAllows(const std::string& rule, const std::string& address, const std::string& interface);
@@ -67,12 +54,6 @@ class NetworkNamespace {
   // Makes a namespace whose eth0 is silent. It ends with this object, and with the last process in it. `ask`: fails if
   // another machine answers for the address. `network` as CheckNetwork leaves it.
   static absl::StatusOr<std::unique_ptr<NetworkNamespace>> Make(const JobNetwork& network, bool ask);
-  // Until all callers have it: see took.h.
-  static std::unique_ptr<NetworkNamespace> Make(const JobNetwork& network, bool ask, std::string* error) {
-    std::unique_ptr<NetworkNamespace> made;
-    Took(Make(network, ask), &made, error);
-    return made;
-  }
   NetworkNamespace(const NetworkNamespace&) = delete;
   NetworkNamespace& operator=(const NetworkNamespace&) = delete;
 
@@ -80,8 +61,6 @@ class NetworkNamespace {
   int fd() const { return fd_.get(); }
   // Ends the silence, and tells the neighbours where the address is.
   absl::Status Connect();
-  // Until all callers have it: see took.h.
-  bool Connect(std::string* error) { return Took(Connect(), error); }
   // Before what runs there is ended although its connections are to go on elsewhere.
   void Silence();
   // When all processes in it have ended. The kernel keeps connections whose other end does not answer, and with them
@@ -98,12 +77,6 @@ class NetworkNamespace {
 // The same for a running job, found by its init process: silent; and connected again.
 absl::Status SilenceNetwork(pid_t init);
 absl::Status ConnectNetwork(pid_t init, const JobNetwork& network);
-// Until all callers have it: see took.h.
-inline bool SilenceNetwork(pid_t init, std::string* error) { return Took(SilenceNetwork(init), error); }
-// Until all callers have it: see took.h.
-inline bool ConnectNetwork(pid_t init, const JobNetwork& network, std::string* error) {
-  return Took(ConnectNetwork(init, network), error);
-}
 
 }  // namespace cuda_remote::checkpoint
 

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "proto/base/took.h"
 #include "proto/base/unique_fd.h"
 
 namespace cuda_remote::checkpoint {
@@ -31,12 +30,8 @@ class Outputs {
 
   // Opens and locks the files. On failure none was changed.
   absl::Status Open(const OutputOptions& options);
-  // Until all callers have it: see took.h.
-  bool Open(const OutputOptions& options, std::string* error) { return Took(Open(options), error); }
   // Locks files that a job has already, without changing them.
   absl::Status Lock(const std::vector<std::string>& paths);
-  // Until all callers have it: see took.h.
-  bool Lock(const std::vector<std::string>& paths, std::string* error) { return Took(Lock(paths), error); }
 
   // This process's descriptors 1 and 2 are the files, for a program that is about to be started.
   void Show();

@@ -12,7 +12,6 @@
 #include "absl/status/status.h"
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/job.h"
-#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -27,10 +26,6 @@ class OwnersRights {
   // Of the job that was found in `directory`: leaves in *job what may be believed, and whom it runs as. Fails
   // if it is not that user's.
   absl::Status Check(const std::string& directory, Job* job) const;
-  // Until all callers have it: see took.h.
-  bool Check(const std::string& directory, Job* job, std::string* error) const {
-    return Took(Check(directory, job), error);
-  }
 
  private:
   std::optional<Account> owner_;

@@ -14,7 +14,6 @@
 #include "absl/status/status.h"
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
-#include "proto/base/took.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -26,10 +25,6 @@ bool HasOwnLoaderCache(const Job& job);
 // library is noted in *job, so that a restart covers it again; what is noted there already is covered if it is here.
 // Fails if something could not be prepared; *mounts has the rest.
 absl::Status PlanStandIns(const std::string& directory, Job* job, std::vector<Mount>* mounts);
-// Until all callers have it: see took.h.
-inline bool PlanStandIns(const std::string& directory, Job* job, std::vector<Mount>* mounts, std::string* error) {
-  return Took(PlanStandIns(directory, job, mounts), error);
-}
 
 // The file that the job sees at `path`: one of our libraries if it is covered, else `path` itself.
 std::string SeenByJob(const Job& job, const std::string& path);

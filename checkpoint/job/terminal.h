@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "proto/base/took.h"
 #include "proto/base/unique_fd.h"
 
 namespace cuda_remote::checkpoint {
@@ -26,8 +25,6 @@ struct TerminalCopy {
   pid_t copier = 0;   // a child that ends when nobody has the terminal open any more
 };
 absl::StatusOr<TerminalCopy> CopyTerminal();
-// Until all callers have it: see took.h.
-inline bool CopyTerminal(TerminalCopy* copy, std::string* error) { return Took(CopyTerminal(), copy, error); }
 
 // A pseudo-terminal for a job whose session is not this program's, so that it has job control: the keys that stop and
 // interrupt, groups in the foreground and background, the window's size. While this program is in the foreground, the
@@ -37,13 +34,6 @@ class JobTerminal {
  public:
   // Null if this program has no terminal, or its input or output is elsewhere.
   static absl::StatusOr<std::unique_ptr<JobTerminal>> Open();
-  // Until all callers have it: see took.h.
-  static std::unique_ptr<JobTerminal> Open(std::string* error) {
-    std::unique_ptr<JobTerminal> terminal;
-    error->clear();
-    Took(Open(), &terminal, error);
-    return terminal;
-  }
   // Gives this program's terminal back as it was.
   ~JobTerminal();
   JobTerminal(const JobTerminal&) = delete;
