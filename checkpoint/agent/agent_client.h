@@ -25,13 +25,6 @@ class AgentClient final : public Lockable {
   // messages call the process. Fails if nobody is there.
   static absl::StatusOr<std::unique_ptr<AgentClient>> Connect(const std::string& directory, uint32_t pid,
                                                               const std::string& name);
-  // Until all callers have it: see took.h.
-  static std::unique_ptr<AgentClient> Connect(const std::string& directory, uint32_t pid, const std::string& name,
-                                              std::string* error) {
-    std::unique_ptr<AgentClient> client;
-    Took(Connect(directory, pid, name), &client, error);
-    return client;
-  }
 
   AgentClient(const AgentClient&) = delete;
   AgentClient& operator=(const AgentClient&) = delete;
@@ -69,44 +62,6 @@ class AgentClient final : public Lockable {
   absl::Status EndTrace(int timeline_fd, int table_fd, bool json);
   // The table of all calls so far, of a job that was started with CUDA_REMOTE_TRACE.
   absl::Status TraceTotals(int table_fd, bool json);
-
-  // Until all callers have it: see took.h.
-  using Lockable::Admit;
-  using Lockable::Close;
-  using Lockable::LockOld;
-  using Lockable::Look;
-  using Lockable::Settle;
-  bool GetInfo(Info* info, std::string* error) { return Took(GetInfo(), info, error); }
-  bool Unlock(std::string* error) { return Took(Unlock(), error); }
-  bool AskImages(uint64_t* number, int* fd, std::string* error) {
-    UniqueFd images;
-    if (!Took(AskImages(number, &images), error)) return false;
-    *fd = images.Release();
-    return true;
-  }
-  bool Take(uint64_t images, Taken* taken, std::string* error) { return Took(Take(images), taken, error); }
-  bool Release(std::string* error) { return Took(Release(), error); }
-  bool Give(const Given& given, std::string* error) { return Took(Give(given), error); }
-  bool Abandon(std::string* error) { return Took(Abandon(), error); }
-  bool Ask(const SideRequest& request, uint64_t* sequence, std::string* error, bool* old = nullptr) {
-    const absl::StatusOr<uint64_t> asked = Ask(request);
-    if (old && !asked.ok()) *old = absl::IsUnimplemented(asked.status());
-    return Took(asked, sequence, error);
-  }
-  bool Answer(uint64_t sequence, int timeout_ms, bool* answered, SideAnswer* answer, std::string* error) {
-    std::optional<SideAnswer> got;
-    if (!Took(Answer(sequence, timeout_ms), &got, error)) return false;
-    *answered = got.has_value();
-    if (got) *answer = *std::move(got);
-    return true;
-  }
-  bool BeginTrace(uint64_t events, uint64_t milliseconds, std::string* error) {
-    return Took(BeginTrace(events, milliseconds), error);
-  }
-  bool EndTrace(int timeline_fd, int table_fd, bool json, std::string* error) {
-    return Took(EndTrace(timeline_fd, table_fd, json), error);
-  }
-  bool TraceTotals(int table_fd, bool json, std::string* error) { return Took(TraceTotals(table_fd, json), error); }
 
  private:
   AgentClient(UniqueFd socket, const std::string& name) : socket_(std::move(socket)), name_(name) {}

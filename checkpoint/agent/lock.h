@@ -26,12 +26,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/agent/types.h"
-#include "proto/base/took.h"
 
 namespace cuda_remote::agent {
-
-// Until all callers have it: see took.h.
-enum class CloseResult { kClosed, kOld, kFailed };
 
 // A process that can be locked. After a failure the caller must call Open.
 class Lockable {
@@ -39,54 +35,16 @@ class Lockable {
   virtual ~Lockable() = default;
   virtual std::string Name() const = 0;
   // Unimplemented: the client library is older, and knows LockOld only.
-  virtual absl::Status Close() {
-    std::string error;
-    const CloseResult result = Close(&error);
-    if (result == CloseResult::kOld) return absl::UnimplementedError(error);
-    return result == CloseResult::kClosed ? absl::OkStatus() : absl::UnknownError(error);
-  }
-  virtual absl::StatusOr<Activity> Look() {
-    std::string error;
-    Activity activity;
-    if (!Look(&activity, &error)) return absl::UnknownError(error);
-    return activity;
-  }
+  virtual absl::Status Close() = 0;
+  virtual absl::StatusOr<Activity> Look() = 0;
   // Whether there was such a call; it was let through.
-  virtual absl::StatusOr<bool> Admit(const Admission& which) {
-    std::string error;
-    bool admitted = false;
-    if (!Admit(which, &admitted, &error)) return absl::UnknownError(error);
-    return admitted;
-  }
+  virtual absl::StatusOr<bool> Admit(const Admission& which) = 0;
   // False if it was not quiet after all: then it is as before.
-  virtual absl::StatusOr<bool> Settle(int timeout_ms) {
-    std::string error;
-    bool settled = false;
-    if (!Settle(timeout_ms, &settled, &error)) return absl::UnknownError(error);
-    return settled;
-  }
+  virtual absl::StatusOr<bool> Settle(int timeout_ms) = 0;
   // Close, wait and settle in one, without letting calls through.
-  virtual absl::Status LockOld(int timeout_ms) {
-    std::string error;
-    return LockOld(timeout_ms, &error) ? absl::OkStatus() : absl::UnknownError(error);
-  }
+  virtual absl::Status LockOld(int timeout_ms) = 0;
   // Undoes Close and Settle. Also of a process that was not closed.
   virtual void Open() = 0;
-
-  // Until all callers have it: see took.h. A Lockable has either these or those above, which are pure then.
-  virtual CloseResult Close(std::string* error) {
-    const absl::Status closed = Close();
-    if (Took(closed, error)) return CloseResult::kClosed;
-    return absl::IsUnimplemented(closed) ? CloseResult::kOld : CloseResult::kFailed;
-  }
-  virtual bool Look(Activity* activity, std::string* error) { return Took(Look(), activity, error); }
-  virtual bool Admit(const Admission& which, bool* admitted, std::string* error) {
-    return Took(Admit(which), admitted, error);
-  }
-  virtual bool Settle(int timeout_ms, bool* settled, std::string* error) {
-    return Took(Settle(timeout_ms), settled, error);
-  }
-  virtual bool LockOld(int timeout_ms, std::string* error) { return Took(LockOld(timeout_ms), error); }
 };
 
 // Time, which tests make up.
@@ -105,12 +63,6 @@ struct LockOptions {
 // Locks all of `processes`, or none. Returns the time, by `options.clock`, from which the gates have been closed
 // without a break. On failure all gates are open.
 absl::StatusOr<int64_t> LockAll(const std::vector<Lockable*>& processes, const LockOptions& options);
-// Until all callers have it: see took.h.
-inline bool LockAll(const std::vector<Lockable*>& processes, const LockOptions& options, int64_t* closed_us,
-                    std::string* error) {
-  int64_t unused = 0;
-  return Took(LockAll(processes, options), closed_us ? closed_us : &unused, error);
-}
 
 }  // namespace cuda_remote::agent
 
