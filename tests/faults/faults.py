@@ -1054,8 +1054,8 @@ def older_gpu(context):
     if not lab.software:
         return  # a real GPU is what it is
     command = context.app("reduce", 30)
-    job = lab.job("job", command, lab.server().unix, step_ms=60)
-    job.wait_steps(3, 60)
+    job = lab.job("job", command, lab.server().unix, pause_at=[5])
+    job.wait_paused(5, 60)
     image = context.path("image")
     lab.run("checkpoint", [lab.tool("cr-checkpoint"), job.id, image], 60)
     # nvcc's default code is for 7.5 and later.
@@ -1068,6 +1068,7 @@ def older_gpu(context):
     inspected = lab.start(harness.Process(lab, "inspect", [lab.tool("cr-inspect"), "--can-run-on", "7.0", image]))
     if inspected.wait(60) != 3:
         raise Failure(f"cr-inspect --can-run-on does not say so\n{inspected.describe()}")
+    job.go(5)
     job.expect_success(60)
     harness.same("after the refused migration", job.stdout(), context.expected(command))
     os.truncate(job.out, 0)
