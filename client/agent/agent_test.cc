@@ -18,6 +18,7 @@
 #include <atomic>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -192,15 +193,13 @@ class AgentTest : public testing::Test {
     rmdir(parent_.c_str());
   }
   std::unique_ptr<AgentClient> Connect() {
-    std::unique_ptr<AgentClient> tool = AgentClient::Connect(directory_, uint32_t(getpid()), "the job", &error_);
-    EXPECT_NE(tool, nullptr) << error_;
-    return tool;
+    return ValueOf(AgentClient::Connect(directory_, uint32_t(getpid()), "the job"));
   }
   UniqueFd ConnectToAgent() { return ValueOf(ConnectUnix(directory_ + "/" + SocketName(uint32_t(getpid())))); }
-  bool Lock(const std::unique_ptr<AgentClient>& tool, int timeout_ms = 60000) {
+  absl::Status Lock(const std::unique_ptr<AgentClient>& tool, int timeout_ms = 60000) {
     LockOptions options;
     options.timeout_ms = timeout_ms;
-    return LockAll({tool.get()}, options, nullptr, &error_);
+    return LockAll({tool.get()}, options).status();
   }
   static int OpenFiles() {
     int count = 0;
@@ -217,7 +216,7 @@ class AgentTest : public testing::Test {
   }
 
   FakeHost host_;
-  std::string parent_, directory_, error_;
+  std::string parent_, directory_;
   std::unique_ptr<Agent> agent_;
 };
 
@@ -228,8 +227,7 @@ TEST_F(AgentTest, FolderIsPrivate) {
 }
 
 TEST_F(AgentTest, Info) {
-  Info info;
-  ASSERT_TRUE(Connect()->GetInfo(&info, &error_)) << error_;
+  const Info info = ValueOf(Connect()->GetInfo());
   EXPECT_EQ(info.pid, 4711u);
   EXPECT_EQ(info.server, "unix:/somewhere");
   EXPECT_EQ(info.job, "job");
@@ -245,14 +243,14 @@ TEST_F(AgentTest, Info) {
 TEST_F(AgentTest, ImagesAreGivenWhileTheJobRuns) {
   const int files = OpenFiles();
   uint64_t number = 0;
-  int images = -1;
-  ASSERT_TRUE(Connect()->AskImages(&number, &images, &error_)) << error_;
+  UniqueFd images;
+  ASSERT_EQ(Connect()->AskImages(&number, &images), absl::OkStatus());
   EXPECT_EQ(number, 77u);
-  EXPECT_EQ(Contents(images), "the images");
-  close(images);
+  EXPECT_EQ(Contents(images.get()), "the images");
+  images.Close();
   auto tool = Connect();
-  ASSERT_TRUE(Lock(tool, 1500)) << error_;
-  EXPECT_FALSE(tool->AskImages(&number, &images, &error_));
+  ASSERT_EQ(Lock(tool, 1500), absl::OkStatus());
+  EXPECT_FALSE(tool->AskImages(&number, &images).ok());
   tool.reset();
   EXPECT_TRUE(Eventually([&] { return OpenFiles() == files; })) << "descriptors were left open";
 }
@@ -262,11 +260,11 @@ TEST_F(AgentTest, WholeHandOver) {
   Taken taken;
   {
     auto tool = Connect();
-    ASSERT_TRUE(Lock(tool, 1500)) << error_;
+    ASSERT_EQ(Lock(tool, 1500), absl::OkStatus());
     EXPECT_TRUE(host_.locked);
     EXPECT_GT(host_.last_timeout, 0);
     EXPECT_LE(host_.last_timeout, 1500);
-    ASSERT_TRUE(tool->Take(77, &taken, &error_)) << error_;
+    taken = ValueOf(tool->Take(77));
     EXPECT_EQ(host_.taken_without, 77u);
     EXPECT_EQ(Contents(taken.log_fd), "the log");
     EXPECT_EQ(Contents(taken.fds.socket), "the socket");
@@ -275,32 +273,29 @@ TEST_F(AgentTest, WholeHandOver) {
     EXPECT_EQ(taken.welcome.session, 9u);
     EXPECT_EQ(taken.welcome.server, "name");
     EXPECT_TRUE(taken.welcome.shared_memory);
-    ASSERT_TRUE(tool->Release(&error_)) << error_;
+    ASSERT_EQ(tool->Release(), absl::OkStatus());
     EXPECT_TRUE(host_.released);
-    EXPECT_FALSE(tool->Unlock(&error_));
+    EXPECT_FALSE(tool->Unlock().ok());
   }
   // The end of the connection does not unlock now: there is no channel to go on with.
   usleep(20000);
   EXPECT_TRUE(host_.locked);
   auto tool = Connect();
-  Info info;
-  ASSERT_TRUE(tool->GetInfo(&info, &error_));
-  EXPECT_TRUE(info.released);
-  EXPECT_FALSE(tool->Unlock(&error_));
-  EXPECT_NE(error_.find("released"), std::string::npos);
+  EXPECT_TRUE(ValueOf(tool->GetInfo()).released);
+  EXPECT_NE(tool->Unlock().message().find("released"), std::string::npos);
   Given given;
   given.fds = taken.fds;
   given.next_sequence = 77;
   given.new_worker = true;
   given.server = "unix:/elsewhere";
   given.welcome = taken.welcome;
-  ASSERT_TRUE(tool->Give(given, &error_)) << error_;
+  ASSERT_EQ(tool->Give(given), absl::OkStatus());
   EXPECT_EQ(host_.given_contents, "the socket|the ring");
   EXPECT_EQ(host_.given.next_sequence, 77u);
   EXPECT_TRUE(host_.given.new_worker);
   EXPECT_EQ(host_.given.server, "unix:/elsewhere");
   EXPECT_TRUE(host_.locked);
-  ASSERT_TRUE(tool->Unlock(&error_)) << error_;
+  ASSERT_EQ(tool->Unlock(), absl::OkStatus());
   EXPECT_TRUE(Eventually([&] { return !host_.locked; }));
   for (int fd : {taken.log_fd, taken.fds.socket, taken.fds.ring}) close(fd);
   tool.reset();
@@ -310,14 +305,14 @@ TEST_F(AgentTest, WholeHandOver) {
 TEST_F(AgentTest, ToolThatDisappearsUnlocks) {
   {
     auto tool = Connect();
-    ASSERT_TRUE(Lock(tool));
+    ASSERT_EQ(Lock(tool), absl::OkStatus());
   }
   EXPECT_TRUE(Eventually([&] { return host_.unlocks == 1; }));
   Taken taken;
   {
     auto tool = Connect();
-    ASSERT_TRUE(Lock(tool));
-    ASSERT_TRUE(tool->Take(0, &taken, &error_));
+    ASSERT_EQ(Lock(tool), absl::OkStatus());
+    taken = ValueOf(tool->Take(0));
   }
   EXPECT_TRUE(Eventually([&] { return host_.unlocks == 2; }));
   for (int fd : {taken.log_fd, taken.fds.socket, taken.fds.ring}) close(fd);
@@ -325,27 +320,24 @@ TEST_F(AgentTest, ToolThatDisappearsUnlocks) {
 
 // The host finds out which channel the process goes on with. A tool that unlocks has said so.
 TEST_F(AgentTest, ToolThatDisappearsInAMoveHasItSettled) {
-  Taken taken;
-  Activity activity;
   for (const bool unlocks : {true, false}) {
     auto tool = Connect();
-    ASSERT_TRUE(Lock(tool)) << error_;
-    ASSERT_TRUE(tool->Take(0, &taken, &error_)) << error_;
-    EXPECT_FALSE(tool->Look(&activity, &error_));
+    ASSERT_EQ(Lock(tool), absl::OkStatus());
+    const Taken taken = ValueOf(tool->Take(0));
+    EXPECT_FALSE(tool->Look().ok());
     Given given;
     given.fds = taken.fds;
     given.new_worker = true;
     given.welcome = taken.welcome;
-    ASSERT_TRUE(tool->Give(given, &error_)) << error_;
+    ASSERT_EQ(tool->Give(given), absl::OkStatus());
     // Whether the new worker is there can be asked now; and if it is not, the former one is given back without it.
-    ASSERT_TRUE(tool->Look(&activity, &error_)) << error_;
-    EXPECT_TRUE(activity.answered);
+    EXPECT_TRUE(ValueOf(tool->Look()).answered);
     given.new_worker = false;
-    ASSERT_TRUE(tool->Give(given, &error_)) << error_;
+    ASSERT_EQ(tool->Give(given), absl::OkStatus());
     EXPECT_FALSE(host_.given.new_worker);
     for (int fd : {taken.log_fd, taken.fds.socket, taken.fds.ring}) close(fd);
     if (unlocks) {
-      ASSERT_TRUE(tool->Unlock(&error_)) << error_;
+      ASSERT_EQ(tool->Unlock(), absl::OkStatus());
     }
     tool.reset();
     EXPECT_TRUE(Eventually([&] { return host_.unlocks == (unlocks ? 1 : 2); }));
@@ -355,17 +347,15 @@ TEST_F(AgentTest, ToolThatDisappearsInAMoveHasItSettled) {
 
 // Also in the middle of a lock, at whatever step, and without the job's help.
 TEST_F(AgentTest, ToolThatDisappearsWhileItWaitsUnlocks) {
-  Activity activity;
-  bool admitted = false;
   for (int step = 0; step < 4; ++step) {
     const int before = host_.unlocks;
     auto tool = Connect();
-    ASSERT_EQ(tool->Close(&error_), CloseResult::kClosed) << error_;
+    ASSERT_EQ(tool->Close(), absl::OkStatus());
     if (step >= 1) {
-      ASSERT_TRUE(tool->Look(&activity, &error_)) << error_;
+      ASSERT_EQ(tool->Look().status(), absl::OkStatus());
     }
     if (step >= 2) {
-      ASSERT_TRUE(tool->Admit({true, 0}, &admitted, &error_)) << error_;
+      ASSERT_EQ(tool->Admit({true, 0}).status(), absl::OkStatus());
     }
     if (step >= 3) {
       // The agent is busy when the tool goes.
@@ -395,55 +385,50 @@ TEST_F(AgentTest, ToolThatDisappearsWhileItWaitsUnlocks) {
 
 TEST_F(AgentTest, AsksBesideTheJobsCalls) {
   auto tool = Connect();
-  uint64_t first = 0, second = 0, third = 0;
   SideRequest request;
   request.operation = 17;
   request.message = "short";
-  ASSERT_TRUE(tool->Ask(request, &first, &error_)) << error_;
+  const uint64_t first = ValueOf(tool->Ask(request));
   request.operation = 18;
   request.message = std::string(20000, 'm');
   request.payload_bytes = 300000;
   request.tag = 5;
   request.fd = FileWith("a descriptor");
-  ASSERT_TRUE(tool->Ask(request, &second, &error_)) << error_;
+  const uint64_t second = ValueOf(tool->Ask(request));
   close(request.fd);
   request.tag = 0;
-  bool answered = false;
-  SideAnswer answer;
-  ASSERT_TRUE(tool->Answer(second, 10, &answered, &answer, &error_)) << error_;
+  std::optional<SideAnswer> answer = ValueOf(tool->Answer(second, 10));
   EXPECT_EQ(host_.passed, "a descriptor");
-  EXPECT_TRUE(answered);
-  EXPECT_EQ(answer.result, 18u);
-  EXPECT_EQ(answer.message, request.message);
-  ASSERT_EQ(answer.payload.size(), 300000u);
-  for (size_t i = 0; i < answer.payload.size(); ++i) ASSERT_EQ(answer.payload[i], char(i * 7 + i / 1000)) << i;
+  ASSERT_TRUE(answer);
+  EXPECT_EQ(answer->result, 18u);
+  EXPECT_EQ(answer->message, request.message);
+  ASSERT_EQ(answer->payload.size(), 300000u);
+  for (size_t i = 0; i < answer->payload.size(); ++i) ASSERT_EQ(answer->payload[i], char(i * 7 + i / 1000)) << i;
   host_.hold_answers = true;
-  ASSERT_TRUE(tool->Answer(first, 0, &answered, &answer, &error_)) << error_;
-  EXPECT_FALSE(answered);
+  EXPECT_FALSE(ValueOf(tool->Answer(first, 0)));
   host_.hold_answers = false;
-  ASSERT_TRUE(tool->Answer(first, 0, &answered, &answer, &error_)) << error_;
-  EXPECT_TRUE(answered);
-  EXPECT_EQ(answer.message, "short");
-  EXPECT_EQ(answer.payload, "");
+  answer = ValueOf(tool->Answer(first, 0));
+  ASSERT_TRUE(answer);
+  EXPECT_EQ(answer->message, "short");
+  EXPECT_EQ(answer->payload, "");
   // Each answer once, and nobody else's.
-  EXPECT_FALSE(tool->Answer(first, 0, &answered, &answer, &error_));
-  EXPECT_FALSE(tool->Answer(12345, 0, &answered, &answer, &error_));
+  EXPECT_FALSE(tool->Answer(first, 0).ok());
+  EXPECT_FALSE(tool->Answer(12345, 0).ok());
   request.operation = 666;
-  EXPECT_FALSE(tool->Ask(request, &third, &error_));
-  EXPECT_EQ(error_, "no such thing");
+  EXPECT_EQ(tool->Ask(request).status().message(), "no such thing");
   // No end of them.
   request.operation = 1;
   request.payload_bytes = 0;
   bool accepted = true;
   size_t count = 0;
-  for (; count < 1000 && accepted; ++count) accepted = tool->Ask(request, &third, &error_);
+  for (; count < 1000 && accepted; ++count) accepted = tool->Ask(request).ok();
   EXPECT_EQ(count - 1, kMostAsked);
   // A closed gate ends them, and there are no more until it opens.
   EXPECT_EQ(host_.asking_ended, 0);
-  ASSERT_EQ(tool->Close(&error_), CloseResult::kClosed) << error_;
+  ASSERT_EQ(tool->Close(), absl::OkStatus());
   EXPECT_EQ(host_.asking_ended, 1);
   EXPECT_EQ(host_.given_up, 0u);
-  EXPECT_FALSE(tool->Ask(request, &third, &error_));
+  EXPECT_FALSE(tool->Ask(request).ok());
 }
 
 TEST_F(AgentTest, ToolThatDisappearsAsksNoMore) {
@@ -451,9 +436,8 @@ TEST_F(AgentTest, ToolThatDisappearsAsksNoMore) {
   auto tool = Connect();
   SideRequest request;
   request.payload_bytes = 1000;
-  uint64_t sequence = 0;
   for (int i = 0; i < 3; ++i) {
-    ASSERT_TRUE(tool->Ask(request, &sequence, &error_)) << error_;
+    ASSERT_EQ(tool->Ask(request).status(), absl::OkStatus());
   }
   tool.reset();
   EXPECT_TRUE(Eventually([&] { return host_.asking_ended == 1; }));
@@ -461,15 +445,14 @@ TEST_F(AgentTest, ToolThatDisappearsAsksNoMore) {
   EXPECT_EQ(host_.unlocks, 0);
   // One that asked for nothing leaves nothing behind.
   Connect().reset();
-  ASSERT_TRUE(Lock(Connect()));
+  ASSERT_EQ(Lock(Connect()), absl::OkStatus());
   EXPECT_EQ(host_.asking_ended, 1);
 }
 
 TEST_F(AgentTest, LooksAndAdmits) {
   auto tool = Connect();
-  Activity activity;
   // While it runs, a tool may ask how much there is.
-  ASSERT_TRUE(tool->Look(&activity, &error_)) << error_;
+  const Activity activity = ValueOf(tool->Look());
   EXPECT_EQ(activity.held_bytes, 12345u);
   EXPECT_FALSE(activity.quiet);
   EXPECT_TRUE(activity.answered);
@@ -479,32 +462,27 @@ TEST_F(AgentTest, LooksAndAdmits) {
   EXPECT_EQ(activity.contexts[0].calls, 5u);
   EXPECT_TRUE(activity.contexts[0].has_work);
   EXPECT_FALSE(activity.contexts[1].has_work);
-  bool admitted = false, settled = false;
-  EXPECT_FALSE(tool->Admit({true, 0}, &admitted, &error_));
-  EXPECT_FALSE(tool->Settle(1000, &settled, &error_));
-  ASSERT_EQ(tool->Close(&error_), CloseResult::kClosed);
-  ASSERT_TRUE(tool->Admit({true, 0}, &admitted, &error_)) << error_;
-  EXPECT_TRUE(admitted);
-  ASSERT_TRUE(tool->Admit({false, 0x1234}, &admitted, &error_)) << error_;
-  EXPECT_FALSE(admitted);
+  EXPECT_FALSE(tool->Admit({true, 0}).ok());
+  EXPECT_FALSE(tool->Settle(1000).ok());
+  ASSERT_EQ(tool->Close(), absl::OkStatus());
+  EXPECT_TRUE(ValueOf(tool->Admit({true, 0})));
+  EXPECT_FALSE(ValueOf(tool->Admit({false, 0x1234})));
   EXPECT_EQ(host_.admitted, 0x1234u);
-  ASSERT_TRUE(tool->Settle(1000, &settled, &error_)) << error_;
-  EXPECT_TRUE(settled);
+  EXPECT_TRUE(ValueOf(tool->Settle(1000)));
   // For the worker's answer. It cannot be had while the channel is the tool's.
-  EXPECT_TRUE(tool->Look(&activity, &error_)) << error_;
+  EXPECT_EQ(tool->Look().status(), absl::OkStatus());
   // Another process of the job was not idle: back to before.
-  ASSERT_EQ(tool->Close(&error_), CloseResult::kClosed) << error_;
+  ASSERT_EQ(tool->Close(), absl::OkStatus());
   EXPECT_FALSE(host_.locked);
-  Taken taken;
-  EXPECT_FALSE(tool->Take(0, &taken, &error_));
-  ASSERT_TRUE(tool->Look(&activity, &error_)) << error_;
-  EXPECT_TRUE(tool->Unlock(&error_));
+  EXPECT_FALSE(tool->Take(0).ok());
+  ASSERT_EQ(tool->Look().status(), absl::OkStatus());
+  EXPECT_EQ(tool->Unlock(), absl::OkStatus());
 }
 
 TEST_F(AgentTest, LockWaitsUntilTheJobIsQuiet) {
   host_.quiet_after_looks = 40;
   auto tool = Connect();
-  ASSERT_TRUE(Lock(tool)) << error_;
+  ASSERT_EQ(Lock(tool), absl::OkStatus());
   EXPECT_GE(host_.looks, 40);
   EXPECT_TRUE(host_.locked);
   EXPECT_GE(host_.asks_admitted, 1);
@@ -513,47 +491,42 @@ TEST_F(AgentTest, LockWaitsUntilTheJobIsQuiet) {
 TEST_F(AgentTest, LockThatCannotBeHadIsUndone) {
   host_.quiet_after_looks = 1 << 30;
   auto tool = Connect();
-  EXPECT_FALSE(Lock(tool, 100));
-  EXPECT_NE(error_.find("did not become idle in 0.1 s"), std::string::npos) << error_;
+  const absl::Status locked = Lock(tool, 100);
+  EXPECT_NE(locked.message().find("did not become idle in 0.1 s"), std::string::npos) << locked;
   EXPECT_TRUE(Eventually([&] { return !host_.closed; }));
-  Info info;
-  EXPECT_TRUE(tool->GetInfo(&info, &error_)) << error_;
+  EXPECT_EQ(tool->GetInfo().status(), absl::OkStatus());
 }
 
 TEST_F(AgentTest, ALostSessionIsAbandoned) {
   Taken taken;
   {
     auto tool = Connect();
-    ASSERT_TRUE(Lock(tool)) << error_;
-    EXPECT_FALSE(tool->Abandon(&error_));
-    ASSERT_TRUE(tool->Take(0, &taken, &error_)) << error_;
-    ASSERT_TRUE(tool->Release(&error_)) << error_;
+    ASSERT_EQ(Lock(tool), absl::OkStatus());
+    EXPECT_FALSE(tool->Abandon().ok());
+    taken = ValueOf(tool->Take(0));
+    ASSERT_EQ(tool->Release(), absl::OkStatus());
   }
   for (int fd : {taken.log_fd, taken.fds.socket, taken.fds.ring}) close(fd);
   auto tool = Connect();
-  ASSERT_TRUE(tool->Abandon(&error_)) << error_;
+  ASSERT_EQ(tool->Abandon(), absl::OkStatus());
   EXPECT_TRUE(host_.abandoned);
-  Info info;
-  ASSERT_TRUE(tool->GetInfo(&info, &error_)) << error_;
-  EXPECT_FALSE(info.released);
+  EXPECT_FALSE(ValueOf(tool->GetInfo()).released);
 }
 
 TEST_F(AgentTest, WrongOrderIsRefused) {
   auto tool = Connect();
-  Taken taken;
-  EXPECT_FALSE(tool->Take(0, &taken, &error_));
-  EXPECT_NE(error_.find("running"), std::string::npos) << error_;
-  EXPECT_FALSE(tool->Unlock(&error_));
+  const absl::Status taken = tool->Take(0).status();
+  EXPECT_NE(taken.message().find("running"), std::string::npos) << taken;
+  EXPECT_FALSE(tool->Unlock().ok());
   Given given;
   given.fds = {FileWith("a"), FileWith("b")};
-  EXPECT_FALSE(tool->Give(given, &error_));
+  EXPECT_FALSE(tool->Give(given).ok());
   close(given.fds.socket);
   close(given.fds.ring);
-  EXPECT_TRUE(Lock(tool));
-  bool settled = false;
-  EXPECT_FALSE(tool->Settle(0, &settled, &error_));
-  EXPECT_FALSE(tool->Release(&error_));
-  EXPECT_TRUE(tool->Unlock(&error_));
+  EXPECT_EQ(Lock(tool), absl::OkStatus());
+  EXPECT_FALSE(tool->Settle(0).ok());
+  EXPECT_FALSE(tool->Release().ok());
+  EXPECT_EQ(tool->Unlock(), absl::OkStatus());
   EXPECT_TRUE(Eventually([&] { return host_.unlocks == 1; }));
 }
 
@@ -562,8 +535,8 @@ TEST_F(AgentTest, UnlockIsAnsweredBeforeTheJobGoesOn) {
   std::atomic<bool> answered{false}, was_answered{false};
   host_.before_unlock = [&] { was_answered = Eventually([&] { return answered.load(); }); };
   auto tool = Connect();
-  ASSERT_TRUE(Lock(tool)) << error_;
-  ASSERT_TRUE(tool->Unlock(&error_)) << error_;
+  ASSERT_EQ(Lock(tool), absl::OkStatus());
+  ASSERT_EQ(tool->Unlock(), absl::OkStatus());
   answered = true;
   EXPECT_TRUE(Eventually([&] { return host_.unlocks == 1; }));
   EXPECT_TRUE(was_answered);
@@ -572,57 +545,52 @@ TEST_F(AgentTest, UnlockIsAnsweredBeforeTheJobGoesOn) {
 TEST_F(AgentTest, HostsErrorsArrive) {
   host_.refuse_lock = true;
   auto tool = Connect();
-  EXPECT_FALSE(Lock(tool));
-  EXPECT_EQ(error_, "a kernel runs for ever");
+  EXPECT_EQ(Lock(tool).message(), "a kernel runs for ever");
   host_.refuse_lock = false;
   host_.refuse_give = true;
-  Taken taken;
-  ASSERT_TRUE(Lock(tool));
-  ASSERT_TRUE(tool->Take(0, &taken, &error_));
+  ASSERT_EQ(Lock(tool), absl::OkStatus());
+  const Taken taken = ValueOf(tool->Take(0));
   Given given;
   given.fds = taken.fds;
-  EXPECT_FALSE(tool->Give(given, &error_));
-  EXPECT_EQ(error_, "no room");
-  EXPECT_TRUE(tool->Unlock(&error_));
+  EXPECT_EQ(tool->Give(given).message(), "no room");
+  EXPECT_EQ(tool->Unlock(), absl::OkStatus());
   for (int fd : {taken.log_fd, taken.fds.socket, taken.fds.ring}) close(fd);
 }
 
 TEST_F(AgentTest, TraceGoesToTheToolsFiles) {
   auto tool = Connect();
-  ASSERT_TRUE(tool->BeginTrace(1000, 1500, &error_)) << error_;
+  ASSERT_EQ(tool->BeginTrace(1000, 1500), absl::OkStatus());
   EXPECT_EQ(host_.trace_events, 1000u);
   EXPECT_EQ(host_.trace_seconds, 1.5);
-  EXPECT_FALSE(tool->BeginTrace(77, 1500, &error_));
-  EXPECT_EQ(error_, "another recording");
-  EXPECT_FALSE(tool->BeginTrace(0, 1500, &error_));
+  EXPECT_EQ(tool->BeginTrace(77, 1500).message(), "another recording");
+  EXPECT_FALSE(tool->BeginTrace(0, 1500).ok());
   const int timeline = FileWith(""), table = FileWith("");
   // From another connection, as the tool does it.
   tool.reset();
   tool = Connect();
-  ASSERT_TRUE(tool->EndTrace(timeline, table, true, &error_)) << error_;
-  ASSERT_TRUE(tool->TraceTotals(table, false, &error_)) << error_;
+  ASSERT_EQ(tool->EndTrace(timeline, table, true), absl::OkStatus());
+  ASSERT_EQ(tool->TraceTotals(table, false), absl::OkStatus());
   EXPECT_EQ(Contents(timeline), "timeline");
   EXPECT_EQ(Contents(table), "jsontotals");
   // Not while a checkpoint has the channel.
-  ASSERT_TRUE(Lock(tool));
-  EXPECT_FALSE(tool->BeginTrace(1000, 1500, &error_));
-  EXPECT_FALSE(tool->EndTrace(timeline, table, true, &error_));
-  EXPECT_TRUE(tool->Unlock(&error_));
+  ASSERT_EQ(Lock(tool), absl::OkStatus());
+  EXPECT_FALSE(tool->BeginTrace(1000, 1500).ok());
+  EXPECT_FALSE(tool->EndTrace(timeline, table, true).ok());
+  EXPECT_EQ(tool->Unlock(), absl::OkStatus());
   close(timeline);
   close(table);
 }
 
 TEST_F(AgentTest, OneToolAtATime) {
   auto first = Connect();
-  ASSERT_TRUE(Lock(first));
+  ASSERT_EQ(Lock(first), absl::OkStatus());
   auto second = Connect();
-  Info info;
-  EXPECT_FALSE(second->GetInfo(&info, &error_));
-  EXPECT_NE(error_.find("another tool"), std::string::npos) << error_;
+  const absl::Status refused = second->GetInfo().status();
+  EXPECT_NE(refused.message().find("another tool"), std::string::npos) << refused;
   second.reset();
-  EXPECT_TRUE(first->Unlock(&error_));
+  EXPECT_EQ(first->Unlock(), absl::OkStatus());
   first.reset();
-  EXPECT_TRUE(Connect()->GetInfo(&info, &error_));
+  EXPECT_EQ(Connect()->GetInfo().status(), absl::OkStatus());
 }
 
 TEST_F(AgentTest, GarbageEndsTheConnectionOnly) {
@@ -639,9 +607,8 @@ TEST_F(AgentTest, GarbageEndsTheConnectionOnly) {
     ReceiveMessage(socket, 1000, &reply);
     close(socket);
   }
-  Info info;
   auto tool = Connect();
-  EXPECT_TRUE(tool->GetInfo(&info, &error_)) << error_;
+  EXPECT_EQ(tool->GetInfo().status(), absl::OkStatus());
   EXPECT_TRUE(Eventually([&] { return !host_.locked && !host_.closed; }));
 }
 
@@ -659,8 +626,7 @@ TEST_F(AgentTest, OtherVersionIsToldSo) {
 TEST_F(AgentTest, SecondAgentInTheSameFolderIsRefused) {
   FakeHost other;
   EXPECT_NE(Agent::Start(directory_, &other).status().message(), "");
-  Info info;
-  EXPECT_TRUE(Connect()->GetInfo(&info, &error_));
+  EXPECT_EQ(Connect()->GetInfo().status(), absl::OkStatus());
 }
 
 TEST_F(AgentTest, SocketIsMadeAgainWhenItsPathIsGone) {
@@ -668,7 +634,7 @@ TEST_F(AgentTest, SocketIsMadeAgainWhenItsPathIsGone) {
   bool again = false;
   for (int i = 0; i < 150 && !again; ++i) {
     usleep(100000);
-    again = AgentClient::Connect(directory_, uint32_t(getpid()), "the job", &error_) != nullptr;
+    again = AgentClient::Connect(directory_, uint32_t(getpid()), "the job").ok();
   }
   EXPECT_TRUE(again);
 }
@@ -681,7 +647,7 @@ TEST_F(AgentTest, ForkedChildHoldsNothing) {
   }
   agent_.reset();
   // Nobody listens any more, though the child lives.
-  EXPECT_EQ(AgentClient::Connect(directory_, uint32_t(getpid()), "the job", &error_), nullptr);
+  EXPECT_FALSE(AgentClient::Connect(directory_, uint32_t(getpid()), "the job").ok());
   EXPECT_EQ(waitpid(child, nullptr, 0), child);
 }
 
@@ -720,7 +686,7 @@ TEST_F(AgentTest, ToolWaitsUntilItListens) {
     usleep(20000);
     listen(listener, 1);
   });
-  EXPECT_NE(AgentClient::Connect(directory_, kOther, "the job", &error_), nullptr) << error_;
+  EXPECT_EQ(AgentClient::Connect(directory_, kOther, "the job").status(), absl::OkStatus());
   starting.join();
   close(listener);
   unlink(path.c_str());
