@@ -252,8 +252,8 @@ absl::Status HandOverAll(std::vector<Move>* moves) {
     }
     if (!move->may_hand_over || !move->status.ok()) return;
     auto handed_over = HandOver(move->process->channel(), move->channel.get());
-    if (handed_over.ok()) move->handed_over = *std::move(handed_over);
     move->status = handed_over.status();
+    if (handed_over.ok()) move->handed_over = *std::move(handed_over);
   });
   return ResultOf(*moves);
 }

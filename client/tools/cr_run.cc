@@ -365,8 +365,8 @@ int Main(int argc, char** argv) {
   outputs.Show();
   if (isolate) {
     auto opened = JobTerminal::Open();
-    if (opened.ok()) terminal = *std::move(opened);
     if (!opened.ok()) Say(kTool, std::string(opened.status().message()) + "; it has no job control");
+    if (opened.ok()) terminal = *std::move(opened);
     if (terminal) plan.terminal = terminal->job_end();
     if (terminal && account && fchown(plan.terminal, account->user, gid_t(-1)) != 0) {
       Say(kTool, "the job's terminal does not become " + NameOf(*account) + "'s");
