@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <fstream>
 #include <future>
 #include <system_error>
 #include <utility>
@@ -24,6 +25,8 @@ namespace {
 
 constexpr int kLooksAtOnce = 4;
 constexpr double kLeastShare = 0.1, kLeastAsked = 0.5;
+constexpr int kBusyLooks = 5;
+constexpr auto kBusyPause = std::chrono::milliseconds(2);
 
 // Threads of this process that give way were given the policy here.
 std::atomic<bool> g_used{false};
@@ -91,6 +94,22 @@ bool Starve(double ran, double waited, double seconds) {
   return ran < asked * kLeastShare && asked > seconds * kLeastAsked;
 }
 
+bool ProcessorsAreBusy() {
+  const long processors = sysconf(_SC_NPROCESSORS_ONLN);
+  int busy = 0;
+  for (int look = 0; look < kBusyLooks; ++look) {
+    if (look > 0) std::this_thread::sleep_for(kBusyPause);
+    std::ifstream stat("/proc/stat");
+    long running = 0;
+    for (std::string line; std::getline(stat, line);) {
+      if (sscanf(line.c_str(), "procs_running %ld", &running) == 1) break;
+    }
+    // This thread is one of them.
+    if (running > processors) ++busy;
+  }
+  return 2 * busy > kBusyLooks;
+}
+
 // A process and its threads: none once it has ended, whoever gets its number then.
 class GiveWay::Process {
  public:
@@ -140,7 +159,8 @@ class GiveWay::Process {
   bool has_session_ = false, least_ = false;
 };
 
-GiveWay::GiveWay(std::chrono::milliseconds look_every) : look_every_(look_every) {}
+GiveWay::GiveWay(std::chrono::milliseconds look_every, std::function<bool()> busy)
+    : look_every_(look_every), busy_(std::move(busy)) {}
 
 GiveWay::~GiveWay() {
   if (!watcher_.joinable()) return;
@@ -153,6 +173,7 @@ GiveWay::~GiveWay() {
 }
 
 void GiveWay::Begin(const std::vector<pid_t>& helpers) {
+  if (busy_()) return;
   if (!watcher_.joinable()) {
     // The watcher keeps these rights.
     const AsRoot root;

@@ -8,8 +8,9 @@
 // Some kernels divide time among sessions first (autogroup), where policies of other sessions do not count. There the
 // tool's own session gets the least share, if no other process is in it.
 //
-// On a machine without idle processors, threads of this policy hardly run. So a thread of the usual policy compares how
-// long they run and wait, and gives all of them the usual policy back if they starve.
+// On a machine without idle processors, threads of this policy hardly run. So nothing changes where more threads want
+// to run than there are processors. Where this comes later, a thread of the usual policy compares how long the others
+// run and wait, and gives all of them the usual policy back if they starve.
 #ifndef CUDA_REMOTE_CHECKPOINT_TRANSACTION_GIVE_WAY_H_
 #define CUDA_REMOTE_CHECKPOINT_TRANSACTION_GIVE_WAY_H_
 
@@ -17,6 +18,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <map>
 #include <string>
@@ -32,11 +34,16 @@ namespace cuda_remote::checkpoint {
 // less than a tenth of the time that they asked for, which was half a processor's at least.
 bool Starve(double ran, double waited, double seconds);
 
+// Whether more threads of this machine want to run than it has processors, as far as a few looks within 10 ms tell.
+bool ProcessorsAreBusy();
+
 // For one thread; starts another. One at a time in a process.
 class GiveWay {
  public:
-  // `look_every`: how often to look whether threads starve. They give way for four times this time at least.
-  explicit GiveWay(std::chrono::milliseconds look_every = std::chrono::milliseconds(250));
+  // `look_every`: how often to look whether threads starve. They give way for four times this time at least. `busy`:
+  // whether Begin is to change nothing.
+  explicit GiveWay(std::chrono::milliseconds look_every = std::chrono::milliseconds(100),
+                   std::function<bool()> busy = ProcessorsAreBusy);
   // Ends it.
   ~GiveWay();
   GiveWay(const GiveWay&) = delete;
@@ -70,6 +77,7 @@ class GiveWay {
   bool Starved(Moment now);
 
   const std::chrono::milliseconds look_every_;
+  const std::function<bool()> busy_;
   std::thread watcher_;
 
   // The watcher's.

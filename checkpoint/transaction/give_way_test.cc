@@ -30,6 +30,9 @@ namespace {
 
 // Longer than any test, so that a busy machine changes nothing.
 constexpr std::chrono::hours kNever(1);
+
+// Whatever else this machine does.
+bool NotBusy() { return false; }
 // Nobody's.
 constexpr uid_t kUser = 64321;
 
@@ -145,7 +148,7 @@ class GiveWayTest : public testing::Test {
 TEST_F(GiveWayTest, AllThreadsGiveWayUntilItEnds) {
   const Waiting one, two;
   {
-    GiveWay give_way(kNever);
+    GiveWay give_way(kNever, NotBusy);
     EXPECT_EQ(Policies(0), std::set{SCHED_OTHER});
     give_way.Begin();
     EXPECT_TRUE(give_way.active());
@@ -159,8 +162,39 @@ TEST_F(GiveWayTest, AllThreadsGiveWayUntilItEnds) {
   EXPECT_EQ(Policies(0), std::set{SCHED_OTHER});
 }
 
+TEST_F(GiveWayTest, NothingChangesWhereProcessorsAreBusy) {
+  bool busy = true;
+  GiveWay give_way(kNever, [&] { return busy; });
+  give_way.Begin();
+  EXPECT_FALSE(give_way.active());
+  EXPECT_EQ(Policies(0), std::set{SCHED_OTHER});
+  busy = false;
+  give_way.Begin();
+  EXPECT_TRUE(give_way.active());
+  give_way.End();
+  busy = true;
+  give_way.Begin();
+  EXPECT_FALSE(give_way.active());
+}
+
+TEST(ProcessorsAreBusyTest, SoTheyAreWithMoreThreadsThanProcessors) {
+  std::atomic<bool> over{false};
+  std::vector<std::thread> threads;
+  for (long i = 0; i < sysconf(_SC_NPROCESSORS_ONLN) + 2; ++i) {
+    threads.emplace_back([&] {
+      while (!over) {
+      }
+    });
+  }
+  bool busy = false;
+  for (int tries = 0; tries < 100 && !busy; ++tries) busy = ProcessorsAreBusy();
+  over = true;
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_TRUE(busy);
+}
+
 TEST_F(GiveWayTest, AThreadThatBeginsMeanwhileComesBack) {
-  GiveWay give_way(kNever);
+  GiveWay give_way(kNever, NotBusy);
   for (int i = 0; i < 3; ++i) {
     give_way.Begin();
     const Waiting later;
@@ -181,7 +215,7 @@ TEST_F(GiveWayTest, ThreadsThatStartOthersAllTheTimeComeBack) {
     while (!stop) generation(5);
   });
   for (int i = 0; i < 20; ++i) {
-    GiveWay give_way(std::chrono::milliseconds(2));
+    GiveWay give_way(std::chrono::milliseconds(2), NotBusy);
     give_way.Begin();
     give_way.End();
     // One that was just being started.
@@ -194,7 +228,7 @@ TEST_F(GiveWayTest, ThreadsThatStartOthersAllTheTimeComeBack) {
 TEST_F(GiveWayTest, HelpersGiveWayToo) {
   const Child helper(Sleep), other(Sleep);
   {
-    GiveWay give_way(kNever);
+    GiveWay give_way(kNever, NotBusy);
     give_way.Begin({helper.pid()});
     EXPECT_EQ(Policies(helper.pid()), std::set{SCHED_IDLE});
     EXPECT_EQ(Policies(other.pid()), std::set{SCHED_OTHER});
@@ -204,7 +238,7 @@ TEST_F(GiveWayTest, HelpersGiveWayToo) {
 
 TEST_F(GiveWayTest, TheNextEndFindsWhatAHelperWasStarting) {
   const Child helper(Sleep);
-  GiveWay give_way(kNever);
+  GiveWay give_way(kNever, NotBusy);
   give_way.Begin({helper.pid()});
   give_way.End();
   const sched_param none{};
@@ -216,7 +250,7 @@ TEST_F(GiveWayTest, TheNextEndFindsWhatAHelperWasStarting) {
 TEST_F(GiveWayTest, AHelperThatEndsMeanwhileIsNoProblem) {
   Child helper(Sleep);
   {
-    GiveWay give_way(kNever);
+    GiveWay give_way(kNever, NotBusy);
     give_way.Begin({helper.pid()});
     kill(helper.pid(), SIGKILL);
     helper.ExitCode();
@@ -225,7 +259,7 @@ TEST_F(GiveWayTest, AHelperThatEndsMeanwhileIsNoProblem) {
 }
 
 TEST_F(GiveWayTest, AChildDoesNotGiveWay) {
-  GiveWay give_way(kNever);
+  GiveWay give_way(kNever, NotBusy);
   give_way.Begin();
   EXPECT_EQ(Child([] { return sched_getscheduler(0); }).ExitCode(), SCHED_OTHER);
   // Also of a thread that acts as another user.
@@ -241,7 +275,7 @@ TEST_F(GiveWayTest, AToolThatActsAsAUserComesBack) {
   account.user = account.group = kUser;
   const ActAs user(&account);
   {
-    GiveWay give_way(kNever);
+    GiveWay give_way(kNever, NotBusy);
     give_way.Begin();
     EXPECT_TRUE(give_way.active());
     EXPECT_EQ(sched_getscheduler(0), SCHED_IDLE);
@@ -256,7 +290,7 @@ int Try() {
   const size_t before = Count(SCHED_OTHER);
   size_t given = 0;
   {
-    GiveWay give_way(kNever);
+    GiveWay give_way(kNever, NotBusy);
     give_way.Begin();
     given = Count(SCHED_IDLE);
     if (give_way.active() != (given > 0)) return 3;
@@ -294,7 +328,7 @@ TEST_F(GiveWayTest, TheUsersPolicyStays) {
                 const sched_param none{};
                 if (sched_setscheduler(0, policy, &none) != 0) return 9;
                 const Waiting other;
-                GiveWay give_way(kNever);
+                GiveWay give_way(kNever, NotBusy);
                 give_way.Begin();
                 return !give_way.active() && Policies(0) == std::set{policy} ? 0 : 1;
               }).ExitCode(),
@@ -307,7 +341,7 @@ TEST_F(GiveWayTest, TheUsersNiceValueStays) {
   EXPECT_EQ(Child([] {
               if (setpriority(PRIO_PROCESS, 0, 7) != 0) return 9;
               {
-                GiveWay give_way(kNever);
+                GiveWay give_way(kNever, NotBusy);
                 give_way.Begin();
               }
               return getpriority(PRIO_PROCESS, 0) == 7 && Policies(0) == std::set{SCHED_OTHER} ? 0 : 1;
@@ -341,7 +375,7 @@ TEST_F(GiveWayTest, ASessionOfItsOwnGivesWay) {
   while (getsid(helper.pid()) != helper.pid()) usleep(1000);
   EXPECT_EQ(Child([&] {
               if (setsid() < 0) return 9;
-              GiveWay give_way(kNever);
+              GiveWay give_way(kNever, NotBusy);
               for (int i = 0; i < 2; ++i) {
                 give_way.Begin(i == 0 ? std::vector<pid_t>{helper.pid()} : std::vector<pid_t>{});
                 if (Autogroup(getpid()) != " nice 19" || Autogroup(helper.pid()) != " nice 19") return 1;
@@ -358,7 +392,7 @@ TEST_F(GiveWayTest, ASessionWithOthersDoesNotGiveWay) {
   EXPECT_EQ(Child([&] {
               if (setsid() < 0) return 9;
               const Child other(Sleep);
-              GiveWay give_way(kNever);
+              GiveWay give_way(kNever, NotBusy);
               give_way.Begin({other.pid()});
               return give_way.active() && Autogroup(getpid()) == before ? 0 : 1;
             }).ExitCode(),
@@ -377,7 +411,7 @@ TEST_F(GiveWayTest, ThreadsThatStarveGetTheUsualPolicyBack) {
               std::atomic<bool>* const seen = Shared();
               const auto spin = [seen] { return Spin(seen); };
               const Child busy(spin), busy_too(spin);
-              GiveWay give_way;
+              GiveWay give_way(std::chrono::milliseconds(100), NotBusy);
               give_way.Begin();
               std::atomic<bool> end{false};
               std::thread work([&] {
@@ -399,7 +433,7 @@ TEST_F(GiveWayTest, AHelperThatStarvesGetsTheUsualPolicyBack) {
               std::atomic<bool>* const seen = Shared();
               const auto spin = [seen] { return Spin(seen); };
               const Child busy(spin), busy_too(spin), helper(spin);
-              GiveWay give_way;
+              GiveWay give_way(std::chrono::milliseconds(100), NotBusy);
               give_way.Begin({helper.pid()});
               AwaitUsual(give_way);
               return Policies(helper.pid()) != std::set{SCHED_OTHER} ? 1 : !*seen ? 2 : 0;

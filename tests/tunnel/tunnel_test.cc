@@ -310,10 +310,7 @@ class Tunnel : public testing::Test {
     hello.gpu = gpu;
     hello.program = "/test/program";
     hello.job = "a \"job\"";
-    StatusOr<std::unique_ptr<ClientChannel>> channel = ClientChannel::Connect(path, hello, &welcome_);
-    if (channel.ok()) return *std::move(channel);
-    if (error) *error = channel.status().message();
-    return nullptr;
+    return ClientChannel::Connect(path, hello, &welcome_);
   }
   // Null if that fails.
   std::unique_ptr<ClientChannel> Connect(const std::string& path, int gpu = -1, uint32_t pid = uint32_t(getpid())) {

@@ -71,7 +71,8 @@ bool MayBeTcp(int pid, int number) {
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(number);
   // With the zero at its end.
   const ssize_t bytes = getxattr(path.c_str(), "system.sockprotoname", name, sizeof(name) - 1);
-  return bytes < 0 || strncmp(name, "TCP", 3) == 0;
+  // Also "TCPv6", and "MPTCP", whose connections are in the tables of TCP, too.
+  return bytes < 0 || strstr(name, "TCP") != nullptr;
 }
 
 // All that this process's network has.
@@ -143,9 +144,10 @@ std::map<uint64_t, Connection> ParseProcTcp(std::istream& lines) {
 }
 
 std::vector<Connection> OpenConnections(const std::vector<int>& pids) {
-  std::set<uint64_t> sockets;  // each once, also if several processes have inherited it
+  std::set<uint64_t> known;
+  std::vector<uint64_t> sockets;  // each once, also if several processes have inherited it
   ForEachSocket(pids, [&](int pid, int number, uint64_t inode) {
-    if (MayBeTcp(pid, number)) sockets.insert(inode);
+    if (MayBeTcp(pid, number) && known.insert(inode).second) sockets.push_back(inode);
   });
   std::vector<Connection> found;
   // The kernel takes milliseconds for this, also if there are few, and most jobs have none.

@@ -2,9 +2,11 @@
 #include "checkpoint/engine/criu/connections.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <gtest/gtest.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -109,6 +111,27 @@ TEST(Connections, FindsThoseOfAProcess) {
   close(dup2(pair.first, 200));
   EXPECT_EQ(OpenConnections({getpid(), getpid()}).size(), 2u) << "each once";
   EXPECT_TRUE(OpenConnections({}).empty());
+}
+
+// What listens with MPTCP, as Go's servers do, has connections in the tables of TCP, also with peers that do not know
+// it.
+TEST(Connections, FindsThoseOfMptcp) {
+  constexpr int kMptcp = 262;
+  const UniqueFd listener(socket(AF_INET, SOCK_STREAM, kMptcp));
+  if (!listener.ok()) GTEST_SKIP() << "this kernel has no MPTCP: " << strerror(errno);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  sockaddr* const place = reinterpret_cast<sockaddr*>(&address);
+  ASSERT_EQ(bind(listener.get(), place, size), 0);
+  ASSERT_EQ(listen(listener.get(), 1), 0);
+  ASSERT_EQ(getsockname(listener.get(), place, &size), 0);
+  const UniqueFd caller(socket(AF_INET, SOCK_STREAM, 0));
+  ASSERT_EQ(connect(caller.get(), place, size), 0);
+  const UniqueFd accepted(accept(listener.get(), nullptr, nullptr));
+  ASSERT_TRUE(accepted.ok());
+  EXPECT_EQ(OpenConnections({getpid()}).size(), 2u);
 }
 
 TEST(Connections, ReadsCriusImage) {
