@@ -173,7 +173,11 @@ GiveWay::~GiveWay() {
 }
 
 void GiveWay::Begin(const std::vector<pid_t>& helpers) {
-  if (busy_()) return;
+  if (busy_()) {
+    MutexLock lock(&mutex_);
+    new_.insert(new_.end(), helpers.begin(), helpers.end());  // for the next call
+    return;
+  }
   if (!watcher_.joinable()) {
     // The watcher keeps these rights.
     const AsRoot root;

@@ -177,6 +177,19 @@ TEST_F(GiveWayTest, NothingChangesWhereProcessorsAreBusy) {
   EXPECT_FALSE(give_way.active());
 }
 
+TEST_F(GiveWayTest, HelpersAreRememberedWhereProcessorsAreBusy) {
+  const Child helper(Sleep);
+  bool busy = true;
+  GiveWay give_way(kNever, [&] { return busy; });
+  give_way.Begin({helper.pid()});
+  EXPECT_EQ(Policies(helper.pid()), std::set{SCHED_OTHER});
+  busy = false;
+  give_way.Begin();
+  EXPECT_EQ(Policies(helper.pid()), std::set{SCHED_IDLE});
+  give_way.End();
+  EXPECT_EQ(Policies(helper.pid()), std::set{SCHED_OTHER});
+}
+
 TEST(ProcessorsAreBusyTest, SoTheyAreWithMoreThreadsThanProcessors) {
   std::atomic<bool> over{false};
   std::vector<std::thread> threads;
