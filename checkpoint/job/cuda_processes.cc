@@ -131,9 +131,9 @@ std::vector<CudaProcess> FindCudaProcesses(const Job& job, const std::string& di
     }
     if (!of_job || !IsRunning(pid) || IsOurs(process)) continue;
     const int inner = InnerPid(pid);
-    // One that a tool has left without a session has no rings, but an agent. Its mappings may be thousands, so they are
-    // looked at last.
-    if (HasAgent(directory, inner) || HasRings(process)) found.push_back({pid, inner, ProgramIn(process)});
+    // One that a tool has left without a session has no rings, but an agent. The agent is asked last: who listens there
+    // may be anybody, and one that never accepts has room for few connections.
+    if (HasRings(process) || HasAgent(directory, inner)) found.push_back({pid, inner, ProgramIn(process)});
   }
   closedir(proc);
   // The kernel gives a namespace's number to another one as soon as the job has ended.
