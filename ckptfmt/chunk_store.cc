@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
 #include "proto/chunkhash/chunk_hash.h"
 #include "proto/threads/mutex.h"
 
@@ -55,7 +56,7 @@ class ChunkStore::Writer {
       }
     }
     if (file_ && file_->bytes() + out.size() > store_->options_.data_file_bytes) {
-      if (absl::Status status = FinishFile(); !status.ok()) return status;
+      CR_RETURN_IF_ERROR(FinishFile());
     }
     if (!file_) {
       number_ = store_->next_file_.fetch_add(1);
@@ -202,7 +203,7 @@ bool ChunkStore::AddUnread(uint32_t region, uint64_t index, const ChunkHash& gpu
 absl::Status ChunkStore::AddZeros(uint32_t region, uint64_t index) {
   MutexLock lock(&mutex_);
   std::optional<uint64_t> bytes;
-  if (absl::Status status = GiveLocked(region, index, &bytes); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(GiveLocked(region, index, &bytes));
   regions_[region].numbers[size_t(index)] = 0;
   totals_.zero_bytes += *bytes;
   return absl::OkStatus();
@@ -372,7 +373,7 @@ absl::Status ChunkStore::Store(const Job& job, Writer* writer) {
     place = number;
     chunks_.push_back(stored);
   }
-  if (absl::Status status = writer->Write(job.bytes, &stored); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(writer->Write(job.bytes, &stored));
   MutexLock lock(&mutex_);
   chunks_[number - 1] = stored;
   totals_.stored_bytes += stored.stored_bytes;

@@ -17,6 +17,7 @@
 #include "ckptfmt/file.h"
 #include "ckptfmt/folder.h"
 #include "ckptfmt/testing.h"
+#include "proto/base/status_macros.h"
 
 namespace cuda_remote::ckptfmt {
 namespace {
@@ -34,7 +35,7 @@ std::string JobOf(const std::string& dir) {
 absl::Status WriteJob(const std::string& dir, const std::string& job) {
   auto writer = ImageWriter::Create(dir);
   if (!writer.ok()) return writer.status();
-  if (absl::Status status = FillSample(**writer, true); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(FillSample(**writer, true));
   ImageInfo info = SampleInfo();
   info.job = job;
   return (*writer)->Commit(info);

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
 
 namespace cuda_remote::ckptfmt {
 
@@ -167,7 +168,7 @@ absl::StatusOr<std::string> ReadWhole(const OpenedFolder& folder, const std::str
     return absl::DataLossError(absl::StrCat(full_path, " is ", facts.st_size, " bytes long, which it cannot be"));
   }
   std::string bytes(size_t(facts.st_size), '\0');
-  if (absl::Status read = ReadAt(fd->get(), full_path, 0, bytes.data(), bytes.size()); !read.ok()) return read;
+  CR_RETURN_IF_ERROR(ReadAt(fd->get(), full_path, 0, bytes.data(), bytes.size()));
   return bytes;
 }
 

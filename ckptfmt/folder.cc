@@ -15,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "ckptfmt/manifest.h"
+#include "proto/base/status_macros.h"
 #include "proto/folder/private_folder.h"
 
 namespace cuda_remote::ckptfmt {
@@ -59,18 +60,18 @@ absl::Status RemoveBelow(const OpenedFolder& folder, const std::string& name) {
   const absl::StatusOr<std::vector<std::string>> names = NamesIn(*below);
   if (!names.ok()) return names.status();
   for (const std::string& inner : *names) {
-    if (absl::Status removed = RemoveBelow(*below, inner); !removed.ok()) return removed;
+    CR_RETURN_IF_ERROR(RemoveBelow(*below, inner));
   }
   if (unlinkat(folder.fd(), name.c_str(), AT_REMOVEDIR) == 0) return absl::OkStatus();
   return SystemError("remove", folder.FullPath(name), errno);
 }
 
 absl::Status RemoveAllIn(const OpenedFolder& folder) {
-  if (absl::Status ours = CheckIsOurs(folder); !ours.ok()) return ours;
+  CR_RETURN_IF_ERROR(CheckIsOurs(folder));
   // The manifest first: half an image must not look like one.
   for (const char* name :
        {kManifestName, kOnlyLogName, kProcessesFolder, kMemoryFolder, kClientFolder, kSignatureName}) {
-    if (absl::Status removed = RemoveBelow(folder, name); !removed.ok()) return removed;
+    CR_RETURN_IF_ERROR(RemoveBelow(folder, name));
     Step("part removed");
   }
   return absl::OkStatus();
@@ -97,12 +98,12 @@ absl::Status CheckBelow(const OpenedFolder& folder, bool owner) {
           ", which no image has; somebody has changed the image"));
     }
     if (owner) {
-      if (absl::Status status = CheckOwner(folder.FullPath(name), facts); !status.ok()) return status;
+      CR_RETURN_IF_ERROR(CheckOwner(folder.FullPath(name), facts));
     }
     if (!S_ISDIR(facts.st_mode)) continue;
     const absl::StatusOr<OpenedFolder> below = folder.OpenBelow(name);
     if (!below.ok()) return below.status();
-    if (absl::Status status = CheckBelow(*below, owner); !status.ok()) return status;
+    CR_RETURN_IF_ERROR(CheckBelow(*below, owner));
   }
   return absl::OkStatus();
 }
@@ -128,7 +129,7 @@ absl::StatusOr<std::vector<std::string>> NamesIn(const OpenedFolder& folder) {
 }
 
 absl::Status RemoveFolder(const OpenedFolder& folder) {
-  if (absl::Status removed = RemoveAllIn(folder); !removed.ok()) return removed;
+  CR_RETURN_IF_ERROR(RemoveAllIn(folder));
   if (!folder.IsInPlace() || rmdir(folder.path().c_str()) != 0) return SystemError("remove", folder.path(), errno);
   return absl::OkStatus();
 }
@@ -248,7 +249,7 @@ absl::StatusOr<OpenedFolder> MakePartial(const std::string& dir) {
       return SystemError("open", partial, errno);
     }
     OpenedFolder folder(std::move(fd), partial);
-    if (absl::Status locked = LockToWrite(folder); !locked.ok()) return locked;
+    CR_RETURN_IF_ERROR(LockToWrite(folder));
     if (fstat(folder.fd(), &facts) != 0) return SystemError("look at", partial, errno);
     if (!folder.IsInPlace()) continue;
     // What the image holds is for this user only; others may have left files and links in an open folder.
@@ -259,7 +260,7 @@ absl::StatusOr<OpenedFolder> MakePartial(const std::string& dir) {
       return absl::PermissionDeniedError(
           absl::StrCat(partial, " ", why, "; remove it, or choose another name for the image"));
     }
-    if (absl::Status removed = RemoveAllIn(folder); !removed.ok()) return removed;
+    CR_RETURN_IF_ERROR(RemoveAllIn(folder));
     Step("folder made");
     return folder;
   }
@@ -280,14 +281,14 @@ absl::Status Publish(const OpenedFolder& folder, const std::string& dir) {
     return SyncFolder(parent);
   }
   // The old image will lie in DIR.partial for a moment; the lock keeps the next writer from starting in it meanwhile.
-  if (absl::Status status = CheckMayReplace(dir); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(CheckMayReplace(dir));
   UniqueFd old_fd(open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
   const OpenedFolder replaced(std::move(old_fd), partial);
   const bool locked = replaced.fd() >= 0 && flock(replaced.fd(), LOCK_EX | LOCK_NB) == 0;
   errno = EINVAL;
   if (!g_no_exchange_for_testing && renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, dir.c_str(), RENAME_EXCHANGE) == 0) {
     Step("exchanged");
-    if (absl::Status synced = SyncFolder(parent); !synced.ok()) return synced;
+    CR_RETURN_IF_ERROR(SyncFolder(parent));
     // The new image is there. What may be left of the old one is in nobody's way: the next checkpoint removes it.
     if (locked) RemoveFolder(replaced).IgnoreError();
     return absl::OkStatus();
@@ -295,10 +296,10 @@ absl::Status Publish(const OpenedFolder& folder, const std::string& dir) {
   if (errno != EINVAL && errno != ENOSYS) return SystemError("give the image its name", dir, errno);
   // The file system cannot exchange names.
   if (Exists(old)) {
-    if (absl::Status status = CheckMayReplace(old); !status.ok()) return status;
+    CR_RETURN_IF_ERROR(CheckMayReplace(old));
     const absl::StatusOr<OpenedFolder> before = OpenedFolder::Open(old);
     if (!before.ok()) return before.status();
-    if (absl::Status removed = RemoveFolder(*before); !removed.ok()) return removed;
+    CR_RETURN_IF_ERROR(RemoveFolder(*before));
   }
   if (rename(dir.c_str(), old.c_str()) != 0) return SystemError("move the old image to", old, errno);
   Step("old moved away");
@@ -308,7 +309,7 @@ absl::Status Publish(const OpenedFolder& folder, const std::string& dir) {
     return SystemError("give the image its name", dir, error);
   }
   Step("renamed");
-  if (absl::Status synced = SyncFolder(parent); !synced.ok()) return synced;
+  CR_RETURN_IF_ERROR(SyncFolder(parent));
   if (const absl::StatusOr<OpenedFolder> moved = OpenedFolder::Open(old); moved.ok()) {
     RemoveFolder(*moved).IgnoreError();
   }
@@ -348,7 +349,7 @@ absl::Status CheckTree(const OpenedFolder& folder, bool owner) {
   struct stat facts;
   if (fstat(folder.fd(), &facts) != 0) return SystemError("look at", folder.path(), errno);
   if (owner) {
-    if (absl::Status status = CheckOwner(folder.path(), facts); !status.ok()) return status;
+    CR_RETURN_IF_ERROR(CheckOwner(folder.path(), facts));
   }
   return CheckBelow(folder, owner);
 }

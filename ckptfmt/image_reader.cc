@@ -22,6 +22,7 @@
 #include "ckptfmt/folder.h"
 #include "ckptfmt/index.h"
 #include "ckptfmt/manifest.h"
+#include "proto/base/status_macros.h"
 #include "proto/threads/mutex.h"
 
 namespace cuda_remote::ckptfmt {
@@ -60,7 +61,7 @@ struct ImageReader::State {
     absl::StatusOr<std::string> bytes = ReadWhole(folder, path, file->bytes);
     if (!bytes.ok()) return bytes.status();
     if (bytes->size() != file->bytes || HashOf(*bytes) != file->hash) {
-      if (absl::Status status = VerifyFile(*file, nullptr); !status.ok()) return status;
+      CR_RETURN_IF_ERROR(VerifyFile(*file, nullptr));
       return absl::DataLossError(absl::StrCat(FullPath(path), " is damaged"));
     }
     return bytes;
@@ -76,8 +77,8 @@ struct ImageReader::State {
     const auto each_block = [&](const std::function<absl::Status(std::string_view, uint64_t)>& use) {
       for (uint64_t offset = 0; offset < file.bytes; offset += kBlockBytes) {
         const size_t length = size_t(std::min<uint64_t>(kBlockBytes, file.bytes - offset));
-        if (absl::Status status = ReadAt(fd->get(), path, offset, block.data(), length); !status.ok()) return status;
-        if (absl::Status status = use({block.data(), length}, offset); !status.ok()) return status;
+        CR_RETURN_IF_ERROR(ReadAt(fd->get(), path, offset, block.data(), length));
+        CR_RETURN_IF_ERROR(use({block.data(), length}, offset));
       }
       return absl::OkStatus();
     };
@@ -187,7 +188,7 @@ struct ImageReader::State {
     if (file.has_hash) return VerifyFile(file, seen);
     std::string bytes(kChunkBytes, '\0');
     for (const StoredChunk* const chunk : ChunksIn(file)) {
-      if (absl::Status status = ReadStored(*chunk, bytes.data()); !status.ok()) return status;
+      CR_RETURN_IF_ERROR(ReadStored(*chunk, bytes.data()));
       seen(chunk->stored_bytes);
     }
     return absl::OkStatus();
@@ -215,7 +216,7 @@ absl::StatusOr<std::unique_ptr<ImageReader>> ImageReader::Open(const std::string
 absl::StatusOr<std::unique_ptr<ImageReader>> ImageReader::OpenImage(const std::string& dir, Owner owner, Parts parts) {
   auto state = std::make_unique<State>();
   state->dir = ImagePath(dir);
-  if (absl::Status status = PutBackOldImage(state->dir); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(PutBackOldImage(state->dir));
   state->dir = ImagePath(dir);
   absl::StatusOr<OpenedFolder> folder = OpenedFolder::Open(state->dir);
   if (absl::IsNotFound(folder.status()) && access(state->dir.c_str(), F_OK) != 0) {
@@ -233,11 +234,11 @@ absl::StatusOr<std::unique_ptr<ImageReader>> ImageReader::OpenImage(const std::s
                      absl::EndsWith(state->dir, ".partial") ? " (a checkpoint that was not finished)" : ""));
   }
   if (!manifest.ok()) return manifest.status();
-  if (absl::Status status = CheckTree(state->folder, owner == Owner::kTrusted); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(CheckTree(state->folder, owner == Owner::kTrusted));
   if (absl::Status status = DecodeManifest(*manifest, manifest_path, &state->info, &state->files); !status.ok()) {
     return status;
   }
-  if (absl::Status status = state->CheckSizes(); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(state->CheckSizes());
   std::vector<std::string> needed = {kIndexName};
   for (size_t i = 0; i < state->info.processes.size(); ++i) needed.push_back(LogName(state->info.format_version, i));
   for (const std::string& path : needed) {
@@ -250,7 +251,7 @@ absl::StatusOr<std::unique_ptr<ImageReader>> ImageReader::OpenImage(const std::s
   absl::StatusOr<Index> decoded = DecodeIndex(*index, state->FullPath(kIndexName), state->info.format_version);
   if (!decoded.ok()) return decoded.status();
   state->index = *std::move(decoded);
-  if (absl::Status status = state->OpenData(parts); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(state->OpenData(parts));
 
   if (absl::StatusOr<OpenedFolder> client = state->folder.OpenBelow(kClientFolder); client.ok()) {
     state->client = *std::move(client);
@@ -304,7 +305,7 @@ absl::Status ImageReader::Verify(const Progress& progress, Files which) const {
     files.push_back(&file);
     total += state_->BytesToVerify(file);
   }
-  if (absl::Status status = state_->CheckSizes(); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(state_->CheckSizes());
   std::atomic<size_t> next{0};
   Mutex mutex;  // guards the rest
   uint64_t done = 0;
@@ -349,8 +350,8 @@ absl::Status ImageReader::ReadRegion(size_t region, const UseChunk& use) const {
   for (size_t i = 0; i < indexed.chunks.size(); ++i) {
     bytes.resize(size_t(ChunkLength(indexed.region.bytes, i)));
     bool zero = false;
-    if (absl::Status status = ReadChunk(region, i, bytes.data(), &zero); !status.ok()) return status;
-    if (absl::Status status = use(i * kChunkBytes, bytes, zero); !status.ok()) return status;
+    CR_RETURN_IF_ERROR(ReadChunk(region, i, bytes.data(), &zero));
+    CR_RETURN_IF_ERROR(use(i * kChunkBytes, bytes, zero));
   }
   return absl::OkStatus();
 }

@@ -18,6 +18,7 @@
 #include "ckptfmt/folder.h"
 #include "ckptfmt/index.h"
 #include "ckptfmt/manifest.h"
+#include "proto/base/status_macros.h"
 #include "proto/folder/private_folder.h"
 
 namespace cuda_remote::ckptfmt {
@@ -84,7 +85,7 @@ struct ImageStore::State {
       if (errno == EWOULDBLOCK) return false;
       return SystemError("lock", image->path(), errno);
     }
-    if (absl::Status status = RemoveFolder(*image); !status.ok()) return status;
+    CR_RETURN_IF_ERROR(RemoveFolder(*image));
     Step("removed");
     return true;
   }
@@ -136,7 +137,7 @@ struct ImageStore::State {
     }
     for (auto& [id, file] : files) {
       if (file.fd.get() < 0) continue;
-      if (absl::Status status = FreeUnused(&file); !status.ok()) return status;
+      CR_RETURN_IF_ERROR(FreeUnused(&file));
     }
     return absl::OkStatus();
   }
@@ -153,7 +154,7 @@ absl::StatusOr<std::unique_ptr<ImageStore>> ImageStore::Open(const std::string& 
         absl::StrCat(path, " is one image; choose another folder to keep several images in, or leave out --keep"));
   }
   if (mkdir(path.c_str(), 0700) == 0) {
-    if (absl::Status status = SyncFolder(path + "/.."); !status.ok()) return status;
+    CR_RETURN_IF_ERROR(SyncFolder(path + "/.."));
   } else if (errno != EEXIST) {
     return SystemError("create", path, errno);
   }
@@ -169,7 +170,7 @@ absl::StatusOr<std::unique_ptr<ImageStore>> ImageStore::Open(const std::string& 
     return absl::PermissionDeniedError(absl::StrCat(
         path, " ", why, ", who could put other images there; take that right away, or choose another folder"));
   }
-  if (absl::Status locked = LockToWrite(state->folder); !locked.ok()) return locked;
+  CR_RETURN_IF_ERROR(LockToWrite(state->folder));
   const absl::StatusOr<std::vector<std::string>> names = NamesIn(state->folder);
   if (!names.ok()) return names.status();
   bool partial = false;
@@ -178,7 +179,7 @@ absl::StatusOr<std::unique_ptr<ImageStore>> ImageStore::Open(const std::string& 
     return absl::AlreadyExistsError(absl::StrCat(path, " holds other things than images (", names->front(),
                                                  "); choose another folder to keep images in"));
   }
-  if (absl::Status status = state->CleanUp(*names); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(state->CleanUp(*names));
   state->OpenImages();
   return std::unique_ptr<ImageStore>(new ImageStore(std::move(state)));
 }
@@ -232,7 +233,7 @@ absl::StatusOr<size_t> ImageStore::Prune(size_t keep) {
   }
   // Those that are open elsewhere count again.
   state.OpenImages();
-  if (absl::Status status = state.FreeSpace(); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(state.FreeSpace());
   return gone;
 }
 
@@ -290,20 +291,20 @@ absl::Status ExportImage(const ImageReader& image, const std::string& dir, const
     if (progress) progress(done, total);
   };
   for (size_t i = 0; i < image.regions().size(); ++i) {
-    if (absl::Status status = writer.BeginRegion(image.regions()[i]); !status.ok()) return status;
+    CR_RETURN_IF_ERROR(writer.BeginRegion(image.regions()[i]));
     const absl::Status read = image.ReadRegion(i, [&](uint64_t, std::string_view bytes, bool) {
       tell(bytes.size());
       return writer.AddData(bytes);
     });
     if (!read.ok()) return read;
-    if (absl::Status status = writer.EndRegion(); !status.ok()) return status;
+    CR_RETURN_IF_ERROR(writer.EndRegion());
   }
   for (size_t i = 0; i < image.info().processes.size(); ++i) {
     const absl::StatusOr<std::string> log = image.ReadLog(i);
     if (!log.ok()) return log.status();
-    if (absl::Status status = writer.WriteLog(*log); !status.ok()) return status;
+    CR_RETURN_IF_ERROR(writer.WriteLog(*log));
   }
-  if (absl::Status status = image.Verify(nullptr, ImageReader::Files::kAllButMemory); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(image.Verify(nullptr, ImageReader::Files::kAllButMemory));
   const std::string prefix = absl::StrCat(kClientFolder, "/");
   for (const FileFacts& file : image.files()) {
     if (!absl::StartsWith(file.path, prefix)) continue;

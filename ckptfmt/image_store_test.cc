@@ -20,6 +20,7 @@
 #include "ckptfmt/folder.h"
 #include "ckptfmt/index.h"
 #include "ckptfmt/testing.h"
+#include "proto/base/status_macros.h"
 #include "proto/chunkhash/chunk_hash.h"
 
 namespace cuda_remote::ckptfmt {
@@ -51,12 +52,12 @@ const std::string& BytesOf(uint64_t seed) {
 absl::Status Fill(ImageWriter& writer, const Memory& memory, const std::string& job) {
   Region region;
   region.bytes = memory.size() * kChunkBytes;
-  if (absl::Status status = writer.BeginRegion(region); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(writer.BeginRegion(region));
   for (const uint64_t seed : memory) {
-    if (absl::Status status = writer.AddData(BytesOf(seed)); !status.ok()) return status;
+    CR_RETURN_IF_ERROR(writer.AddData(BytesOf(seed)));
   }
-  if (absl::Status status = writer.EndRegion(); !status.ok()) return status;
-  if (absl::Status status = writer.WriteLog(kSampleLog); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(writer.EndRegion());
+  CR_RETURN_IF_ERROR(writer.WriteLog(kSampleLog));
   WriteFile(writer.client_dir() + "/pages-1.img", "pages of " + job);
   ImageInfo info = SampleInfo();
   info.job_folder = job;
@@ -71,7 +72,7 @@ absl::Status Save(const std::string& dir, const Memory& memory, size_t keep, con
   options.writers = 1;
   auto writer = (*store)->Create(options);
   if (!writer.ok()) return writer.status();
-  if (absl::Status status = Fill(**writer, memory, job); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(Fill(**writer, memory, job));
   if (sizes) *sizes = (*writer)->sizes();
   return (*store)->Prune(keep).status();
 }

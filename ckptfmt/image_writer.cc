@@ -25,6 +25,7 @@
 #include "ckptfmt/manifest.h"
 #include "proto/base/clock.h"
 #include "proto/base/hash.h"
+#include "proto/base/status_macros.h"
 #include "proto/chunkhash/chunk_hash.h"
 
 namespace cuda_remote::ckptfmt {
@@ -87,7 +88,7 @@ struct ImageWriter::State {
   absl::StatusOr<OutputFile> Write(const std::string& name, std::string_view bytes) {
     absl::StatusOr<OutputFile> file = OutputFile::Create(folder, name);
     if (!file.ok()) return file;
-    if (absl::Status status = file->Append(bytes); !status.ok()) return status;
+    CR_RETURN_IF_ERROR(file->Append(bytes));
     return file;
   }
 
@@ -151,11 +152,11 @@ absl::StatusOr<std::unique_ptr<ImageWriter>> ImageWriter::Create(const std::stri
   auto state = std::make_unique<State>();
   state->dir = ImagePath(dir);
   state->options = options;
-  if (absl::Status status = PutBackOldImage(state->dir); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(PutBackOldImage(state->dir));
   struct stat facts;
   if (stat(state->dir.c_str(), &facts) == 0 && !IsImage(state->dir)) {
     // rmdir tells an empty folder from others; it is made again at once, with the image's rights.
-    if (absl::Status status = CheckMayReplace(state->dir); !status.ok()) return status;
+    CR_RETURN_IF_ERROR(CheckMayReplace(state->dir));
     if (!NewestImageIn(state->dir).empty()) {
       return absl::AlreadyExistsError(
           absl::StrCat(state->dir, " holds several images; write one more there with --keep, or choose another name"));
@@ -166,7 +167,7 @@ absl::StatusOr<std::unique_ptr<ImageWriter>> ImageWriter::Create(const std::stri
     }
     if (mkdir(state->dir.c_str(), 0700) != 0) return SystemError("create", state->dir, errno);
   }
-  if (absl::Status status = CheckMayReplace(state->dir); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(CheckMayReplace(state->dir));
   absl::StatusOr<OpenedFolder> folder = MakePartial(state->dir);
   if (!folder.ok()) return folder.status();
   state->folder = *std::move(folder);
@@ -200,7 +201,7 @@ ImageWriter::~ImageWriter() {
 
 absl::Status ImageWriter::ShareWith(const ImageReader& earlier) {
   State& state = *state_;
-  if (absl::Status status = state.Check(); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(state.Check());
   const Index& index = earlier.index();
   if (index.secret != state.secret) return absl::OkStatus();
   std::vector<uint64_t> used(index.data_files.size());
@@ -268,7 +269,7 @@ absl::Status ImageWriter::ShareWith(const ImageReader& earlier) {
 }
 
 absl::StatusOr<uint32_t> ImageWriter::AddRegion(const Region& region) {
-  if (absl::Status status = state_->Check(); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(state_->Check());
   if (state_->in_region) return state_->Fail(absl::FailedPreconditionError("the region before has not been ended"));
   state_->index.regions.push_back({region, {}});
   state_->sizes.region_bytes += region.bytes;
@@ -299,7 +300,7 @@ void ImageWriter::HoldChunks() { state_->store->Hold(); }
 void ImageWriter::ReleaseChunks() { state_->store->Release(); }
 
 absl::Status ImageWriter::WaitForChunks(const std::function<bool(uint64_t, uint64_t)>& go_on) {
-  if (absl::Status status = state_->Check(); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(state_->Check());
   return state_->Fail(state_->store->Wait(go_on));
 }
 
@@ -313,7 +314,7 @@ absl::Status ImageWriter::BeginRegion(const Region& region) {
 }
 
 absl::Status ImageWriter::AddData(std::string_view bytes) {
-  if (absl::Status status = state_->Check(); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(state_->Check());
   if (!state_->in_region) return state_->Fail(absl::FailedPreconditionError("data outside of a region"));
   const uint64_t expected = state_->index.regions.back().region.bytes;
   if (bytes.size() > expected - state_->received) {
@@ -336,7 +337,7 @@ absl::Status ImageWriter::AddData(std::string_view bytes) {
 }
 
 absl::Status ImageWriter::EndRegion() {
-  if (absl::Status status = state_->Check(); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(state_->Check());
   if (!state_->in_region) return state_->Fail(absl::FailedPreconditionError("no region to end"));
   const Region& region = state_->index.regions.back().region;
   if (state_->received != region.bytes) {
@@ -361,7 +362,7 @@ absl::Status ImageWriter::CopyChunk(std::string_view bytes) {
 }
 
 absl::Status ImageWriter::WriteLog(std::string_view bytes) {
-  if (absl::Status status = state_->Check(); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(state_->Check());
   const std::string name = LogName(kFormatVersion, state_->logs.size());
   if (absl::Status status = state_->MakeFolderFor(name); !status.ok()) return state_->Fail(status);
   state_->sizes.log_bytes += bytes.size();
@@ -387,7 +388,7 @@ ImageSizes ImageWriter::sizes() const {
 }
 
 absl::Status ImageWriter::Commit(ImageInfo info, const Progress& progress) {
-  if (absl::Status status = state_->Check(); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(state_->Check());
   if (state_->in_region) return state_->Fail(absl::FailedPreconditionError("the last region has not been ended"));
   if (state_->logs.size() != info.processes.size()) {
     return state_->Fail(absl::FailedPreconditionError(
@@ -406,11 +407,11 @@ absl::Status ImageWriter::CommitFiles(ImageInfo info, const Progress& progress) 
   }
   for (size_t i = 0; i < chunks.size(); ++i) state.index.regions[i].chunks = std::move(chunks[i]);
   state.index.secret = state.secret;
-  if (absl::Status status = state.KeepLinked(); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(state.KeepLinked());
   for (OutputFile& log : state.logs) {
-    if (absl::Status status = state.Flush(&log); !status.ok()) return status;
+    CR_RETURN_IF_ERROR(state.Flush(&log));
   }
-  if (absl::Status status = state.WriteSmallFile(kIndexName, EncodeIndex(state.index)); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(state.WriteSmallFile(kIndexName, EncodeIndex(state.index)));
   Step("memory written");
 
   // The engine's files: theirs are the only bytes that this process has not seen yet.
@@ -438,7 +439,7 @@ absl::Status ImageWriter::CommitFiles(ImageInfo info, const Progress& progress) 
   for (const std::string& name : folders) {
     const absl::StatusOr<OpenedFolder> folder = state.folder.OpenBelow(name);
     if (!folder.ok()) return folder.status();
-    if (absl::Status status = SyncFolder(*folder); !status.ok()) return status;
+    CR_RETURN_IF_ERROR(SyncFolder(*folder));
   }
   Step("client checksummed");
 
@@ -448,11 +449,11 @@ absl::Status ImageWriter::CommitFiles(ImageInfo info, const Progress& progress) 
   for (const FileRecord& file : state.files) state.sizes.total_bytes += file.has_hash ? file.bytes : 0;
   const std::string manifest = EncodeManifest(info, state.files);
   state.sizes.total_bytes += manifest.size();
-  if (absl::Status status = state.WriteSmallFile(kManifestName, manifest); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(state.WriteSmallFile(kManifestName, manifest));
   Step("manifest written");
-  if (absl::Status status = SyncFolder(state.folder); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(SyncFolder(state.folder));
   Step("synced");
-  if (absl::Status status = Publish(state.folder, state.dir); !status.ok()) return status;
+  CR_RETURN_IF_ERROR(Publish(state.folder, state.dir));
   state.committed = true;
   // Whoever reads it may begin.
   flock(state.folder.fd(), LOCK_UN);

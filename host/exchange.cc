@@ -47,7 +47,7 @@ namespace {
 
 absl::Status CopyFile(int from, const ckptfmt::OpenedFolder& to, const std::string& path, uint64_t bytes,
                       const std::function<void(const char*, size_t)>& seen) {
-  if (absl::Status made = MakeFoldersFor(to, path); !made.ok()) return made;
+  CR_RETURN_IF_ERROR(MakeFoldersFor(to, path));
   auto out = ckptfmt::OutputFile::Create(to, path, /*hashed=*/false);
   if (!out.ok()) return out.status();
   std::vector<char> part(kPart);
@@ -58,7 +58,7 @@ absl::Status CopyFile(int from, const ckptfmt::OpenedFolder& to, const std::stri
     if (got < 0) return ckptfmt::SystemError("read", path, errno);
     if (got == 0) return absl::DataLossError(path + " has become shorter meanwhile");
     if (seen) seen(part.data(), size_t(got));
-    if (absl::Status status = out->Append({part.data(), size_t(got)}); !status.ok()) return status;
+    CR_RETURN_IF_ERROR(out->Append({part.data(), size_t(got)}));
     left -= uint64_t(got);
   }
   return out->Finish().status();
@@ -87,7 +87,7 @@ absl::Status CopyImage(const ckptfmt::OpenedFolder& from, const ckptfmt::OpenedF
   for (const std::string& name : folders) {
     const auto folder = to.OpenBelow(name);
     if (!folder.ok()) continue;  // an empty one
-    if (absl::Status status = ckptfmt::SyncFolder(*folder); !status.ok()) return status;
+    CR_RETURN_IF_ERROR(ckptfmt::SyncFolder(*folder));
   }
   return ckptfmt::SyncFolder(to);
 }

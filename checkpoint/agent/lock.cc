@@ -104,7 +104,7 @@ class Locker {
       for (Process& process : processes_) {
         if (process.closed) process.what->Open();
       }
-      return asked_ && processes_.size() > 1 ? Annotate(asked_->what->Name() + ": ", locked) : locked;
+      return asked_ ? AnnotateOneOf(processes_.size(), asked_->what->Name(), locked) : locked;
     }
     int64_t closed_us = end_;
     for (const Process& process : processes_) closed_us = std::min(closed_us, process.closed_us);

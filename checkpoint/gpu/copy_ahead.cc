@@ -2,6 +2,7 @@
 #include "checkpoint/gpu/copy_ahead.h"
 
 #include <algorithm>
+#include <string>
 #include <string_view>
 #include <thread>
 
@@ -183,7 +184,7 @@ bool CopyAhead::Put(const Peeker::Chunk& chunk, const char* bytes) {
 
 void CopyAhead::NoteFailure(const absl::Status& why) {
   MutexLock lock(&mutex_);
-  if (!lost_) problem_ = why;
+  problem_.Update(why);
   lost_ = true;
 }
 

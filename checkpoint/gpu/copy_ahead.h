@@ -21,7 +21,6 @@
 #include <deque>
 #include <functional>
 #include <map>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -20,6 +20,7 @@
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
 #include "proto/base/status_macros.h"
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -44,7 +45,7 @@ void ShowLog(int log) {
 absl::StatusOr<pid_t> StartDaemon(std::vector<std::string> command, int log, const std::optional<Account>& account) {
   const bool detached = log >= 0;
   int ready[2], number[2];
-  if (pipe(ready) != 0 || pipe2(number, O_CLOEXEC) != 0) return absl::ErrnoToStatus(errno, "pipe");
+  if (pipe(ready) != 0 || pipe2(number, O_CLOEXEC) != 0) return ErrnoStatus("pipe");
   fcntl(ready[0], F_SETFD, FD_CLOEXEC);
   command.push_back("--ready-fd");
   command.push_back(std::to_string(ready[1]));
@@ -164,7 +165,7 @@ absl::StatusOr<std::unique_ptr<GpuHost>> GpuHost::Open(const std::string& addres
     const std::string path =
         address.empty() ? folder + "/server.log" : host->path_.substr(0, host->path_.rfind('.')) + ".log";
     log = OpenLog(path, account);
-    if (log < 0) return absl::ErrnoToStatus(errno, "cannot make " + path);
+    if (log < 0) return ErrnoStatus("cannot make " + path);
   }
   const absl::StatusOr<pid_t> started = StartDaemon(std::move(command), log, account);
   if (log >= 0) close(log);

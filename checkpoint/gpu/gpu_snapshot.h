@@ -7,7 +7,6 @@
 #define CUDA_REMOTE_CHECKPOINT_GPU_GPU_SNAPSHOT_H_
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"

@@ -12,7 +12,6 @@
 
 #include <cstdint>
 #include <map>
-#include <string>
 
 #include "absl/status/statusor.h"
 #include "checkpoint/gpu/side_requests.h"

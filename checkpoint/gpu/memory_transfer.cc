@@ -13,7 +13,6 @@
 #include <thread>
 
 #include "proto/base/clock.h"
-#include "proto/base/status_macros.h"
 #include "proto/base/text.h"
 #include "proto/codec/codec.h"
 #include "proto/frame/handle.h"

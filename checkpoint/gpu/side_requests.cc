@@ -6,6 +6,7 @@
 #include <deque>
 #include <utility>
 
+#include "proto/base/status_macros.h"
 #include "proto/driverabi/error_names.h"
 
 namespace cuda_remote::checkpoint {

@@ -25,13 +25,13 @@
 #include <random>
 #include <sstream>
 
-#include "absl/strings/str_cat.h"
 #include "checkpoint/job/caller.h"
 #include "checkpoint/job/forwarded_signals.h"
 #include "checkpoint/job/io_uring.h"
 #include "checkpoint/job/own_ptys.h"
 #include "proto/base/status_macros.h"
 #include "proto/errors/absl_status.h"
+#include "proto/errors/annotate.h"
 
 extern char** environ;
 
@@ -453,12 +453,11 @@ absl::StatusOr<Isolated> BeginIsolated(const Plan& plan) {
   close(report[1]);
   if (init < 0) {
     close(report[0]);
-    constexpr char kWhat[] = "cannot make PID, mount and IPC namespaces";
-    if (failure != EPERM) return ErrnoStatus(kWhat, failure);
-    return absl::PermissionDeniedError(
-        absl::StrCat(kWhat, ": ", strerror(failure),
-                     " (the capability CAP_SYS_ADMIN is missing, or forbidden by seccomp; a container gets it with "
-                     "--cap-add SYS_ADMIN)"));
+    const absl::Status failed = ErrnoStatus("cannot make PID, mount and IPC namespaces", failure);
+    if (failure != EPERM) return failed;
+    return AnnotateBehind(failed,
+                          " (the capability CAP_SYS_ADMIN is missing, or forbidden by seccomp; a container gets it "
+                          "with --cap-add SYS_ADMIN)");
   }
   Isolated isolated;
   isolated.init = init;

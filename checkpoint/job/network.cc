@@ -43,6 +43,7 @@
 #include "proto/base/status_macros.h"
 #include "proto/base/text.h"
 #include "proto/errors/absl_status.h"
+#include "proto/errors/annotate.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -416,16 +417,14 @@ absl::StatusOr<Place> FindPlace(const JobNetwork& network) {
   return place;
 }
 
-std::string Reason(int failure) {
-  std::string text = strerror(failure);
-  if (failure == EPERM) text += " (forbidden here, as by seccomp or a user namespace)";
-  if (failure == EOPNOTSUPP) text += " (this kernel has no such interfaces)";
-  return text;
+// What is known of a reason; empty: nothing more.
+std::string Hint(int failure) {
+  if (failure == EPERM) return " (forbidden here, as by seccomp or a user namespace)";
+  return failure == EOPNOTSUPP ? " (this kernel has no such interfaces)" : "";
 }
 
 absl::Status Failed(const std::string& what, int failure) {
-  return absl::Status(ErrnoStatus(what, failure).code(),
-                      absl::StrCat("the job cannot get its address: ", what, ": ", Reason(failure)));
+  return AnnotateBehind(ErrnoStatus("the job cannot get its address: " + what, failure), Hint(failure));
 }
 
 // eth0, an end of a veth pair or a macvlan, in the namespace `fd`, made from outside. 0 or the number of the error.
@@ -788,6 +787,16 @@ absl::Status InNetworkOf(pid_t process, const std::function<absl::Status(Kernel*
   return ErrnoStatus("cannot enter the job's network namespace");
 }
 
+// Does `work` in the network namespace `fd`, which this process has made.
+absl::Status Inside(int fd, const std::function<absl::Status(Kernel*)>& work) {
+  absl::Status done;
+  const bool entered = InNamespace(fd, [&] {
+    Kernel kernel;
+    done = work(&kernel);
+  });
+  return entered ? done : Failed("entering its network namespace", errno);
+}
+
 // "ADDRESS[/PREFIX][@INTERFACE]", of which the address can also be a network's.
 bool Split(const std::string& text, JobNetwork* network) {
   const size_t at = text.find('@'), slash = text.find('/');
@@ -890,23 +899,12 @@ absl::StatusOr<std::unique_ptr<NetworkNamespace>> NetworkNamespace::Make(const J
                                                    : "a macvlan on " + place.interface.name,
                   failure);
   }
-  absl::Status done;
-  const bool entered = InNamespace(fresh.get(), [&] {
-    Kernel kernel;
-    done = SetUpInside(network, place, ask, &kernel);
-  });
-  if (!entered) return Failed("entering its network namespace", errno);
-  CR_RETURN_IF_ERROR(done);
+  CR_RETURN_IF_ERROR(Inside(fresh.get(), [&](Kernel* kernel) { return SetUpInside(network, place, ask, kernel); }));
   return std::unique_ptr<NetworkNamespace>(new NetworkNamespace(fresh.Release(), network.address()));
 }
 
 absl::Status NetworkNamespace::Connect() {
-  absl::Status done;
-  const bool entered = InNamespace(fd_.get(), [&] {
-    Kernel kernel;
-    done = checkpoint::Connect(address_, &kernel);
-  });
-  return entered ? done : Failed("entering its network namespace", errno);
+  return Inside(fd_.get(), [&](Kernel* kernel) { return checkpoint::Connect(address_, kernel); });
 }
 
 void NetworkNamespace::Silence() {

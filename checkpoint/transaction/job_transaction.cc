@@ -94,7 +94,7 @@ absl::Status JobTransaction::ForEach(const char* name, absl::Status (JobProcess:
       *ended = true;
       continue;
     }
-    return processes_.size() > 1 ? Annotate(process->Name() + ": ", status) : status;
+    return AnnotateOneOf(processes_.size(), process->Name(), status);
   }
   return absl::OkStatus();
 }

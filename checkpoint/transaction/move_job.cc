@@ -54,9 +54,8 @@ void Drop(Move* move) {
   move->ahead = nullptr;
 }
 
-// `status`, of a step of one process. A failure says which process it was, of several.
 absl::Status Of(const Move& move, size_t count, const absl::Status& status) {
-  return status.ok() || count <= 1 ? status : Annotate(move.to.name + ": ", status);
+  return AnnotateOneOf(count, move.to.name, status);
 }
 
 std::vector<Placed> PlacesOf(const std::vector<Move>& moves) {

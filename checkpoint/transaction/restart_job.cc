@@ -83,7 +83,7 @@ absl::Status RestartJob::ReadImage() {
   using Owner = ckptfmt::ImageReader::Owner;
   auto opened = ckptfmt::ImageReader::Open(options_.image, options_.trust_owner ? Owner::kAnyone : Owner::kTrusted);
   if (absl::IsPermissionDenied(opened.status()) && !options_.trust_owner) {
-    return absl::PermissionDeniedError(std::string(opened.status().message()) + " (--trust-owner)");
+    return AnnotateBehind(opened.status(), " (--trust-owner)");
   }
   CR_ASSIGN_OR_RETURN(saved_.image, std::move(opened));
   {
@@ -207,8 +207,7 @@ absl::Status RestartJob::ChooseFolder() {
 
 absl::Status RestartJob::MakeFolder() {
   Job& job = saved_.job;
-  const absl::Status claimed = ClaimJobFolder(directory_);
-  if (!claimed.ok()) return absl::Status(claimed.code(), std::string(claimed.message()) + " (--job-dir)");
+  CR_RETURN_IF_ERROR(AnnotateBehind(ClaimJobFolder(directory_), " (--job-dir)"));
   CR_RETURN_IF_ERROR(LinkLibrary(directory_).status());
   if (directory_ != job.directory()) {
     const ActAs user(shown_to_);
@@ -288,7 +287,7 @@ absl::Status RestartJob::LoadGpus() {
 
 absl::Status RestartJob::Of(size_t process, const absl::Status& status) const {
   const auto& processes = saved_.image->info().processes;
-  return status.ok() || processes.size() <= 1 ? status : Annotate(NameOf(processes[process]) + ": ", status);
+  return AnnotateOneOf(processes.size(), NameOf(processes[process]), status);
 }
 
 absl::Status RestartJob::OpenSessions(const std::string& scope) {

@@ -218,9 +218,8 @@ class Saving {
 
   // Of a checkpoint that fails before the job continues.
   void DropSnapshots();
-  // `status`, of a step of one process. A failure says which process it was, of several.
   absl::Status Of(const LiveProcess& process, const absl::Status& status) const {
-    return status.ok() || live_.processes().size() <= 1 ? status : Annotate(process.Name() + ": ", status);
+    return AnnotateOneOf(live_.processes().size(), process.Name(), status);
   }
   // Fails if the person who waits has had enough.
   absl::Status CheckNotCancelled() const {

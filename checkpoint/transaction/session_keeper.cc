@@ -20,6 +20,7 @@
 #include "checkpoint/transaction/kept_sessions.h"
 #include "checkpoint/transaction/session_holder.h"
 #include "proto/agent/message.h"
+#include "proto/errors/absl_status.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -80,9 +81,7 @@ absl::StatusOr<std::unique_ptr<SessionKeeper>> SessionKeeper::Start(const Job& j
                                                                     const char* tool, SnapshotEngine* engine,
                                                                     int messages) {
   int ends[2];
-  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
-    return absl::ErrnoToStatus(errno, "socketpair");
-  }
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) return ErrnoStatus("socketpair");
   UniqueFd tools_end(ends[0]);
   const UniqueFd keepers_end(ends[1]);
   fflush(nullptr);
@@ -96,7 +95,7 @@ absl::StatusOr<std::unique_ptr<SessionKeeper>> SessionKeeper::Start(const Job& j
     fflush(nullptr);
     _exit(0);
   }
-  if (child < 0) return absl::ErrnoToStatus(errno, "fork");
+  if (child < 0) return ErrnoStatus("fork");
   return std::unique_ptr<SessionKeeper>(new SessionKeeper(directory, std::move(tools_end), child));
 }
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The client library's errors, which has no abseil; code outside it has absl::Status (proto/errors makes one of this).
+// Errors of the client library, which has no abseil. Code outside it has absl::Status (proto/errors converts).
 //
 // Part of the client library.
 #ifndef CUDA_REMOTE_PROTO_BASE_STATUS_H_
 #define CUDA_REMOTE_PROTO_BASE_STATUS_H_
+
+#include <errno.h>
 
 #include <optional>
 #include <string>
@@ -39,7 +41,7 @@ inline Status Error(std::string message) {
 }
 
 // "WHAT: " and what errno says.
-Status ErrnoError(const std::string& what);
+Status ErrnoError(const std::string& what, int number = errno);
 
 // A value, or why there is none. As absl::StatusOr; reading the value of a failure is a mistake of the caller's.
 template <typename T>

@@ -207,7 +207,7 @@ StatusOr<UniqueFd> ConnectUnix(const std::string& path, int* failure) {
   }
   while (connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
     code = errno;
-    if (code != EINTR) return Error("cannot connect to " + path + ": " + strerror(code));
+    if (code != EINTR) return ErrnoError("cannot connect to " + path, code);
   }
   return fd;
 }

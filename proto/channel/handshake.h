@@ -75,7 +75,7 @@ ChannelStatus SendPacket(int socket, PacketType type, std::string_view body, int
 // descriptors, wrong magic); descriptors that came with it are closed then.
 ChannelStatus ReceivePacket(int socket, Packet* packet, int timeout_ms);
 
-// A connection to the socket at `path`. *failure, unless null: errno's value if there is none.
+// A connection to the socket at `path`. *failure, unless null: the value of errno if that fails.
 StatusOr<UniqueFd> ConnectUnix(const std::string& path, int* failure = nullptr);
 // The same, to a GPU server: one that runs as root or as this user, since the program's data goes there.
 StatusOr<UniqueFd> ConnectServer(const std::string& path);

@@ -18,7 +18,7 @@
 
 namespace cuda_remote {
 
-// The same with abseil's type. Failures have no code there, so they get kUnknown.
+// The same as abseil's type. A Status has no code, so failures get kUnknown.
 inline absl::Status ToAbsl(const Status& status) {
   return status.ok() ? absl::OkStatus() : absl::UnknownError(status.message());
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What abseil's status becomes of the client library's, that functions hand both on alike, and what they add.
+// A Status as abseil's, the macros with both kinds, and what ErrnoStatus and Annotate add.
 #include <errno.h>
 #include <gtest/gtest.h>
 
@@ -41,6 +41,18 @@ TEST(AbslStatusTest, MacrosWorkWithBoth) {
 TEST(AnnotateTest, KeepsTheCode) {
   EXPECT_EQ(Annotate("rank 1: ", absl::NotFoundError("gone")), absl::NotFoundError("rank 1: gone"));
   EXPECT_EQ(Annotate("rank 1: ", absl::AbortedError("")), absl::AbortedError("rank 1: "));
+  EXPECT_TRUE(Annotate("rank 1: ", absl::OkStatus()).ok());
+}
+
+TEST(AnnotateTest, AddsBehind) {
+  EXPECT_EQ(AnnotateBehind(absl::NotFoundError("gone"), " (--job-dir)"), absl::NotFoundError("gone (--job-dir)"));
+  EXPECT_TRUE(AnnotateBehind(absl::OkStatus(), " (--job-dir)").ok());
+}
+
+TEST(AnnotateTest, NamesOneOfSeveral) {
+  EXPECT_EQ(AnnotateOneOf(2, "rank 1", absl::NotFoundError("gone")), absl::NotFoundError("rank 1: gone"));
+  EXPECT_EQ(AnnotateOneOf(1, "rank 1", absl::NotFoundError("gone")), absl::NotFoundError("gone"));
+  EXPECT_TRUE(AnnotateOneOf(2, "rank 1", absl::OkStatus()).ok());
 }
 
 }  // namespace

@@ -68,11 +68,6 @@ std::deque<std::string> PartsOf(const std::string& path) {
   return parts;
 }
 
-// `why`, with what errno says if `code` is its value.
-Status Fail(const std::string& why, int code = 0) {
-  return Error(why + (code ? std::string(": ") + strerror(code) : ""));
-}
-
 // A walk from "/", every step checked before the next one.
 class Walk {
  public:
@@ -81,7 +76,7 @@ class Walk {
     std::string whole = path;
     char here[PATH_MAX];
     if (path.empty() || (path[0] != '/' && !getcwd(here, sizeof(here))))
-      return Fail("there is no folder \"" + path + "\"");
+      return Error("there is no folder \"" + path + "\"");
     if (path[0] != '/') whole = std::string(here) + "/" + path;
     std::deque<std::string> parts = PartsOf(whole);
     CR_RETURN_IF_ERROR(ToRoot());
@@ -91,22 +86,22 @@ class Walk {
       const std::string name = at_ + "/" + part;
       UniqueFd next(openat(folder_.get(), part.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
       if (!next.ok()) {
-        if (errno != ENOENT || !make) return Fail("cannot open the folder " + name, errno);
+        if (errno != ENOENT || !make) return ErrnoError("cannot open the folder " + name);
         if (mkdirat(folder_.get(), part.c_str(), 0700) != 0 && errno != EEXIST) {
-          return Fail("cannot make the folder " + name, errno);
+          return ErrnoError("cannot make the folder " + name);
         }
-        if (++attempts > kMostAttempts) return Fail("the folder " + name + " keeps disappearing");
+        if (++attempts > kMostAttempts) return Error("the folder " + name + " keeps disappearing");
         continue;
       }
       struct stat facts;
-      if (fstat(next.get(), &facts) != 0) return Fail("cannot look at the folder " + name, errno);
+      if (fstat(next.get(), &facts) != 0) return ErrnoError("cannot look at the folder " + name);
       parts.pop_front();
       if (S_ISLNK(facts.st_mode)) {
-        if (parts.empty()) return Fail(name + " is a symbolic link, not a folder; name the folder that it leads to");
+        if (parts.empty()) return Error(name + " is a symbolic link, not a folder; name the folder that it leads to");
         CR_RETURN_IF_ERROR(Follow(name, next.get(), facts, &parts));
         continue;
       }
-      if (!S_ISDIR(facts.st_mode)) return Fail(name + " is not a folder");
+      if (!S_ISDIR(facts.st_mode)) return Error(name + " is not a folder");
       // The last folder has rules of its own.
       if (!parts.empty()) CR_RETURN_IF_ERROR(Enter(name, facts));
       at_ = part == ".." ? at_ + "/.." : name;
@@ -127,7 +122,7 @@ class Walk {
  private:
   Status ToRoot() {
     folder_.Reset(open("/", O_PATH | O_DIRECTORY | O_CLOEXEC));
-    if (folder_.get() < 0 || fstat(folder_.get(), &facts_) != 0) return Fail("cannot open the folder /", errno);
+    if (folder_.get() < 0 || fstat(folder_.get(), &facts_) != 0) return ErrnoError("cannot open the folder /");
     at_.clear();
     shared_ = false;
     return Enter("/", facts_);
@@ -135,26 +130,26 @@ class Walk {
 
   Status Enter(const std::string& name, const struct stat& facts) {
     if (!IsTrusted(facts.st_uid) && (shared_ || !IsUnmapped(facts.st_uid))) {
-      return Fail("the folder " + name + " belongs to user " + std::to_string(facts.st_uid) +
-                  ", who could replace what is in it; choose a folder below your own ones");
+      return Error("the folder " + name + " belongs to user " + std::to_string(facts.st_uid) +
+                   ", who could replace what is in it; choose a folder below your own ones");
     }
     shared_ = (facts.st_mode & kOthersMayWrite) != 0;
     if (shared_ && !(facts.st_mode & S_ISVTX)) {
-      return Fail("the folder " + name + " " + WhyNotTrusted(facts) +
-                  ", who could replace what is in it; run chmod go-w on it, or choose another folder");
+      return Error("the folder " + name + " " + WhyNotTrusted(facts) +
+                   ", who could replace what is in it; run chmod go-w on it, or choose another folder");
     }
     return OkStatus();
   }
 
   Status Follow(const std::string& name, int link, const struct stat& facts, std::deque<std::string>* parts) {
     if (!IsTrusted(facts.st_uid) && (shared_ || !IsUnmapped(facts.st_uid))) {
-      return Fail("the symbolic link " + name + " belongs to user " + std::to_string(facts.st_uid) +
-                  ", who chose where it leads; remove it, or choose another folder");
+      return Error("the symbolic link " + name + " belongs to user " + std::to_string(facts.st_uid) +
+                   ", who chose where it leads; remove it, or choose another folder");
     }
     char target[PATH_MAX];
     const ssize_t length = readlinkat(link, "", target, sizeof(target));
-    if (length <= 0 || length == ssize_t(sizeof(target))) return Fail("cannot read the symbolic link " + name, errno);
-    if (++links_ > kMostLinks) return Fail("too many symbolic links lead to " + name);
+    if (length <= 0 || length == ssize_t(sizeof(target))) return ErrnoError("cannot read the symbolic link " + name);
+    if (++links_ > kMostLinks) return Error("too many symbolic links lead to " + name);
     const std::deque<std::string> more = PartsOf(std::string(target, size_t(length)));
     parts->insert(parts->begin(), more.begin(), more.end());
     return target[0] == '/' ? ToRoot() : OkStatus();
@@ -171,7 +166,7 @@ class Walk {
 Status MakeOwn(const Walk& walk, const std::string& path, FolderUse use, int folder) {
   struct stat facts = walk.facts();
   if (facts.st_uid != geteuid()) {
-    return Fail(
+    return Error(
         "the folder " + path + " belongs to user " + std::to_string(facts.st_uid) +
         ", not to the user of this program (" + std::to_string(geteuid()) +
         (use == FolderUse::kLook ? "); run this program as that user" : "); remove it, or choose another folder"));
@@ -179,16 +174,16 @@ Status MakeOwn(const Walk& walk, const std::string& path, FolderUse use, int fol
   const bool writable = (facts.st_mode & kOthersMayWrite) != 0;
   if (!writable && (use != FolderUse::kMake || (facts.st_mode & kRightsOfOthers) == 0)) return OkStatus();
   if (writable && (use != FolderUse::kMake || !HasNothingIn(folder))) {
-    return Fail("the folder " + path + " " + WhyNotTrusted(facts) +
-                ", who may have put something into it; remove it, or choose another folder");
+    return Error("the folder " + path + " " + WhyNotTrusted(facts) +
+                 ", who may have put something into it; remove it, or choose another folder");
   }
   if (fchmod(folder, facts.st_mode & 07777 & ~kRightsOfOthers) != 0) {
-    return Fail("cannot make the folder " + path + " private", errno);
+    return ErrnoError("cannot make the folder " + path + " private");
   }
   if (!writable || HasNothingIn(folder)) return OkStatus();
   // So that the next attempt refuses it, too.
   fchmod(folder, facts.st_mode & 07777);
-  return Fail("another user has put something into the folder " + path + "; remove it, or choose another folder");
+  return Error("another user has put something into the folder " + path + "; remove it, or choose another folder");
 }
 
 }  // namespace
@@ -208,7 +203,7 @@ StatusOr<UniqueFd> OpenFolder(const std::string& path, FolderUse use) {
   const int code = errno;
   // Somebody else's folder cannot be opened, and the reason is whose it is.
   CR_RETURN_IF_ERROR(MakeOwn(walk, path, use, folder.get()));
-  if (!folder.ok()) return Fail("cannot open the folder " + path, code);
+  if (!folder.ok()) return ErrnoError("cannot open the folder " + path, code);
   return folder;
 }
 
@@ -229,7 +224,7 @@ StatusOr<UniqueFd> OpenTrustedFile(const std::string& path) {
   // O_NONBLOCK: opening a pipe must not wait for its writer.
   UniqueFd file(openat(walk.folder(), path.c_str() + slash + 1, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   struct stat facts;
-  if (!file.ok() || fstat(file.get(), &facts) != 0) return Fail("cannot open " + path, errno);
+  if (!file.ok() || fstat(file.get(), &facts) != 0) return ErrnoError("cannot open " + path);
   const bool unmapped = !walk.shared() && IsUnmapped(facts.st_uid) && (facts.st_mode & kOthersMayWrite) == 0;
   const std::string why = unmapped ? std::string() : WhyNotTrusted(facts);
   if (!S_ISREG(facts.st_mode) || !why.empty()) return Error(path + " " + (why.empty() ? "is not a plain file" : why));

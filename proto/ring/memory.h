@@ -10,7 +10,6 @@
 #define CUDA_REMOTE_PROTO_RING_MEMORY_H_
 
 #include <memory>
-#include <string>
 
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"

@@ -6,7 +6,6 @@
 #define CUDA_REMOTE_REPLAY_MODIMG_IMAGE_SIZE_H_
 
 #include <cstddef>
-#include <string>
 #include <string_view>
 
 #include "proto/base/status.h"

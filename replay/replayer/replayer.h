@@ -69,8 +69,8 @@ enum class Part {
 };
 
 // Sends every record with kFlagReplay in the order of the log, with images as payload. Each must succeed and return the
-// recorded bytes, except a compiler's messages. Stops at the first that does not, and fails; close the
-// target's session then, since it has a part of the objects.
+// recorded bytes, except a compiler's messages. Stops at the first that does not, and fails; close the target's session
+// then, since it has a part of the objects.
 //
 // `ahead`: null, or an earlier state of the log, of which ReplayCode has sent the code already.
 Status Replay(const Log& log, ReplayTarget& target, const ReplayProgress& progress, Part part = Part::kAll,

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+
 namespace cuda_remote::server {
 
 // An IP address: 16 bytes, with IPv4 addresses in their IPv6 form (::ffff:a.b.c.d).

@@ -82,16 +82,15 @@ absl::StatusOr<std::string> MakeToken(const std::string& path, const std::string
       return absl::AlreadyExistsError(path + " has a token of " + name + " already; remove its line to replace it");
   }
   unsigned char bytes[kTokenBytes];
-  const int fd = open(path.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+  const UniqueFd file(open(path.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600));
   std::string token;
-  if (fd >= 0 && RAND_bytes(bytes, sizeof(bytes)) == 1)
+  if (file.ok() && RAND_bytes(bytes, sizeof(bytes)) == 1)
     token = kPrefix + HexBytes({reinterpret_cast<const char*>(bytes), sizeof(bytes)});
   // On a line of its own, also behind one that an editor has left without an end.
   const std::string line = (names.empty() ? "" : "\n") + name + " " + TokenHash(token) + "\n";
-  const bool written = !token.empty() && write(fd, line.data(), line.size()) == ssize_t(line.size()) && fsync(fd) == 0;
-  const absl::Status done = written ? absl::OkStatus() : ErrnoStatus("cannot write " + path);
-  if (fd >= 0) close(fd);
-  CR_RETURN_IF_ERROR(done);
+  const bool written =
+      !token.empty() && write(file.get(), line.data(), line.size()) == ssize_t(line.size()) && fsync(file.get()) == 0;
+  if (!written) return ErrnoStatus("cannot write " + path);
   return token;
 }
 

@@ -17,7 +17,6 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"

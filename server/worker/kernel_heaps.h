@@ -15,7 +15,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <string>
 
 #include "absl/status/statusor.h"
 #include "server/driver/driver_table.h"

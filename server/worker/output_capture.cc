@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "proto/base/status_macros.h"
+#include "proto/base/unique_fd.h"
 #include "proto/errors/absl_status.h"
 #include "proto/threads/mutex.h"
 
@@ -22,13 +23,9 @@ absl::Status Failed() { return ErrnoStatus("cannot capture what the driver print
 }  // namespace
 
 absl::Status OutputCapture::Replace(int descriptor, const char* name, File* file) {
-  const int fd = memfd_create(name, MFD_CLOEXEC);
-  if (fd < 0 || fcntl(fd, F_SETFL, O_APPEND) != 0 || dup2(fd, descriptor) < 0) {
-    const absl::Status failed = Failed();
-    if (fd >= 0) close(fd);
-    return failed;
-  }
-  file->fd = fd;
+  UniqueFd fd(memfd_create(name, MFD_CLOEXEC));
+  if (!fd.ok() || fcntl(fd.get(), F_SETFL, O_APPEND) != 0 || dup2(fd.get(), descriptor) < 0) return Failed();
+  file->fd = fd.Release();
   return absl::OkStatus();
 }
 

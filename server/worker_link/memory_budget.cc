@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "absl/status/status.h"
+#include "proto/base/unique_fd.h"
 #include "proto/errors/absl_status.h"
 
 namespace cuda_remote::server {
@@ -24,13 +25,11 @@ std::atomic<uint64_t>* Map(int fd) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MemoryBudget>> MemoryBudget::Create() {
-  const int fd = memfd_create("cuda-remote-budget", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  UniqueFd fd(memfd_create("cuda-remote-budget", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   std::atomic<uint64_t>* slots = nullptr;
-  if (fd >= 0 && ftruncate(fd, kBytes) == 0 && fcntl(fd, F_ADD_SEALS, kSeals) == 0) slots = Map(fd);
-  if (slots) return std::unique_ptr<MemoryBudget>(new MemoryBudget(fd, slots, 0, 0));
-  const absl::Status failed = ErrnoStatus("no memory for a budget");
-  if (fd >= 0) close(fd);
-  return failed;
+  if (fd.ok() && ftruncate(fd.get(), kBytes) == 0 && fcntl(fd.get(), F_ADD_SEALS, kSeals) == 0) slots = Map(fd.get());
+  if (!slots) return ErrnoStatus("no memory for a budget");
+  return std::unique_ptr<MemoryBudget>(new MemoryBudget(fd.Release(), slots, 0, 0));
 }
 
 absl::StatusOr<std::unique_ptr<MemoryBudget>> MemoryBudget::Open(int fd, uint32_t slot, uint64_t limit) {

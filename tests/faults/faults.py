@@ -1702,12 +1702,8 @@ def visible_devices(context):
         # A job that sees some GPUs only is checkpointed and restarted like any other.
         app = context.app()
         job = lab.job("job", app, server.unix, pause_at=[10], env={"CUDA_VISIBLE_DEVICES": "1,0"})
-        job.wait_paused(10, 60)
-        image = context.path("image")
+        image = context.stopped_at(job, 10)
         size = os.path.getsize(job.out)
-        lab.run("checkpoint", [lab.tool("cr-checkpoint"), "--stop", job.id, image])
-        job.wait(30)
-        job.go(10)
         restarted = context.restart(image, server)
         restarted.expect_success(60)
         if not job.stdout()[size:] or job.stdout() != context.expected(app):
@@ -2118,11 +2114,7 @@ def mapped_tracked(context):
         other = lab.server(f"{name}-other", listen=True)
         lab.run(f"migrate-{name}", [lab.tool("cr-migrate"), job.id, "--to", other.tcp])
         job.go(4)
-        job.wait_paused(8, 120)
-        image = context.path(f"image-{name}")
-        lab.run(f"checkpoint-{name}", [lab.tool("cr-checkpoint"), "--stop", job.id, image])
-        job.wait(30)
-        job.go(8)
+        image = context.stopped_at(job, 8, f"image-{name}", limit=120)
         context.restart(image, other, f"restart-{name}", other.tcp).expect_success(120)
         harness.same(name, job.stdout(), context.expected(command))
 

@@ -227,12 +227,12 @@ def expect_usual_policy(pids):
             policies = {int(thread): os.sched_getscheduler(int(thread)) for thread in os.listdir(f"/proc/{pid}/task")}
             with open(f"/proc/{pid}/comm") as f:
                 name = f.read().strip()
+            group = ""
+            if os.path.exists(f"/proc/{pid}/autogroup"):
+                with open(f"/proc/{pid}/autogroup") as f:
+                    group = f.read().strip()
         except OSError:
             continue  # it has ended
-        group = ""
-        if os.path.exists(f"/proc/{pid}/autogroup"):
-            with open(f"/proc/{pid}/autogroup") as f:
-                group = f.read().strip()
         if set(policies.values()) != {os.SCHED_OTHER} or (group and not group.endswith(" nice 0")):
             raise Failure(f"scheduling of {name} (PID {pid}): policies {policies}, {group}")
 

@@ -46,11 +46,8 @@ std::string Product(const std::string& name) { return std::string(get_current_di
 
 // The library that the product gives to programs. Loaded in the children alone.
 server::DriverTable& Cu() {
-  static server::DriverTable* const table = [] {
-    const auto loaded = server::LoadDriver(Product("libcuda-remote.so"));
-    if (!loaded.ok()) throw std::runtime_error(std::string(loaded.status().message()));
-    return new server::DriverTable(*loaded);
-  }();
+  static server::DriverTable* const table =
+      new server::DriverTable(ValueOf(server::LoadDriver(Product("libcuda-remote.so"))));
   return *table;
 }
 

@@ -147,7 +147,7 @@ std::vector<Connection> OpenConnections(const std::vector<int>& pids) {
   std::set<uint64_t> known;
   std::vector<uint64_t> sockets;  // each once, also if several processes have inherited it
   ForEachSocket(pids, [&](int pid, int number, uint64_t inode) {
-    if (MayBeTcp(pid, number) && known.insert(inode).second) sockets.push_back(inode);
+    if (known.insert(inode).second && MayBeTcp(pid, number)) sockets.push_back(inode);
   });
   std::vector<Connection> found;
   // The kernel takes milliseconds for this, also if there are few, and most jobs have none.

@@ -53,6 +53,7 @@
 #include "proto/base/unique_fd.h"
 #include "proto/codec/text.h"
 #include "proto/errors/absl_status.h"
+#include "proto/errors/annotate.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -624,19 +625,26 @@ absl::Status CheckConnections(const Job& job, const ProcessFacts& facts) {
       "(cr-run --address) keeps them");
 }
 
-// What the image has of the connections themselves, so that CRIU sends nothing before both ends are there.
-absl::Status SettleStreams(const std::string& image_folder) {
+// Changes those of CRIU's files in the image whose names are `wanted`. `what`: what each describes, for messages.
+absl::Status ChangeImages(const std::string& image_folder, const std::function<bool(const char* name)>& wanted,
+                          bool (*change)(std::string*), const std::string& what) {
   const std::unique_ptr<DIR, int (*)(DIR*)> list(opendir(image_folder.c_str()), closedir);
   if (!list) return ErrnoStatus("cannot read " + image_folder);
   while (const dirent* const entry = readdir(list.get())) {
-    if (strncmp(entry->d_name, "tcp-stream-", 11) != 0) continue;
+    if (!wanted(entry->d_name)) continue;
     const std::string path = image_folder + "/" + entry->d_name;
     std::string image;
-    if (!ReadImageFile(path, &image) || !CallAllSent(&image))
-      return absl::UnimplementedError("cannot read this CRIU version's image of a TCP connection: " + path);
+    if (!ReadImageFile(path, &image) || !change(&image))
+      return absl::UnimplementedError("cannot read this CRIU version's image of " + what + ": " + path);
     CR_RETURN_IF_ERROR(WriteImageFile(path, image));
   }
   return absl::OkStatus();
+}
+
+// What the image has of the connections themselves, so that CRIU sends nothing before both ends are there.
+absl::Status SettleStreams(const std::string& image_folder) {
+  const auto is_stream = [](const char* name) { return strncmp(name, "tcp-stream-", 11) == 0; };
+  return ChangeImages(image_folder, is_stream, CallAllSent, "a TCP connection");
 }
 
 absl::Status SettleTerminal(const Job& job, const std::string& image_folder) {
@@ -706,18 +714,11 @@ absl::Status CheckSavedTree(const Job& job, const std::vector<int>* before, cons
 
 // A restored process runs, unless somebody else than Standstill had stopped it.
 absl::Status SettleStates(const std::set<int>& stopped_before, const std::string& image_folder) {
-  const std::unique_ptr<DIR, int (*)(DIR*)> list(opendir(image_folder.c_str()), closedir);
-  if (!list) return ErrnoStatus("cannot read " + image_folder);
-  while (const dirent* const entry = readdir(list.get())) {
+  const auto runs = [&](const char* name) {
     int number = 0;
-    if (sscanf(entry->d_name, "core-%d.img", &number) != 1 || stopped_before.count(number)) continue;
-    const std::string path = image_folder + "/" + entry->d_name;
-    std::string image;
-    if (!ReadImageFile(path, &image) || !LetRun(&image))
-      return absl::UnimplementedError("cannot read this CRIU version's image of a process: " + path);
-    CR_RETURN_IF_ERROR(WriteImageFile(path, image));
-  }
-  return absl::OkStatus();
+    return sscanf(name, "core-%d.img", &number) == 1 && stopped_before.count(number) == 0;
+  };
+  return ChangeImages(image_folder, runs, LetRun, "a process");
 }
 
 // After a dump has succeeded: whether the image has what it must have, and the changes in it that a restore needs.
@@ -1165,8 +1166,7 @@ absl::Status RestoreCommand(const Job& job, const ProcessFacts& facts, const std
     const int fd = open(file.path().c_str(), int(file.flags()) & O_ACCMODE);
     if (fd < 0) {
       const absl::Status status = ErrnoStatus("the job needs the file " + file.path());
-      if (!account) return status;
-      return absl::Status(status.code(), std::string(status.message()) + " (as " + NameOf(*account) + ")");
+      return account ? AnnotateBehind(status, " (as " + NameOf(*account) + ")") : status;
     }
     opened->push_back(fd);
     command->insert(command->end(), {"--inherit-fd", "fd[" + std::to_string(fd) + "]:" + file.id()});

@@ -355,13 +355,12 @@ absl::Status CriuEngine::Dump(const Job& job, const std::string& facts, const st
   }
   std::string log;
   if (logs_.empty() || !ReadImageFile(DumpLog(job, image, work), &log)) return status;
-  return absl::Status(status.code(), std::string(status.message()) + KeepCriuLog(log, kept));
+  return AnnotateBehind(status, KeepCriuLog(log, kept));
 }
 
 absl::Status CriuEngine::FinishFiles() {
   const AsRoot root;
-  const absl::Status status = saved_->Finish();
-  return status.ok() ? status : Annotate("the memory of the job's processes could not be saved: ", status);
+  return Annotate("the memory of the job's processes could not be saved: ", saved_->Finish());
 }
 
 void CriuEngine::AwaitDump(const Job& job, const std::string& work, After after) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/engine/criu/free_numbers.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <fstream>
 #include <set>
@@ -69,7 +70,7 @@ absl::StatusOr<int> FreeNumber(std::string_view image, int limit) {
     }
     // Above all others.
     if (number == numbers.used.rbegin() && room >= kRoom) break;
-    next = *number < limit ? *number : limit;
+    next = std::min<int64_t>(*number, limit);
   }
   if (most >= kLeastRoom) return int(best);
   return absl::ResourceExhaustedError(

@@ -8,7 +8,7 @@
 // kLocalWindow), where no host address lies.
 //
 // Thread-safety: a bound Module is immutable for its users; any number of threads may launch kernels of it at the same
-// time. Parse and Bind are for one thread. Errors are strings that name the kernel, the line and the text of the line;
+// time. Parse and Bind are for one thread. Errors name the kernel, the line and the text of the line;
 // hostile text and faulting kernels give errors, never a crash. No exceptions leave the library.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_PTX_PTX_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_PTX_PTX_H_
