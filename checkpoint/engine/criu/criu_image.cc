@@ -154,8 +154,8 @@ namespace {
 // Of a RemapFilePathEntry (images/remap-file-path.proto): its type.
 constexpr uint32_t kLinked = 0, kGhost = 1;
 
-bool ReadRemaps(std::string_view image, uint32_t wanted,
-                const std::function<void(uint32_t file, uint32_t other)>& entry) {
+bool ReadRemaps(std::string_view image,
+                const std::function<void(uint32_t file, uint32_t other, uint32_t type)>& entry) {
   return ReadEntries(image, kLinksMagic, [&](protozero::pbf_reader fields) {
     uint32_t file = 0, link = 0, type = kLinked;
     while (fields.next()) {
@@ -171,18 +171,29 @@ bool ReadRemaps(std::string_view image, uint32_t wanted,
         fields.skip();
       }
     }
-    if (type == wanted) entry(file, link);
+    entry(file, link, type);
+  });
+}
+
+bool ReadRemapsOf(uint32_t wanted, std::string_view image,
+                  const std::function<void(uint32_t file, uint32_t other)>& entry) {
+  return ReadRemaps(image, [&](uint32_t file, uint32_t other, uint32_t type) {
+    if (type == wanted) entry(file, other);
   });
 }
 
 }  // namespace
 
 bool ReadLinks(std::string_view image, const std::function<void(uint32_t file, uint32_t link)>& entry) {
-  return ReadRemaps(image, kLinked, entry);
+  return ReadRemapsOf(kLinked, image, entry);
 }
 
 bool ReadGhosts(std::string_view image, const std::function<void(uint32_t file, uint32_t ghost)>& entry) {
-  return ReadRemaps(image, kGhost, entry);
+  return ReadRemapsOf(kGhost, image, entry);
+}
+
+bool ReadNameless(std::string_view image, const std::function<void(uint32_t file)>& entry) {
+  return ReadRemaps(image, [&](uint32_t file, uint32_t, uint32_t) { entry(file); });
 }
 
 bool ChangeFiles(std::string* image, const std::function<bool(std::string_view path, FileChange* change)>& change) {

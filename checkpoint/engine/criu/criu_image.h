@@ -46,6 +46,10 @@ bool ReadLinks(std::string_view image, const std::function<void(uint32_t file, u
 // ghost-file-*.img.
 bool ReadGhosts(std::string_view image, const std::function<void(uint32_t file, uint32_t ghost)>& entry);
 
+// Likewise, for each of those, and for the folders in /proc of processes that have ended: all files that a restore does
+// not look for under their names.
+bool ReadNameless(std::string_view image, const std::function<void(uint32_t file)>& entry);
+
 // What an open plain file in CRIU's files.img is to be instead.
 struct FileChange {
   std::string path;       // empty: stays

@@ -6,44 +6,30 @@
 
 #include <atomic>
 #include <filesystem>
-#include <protozero/pbf_writer.hpp>
 #include <thread>
+
+#include "checkpoint/engine/criu/testing/files_image.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
 
-using protozero::pbf_writer;
-
-constexpr uint32_t kMagic = 0x54564319, kFiles = 0x56303138, kRemaps = 0x59133954;
-
-std::string Word(uint32_t word) { return std::string(reinterpret_cast<const char*>(&word), sizeof(word)); }
-std::string Entry(const std::string& bytes) { return Word(uint32_t(bytes.size())) + bytes; }
-
-std::string File(uint32_t id, const std::string& name) {
-  std::string regular, file;
-  pbf_writer facts(regular);
-  facts.add_uint32(1, id);
-  facts.add_string(6, name);
-  pbf_writer entry(file);
-  entry.add_uint32(1, 1);
-  entry.add_uint32(2, id);
-  entry.add_message(3, regular);
-  return Entry(file);
-}
-
-std::string Remap(uint32_t file, uint32_t type) {
-  std::string bytes;
-  pbf_writer remap(bytes);
-  remap.add_uint32(1, file);
-  remap.add_uint32(2, 1);
-  remap.add_uint32(3, type);
-  return Entry(bytes);
+void Add(std::string* image, uint32_t id, const std::string& name) {
+  std::string facts;
+  protozero::pbf_writer regular(facts);
+  regular.add_uint32(1, id);
+  regular.add_string(6, name);
+  AddFile(image, 1, 3, facts);
 }
 
 TEST(GhostsIn, NamesDeletedFilesOnly) {
-  const std::string files =
-      Word(kMagic) + Word(kFiles) + File(1, "/dev/shm/a") + File(2, "/dev/shm/b") + File(3, "/tmp/c");
-  const std::string remaps = Word(kMagic) + Word(kRemaps) + Remap(1, 1) + Remap(2, 0) + Remap(3, 1) + Remap(9, 1);
+  std::string files = EmptyFilesImage(), remaps = EmptyRemapsImage();
+  Add(&files, 1, "/dev/shm/a");
+  Add(&files, 2, "/dev/shm/b");
+  Add(&files, 3, "/tmp/c");
+  AddRemap(&remaps, 1, 1, kGhostRemap);
+  AddRemap(&remaps, 2, 3, kLinkedRemap);
+  AddRemap(&remaps, 3, 2, kGhostRemap);
+  AddRemap(&remaps, 9, 3, kGhostRemap);
   EXPECT_EQ(GhostsIn(files, remaps), (std::vector<std::string>{"/dev/shm/a", "/tmp/c"}));
   EXPECT_TRUE(GhostsIn(files, "").empty());
   EXPECT_TRUE(GhostsIn("nothing", "nothing").empty());

@@ -27,10 +27,11 @@ namespace {
 constexpr char kKeptFolder[] = "kept";
 // Of a kept library in a job's folder; CRIU compares it.
 constexpr mode_t kKeptMode = 0755;
-constexpr char kFilesImage[] = "/files.img";
+constexpr char kFilesImage[] = "/files.img", kRemapsImage[] = "/remap-fpath.img";
 
 // A RegFileEntry of CRIU's (images/regfile.proto).
 struct Entry {
+  uint32_t id = 0;
   std::string path;
   ckptfmt::NeededFile file;
   bool has_size = false, external = false, plain = true;
@@ -42,6 +43,9 @@ Entry ParseEntry(protozero::pbf_reader facts) {
   Entry entry;
   while (facts.next()) {
     switch (facts.tag_and_type()) {
+      case tag_and_type(1, pbf_wire_type::varint):
+        entry.id = facts.get_uint32();
+        break;
       case tag_and_type(2, pbf_wire_type::varint):
         entry.file.written = (facts.get_uint32() & O_ACCMODE) != O_RDONLY;
         break;
@@ -117,7 +121,7 @@ absl::Status Copy(const std::string& from, const std::string& to, mode_t mode) {
 
 }  // namespace
 
-bool ReadNeeds(std::string_view image, const Job& job, const ProcessFacts& process_facts,
+bool ReadNeeds(std::string_view image, std::string_view remaps, const Job& job, const ProcessFacts& process_facts,
                bool (*exists)(const Job& job, const std::string& path), ckptfmt::Needs* needs) {
   utsname system;
   if (uname(&system) == 0) needs->kernel = system.release;
@@ -128,9 +132,12 @@ bool ReadNeeds(std::string_view image, const Job& job, const ProcessFacts& proce
   if (!job.directory().empty()) known.insert(job.directory() + "/" + kConnectionLockName);
   // A program that was just starting has it open.
   if (process_facts.own_loader_cache()) known.insert(kLoaderCache);
+  // Another file may have taken such a name since.
+  std::set<uint32_t> nameless;
+  if (!remaps.empty() && !ReadNameless(remaps, [&](uint32_t file) { nameless.insert(file); })) return false;
   return ReadFilesImage(image, FileKind::kRegular, [&](protozero::pbf_reader facts) {
     Entry entry = ParseEntry(facts);
-    if (!entry.plain || entry.path.empty()) return;
+    if (!entry.plain || entry.path.empty() || nameless.count(entry.id) != 0) return;
     if (entry.external) {
       for (const InheritedFile& file : process_facts.files()) {
         if (file.id() == entry.path) entry.file.path = file.path();
@@ -148,12 +155,13 @@ bool ReadNeeds(std::string_view image, const Job& job, const ProcessFacts& proce
 absl::Status DescribeNeeds(const Job& job, const ProcessFacts& facts, const std::string& client_folder,
                            ckptfmt::Needs* needs) {
   const std::string path = client_folder + kFilesImage;
-  std::string image;
-  std::vector<std::string> kept;
+  std::string image, remaps;
   const auto unreadable = [] {
     return absl::UnimplementedError("cannot read from this CRIU version's image which files the job has open");
   };
-  if (!ReadImageFile(path, &image) || !ReadNeeds(image, job, facts, &ExistsInJob, needs)) return unreadable();
+  const std::string remaps_path = client_folder + kRemapsImage;
+  if (access(remaps_path.c_str(), F_OK) == 0 && !ReadImageFile(remaps_path, &remaps)) return unreadable();
+  if (!ReadImageFile(path, &image) || !ReadNeeds(image, remaps, job, facts, &ExistsInJob, needs)) return unreadable();
   needs->engine_version = facts.criu_version();
   const std::map<std::string, std::string> libraries = LibrariesOf(job);
   std::set<std::string> copied;

@@ -21,8 +21,9 @@
 namespace cuda_remote::checkpoint {
 
 // The files in CRIU's files.img that must be there at a restart, with the kernel's release. False if `image` is not
-// such a file. Any input is safe. Files that only CRIU's image has (deleted ones) are those that `exists` denies.
-bool ReadNeeds(std::string_view image, const Job& job, const ProcessFacts& facts,
+// such a file, or `remaps` is neither empty nor CRIU's remap-fpath.img. Any input is safe. Not needed: deleted files,
+// which are in `remaps`, also where another file has the name by now; and what `exists` denies.
+bool ReadNeeds(std::string_view image, std::string_view remaps, const Job& job, const ProcessFacts& facts,
                bool (*exists)(const Job& job, const std::string& path), ckptfmt::Needs* needs);
 
 // What CRIU has just saved into `client_folder` of a job that is still there: fills in *needs, copies our libraries

@@ -7,6 +7,9 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <map>
+#include <string>
+
 #include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/engine/criu/testing/files_image.h"
 
@@ -16,10 +19,10 @@ namespace {
 constexpr uint32_t kPlain = S_IFREG | 0644;
 
 void Add(std::string* image, const std::string& name, int flags, uint64_t size, const std::vector<uint32_t>& build_id,
-         bool external = false, uint32_t mode = kPlain) {
+         bool external = false, uint32_t mode = kPlain, uint32_t id = 7) {
   std::string facts;
   protozero::pbf_writer reg(facts);
-  reg.add_uint32(1, 7);
+  reg.add_uint32(1, id);
   reg.add_uint32(2, uint32_t(flags));
   reg.add_uint64(3, 5);
   reg.add_string(6, name);
@@ -53,7 +56,7 @@ TEST(Needs, AreTheFilesThatMustBeThere) {
   file->set_path("/in");
   ckptfmt::Needs needs;
   const auto exists = [](const Job&, const std::string& path) { return path != "/gone"; };
-  ASSERT_TRUE(ReadNeeds(SampleImage(), job, facts, exists, &needs));
+  ASSERT_TRUE(ReadNeeds(SampleImage(), "", job, facts, exists, &needs));
   EXPECT_FALSE(needs.kernel.empty());
   ASSERT_EQ(needs.files.size(), 4u);
   EXPECT_EQ(needs.files[0].path, "/usr/lib/libc.so.6");
@@ -67,18 +70,47 @@ TEST(Needs, AreTheFilesThatMustBeThere) {
   EXPECT_FALSE(needs.files[3].written);
 }
 
+// Open MPI's processes all make /dev/shm/open_mpi.0000, delete it and keep it open: while one does so, the name is
+// there for all others, too.
+TEST(Needs, ADeletedFileIsNotNeededWhereAnotherHasItsName) {
+  std::string image = EmptyFilesImage();
+  Add(&image, "/dev/shm/a", O_RDWR, 0, {}, false, kPlain, 1);
+  Add(&image, "/tmp/b", O_RDWR, 3, {}, false, kPlain, 2);
+  Add(&image, "/tmp/link_remap.3", O_RDWR, 3, {}, false, kPlain, 3);
+  Add(&image, "/proc/12/status", O_RDONLY, 0, {}, false, kPlain, 4);
+  Add(&image, "/dev/shm/a", O_RDWR, 5, {}, false, kPlain, 5);
+  std::string remaps = EmptyRemapsImage();
+  AddRemap(&remaps, 1, 11, kGhostRemap);
+  AddRemap(&remaps, 2, 3, kLinkedRemap);
+  AddRemap(&remaps, 4, 12, kProcRemap);
+  const auto needed = [&image](const std::string& nameless) {
+    ckptfmt::Needs needs;
+    EXPECT_TRUE(ReadNeeds(image, nameless, Job(), ProcessFacts(), nullptr, &needs));
+    std::map<std::string, uint64_t> bytes;
+    for (const ckptfmt::NeededFile& file : needs.files) bytes[file.path] = file.bytes;
+    return bytes;
+  };
+  using Bytes = std::map<std::string, uint64_t>;
+  EXPECT_EQ(needed(remaps), (Bytes{{"/tmp/link_remap.3", 3}, {"/dev/shm/a", 5}}));
+  const Bytes all = {{"/dev/shm/a", 0}, {"/tmp/b", 3}, {"/tmp/link_remap.3", 3}, {"/proc/12/status", 0}};
+  EXPECT_EQ(needed(EmptyRemapsImage()), all);
+  EXPECT_EQ(needed(""), all);
+  ckptfmt::Needs needs;
+  EXPECT_FALSE(ReadNeeds(image, "no image of CRIU's", Job(), ProcessFacts(), nullptr, &needs));
+}
+
 // A program that was just starting had it mapped. The job has one of its own, which this machine need not have.
 TEST(Needs, TheLoadersCacheIsTheJobsOwn) {
   std::string image = EmptyFilesImage();
   Add(&image, "/etc/ld.so.cache", O_RDONLY, 100, {});
   Job job;
   ckptfmt::Needs needs;
-  ASSERT_TRUE(ReadNeeds(image, job, ProcessFacts(), nullptr, &needs));
+  ASSERT_TRUE(ReadNeeds(image, "", job, ProcessFacts(), nullptr, &needs));
   EXPECT_EQ(needs.files.size(), 1u);
   ProcessFacts facts;
   facts.set_own_loader_cache(true);
   ckptfmt::Needs without;
-  ASSERT_TRUE(ReadNeeds(image, job, facts, nullptr, &without));
+  ASSERT_TRUE(ReadNeeds(image, "", job, facts, nullptr, &without));
   EXPECT_TRUE(without.files.empty());
 }
 
@@ -90,7 +122,7 @@ TEST(Needs, TheLockOfConnectionsIsTheJobsOwn) {
   Job job;
   job.set_directory("/run/job");
   ckptfmt::Needs needs;
-  ASSERT_TRUE(ReadNeeds(image, job, ProcessFacts(), nullptr, &needs));
+  ASSERT_TRUE(ReadNeeds(image, "", job, ProcessFacts(), nullptr, &needs));
   ASSERT_EQ(needs.files.size(), 1u);
   EXPECT_EQ(needs.files[0].path, "/run/other/connect.lock");
 }
@@ -157,17 +189,17 @@ TEST(Needs, DamagedImagesAreRefused) {
   ckptfmt::Needs needs;
   for (size_t cut = 0; cut < image.size(); ++cut) {
     std::string bad = image.substr(0, cut);
-    ReadNeeds(bad, Job(), ProcessFacts(), nullptr, &needs);
+    ReadNeeds(bad, "", Job(), ProcessFacts(), nullptr, &needs);
     ChangeFiles(&bad, rename);
   }
   for (size_t at = 0; at < image.size(); ++at) {
     std::string bad = image;
     bad[at] = char(bad[at] ^ 0x55);
-    ReadNeeds(bad, Job(), ProcessFacts(), nullptr, &needs);
+    ReadNeeds(bad, "", Job(), ProcessFacts(), nullptr, &needs);
     ChangeFiles(&bad, rename);
   }
   std::string other = "something else";
-  EXPECT_FALSE(ReadNeeds(other, Job(), ProcessFacts(), nullptr, &needs));
+  EXPECT_FALSE(ReadNeeds(other, "", Job(), ProcessFacts(), nullptr, &needs));
   EXPECT_FALSE(ChangeFiles(&other, rename));
 }
 
