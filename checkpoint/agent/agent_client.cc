@@ -28,13 +28,13 @@ absl::StatusOr<std::unique_ptr<AgentClient>> AgentClient::Connect(const std::str
                                                                   const std::string& name) {
   const std::string folder = SocketFolder(directory);
   int failure = 0;
-  StatusOr<UniqueFd> socket = ConnectUnix(folder + "/" + SocketName(pid), &failure);
+  StatusOr<UniqueFd> socket = ConnectUnix(folder + "/" + SocketName(pid), &failure, kMostConnectMs);
   for (int tries = 1; !socket.ok() && failure == ECONNREFUSED && tries < kMostTries; ++tries) {
     usleep(kTryAgainUs);
-    socket = ConnectUnix(folder + "/" + SocketName(pid), &failure);
+    socket = ConnectUnix(folder + "/" + SocketName(pid), &failure, kMostConnectMs);
   }
   if (!socket.ok()) {
-    StatusOr<UniqueFd> only = ConnectUnix(folder + "/" + kOnlySocketName);
+    StatusOr<UniqueFd> only = ConnectUnix(folder + "/" + kOnlySocketName, nullptr, kMostConnectMs);
     if (!only.ok()) return absl::UnavailableError(socket.status().message());
     socket = std::move(only);
   }

@@ -44,7 +44,7 @@ bool HasRings(const std::string& process) {
 // Whether somebody listens on the socket of that process's agent.
 bool HasAgent(const std::string& directory, int inner_pid) {
   const std::string path = SocketFolder(directory) + "/" + agent::SocketName(uint32_t(inner_pid));
-  return access(path.c_str(), F_OK) == 0 && ConnectUnix(path).ok();
+  return access(path.c_str(), F_OK) == 0 && ConnectUnix(path, nullptr, kMostConnectMs).ok();
 }
 
 bool DescendsFrom(int pid, int ancestor) {

@@ -9,6 +9,10 @@
 // (checkpoint/transaction/session_keeper.h), and so has the job itself (session_holder.h there). Both hold locks of
 // their own on the same file, and the next tool waits until these are free, too.
 //
+// Other tools, such as cr-ps, only ask a job's processes something. They look at jobs that nobody has claimed: a
+// connection of theirs would hinder the dump of a process, or be in the way of who gives it its session back. A tool
+// that claims a job waits for those that look at it.
+//
 // Not thread-safe. The claim is the process's that took it, and one for each folder and process.
 #ifndef CUDA_REMOTE_CHECKPOINT_JOB_JOB_CLAIM_H_
 #define CUDA_REMOTE_CHECKPOINT_JOB_JOB_CLAIM_H_
@@ -17,6 +21,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "proto/base/unique_fd.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -39,6 +44,18 @@ class JobClaim {
  private:
   int fd_ = -1;
   std::string killed_;
+};
+
+// A look at a job's processes by a tool that claims none.
+class JobLook {
+ public:
+  // Waits a little for others that look, since a process speaks to one tool at a time. Fails with a sentence that names
+  // the tool that works on the job in `directory`. A folder that no tool has claimed so far, or that this user may not
+  // write to, is looked at without a lock.
+  absl::Status Take(const std::string& directory);
+
+ private:
+  UniqueFd fd_;
 };
 
 // A keeper's lock.

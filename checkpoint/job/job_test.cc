@@ -311,6 +311,52 @@ class Other {
   pid_t pid_ = 0;
 };
 
+// cr-ps asks a job's processes which sessions they have, but not while a tool saves them.
+TEST_F(JobTest, NobodyLooksAtAClaimedJob) {
+  const std::string directory = folder_ + "/job";
+  ASSERT_EQ(MakeJobFolder(directory), absl::OkStatus());
+  const auto never = [] { return false; };
+  const auto look = [&] {
+    JobLook one;
+    return one.Take(directory);
+  };
+  // No tool has been there.
+  EXPECT_EQ(look(), absl::OkStatus());
+  EXPECT_NE(access((directory + "/" + kClaimName).c_str(), F_OK), 0);
+  JobClaim mine, other;
+  KeeperClaim keeper(KeeperClaim::Whose::kKeeper);
+  ASSERT_EQ(mine.Take(directory, "cr-migrate", never), absl::OkStatus());
+  mine.Release();
+  EXPECT_EQ(look(), absl::OkStatus());
+  {
+    Other tool([&] { return other.Take(directory, "cr-checkpoint", never).ok(); });
+    EXPECT_EQ(look().message(), tool.Text("cr-checkpoint") + " is working on this job; try again when it has ended");
+  }
+  {
+    Other keeps([&] { return keeper.Take(directory); });
+    EXPECT_FALSE(look().ok());
+  }
+  EXPECT_EQ(look(), absl::OkStatus());
+  // One looks at a time, and one that claims waits for it, but neither for ever.
+  JobLook theirs;
+  Other looks([&] { return theirs.Take(directory).ok(); });
+  EXPECT_EQ(look().message(), "another tool asks the job's processes; try again");
+  int asked = 0;
+  const auto end_it = [&] {
+    if (++asked == 3) looks.End();
+    return false;
+  };
+  ASSERT_EQ(mine.Take(directory, "cr-migrate", end_it), absl::OkStatus());
+  EXPECT_EQ(asked, 3);
+  mine.Release();
+  JobLook again;
+  const Other stays([&] { return again.Take(directory).ok(); });
+  ASSERT_EQ(mine.Take(directory, "cr-migrate", never), absl::OkStatus());
+  // Also a claim that has not waited to the end keeps others from looking.
+  JobLook late;
+  const Other tries([&] { return !late.Take(directory).ok(); });
+}
+
 TEST_F(JobTest, OneToolAtATime) {
   const std::string directory = folder_ + "/job";
   ASSERT_EQ(MakeJobFolder(directory), absl::OkStatus());

@@ -116,7 +116,7 @@ void SessionHolder::Finish() {
 }
 
 UniqueFd ConnectToHolder(const std::string& directory) {
-  auto holder = ConnectUnix(directory + "/" + kHolderName);
+  auto holder = ConnectUnix(directory + "/" + kHolderName, nullptr, kMostConnectMs);
   if (!holder.ok()) return UniqueFd();
   // A program that is stopped reads nothing.
   const timeval most{kMostSendSeconds, 0};

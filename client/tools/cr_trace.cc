@@ -11,6 +11,7 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cmath>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -19,6 +20,7 @@
 #include "checkpoint/agent/agent_client.h"
 #include "checkpoint/job/cuda_processes.h"
 #include "checkpoint/job/job.h"
+#include "checkpoint/job/job_claim.h"
 #include "checkpoint/job/own_job.h"
 #include "client/tools/foreground.h"
 #include "proto/base/status_macros.h"
@@ -114,6 +116,8 @@ absl::Status Record(const Options& options, const Job& found, const std::string&
   NewFile timeline, table;
   CR_RETURN_IF_ERROR(timeline.Open(options.output));
   CR_RETURN_IF_ERROR(table.Open(""));
+  std::optional<JobLook> look(std::in_place);
+  CR_RETURN_IF_ERROR(look->Take(directory));
   CR_ASSIGN_OR_RETURN(const CudaProcess process, FindProcess(options, found, directory));
   const auto connect = [&] {
     return agent::AgentClient::Connect(directory, uint32_t(process.inner_pid), NameOf(process));
@@ -128,8 +132,11 @@ absl::Status Record(const Options& options, const Job& found, const std::string&
   CR_RETURN_IF_ERROR(job->BeginTrace(options.events, milliseconds));
   // Other tools may come meanwhile.
   job.reset();
+  look.reset();
   std::this_thread::sleep_for(std::chrono::duration<double>(options.seconds));
   const auto end = [&]() -> absl::Status {
+    JobLook last;
+    CR_RETURN_IF_ERROR(last.Take(directory));
     CR_ASSIGN_OR_RETURN(const auto again, connect());
     return again->EndTrace(timeline.fd(), table.fd(), options.json);
   };

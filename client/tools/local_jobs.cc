@@ -8,6 +8,7 @@
 
 #include "checkpoint/agent/agent_client.h"
 #include "checkpoint/job/cuda_processes.h"
+#include "checkpoint/job/job_claim.h"
 
 namespace cuda_remote::client::tools {
 
@@ -49,7 +50,11 @@ std::vector<LocalJob> LocalJobs() {
                                   ? local.job.server()
                                   : GpuServerOf(local.directory));
     if (seen) {
-      for (const CudaProcess& process : FindCudaProcesses(local.job, local.directory)) {
+      // A job that a tool works on is not disturbed.
+      JobLook look;
+      const bool free = look.Take(local.directory).ok();
+      for (const CudaProcess& process :
+           free ? FindCudaProcesses(local.job, local.directory) : std::vector<CudaProcess>()) {
         const auto agent = agent::AgentClient::Connect(local.directory, uint32_t(process.inner_pid), NameOf(process));
         const auto info = agent.ok() ? (*agent)->GetInfo() : agent.status();
         if (info.ok()) local.sessions[info->session] = process.pid;

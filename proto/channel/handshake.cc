@@ -21,6 +21,9 @@
 namespace cuda_remote {
 namespace {
 
+// Between two tries to connect to a listener that has no room.
+constexpr int kConnectLookMs = 5;
+
 struct PacketHead {
   uint32_t magic;
   uint32_t type;
@@ -194,21 +197,28 @@ ChannelStatus ReceivePacket(int socket, Packet* packet, int timeout_ms) {
   return ChannelStatus::kOk;
 }
 
-StatusOr<UniqueFd> ConnectUnix(const std::string& path, int* failure) {
+StatusOr<UniqueFd> ConnectUnix(const std::string& path, int* failure, int timeout_ms) {
   int ignored;
   int& code = failure ? *failure : ignored;
   code = ENAMETOOLONG;
   sockaddr_un address;
   CR_RETURN_IF_ERROR(FillAddress(path, &address));
-  UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | (timeout_ms < 0 ? 0 : SOCK_NONBLOCK), 0));
   if (!fd.ok()) {
     code = errno;
     return ErrnoError("cannot make a socket");
   }
+  int waited_ms = 0;
   while (connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
     code = errno;
-    if (code != EINTR) return ErrnoError("cannot connect to " + path, code);
+    if (code == EINTR) continue;
+    if (code != EAGAIN) return ErrnoError("cannot connect to " + path, code);
+    // There is nothing to poll: the kernel keeps no connection that could become ready.
+    if (waited_ms >= timeout_ms) return Error("cannot connect to " + path + ": nobody accepts connections there");
+    poll(nullptr, 0, kConnectLookMs);
+    waited_ms += kConnectLookMs;
   }
+  if (timeout_ms >= 0) fcntl(fd.get(), F_SETFL, 0);
   return fd;
 }
 
@@ -235,7 +245,9 @@ StatusOr<UniqueFd> ConnectServer(const std::string& path) {
 StatusOr<UniqueFd> ListenUnix(const std::string& path) {
   sockaddr_un address;
   CR_RETURN_IF_ERROR(FillAddress(path, &address));
-  if (ConnectUnix(path).ok()) return Error("another process is listening on " + path);
+  int failure = 0;
+  if (ConnectUnix(path, &failure, kMostConnectMs).ok() || failure == EAGAIN)
+    return Error("another process is listening on " + path);
   struct stat facts;
   if (lstat(path.c_str(), &facts) == 0) {
     if (!S_ISSOCK(facts.st_mode)) return Error(path + " exists and is not a socket");

@@ -75,8 +75,12 @@ ChannelStatus SendPacket(int socket, PacketType type, std::string_view body, int
 // descriptors, wrong magic); descriptors that came with it are closed then.
 ChannelStatus ReceivePacket(int socket, Packet* packet, int timeout_ms);
 
-// A connection to the socket at `path`. *failure, unless null: the value of errno if that fails.
-StatusOr<UniqueFd> ConnectUnix(const std::string& path, int* failure = nullptr);
+// What to wait for a listener that may be anybody's, or may have been stopped.
+inline constexpr int kMostConnectMs = 1000;
+
+// A connection to the socket at `path`. *failure, unless null: the value of errno if that fails. Where the listener has
+// no room for another connection, its accepting one is waited for; timeout_ms < 0: no limit. EAGAIN when that is over.
+StatusOr<UniqueFd> ConnectUnix(const std::string& path, int* failure = nullptr, int timeout_ms = -1);
 // The same, to a GPU server: one that runs as root or as this user, since the program's data goes there.
 StatusOr<UniqueFd> ConnectServer(const std::string& path);
 // A listening socket at `path`, made with mode 0600; an old socket that nobody listens on is replaced. Fails also if a

@@ -10,6 +10,7 @@
 
 #include <random>
 #include <thread>
+#include <vector>
 
 #include "proto/base/unique_fd.h"
 #include "proto/channel/address_layout.h"
@@ -291,6 +292,36 @@ TEST(Handshake, ClientExplainsEveryWayToFail) {
     close(fd[0]);
   }
   EXPECT_EQ(OpenDescriptors(), before);
+}
+
+// Whoever listens may be stopped, or mean harm.
+TEST(Handshake, AListenerThatNeverAcceptsIsNotWaitedForForever) {
+  char folder[] = "/tmp/cr-handshake-XXXXXX";
+  ASSERT_TRUE(mkdtemp(folder));
+  const std::string path = std::string(folder) + "/s.sock";
+  StatusOr<UniqueFd> listener = ListenUnix(path);
+  ASSERT_TRUE(listener.ok()) << listener.status().message();
+  ASSERT_EQ(listen(listener->get(), 2), 0);
+  std::vector<UniqueFd> waiting;
+  int failure = 0;
+  StatusOr<UniqueFd> one = ConnectUnix(path, &failure, 0);
+  for (; one.ok() && waiting.size() < 100; one = ConnectUnix(path, &failure, 0)) waiting.push_back(*std::move(one));
+  EXPECT_EQ(waiting.size(), 3u);
+  EXPECT_EQ(failure, EAGAIN);
+  EXPECT_EQ(one.status().message(), "cannot connect to " + path + ": nobody accepts connections there");
+  // Those that got through wait for what they read, as before.
+  EXPECT_EQ(fcntl(waiting[0].get(), F_GETFL) & O_NONBLOCK, 0);
+  EXPECT_EQ(ListenUnix(path).status().message(), "another process is listening on " + path);
+  // One that accepts a little later is reached.
+  std::thread accepting([&] {
+    usleep(50000);
+    const UniqueFd first(accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC));
+    EXPECT_TRUE(first.ok());
+  });
+  EXPECT_EQ(ConnectUnix(path, &failure, 20000).status().message(), "");
+  accepting.join();
+  unlink(path.c_str());
+  rmdir(folder);
 }
 
 TEST(Handshake, ListenReplacesADeadSocketOnly) {

@@ -463,7 +463,7 @@ def io_uring(context):
     sync, job = context.path("sync"), context.path("refused.job")
     having = context.start(
         "having", run + ["--io-uring", "--job-dir", job, "--", waiter, context.program, "--steps", "30"],
-        CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="5",
+        CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="5", CUDA_REMOTE_TRACE=context.path("trace"),
     )  # fmt: skip
     harness.wait_for(lambda: os.path.exists(sync) and "paused 5" in open(sync).read(), LIMIT, having.describe)
     refused = context.run([context.tool("cr-checkpoint"), job, context.path("refused")], expect=1)
@@ -724,7 +724,7 @@ def connected_to_others(context):
         f.write(CONNECTED)
     child = context.start(
         "connected", [context.tool("cr-run"), "--name", "connected", "--", PYTHON, script, path, context.program, "--steps", "30"],
-        CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="5",
+        CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="5", CUDA_REMOTE_TRACE=context.path("trace"),
     )  # fmt: skip
     harness.wait_for(lambda: os.path.exists(sync) and "paused 5" in open(sync).read(), LIMIT, child.describe)
     accepted = other.accept()[0]
@@ -936,7 +936,7 @@ def criu_log(context):
     failing = {step: context.script("failing-" + step, FAILING_CRIU.format(criu=criu, fails=step)) for step in ("dump", "restore")}
     child = context.start(
         "log", [context.tool("cr-run"), "--job-dir", job, "--", context.program, "--steps", "20"],
-        CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="5",
+        CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="5", CUDA_REMOTE_TRACE=context.path("trace"),
     )  # fmt: skip
     harness.wait_for(lambda: os.path.exists(sync) and "paused 5" in open(sync).read(), LIMIT, child.describe)
 
@@ -1720,6 +1720,51 @@ def processes_here(context):
     for sync in syncs:
         open(sync + ".go.3", "w").close()
     job.expect_success(LIMIT)
+
+
+@case
+def looked_at(context):
+    """A job is saved, moved and restarted while others look at it all the time: they never come between a tool and a process."""
+    servers = []
+    for name in ("one", "two"):
+        server = context.start("server-" + name, [context.tool("cr-server"), "--dir", context.folder(name), "--workers", "0"])
+        harness.wait_for(lambda: harness.connects(context.path(name + "/session.sock")), LIMIT, server.describe)
+        servers.append("unix:" + context.path(name + "/session.sock"))
+    sync, image = context.path("sync"), context.path("image")
+    job = os.path.join(context.variables["XDG_RUNTIME_DIR"], "cuda-remote", "jobs", "seen")
+    carrier = context.start(
+        "job", [context.tool("cr-run"), "--server", servers[0], "--name", "seen", "--", context.program, "--steps", "20"],
+        CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="5", CUDA_REMOTE_TRACE=context.path("trace"),
+    )  # fmt: skip
+    harness.wait_for(lambda: os.path.exists(sync) and "paused 5" in open(sync).read(), LIMIT, carrier.describe)
+    looks, stop = context.path("looks"), context.path("stop")
+    look = f"until [ -e {stop} ]; do {{}} >/dev/null 2>&1 && echo {{}} >>{looks}; done"
+    lookers = [
+        context.start(f"looker{i}", ["/bin/bash", "-c", look.format(command, name)])
+        for i, (name, command) in enumerate(
+            [("ps", f"{context.tool('cr-ps')} --json"), ("trace", f"{context.tool('cr-trace')} --totals {job}")] * 2
+        )
+    ]
+    counts = lambda: [open(looks).read().split().count(name) if os.path.exists(looks) else 0 for name in ("ps", "trace")]
+    for round_ in range(4):
+        for _ in range(3):
+            context.run([context.tool("cr-checkpoint"), "seen", image])
+            shutil.rmtree(image)
+        context.run([context.tool("cr-migrate"), "seen", "--to", servers[1]])
+        servers.reverse()
+        context.run([context.tool("cr-checkpoint"), "--stop", "seen", image])
+        same("exit code of the stopped job", carrier.wait(LIMIT), 121)
+        carrier = context.start(f"again{round_}", [context.tool("cr-restart"), image, "--server", servers[0]])
+        before = counts()
+        harness.wait_for(
+            lambda: all(now > old for now, old in zip(counts(), before)) or not carrier.running(), LIMIT, carrier.describe
+        )  # fmt: skip
+        shutil.rmtree(image)
+    open(stop, "w").close()
+    for looker in lookers:
+        looker.wait(LIMIT)
+    open(sync + ".go.5", "w").close()
+    carrier.expect_success(LIMIT)
 
 
 def run_one(name, options):

@@ -60,8 +60,9 @@ namespace {
 
 constexpr const char* kSystemV[] = {"/proc/sysvipc/shm", "/proc/sysvipc/sem", "/proc/sysvipc/msg"};
 constexpr char kPrivateCriu[] = "/opt/cuda-remote/criu/criu";
-// What CRIU says of a connection that is being made, or that nobody has accepted yet.
-constexpr char kBeingMade[] = "In-flight connection";
+// What CRIU says of a connection that is being made or that nobody has accepted yet: of TCP; of a UNIX socket that its
+// peer has closed, or has sent data to already.
+constexpr const char* kBeingMade[] = {"In-flight connection", "a closed in-flight socket", "on an in-flight socket"};
 constexpr int kMaxLogLines = 3;
 // How long a process may be without a parent before its own end.
 constexpr std::chrono::milliseconds kParentless(100);
@@ -1031,7 +1032,8 @@ absl::Status DumpProcesses(const Job& job, const ProcessFacts& facts, const std:
   }
   if (!code.ok()) return code.status();
   const std::string errors = CriuErrors(log);
-  found->failure_passes = errors.find(kBeingMade) != std::string::npos;
+  found->failure_passes = std::any_of(std::begin(kBeingMade), std::end(kBeingMade),
+                                      [&errors](const char* text) { return errors.find(text) != std::string::npos; });
   return absl::FailedPreconditionError("CRIU could not save the job's processes: " +
                                        (unreceived.empty() ? errors : unreceived));
 }
