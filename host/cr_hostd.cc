@@ -35,6 +35,7 @@
 #include "host/signature.h"
 #include "host/wire.h"
 #include "host/worker.h"
+#include "proto/base/short_waits.h"
 #include "proto/base/status_macros.h"
 #include "proto/base/unique_fd.h"
 #include "proto/cli/help.h"
@@ -147,7 +148,7 @@ class Server {
       if (worker > 0) workers_[worker] = peer.uid;
       if (worker < 0) Refuse(socket, std::string("cr-hostd cannot start a process: ") + strerror(errno));
     }
-    close(socket);
+    CloseWithoutWaiting(socket);
   }
 
   // After a worker that was killed, whose images may be large: in a process of its own.

@@ -128,7 +128,7 @@ ChannelStatus SendPacket(int socket, PacketType type, std::string_view body, int
   return ChannelStatus::kOk;
 }
 
-ChannelStatus ReceivePacket(int socket, Packet* packet, int timeout_ms) {
+ChannelStatus ReceivePacket(int socket, Packet* packet, int timeout_ms, bool may_have_fd) {
   packet->body.clear();
   packet->fd.Close();
   const int64_t deadline = timeout_ms < 0 ? 0 : NowMs() + timeout_ms;
@@ -156,8 +156,11 @@ ChannelStatus ReceivePacket(int socket, Packet* packet, int timeout_ms) {
   msghdr message{};
   message.msg_iov = &piece;
   message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
+  const auto give_room = [&] {
+    message.msg_control = may_have_fd ? control : nullptr;
+    message.msg_controllen = may_have_fd ? sizeof(control) : 0;
+  };
+  give_room();
   ssize_t received;
   bool reset = false;
   while ((received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC)) < 0) {
@@ -166,7 +169,7 @@ ChannelStatus ReceivePacket(int socket, Packet* packet, int timeout_ms) {
     // still there, behind this error.
     if (errno == ECONNRESET && !reset) {
       reset = true;
-      message.msg_controllen = sizeof(control);
+      give_room();
       continue;
     }
     return errno == ECONNRESET || errno == ENOTCONN ? ChannelStatus::kClosed : ChannelStatus::kSystemError;

@@ -72,8 +72,9 @@ uint32_t AddressLayoutFor(const Hello& hello);
 ChannelStatus SendPacket(int socket, PacketType type, std::string_view body, int fd);
 
 // Receives one packet; timeout_ms < 0: no limit. kProtocolError for anything that is not a packet (too long, several
-// descriptors, wrong magic); descriptors that came with it are closed then.
-ChannelStatus ReceivePacket(int socket, Packet* packet, int timeout_ms);
+// descriptors, wrong magic); descriptors that came with it are closed then. Without `may_have_fd`, one is too many, and
+// the kernel drops it without giving it to this process.
+ChannelStatus ReceivePacket(int socket, Packet* packet, int timeout_ms, bool may_have_fd = true);
 
 // What to wait for a listener that may be anybody's, or may have been stopped.
 inline constexpr int kMostConnectMs = 1000;

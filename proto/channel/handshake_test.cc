@@ -230,6 +230,13 @@ TEST(Handshake, SmuggledDescriptorsAreClosed) {
     EXPECT_EQ(ReceivePacket(s.fd[1], &packet, 1000), ChannelStatus::kProtocolError) << count;
     EXPECT_EQ(OpenDescriptors(), before) << count;
   }
+  // Where there must be none, the first one is too many, and the next packet is read as ever.
+  Packet packet;
+  ASSERT_EQ(SendPacket(s.fd[0], PacketType::kHello, "", s.fd[0]), ChannelStatus::kOk);
+  ASSERT_EQ(SendPacket(s.fd[0], PacketType::kHello, "", -1), ChannelStatus::kOk);
+  EXPECT_EQ(ReceivePacket(s.fd[1], &packet, 1000, false), ChannelStatus::kProtocolError);
+  EXPECT_EQ(OpenDescriptors(), before);
+  EXPECT_EQ(ReceivePacket(s.fd[1], &packet, 1000, false), ChannelStatus::kOk);
 }
 
 TEST(Handshake, PacketsThatAreNone) {

@@ -10,6 +10,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/status/statusor.h"
+#include "proto/base/short_waits.h"
 #include "proto/channel/handshake.h"
 #include "proto/cli/help.h"
 #include "proto/logging/log.h"
@@ -72,6 +73,7 @@ int Serve(const Options& options) {
       // A client that does not read its answer is no reason to wait.
       fcntl(packet.fd.get(), F_SETFL, O_NONBLOCK);
       SendPacket(packet.fd.get(), PacketType::kAnswer, body, -1);
+      CloseWithoutWaiting(packet.fd.Release());
     }
     if (SendPacket(options.link_fd, PacketType::kAsked, "", -1) != ChannelStatus::kOk) return 0;
   }

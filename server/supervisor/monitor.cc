@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "proto/base/clock.h"
+#include "proto/base/short_waits.h"
 #include "proto/channel/handshake.h"
 #include "proto/logging/log.h"
 #include "proto/nvml/query.h"
@@ -27,7 +28,7 @@ void Refuse(int socket, const std::string& why) {
   std::string body;
   EncodeAnswer(answer, &body);
   SendPacket(socket, PacketType::kAnswer, body, -1);
-  close(socket);
+  CloseWithoutWaiting(socket);
 }
 
 }  // namespace
@@ -79,7 +80,7 @@ void Monitor::Submit(int socket, const Ask& ask, bool stopping) {
   EncodeAsk(ask, &body);
   if (SendPacket(link_, PacketType::kAsk, body, socket) != ChannelStatus::kOk)
     return Refuse(socket, "the server's cr-nvml does not keep up");
-  close(socket);
+  CloseWithoutWaiting(socket);
   open_.push_back(Now());
 }
 

@@ -23,6 +23,7 @@
 
 #include "absl/status/statusor.h"
 #include "proto/base/clock.h"
+#include "proto/base/short_waits.h"
 #include "proto/base/status_macros.h"
 #include "proto/channel/handshake.h"
 #include "proto/codec/text.h"
@@ -50,6 +51,8 @@ constexpr size_t kMostNewClientsOfOne = 64;
 constexpr size_t kDescriptorsForEachNewClient = 8;
 // How long nobody is accepted when there are no descriptors.
 constexpr auto kAcceptPause = std::chrono::milliseconds(200);
+// How many are accepted before the rest of the loop gets a turn: clients may come faster than they are accepted.
+constexpr int kMostAcceptedAtOnce = 64;
 // Workers that start at a time. More at once are not ready any sooner.
 constexpr int kMostStarting = 8;
 constexpr size_t kGroupBytes = 16;
@@ -256,7 +259,7 @@ void Supervisor::Run(const std::function<void()>& reload) {
         client = new_clients_.erase(client);
       } else if (Now() - client->since > kHelloTimeout) {
         logging::Debug("a client (pid {}) connected and sent nothing", client->pid);
-        close(client->socket);
+        CloseWithoutWaiting(client->socket);
         client = new_clients_.erase(client);
       } else {
         ++client;
@@ -270,7 +273,7 @@ void Supervisor::Run(const std::function<void()>& reload) {
     Reap();
   }
   MutexLock lock(&mutex_);
-  for (const NewClient& client : new_clients_) close(client.socket);
+  for (const NewClient& client : new_clients_) CloseWithoutWaiting(client.socket);
   new_clients_.clear();
 }
 
@@ -298,7 +301,7 @@ bool Supervisor::Admits(int socket, uint32_t uid) const {
 
 void Supervisor::AcceptClients() {
   std::string more;
-  while (true) {
+  for (int i = 0; i < kMostAcceptedAtOnce; ++i) {
     const int socket = accept4(listen_fd_.get(), nullptr, nullptr, SOCK_CLOEXEC);
     if (socket < 0) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
@@ -337,7 +340,11 @@ void Supervisor::AcceptClients() {
 
 void Supervisor::ReadHello(const NewClient& client) {
   Packet packet;
-  const ChannelStatus status = ReceivePacket(client.socket, &packet, 0);
+  ChannelStatus status;
+  {
+    const ShortWaits waits;
+    status = ReceivePacket(client.socket, &packet, 0, /*may_have_fd=*/false);
+  }
   if (status == ChannelStatus::kOk && packet.type == PacketType::kQuery) {
     AskMonitor(client.socket, packet.body, /*remote=*/false, LocalCaller(client.uid));
     return;
@@ -358,7 +365,7 @@ void Supervisor::ReadHello(const NewClient& client) {
         logging::Warn("pid {} connected and did not send a Hello ({}){}", client.pid, ChannelStatusName(status), more);
       Refuse(client.socket, "not a Hello");
     } else {
-      close(client.socket);
+      CloseWithoutWaiting(client.socket);
     }
     return;
   }
@@ -369,7 +376,7 @@ void Supervisor::GiveFaultDevice(int socket) {
   const int device = options_.give_userfaultfd ? OpenFaultDevice() : -1;
   SendPacket(socket, PacketType::kFaultDevice, {}, device);
   if (device >= 0) close(device);
-  close(socket);
+  CloseWithoutWaiting(socket);
 }
 
 void Supervisor::AnswerControl(int socket, const std::string& bytes, const Caller& caller) {
@@ -396,7 +403,7 @@ void Supervisor::AnswerControl(int socket, const std::string& bytes, const Calle
       break;
   }
   SendPacket(socket, PacketType::kControlAnswer, answer.SerializeAsString(), -1);
-  close(socket);
+  CloseWithoutWaiting(socket);
 }
 
 void Supervisor::AskMonitor(int socket, const std::string& bytes, bool remote, const Caller& caller) {
@@ -567,7 +574,7 @@ void Supervisor::Refuse(int socket, const std::string& why) {
   std::string body;
   EncodeWelcome(welcome, &body);
   SendPacket(socket, PacketType::kWelcome, body, -1);
-  close(socket);
+  CloseWithoutWaiting(socket);
 }
 
 WorkerKind Supervisor::WantedKind(const Session& session) const {
@@ -681,7 +688,7 @@ void Supervisor::AssignWaiting() {
       waiting_.push_front(id);
       continue;
     }
-    close(session.socket);
+    CloseWithoutWaiting(session.socket);
     session.socket = -1;
     session.waiting = false;
     session.info.worker_pid = worker->pid;
@@ -750,6 +757,8 @@ void Supervisor::StartWorker(const WorkerKind& kind) {
     close(sockets[0]);
     return StartFailed(kind, std::string(pid.status().message()));
   }
+  // The event loop must not wait for a worker that does not read.
+  fcntl(sockets[0], F_SETFL, O_NONBLOCK);
   Worker worker;
   worker.pid = *pid;
   worker.kind = kind;

@@ -13,6 +13,7 @@
 
 #include "proto/base/clock.h"
 #include "proto/base/hash.h"
+#include "proto/base/short_waits.h"
 #include "proto/frame/handle.h"
 #include "proto/logging/log.h"
 #include "proto/threads/mutex.h"
@@ -241,6 +242,8 @@ void Ipc::Serve() {
     }
     if (poll(polls.data(), polls.size(), -1) < 0 && errno != EINTR) return;
     if (stop_) return;
+    // Any user of the machine can connect and fill a socket that is then closed.
+    const ShortWaits waits;
     uint64_t count;
     if (polls[0].revents != 0 && read(wake_.get(), &count, sizeof(count)) < 0 && errno != EAGAIN) return;
     {

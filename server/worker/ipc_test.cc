@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "proto/base/testing/lingering.h"
 #include "server/worker/testing/client.h"
 #include "server/worker/testing/worker_process.h"
 
@@ -266,6 +267,10 @@ TEST_F(IpcTest, StrangersAtTheSocket) {
     }
     strangers.push_back(fd);
   }
+  // One leaves a descriptor that is not closed easily.
+  Lingering lingering;
+  strangers.push_back(Connect(key));
+  ASSERT_TRUE(lingering.SendOver(strangers.back(), "q"));
   const uint64_t seen = user.Open(key);
   ASSERT_NE(seen, 0u);
   EXPECT_EQ(user.client.Read(seen, 4), "aaaa");

@@ -38,6 +38,7 @@
 #include <vector>
 
 #include "proto/base/clock.h"
+#include "proto/base/testing/lingering.h"
 #include "proto/base/testing/value_of.h"
 #include "proto/base/unique_fd.h"
 #include "proto/channel/client_channel.h"
@@ -61,7 +62,8 @@ enum : uint32_t {
   kCrash = 6,
   kHang = 7,
   kTake = 10,
-  kGpus = 11
+  kGpus = 11,
+  kStop = 12
 };
 
 std::string Program(const std::string& package, const std::string& name) {
@@ -1150,6 +1152,68 @@ TEST_F(Tunnel, SilentLocalClientsAreSentAway) {
   EXPECT_TRUE(Eventually([&] { return sent_away() == 70; }, 30000));
   EXPECT_TRUE(Connect(Session()));
   for (const pollfd& client : silent) close(client.fd);
+}
+
+// A worker that reads nothing more does not stop the server, however often it is to end.
+TEST_F(Tunnel, AWorkerThatDoesNotReadHoldsUpNobody) {
+  StartServer({}, /*tcp=*/false);
+  auto channel = Connect(Session());
+  ASSERT_TRUE(channel);
+  ASSERT_EQ(channel->Send(Header(kStop), "", ""), ChannelStatus::kOk);
+  const auto stopped = [&] {
+    for (const pid_t pid : Workers()) {
+      if (ReadFile("/proc/" + std::to_string(pid) + "/stat").find(") T ") != std::string::npos) return true;
+    }
+    return false;
+  };
+  ASSERT_TRUE(Eventually(stopped));
+  control::ControlCall call;
+  call.mutable_end_session()->set_id(channel->welcome().session);
+  call.mutable_end_session()->set_reason(std::string(1000, 'r'));
+  for (int i = 0; i < 300; ++i) {
+    const auto answer = control::CallOnSocket(Session(), call, 20000);
+    ASSERT_TRUE(answer.ok()) << "call " << i << ": " << answer.status();
+  }
+  EXPECT_TRUE(Eventually([&] { return !stopped(); }));
+  EXPECT_TRUE(Connect(Session()));
+}
+
+// Descriptors that a client attaches to what it sends do not stop the server when it drops them.
+TEST_F(Tunnel, DescriptorsOfStrangersHoldUpNobody) {
+  StartServer({"--driver", "slow", "--workers", "0"}, /*tcp=*/false);
+  std::string hello;
+  EncodeHello(Hello(), &hello);
+  control::ControlCall call;
+  call.mutable_get_server_info();
+  std::list<Lingering> all;
+  const auto send = [&](const std::vector<std::pair<PacketType, std::string>>& packets) {
+    // Until all has been sent, and its close is the last one.
+    server_->Signal(SIGSTOP);
+    UniqueFd socket = ValueOf(ConnectUnix(Session()));
+    // The last one has the descriptor.
+    for (size_t i = 0; i + 1 < packets.size(); ++i)
+      EXPECT_EQ(SendPacket(socket.get(), packets[i].first, packets[i].second, -1), ChannelStatus::kOk);
+    const uint32_t head[2] = {kPacketMagic, uint32_t(packets.back().first)};
+    all.emplace_back();
+    EXPECT_TRUE(
+        all.back().SendOver(socket.get(), std::string(reinterpret_cast<const char*>(head), 8) + packets.back().second));
+    server_->Signal(SIGCONT);
+    return socket;
+  };
+  const auto serves = [&] { return control::CallOnSocket(Session(), call, 20000).ok(); };
+  // With the first packet, a right one or a wrong one.
+  send({{PacketType::kHello, hello}});
+  EXPECT_TRUE(serves());
+  send({{PacketType::kEnd, ""}});
+  EXPECT_TRUE(serves());
+  // In what the server does not read before it closes the socket.
+  send({{PacketType::kControlCall, call.SerializeAsString()}, {PacketType::kFd, ""}});
+  EXPECT_TRUE(serves());
+  // Behind the Hello of a client that leaves before it has a worker.
+  send({{PacketType::kHello, hello}, {PacketType::kFd, ""}}).Close();
+  EXPECT_TRUE(Eventually([&] { return server_->log().find("the client left before") != std::string::npos; }));
+  EXPECT_TRUE(serves());
+  EXPECT_TRUE(Connect(Session()));
 }
 
 // Root's server for chosen users of the machine: their sessions are theirs, and their workers are nobody's who could

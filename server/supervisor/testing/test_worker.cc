@@ -8,6 +8,7 @@
 //   call 4  print: the message is device output           call 7  never answers
 //   call 8  swallow: an empty answer, whatever came       call 9  as call 3, the same bytes each time, at once
 //   call 11 the reply is the list of GPUs that it was given (--gpu), empty: all
+//   call 12 stop, as by SIGSTOP
 //   call 10 take as many bytes as the message says of the owner's memory budget; the reply is 1 if they were there
 
 #include <signal.h>
@@ -122,6 +123,9 @@ int main(int argc, char** argv) {
         break;
       case 11:
         reply = gpus;
+        break;
+      case 12:
+        raise(SIGSTOP);
         break;
       case 9:
         if (number > ready_bytes.size()) ready_bytes.resize(number, 'r');
