@@ -52,13 +52,17 @@ int BoundPort(int fd) {
   return port;
 }
 
-// -1 and errno on failure.
-int OpenPort(const addrinfo& place, int port) {
+bool SameAddress(const addrinfo& a, const addrinfo& b) {
+  return a.ai_addrlen == b.ai_addrlen && memcmp(a.ai_addr, b.ai_addr, a.ai_addrlen) == 0;
+}
+
+// -1 and errno on failure. `v6_only`: a socket for IPv6 does not take IPv4 along.
+int OpenPort(const addrinfo& place, int port, bool v6_only) {
   const int fd = socket(place.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return -1;
-  const int on = 1, off = 0;
+  const int on = 1, only = v6_only;
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  if (place.ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+  if (place.ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only, sizeof(only));
   sockaddr_storage address{};
   memcpy(&address, place.ai_addr, place.ai_addrlen);
   if (place.ai_family == AF_INET6) {
@@ -95,8 +99,14 @@ absl::Status Listener::Listen(const std::string& address) {
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> freed(places, freeaddrinfo);
   int failure = 0;
   port_ = std::stoi(port);
+  bool has_v4 = false;
+  for (const addrinfo* place = places; place; place = place->ai_next) has_v4 |= place->ai_family == AF_INET;
   for (const addrinfo* place = places; place; place = place->ai_next) {
-    const int fd = OpenPort(*place, port_);
+    // A name may have the same address twice, as localhost in some /etc/hosts.
+    const addrinfo* same = places;
+    while (same != place && !SameAddress(*same, *place)) same = same->ai_next;
+    if (same != place) continue;
+    const int fd = OpenPort(*place, port_, has_v4);
     if (fd >= 0) {
       listen_fds_.push_back(fd);
       port_ = BoundPort(fd);

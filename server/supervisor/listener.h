@@ -40,7 +40,7 @@ class Listener {
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
-  // HOST:PORT, an IPv6 address in brackets; port 0: any free one.
+  // HOST:PORT, an IPv6 address in brackets; no host: all addresses; port 0: any free one.
   absl::Status Listen(const std::string& address);
   int port() const { return port_; }
 

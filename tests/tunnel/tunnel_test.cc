@@ -963,6 +963,30 @@ TEST_F(Tunnel, ABusyPortIsExplained) {
   }
 }
 
+// Without a host, the server listens at all addresses of both families.
+TEST_F(Tunnel, NoHostIsEveryAddress) {
+  Process server({Program("server/supervisor", "cr-server"), "--dir", Path("server"), "--worker", "/bin/true",
+                  "--workers", "0", "--listen", ":0", "--insecure-tcp", "127.0.0.1,::1"},
+                 Path("every.log"));
+  ASSERT_TRUE(Eventually([&] { return server.log().find("cr-server ready: ") != std::string::npos; })) << server.log();
+  const std::string log = server.log();
+  const auto port = uint16_t(atoi(log.c_str() + log.find("tcp::", log.find("cr-server ready: ")) + 5));
+  sockaddr_in v4{};
+  v4.sin_family = AF_INET;
+  v4.sin_port = htons(port);
+  v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  sockaddr_in6 v6{};
+  v6.sin6_family = AF_INET6;
+  v6.sin6_port = htons(port);
+  v6.sin6_addr = in6addr_loopback;
+  const auto connects = [](const auto& address) {
+    const UniqueFd fd(socket(reinterpret_cast<const sockaddr*>(&address)->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    return connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+  };
+  EXPECT_TRUE(connects(v4));
+  EXPECT_TRUE(connects(v6));
+}
+
 TEST_F(Tunnel, ManyHellosStartFewWorkersAtATime) {
   StartServer({"--insecure-tcp", "127.0.0.1", "--driver", "slow"});
   std::vector<int> clients;
