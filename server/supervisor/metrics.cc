@@ -113,13 +113,15 @@ class Collector {
         Family("gpu_busy_ratio", "Part of the time in which a kernel ran, as NVML measures it.", MetricType::Gauge);
     MetricFamily used = Family("gpu_memory_used_bytes", "Memory of a GPU in use, by anybody.", MetricType::Gauge);
     MetricFamily total = Family("gpu_memory_bytes", "Memory of a GPU.", MetricType::Gauge);
-    for (int gpu = 0; gpu < facts.gpus; ++gpu) {
+    // Prometheus does not wait long: if NVML hangs, it gets the rest.
+    bool silent = false;
+    for (int gpu = 0; gpu < facts.gpus && !silent; ++gpu) {
       const Labels labels = {{"gpu", std::to_string(gpu)}};
       Utilization utilization;
       MemoryInfo memory;
-      if (Ask("nvmlDeviceGetUtilizationRates", gpu, &utilization, sizeof(utilization)))
+      if (Ask("nvmlDeviceGetUtilizationRates", gpu, &utilization, sizeof(utilization), &silent))
         Add(utilization.gpu / 100.0, labels, &busy);
-      if (Ask("nvmlDeviceGetMemoryInfo", gpu, &memory, sizeof(memory))) {
+      if (!silent && Ask("nvmlDeviceGetMemoryInfo", gpu, &memory, sizeof(memory), &silent)) {
         Add(double(memory.used), labels, &used);
         Add(double(memory.total), labels, &total);
       }
@@ -129,8 +131,9 @@ class Collector {
     }
   }
 
-  // What NVML says of a GPU; false if it says nothing, as of the software GPU's use.
-  bool Ask(const char* call, int gpu, void* out, size_t bytes) const {
+  // What NVML says of a GPU; false if it says nothing, as of the software GPU's use. *silent is set if no answer came
+  // in time.
+  bool Ask(const char* call, int gpu, void* out, size_t bytes, bool* silent) const {
     int sockets[2];
     if (!SocketPair(sockets)) return false;
     nvml::Question question;
@@ -145,9 +148,11 @@ class Collector {
     supervisor_->SubmitQuestion(sockets[0], body, own);
     Packet packet;
     nvml::Answer answer;
-    const bool answered = ReceivePacket(sockets[1], &packet, kGpuAnswerMs) == ChannelStatus::kOk &&
-                          packet.type == PacketType::kAnswer && DecodeAnswer(packet.body, &answer) &&
-                          answer.result == nvml::kSuccess && answer.output.size() == bytes;
+    const ChannelStatus status = ReceivePacket(sockets[1], &packet, kGpuAnswerMs);
+    *silent = status == ChannelStatus::kTimeout;
+    const bool answered = status == ChannelStatus::kOk && packet.type == PacketType::kAnswer &&
+                          DecodeAnswer(packet.body, &answer) && answer.result == nvml::kSuccess &&
+                          answer.output.size() == bytes;
     close(sockets[1]);
     if (answered) memcpy(out, answer.output.data(), bytes);
     return answered;

@@ -1533,32 +1533,40 @@ TEST_F(Tls, TokensAreOfUseToTheOwnerOnly) {
 }
 
 // The metrics are in the format that Prometheus reads, keep its rules for names, and say what happened.
+int MetricsPort(const std::string& log) {
+  const size_t at = log.find(" metrics:127.0.0.1:", log.find("cr-server ready: "));
+  EXPECT_NE(at, std::string::npos) << log;
+  return at == std::string::npos ? 0 : atoi(log.c_str() + at + strlen(" metrics:127.0.0.1:"));
+}
+
+// What an HTTP server of this machine answers; the beginning of its refusal, or nothing if the answer does not come.
+std::string GetPage(int port, const std::string& path, int limit_s = 60) {
+  const UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(uint16_t(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  const timeval limit{limit_s, 0};
+  setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  const std::string request = "GET " + path + " HTTP/1.0\r\n\r\n";
+  EXPECT_EQ(write(fd.get(), request.data(), request.size()), ssize_t(request.size()));
+  std::string text;
+  char piece[4096];
+  for (ssize_t n; (n = read(fd.get(), piece, sizeof(piece))) > 0;) text.append(piece, size_t(n));
+  const size_t body = text.find("\r\n\r\n");
+  if (body == std::string::npos) return text.substr(0, 12);
+  return text.compare(9, 3, "200") == 0 ? text.substr(body + 4) : text.substr(0, 12);
+}
+
 TEST_F(Tunnel, MetricsAreAsPrometheusWantsThem) {
   std::string promtool = "/opt/cuda-remote/promtool/promtool";
   if (system("command -v promtool > /dev/null 2>&1") == 0) promtool = "promtool";
   ASSERT_EQ(system((promtool + " --version > " + Path("version") + " 2>&1").c_str()), 0)
       << "promtool is missing: tools/setup installs it";
   StartServer({"--insecure-tcp", "127.0.0.1", "--metrics", "127.0.0.1:0", "--max-sessions", "2"});
-  const std::string log = server_->log();
-  const size_t at = log.find(" metrics:127.0.0.1:", log.find("cr-server ready: "));
-  ASSERT_NE(at, std::string::npos) << log;
-  const int port = atoi(log.c_str() + at + strlen(" metrics:127.0.0.1:"));
-  const auto get = [&](const std::string& path) {
-    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(uint16_t(port));
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-    const std::string request = "GET " + path + " HTTP/1.0\r\n\r\n";
-    EXPECT_EQ(write(fd, request.data(), request.size()), ssize_t(request.size()));
-    std::string text;
-    char piece[4096];
-    for (ssize_t n; (n = read(fd, piece, sizeof(piece))) > 0;) text.append(piece, size_t(n));
-    close(fd);
-    const size_t body = text.find("\r\n\r\n");
-    return text.compare(9, 3, "200") == 0 && body != std::string::npos ? text.substr(body + 4) : text.substr(0, 12);
-  };
+  const int port = MetricsPort(server_->log());
+  const auto get = [&](const std::string& path) { return GetPage(port, path); };
   const auto value = [&](const std::string& text, const std::string& series) {
     const size_t line = text.find("\ncuda_remote_" + series + " ");
     return line == std::string::npos ? -1.0 : atof(text.c_str() + line + strlen("\ncuda_remote_") + series.size());
@@ -1609,6 +1617,23 @@ TEST_F(Tunnel, MetricsAreAsPrometheusWantsThem) {
   EXPECT_EQ(busy.Wait(), 3);
   EXPECT_NE(busy.log().find("cannot listen at 127.0.0.1:" + std::to_string(port) + " (--metrics)"), std::string::npos)
       << busy.log();
+}
+
+// If cr-nvml hangs, as it does with the driver, everything else is still measured within Prometheus's patience.
+TEST_F(Tunnel, MetricsOfAHungDriver) {
+  const std::string server = Path("cr-server");
+  std::ofstream(server, std::ios::binary) << ReadFile(Program("server/supervisor", "cr-server"));
+  std::ofstream(Path("cr-nvml")) << "#!/bin/sh\nexec sleep 3600\n";
+  for (const std::string& file : {server, Path("cr-nvml")}) ASSERT_EQ(chmod(file.c_str(), 0755), 0);
+  server_ = std::make_unique<Process>(
+      std::vector<std::string>{server, "--dir", Path("server"), "--worker", Program("server/supervisor", "test_worker"),
+                               "--metrics", "127.0.0.1:0"},
+      Path("hung.log"));
+  ASSERT_TRUE(Eventually([&] { return server_->log().find("cr-server ready: ") != std::string::npos; }));
+  ASSERT_TRUE(Connect(Session()));  // so that a worker has counted the GPUs
+  // Its four GPUs would take 24 s, one after the other.
+  const std::string text = GetPage(MetricsPort(server_->log()), "/metrics", 14);
+  EXPECT_NE(text.find("\ncuda_remote_sessions "), std::string::npos) << text;
 }
 
 // What --init-tls makes is all that a server and its clients need; a second run keeps it, and renews what must be.
