@@ -86,8 +86,10 @@ absl::StatusOr<std::string> MakeToken(const std::string& path, const std::string
   std::string token;
   if (file.ok() && RAND_bytes(bytes, sizeof(bytes)) == 1)
     token = kPrefix + HexBytes({reinterpret_cast<const char*>(bytes), sizeof(bytes)});
+  struct stat facts {};
+  const bool has_lines = file.ok() && fstat(file.get(), &facts) == 0 && facts.st_size > 0;
   // On a line of its own, also behind one that an editor has left without an end.
-  const std::string line = (names.empty() ? "" : "\n") + name + " " + TokenHash(token) + "\n";
+  const std::string line = (has_lines ? "\n" : "") + name + " " + TokenHash(token) + "\n";
   const bool written =
       !token.empty() && write(file.get(), line.data(), line.size()) == ssize_t(line.size()) && fsync(file.get()) == 0;
   if (!written) return ErrnoStatus("cannot write " + path);

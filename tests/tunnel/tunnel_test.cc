@@ -1721,6 +1721,9 @@ TEST_F(Tls, TokensNameTheirOwner) {
     std::ofstream(Path(name)) << token << "\n";
     chmod(Path(name).c_str(), 0600);
   };
+  // An editor left the last line without an end.
+  std::ofstream(Path("tokens")) << "# who may come";
+  chmod(Path("tokens").c_str(), 0600);
   const std::string carol = make("carol", 0), dave = make("dave", 0);
   ASSERT_FALSE(carol.empty() || dave.empty() || carol == dave);
   EXPECT_EQ(make("carol", 1), "");
