@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -36,6 +37,8 @@ constexpr unsigned kMostDamaged = 16;
 // How often a checked stream carries something, and how long a message may take to arrive: the longest is 2 MiB.
 constexpr auto kBeat = std::chrono::seconds(5);
 constexpr int64_t kDeafNs = 30'000'000'000;
+constexpr char kNoThreads[] = "the system gives this process no more threads";
+constexpr auto kNoThreadsPause = std::chrono::milliseconds(200);
 
 // Ring memory stays mapped as long as gRPC refers to it.
 grpc::Slice RingSlice(const std::shared_ptr<ring::RingMemory>& memory, const char* data, size_t bytes) {
@@ -46,6 +49,14 @@ grpc::Slice RingSlice(const std::shared_ptr<ring::RingMemory>& memory, const cha
 }
 
 }  // namespace
+
+std::thread StartThread(std::function<void()> run) {
+  try {
+    return std::thread(std::move(run));
+  } catch (const std::system_error&) {
+    return {};
+  }
+}
 
 TunnelEnd::TunnelEnd(Side side, std::shared_ptr<ring::RingMemory> memory, bool checked)
     : side_(side), memory_(std::move(memory)), checked_(checked), answer_(kAnswerNs) {
@@ -501,18 +512,26 @@ TunnelEnd::Outcome TunnelEnd::Run(TunnelStream* stream, const std::vector<uint64
   writers.present = int(out_.size()) + 1;
   std::vector<std::thread> threads;
   for (const auto& out : out_)
-    threads.emplace_back([this, &out, stream, &writers] { SendLoop(out.get(), stream, &writers); });
-  threads.emplace_back([this, stream, &writers] { AcknowledgeLoop(stream, &writers); });
+    threads.push_back(StartThread([this, &out, stream, &writers] { SendLoop(out.get(), stream, &writers); }));
+  threads.push_back(StartThread([this, stream, &writers] { AcknowledgeLoop(stream, &writers); }));
   Arrivals arrivals;
-  std::thread placer([this, stream, &arrivals] { PlaceLoop(stream, &arrivals, nullptr); });
-  ReadLoop(stream, &arrivals, nullptr);
+  std::thread placer = StartThread([this, stream, &arrivals] { PlaceLoop(stream, &arrivals, nullptr); });
+  const auto missing = std::count_if(threads.begin(), threads.end(), [](const auto& one) { return !one.joinable(); });
+  writers.present.fetch_sub(int(missing));
+  if (missing == 0 && placer.joinable()) {
+    ReadLoop(stream, &arrivals, nullptr);
+  } else {
+    *reason = kNoThreads;
+    std::this_thread::sleep_for(kNoThreadsPause);  // the other end comes back at once
+    stream->Cancel();
+  }
   stream->DoneReading();
   {
     MutexLock lock(&arrivals.mutex);
     arrivals.over = true;
   }
   arrivals.changed.NotifyAll();
-  placer.join();
+  if (placer.joinable()) placer.join();
   EndLanes();
   writers.stop.store(true, std::memory_order_release);
   InterruptAll();
@@ -521,7 +540,9 @@ TunnelEnd::Outcome TunnelEnd::Run(TunnelStream* stream, const std::vector<uint64
   for (int waited = 0; waited < kGoodbyeMs && writers.present.load() > 0; ++waited)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (writers.present.load() > 0) stream->Cancel();
-  for (std::thread& thread : threads) thread.join();
+  for (std::thread& thread : threads) {
+    if (thread.joinable()) thread.join();
+  }
   {
     MutexLock lock(&arrivals.mutex);
     if (arrivals.outcome == Outcome::kPeerEnded) {

@@ -34,9 +34,11 @@
 
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "proto/control/tunnel_message.h"
@@ -57,11 +59,15 @@ class TunnelStream {
   virtual void DoneReading() {}
 };
 
+// A thread that runs this; one that is not joinable if the system gives no more threads, which must not end the process
+// and with it everybody's sessions.
+std::thread StartThread(std::function<void()> run);
+
 class TunnelEnd {
  public:
   enum class Side { kRelay, kServer };
   enum class Outcome {
-    kBroken,     // the stream ended without a word: resume
+    kBroken,     // the stream ended without a word, or could not be served for lack of threads: resume
     kPeerEnded,  // the other end ended the session
     kEnded,      // this end did (End), and has said so
     kFailed,     // the other end, or the local ring, broke the rules; both sides are over
@@ -72,8 +78,8 @@ class TunnelEnd {
   TunnelEnd(Side side, std::shared_ptr<ring::RingMemory> memory, bool checked = false);
 
   // Serves one stream until it ends. `peer_positions` is where the other end is in the rings that this end sends
-  // (request ring for the relay; reply and event ring for the server). *reason: one sentence unless kBroken. `number`
-  // is what lanes of this stream call it, the same at both ends; 0: it has none.
+  // (request ring for the relay; reply and event ring for the server). *reason: one sentence; of kBroken only if this
+  // end is the reason. `number` is what lanes of this stream call it, the same at both ends; 0: it has none.
   Outcome Run(TunnelStream* stream, const std::vector<uint64_t>& peer_positions, std::string* reason,
               uint64_t number = 0);
 

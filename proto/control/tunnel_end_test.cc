@@ -3,7 +3,10 @@
 
 #include "proto/control/tunnel_end.h"
 
+#include <dlfcn.h>
+#include <errno.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <chrono>
@@ -66,6 +69,10 @@ struct Pipe {
     std::lock_guard<std::mutex> lock(mutex);
     return broken;
   }
+  bool IsEmpty() {
+    std::lock_guard<std::mutex> lock(mutex);
+    return messages.empty();
+  }
   void Break() {
     std::lock_guard<std::mutex> lock(mutex);
     broken = true;
@@ -87,6 +94,9 @@ class FakeStream final : public TunnelStream {
   Pipe* const in_;
   Pipe* const out_;
 };
+
+// How many threads the system still gives; negative: as many as are wanted.
+std::atomic<int> g_threads_left{-1};
 
 // Frames of all sizes below `longest`, of which what a message may not have is payload.
 struct Frames {
@@ -325,6 +335,48 @@ TEST(TunnelEnd, DamageBreaksTheStream) {
   }
 }
 
+// Without threads a stream breaks, and the next one goes on.
+TEST(TunnelEnd, WithoutThreadsAStreamBreaks) {
+  const auto relay_memory = Memory(), server_memory = Memory();
+  TunnelEnd relay(TunnelEnd::Side::kRelay, relay_memory), server(TunnelEnd::Side::kServer, server_memory);
+  std::string reason;
+  for (int left = 0; left < 4; ++left) {
+    Pipe up, down;
+    FakeStream stream(&up, &down);
+    g_threads_left = left;
+    EXPECT_EQ(server.Run(&stream, {0, 0}, &reason), TunnelEnd::Outcome::kBroken) << left;
+    g_threads_left = -1;
+    EXPECT_NE(reason.find("no more threads"), std::string::npos) << reason;
+    EXPECT_TRUE(up.IsBroken());
+  }
+  // With a lane that has none, the whole stream breaks.
+  for (int left = 0; left < 2; ++left) {
+    Pipe up, down, lane_up, lane_down;
+    FakeStream stream(&up, &down), lane(&lane_up, &lane_down);
+    TunnelEnd::Outcome outcome = TunnelEnd::Outcome::kEnded;
+    std::thread run([&] { outcome = server.Run(&stream, {0, 0}, &reason, uint64_t(left) + 1); });
+    // When it reads, it has its threads.
+    up.Put(EncodeTunnelMessage(TunnelMessage(), nullptr));
+    while (!up.IsEmpty()) std::this_thread::yield();
+    g_threads_left = left;
+    server.RunLane(&lane, uint64_t(left) + 1, 0);
+    g_threads_left = -1;
+    run.join();
+    EXPECT_EQ(outcome, TunnelEnd::Outcome::kBroken) << left;
+  }
+  Pipe up, down;
+  FakeStream relay_stream(&down, &up), server_stream(&up, &down);
+  std::string relay_reason;
+  std::thread relay_thread([&] { relay.Run(&relay_stream, {0}, &relay_reason); });
+  std::thread server_thread([&] { server.Run(&server_stream, {0, 0}, &reason); });
+  const Frames frames{100};
+  Produce(relay_memory.get(), ring::kRequestRing, frames);
+  Consume(server_memory.get(), ring::kRequestRing, frames);
+  relay_stream.Cancel();
+  relay_thread.join();
+  server_thread.join();
+}
+
 TEST(TunnelEnd, LanesOfOtherRunsAreRefused) {
   TunnelEnd server(TunnelEnd::Side::kServer, Memory());
   server.End("over");
@@ -404,3 +456,15 @@ TEST(TunnelEnd, CorruptLocalRingEndsBothSides) {
 
 }  // namespace
 }  // namespace cuda_remote::control
+
+// In front of the C library's.
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*run)(void*),
+                              void* argument) noexcept {
+  static const auto create = reinterpret_cast<decltype(&pthread_create)>(dlsym(RTLD_NEXT, "pthread_create"));
+  std::atomic<int>& left = cuda_remote::control::g_threads_left;
+  if (left >= 0 && left-- <= 0) {
+    left = 0;
+    return EAGAIN;
+  }
+  return create(thread, attributes, run, argument);
+}

@@ -154,17 +154,17 @@ bool TunnelEnd::RunLane(TunnelStream* stream, uint64_t number, uint32_t index) {
     lanes_.push_back(&lane);
     lane_count_.store(int(lanes_.size()), std::memory_order_relaxed);
   }
-  std::thread writer([this, &lane] { LaneLoop(&lane); });
+  std::thread writer = StartThread([this, &lane] { LaneLoop(&lane); });
   Arrivals arrivals;
-  std::thread placer([this, stream, &arrivals, &lane] { PlaceLoop(stream, &arrivals, &lane); });
-  ReadLoop(stream, &arrivals, &lane);
+  std::thread placer = StartThread([this, stream, &arrivals, &lane] { PlaceLoop(stream, &arrivals, &lane); });
+  if (writer.joinable() && placer.joinable()) ReadLoop(stream, &arrivals, &lane);
   stream->DoneReading();
   {
     MutexLock lock(&arrivals.mutex);
     arrivals.over = true;
   }
   arrivals.changed.NotifyAll();
-  placer.join();
+  if (placer.joinable()) placer.join();
   {
     MutexLock lock(&lanes_mutex_);
     lane.over = true;
@@ -174,7 +174,7 @@ bool TunnelEnd::RunLane(TunnelStream* stream, uint64_t number, uint32_t index) {
   }
   // The writer may be stuck in a connection that does not move.
   stream->Cancel();
-  writer.join();
+  if (writer.joinable()) writer.join();
   {
     MutexLock lock(&lanes_mutex_);
     lanes_.erase(std::find(lanes_.begin(), lanes_.end(), &lane));

@@ -300,11 +300,14 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
     tunnel = *std::move(begun);
     MutexLock lock(&mutex_);
     if (stopping_) return fail(grpc::StatusCode::UNAVAILABLE, "the server is shutting down");
+    std::thread watcher = control::StartThread([this, tunnel] { WatchWorker(tunnel); });
+    // The worker sees that nobody is there, and ends.
+    if (!watcher.joinable()) return fail(grpc::StatusCode::FAILED_PRECONDITION, "the server has no threads left");
+    watcher.detach();
     tunnels_[tunnel->token] = tunnel;
     tunnel->context = context;
     generation = ++tunnel->generation;
     ++watchers_;
-    std::thread([this, tunnel] { WatchWorker(tunnel); }).detach();
   } else {
     MutexLock lock(&mutex_);
     const auto found = tunnels_.find(open.resume_token());
@@ -350,8 +353,8 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
     tunnel->context = nullptr;
     if (outcome == TunnelEnd::Outcome::kBroken && !stopping_) {
       if (!tunnel->worker_gone) {
-        logging::Warn("session {}: its connection broke; waiting {} s for a new one", tunnel->session,
-                      opened.grace_seconds());
+        logging::Warn("session {}: its connection broke{}{}; waiting {} s for a new one", tunnel->session,
+                      reason.empty() ? "" : ": ", reason, opened.grace_seconds());
       }
       tunnel->expires = Now() + std::chrono::seconds(supervisor_->options().grace_seconds);
       changed_.NotifyAll();
