@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <functional>
 #include <stdexcept>
 
 #include "absl/strings/str_cat.h"
@@ -22,6 +23,7 @@ namespace {
 
 constexpr uint32_t kVersion = _LINUX_CAPABILITY_VERSION_3;
 constexpr int kMostGroups = 65536;
+constexpr size_t kTextBytes = 4096, kMostTextBytes = 1u << 20;  // of an entry of the user database
 
 std::vector<gid_t> GroupsOf(const std::string& name, gid_t group) {
   std::vector<gid_t> groups(64);
@@ -33,6 +35,16 @@ std::vector<gid_t> GroupsOf(const std::string& name, gid_t group) {
   groups.resize(size_t(std::max(count, 0)));
   std::sort(groups.begin(), groups.end());
   return groups;
+}
+
+// `ask` takes room for the entry's texts, which *texts has as long as the entry is used.
+const passwd* FindEntry(std::vector<char>* texts, const std::function<int(char*, size_t, passwd**)>& ask) {
+  passwd* found = nullptr;
+  texts->resize(kTextBytes);
+  while (ask(texts->data(), texts->size(), &found) == ERANGE && texts->size() < kMostTextBytes) {
+    texts->resize(texts->size() * 2);
+  }
+  return found;
 }
 
 bool SetCapabilities(const std::vector<int>& kept) {
@@ -69,9 +81,17 @@ bool ChangeUser(const Account& account) {
 
 absl::StatusOr<Account> FindAccount(const std::string& name) {
   const bool number = !name.empty() && name.size() <= 10 && name.find_first_not_of("0123456789") == std::string::npos;
-  errno = 0;
-  const passwd* entry = getpwnam(name.c_str());
-  if (!entry && number) entry = getpwuid(uid_t(strtoul(name.c_str(), nullptr, 10)));
+  // cr-hostd asks in several threads.
+  passwd facts = {};
+  std::vector<char> texts;
+  const passwd* entry = FindEntry(&texts, [&](char* text, size_t bytes, passwd** found) {
+    return getpwnam_r(name.c_str(), &facts, text, bytes, found);
+  });
+  if (!entry && number) {
+    entry = FindEntry(&texts, [&](char* text, size_t bytes, passwd** found) {
+      return getpwuid_r(uid_t(strtoul(name.c_str(), nullptr, 10)), &facts, text, bytes, found);
+    });
+  }
   Account account;
   if (entry) {
     account.name = entry->pw_name;

@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "checkpoint/job/account.h"
 #include "checkpoint/job/job_claim.h"
 #include "proto/folder/this_job.h"
 
@@ -394,6 +395,31 @@ TEST_F(JobTest, OneToolAtATime) {
   EXPECT_NE(kept.message().find("the job is being given its GPU sessions back"), absl::string_view::npos) << kept;
   holds.End();
   EXPECT_EQ(mine.Take(directory, "cr-migrate", never), absl::OkStatus());
+}
+
+// cr-hostd answers several hosts at a time, which ask for different users.
+TEST(Account, IsFoundInSeveralThreads) {
+  const std::vector<std::string> names = {"daemon", "bin", "sys", "nobody"};
+  std::vector<Account> accounts;
+  for (const std::string& name : names) {
+    const auto account = FindAccount(name);
+    ASSERT_TRUE(account.ok()) << account.status();
+    accounts.push_back(*account);
+  }
+  std::vector<int> wrong(names.size());
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < names.size(); ++i) {
+    threads.emplace_back([&, i] {
+      for (int look = 0; look < 2000; ++look) {
+        const auto found = FindAccount(std::to_string(accounts[i].user));
+        const bool right = found.ok() && found->name == names[i] && found->user == accounts[i].user &&
+                           found->group == accounts[i].group && found->home == accounts[i].home;
+        if (!right) ++wrong[i];
+      }
+    });
+  }
+  for (std::thread& one : threads) one.join();
+  EXPECT_EQ(wrong, std::vector<int>(names.size(), 0));
 }
 
 }  // namespace
