@@ -57,6 +57,7 @@ absl::StatusOr<pid_t> StartDaemon(std::vector<std::string> command, int log, con
       const pid_t daemon = fork();
       if (daemon != 0) _exit(write(number[1], &daemon, sizeof(daemon)) == sizeof(daemon) ? 0 : 1);
     }
+    if (account && !detached && !LeaveTerminal()) _exit(127);
     if (account && !Become(*account)) _exit(127);
     if (account && Caller::Get()) Caller::Get()->UseEnvironment();
     if (!detached) {

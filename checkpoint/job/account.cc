@@ -2,6 +2,7 @@
 #include "checkpoint/job/account.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <grp.h>
 #include <linux/capability.h>
 #include <pwd.h>
@@ -161,6 +162,20 @@ std::string MissingCapability(std::initializer_list<std::pair<int, const char*>>
 std::string NameOf(const Account& account) {
   return "user " + (account.name.empty() ? "" : account.name + " (") + std::to_string(account.user) +
          (account.name.empty() ? "" : ")");
+}
+
+bool LeaveTerminal() {
+  if (setsid() < 0) return false;
+  const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+  if (null < 0 || dup2(null, 0) < 0) return false;
+  for (const int fd : {1, 2}) {
+    if (!isatty(fd)) continue;
+    const int out = open(absl::StrCat("/proc/self/fd/", fd).c_str(), O_WRONLY | O_NOCTTY | O_CLOEXEC);
+    if (dup2(out >= 0 ? out : null, fd) < 0) return false;
+    if (out >= 0) close(out);
+  }
+  close(null);
+  return true;
 }
 
 bool Become(const Account& account, const std::vector<int>& kept) {

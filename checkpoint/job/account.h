@@ -46,6 +46,12 @@ std::string MissingCapability(std::initializer_list<std::pair<int, const char*>>
 // For messages: "user anna (1000)".
 std::string NameOf(const Account& account);
 
+// In a child that is to become another user (Become) and keeps this program's standard streams. A process of that
+// user's can be looked into by all others of hers, so it must not be able to type into this program's terminal, or to
+// read what is typed there: begins a session without a terminal; standard input is /dev/null; where output and error
+// are a terminal, it can only be written to. False and errno on failure.
+bool LeaveTerminal();
+
 // In a child, before an execution: becomes that user, and keeps of its capabilities these only. False and errno on
 // failure.
 bool Become(const Account& account, const std::vector<int>& kept = {});

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -99,7 +100,10 @@ int RunTool(const std::string& name, const std::vector<std::string>& words, cons
     for (std::string& variable : environment) variables.push_back(&variable[0]);
     arguments.push_back(nullptr);
     variables.push_back(nullptr);
-    if (chdir("/") == 0 && (!account || Become(*account))) execve(program.c_str(), arguments.data(), variables.data());
+    const bool ready = chdir("/") == 0 && (!account || (LeaveTerminal() && Become(*account)));
+    // The terminal's signals do not come there. After the change of the user, which forgets this.
+    if (account) prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (ready) execve(program.c_str(), arguments.data(), variables.data());
     fprintf(stderr, "%s: cannot start %s: %s\n", kTool, program.c_str(), strerror(errno));
     _exit(126);
   }

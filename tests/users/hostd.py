@@ -9,6 +9,7 @@ Usage: hostd.py --product FOLDER --apps FOLDER [--only CASE,CASE] [--keep] [--li
 
 import argparse
 import ctypes
+import fcntl
 import hashlib
 import hmac
 import json
@@ -20,6 +21,7 @@ import stat
 import struct
 import subprocess
 import sys
+import termios
 import urllib.request
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -799,6 +801,74 @@ def tool_killed(context):
         open(f"{sync}.go.{step}", "w").close()
     if ended(child) != want:
         raise Failure("another result than without the killed tools")
+    spool_is_empty(host)
+
+
+def streams_at(pid, terminal):
+    """Which descriptors of a process are this terminal, and how they are open (os.O_RDONLY, ...)."""
+    streams = {}
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        if os.readlink(f"/proc/{pid}/fd/{fd}") == terminal:
+            flags = dict(line.split(":", 1) for line in open(f"/proc/{pid}/fdinfo/{fd}").read().splitlines() if ":" in line)
+            streams[int(fd)] = int(flags["flags"], 8) & os.O_ACCMODE
+    return streams
+
+
+def only_writes_to(terminal, below, user, name):
+    """A program of the user's below this process, which another one of hers could take over: it has not root's terminal,
+    into which it could type, and cannot read from it."""
+    theirs = lambda: [pid for pid in harness.descendants(below) if os.stat(f"/proc/{pid}").st_uid == user and name in harness.command_of(pid)]
+    harness.wait_for(theirs, LIMIT, lambda: f"no {name} of the user's")
+    for pid in theirs():
+        own = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[4]
+        streams = streams_at(pid, terminal)
+        if own != "0" or set(streams.values()) - {os.O_WRONLY}:
+            raise Failure(f"{name} of the user's has root's terminal: its own is {own}, its streams there are {streams}")
+        if not streams:
+            raise Failure(f"{name} of the user's says nothing at root's terminal")
+
+
+def begin_at_terminal(context, command, **variables):
+    """A process of root's with a terminal of its own: it, the test's end of the terminal, and the terminal's name."""
+    main, end = os.openpty()
+    take = lambda: (os.setsid(), fcntl.ioctl(end, termios.TIOCSCTTY, 0))
+    child = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, preexec_fn=take, cwd="/", env=context.environment(variables))
+    context.lab.processes.append(users.Started(child))
+    name = os.ttyname(end)
+    os.close(end)
+    return child, main, name
+
+
+@case
+def terminal(context):
+    """What cr-drain and cr-run of root's start as a user leaves root's terminal alone."""
+    steps, drained = context.lab.folder + "/steps", context.folder("drained", 0o755)
+    own = {"XDG_RUNTIME_DIR": context.folder("runtime", 0o755)}
+    run = [context.tool("cr-run"), "--user", str(VICTIM), "--job-dir", context.lab.folder + "/job", "--", "/bin/sleep", "600"]
+    running, _, name = begin_at_terminal(context, run, **own)
+    only_writes_to(name, running.pid, VICTIM, "cr-server")
+    running.terminate()
+    running.wait(LIMIT)
+    host = Host(context)
+    child = start_sleeper(host, "hers")
+    host.daemon.kill()
+    host.daemon.wait()
+    host.variables = {"CR_TEST_STEPS": steps, "CR_TEST_STOP_AT": "1"}
+    host.start()
+    draining, main, name = begin_at_terminal(context, [context.tool("cr-drain"), "--save", drained], **host.env(own))
+    harness.wait_for(lambda: os.path.exists(steps) or draining.poll() is not None, LIMIT, lambda: "cr-drain saves nothing")
+    only_writes_to(name, draining.pid, VICTIM, "cr-checkpoint")
+    # What it runs for the user gives up with it.
+    draining.terminate()
+    draining.wait(LIMIT)
+    open(steps + ".go", "w").close()
+    harness.wait_for(lambda: not tools_of(host), LIMIT, lambda: "the checkpoint goes on without cr-drain")
+    if child.poll() is not None or os.listdir(f"{drained}/{VICTIM}"):
+        raise Failure("the job has ended, or there is an image")
+    draining, main, name = begin_at_terminal(context, [context.tool("cr-drain"), "--save", drained], **host.env(own))
+    if draining.wait(LIMIT) != 0:
+        raise Failure(f"cr-drain ended with {draining.returncode}: {os.read(main, 65536)}")
+    ended(child, 121)
     spool_is_empty(host)
 
 
