@@ -46,7 +46,7 @@ absl::Status MakeFoldersFor(const ckptfmt::OpenedFolder& folder, const std::stri
 namespace {
 
 absl::Status CopyFile(int from, const ckptfmt::OpenedFolder& to, const std::string& path, uint64_t bytes,
-                      const std::function<void(const char*, size_t)>& seen) {
+                      const std::function<absl::Status(const char*, size_t)>& seen) {
   CR_RETURN_IF_ERROR(MakeFoldersFor(to, path));
   auto out = ckptfmt::OutputFile::Create(to, path, /*hashed=*/false);
   if (!out.ok()) return out.status();
@@ -57,7 +57,7 @@ absl::Status CopyFile(int from, const ckptfmt::OpenedFolder& to, const std::stri
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return ckptfmt::SystemError("read", path, errno);
     if (got == 0) return absl::DataLossError(path + " has become shorter meanwhile");
-    if (seen) seen(part.data(), size_t(got));
+    if (seen) CR_RETURN_IF_ERROR(seen(part.data(), size_t(got)));
     CR_RETURN_IF_ERROR(out->Append({part.data(), size_t(got)}));
     left -= uint64_t(got);
   }
@@ -279,11 +279,10 @@ absl::Status TakeImage(const checkpoint::Account& account, const Key& key, const
   if (group) *group = statement.group();
   uint64_t total = 0;
   for (const SignedFile& one : statement.files()) total += one.bytes();
-  if (!HasRoom(to.substr(0, to.rfind('/')), total)) {
-    return absl::ResourceExhaustedError("cr-hostd's folder has no room for a copy of the image (" +
-                                        std::to_string(total >> 20) +
-                                        " MiB); the operator can give it another one with --state");
-  }
+  const absl::Status no_room = absl::ResourceExhaustedError("cr-hostd's folder has no room for a copy of the image (" +
+                                                            std::to_string(total >> 20) +
+                                                            " MiB); the operator can give it another one with --state");
+  if (!HasRoom(to.substr(0, to.rfind('/')), total)) return no_room;
   if (mkdir(to.c_str(), 0700) != 0) return ErrnoStatus("cannot make " + to);
   CR_ASSIGN_OR_RETURN(const ckptfmt::OpenedFolder own, ckptfmt::OpenedFolder::Open(to));
   for (const char* name : {ckptfmt::kClientFolder, ckptfmt::kMemoryFolder, ckptfmt::kProcessesFolder}) {
@@ -295,8 +294,11 @@ absl::Status TakeImage(const checkpoint::Account& account, const Key& key, const
     Digest digest;
     const bool fits = file.get() >= 0 && uint64_t(facts.st_size) == one.bytes();
     if (fits) {
-      CR_RETURN_IF_ERROR(CopyFile(file.get(), own, one.path(), one.bytes(),
-                                  [&](const char* part, size_t count) { digest.Add(part, count); }));
+      CR_RETURN_IF_ERROR(CopyFile(file.get(), own, one.path(), one.bytes(), [&](const char* part, size_t count) {
+        digest.Add(part, count);
+        // Other requests may have begun with the same room.
+        return HasRoom(to, count) ? absl::OkStatus() : no_room;
+      }));
     }
     if (!fits || digest.Finish() != one.hash()) {
       return absl::DataLossError(dir + "/" + one.path() + " is not as cr-hostd has signed it; the image was changed");

@@ -16,6 +16,11 @@
 #include "proto/errors/absl_status.h"
 
 namespace cuda_remote::host {
+namespace {
+
+constexpr size_t kMostParts = 512;  // each has a connection of a process of root's
+
+}  // namespace
 
 absl::StatusOr<std::vector<GroupPart>> ParseGroup(const std::string& list, const std::string& job) {
   std::vector<GroupPart> parts;
@@ -27,6 +32,10 @@ absl::StatusOr<std::vector<GroupPart>> ParseGroup(const std::string& list, const
     const size_t slash = word.find('/');
     parts.push_back({word.substr(0, slash), slash == std::string::npos ? job : word.substr(slash + 1)});
     once = once && known.insert(parts.back().host + "/" + parts.back().job).second;
+  }
+  if (parts.size() > kMostParts) {
+    return absl::InvalidArgumentError("--hosts names " + std::to_string(parts.size()) + " parts, more than the " +
+                                      std::to_string(kMostParts) + " that a job can have");
   }
   if (once && !parts.empty()) return parts;
   return absl::InvalidArgumentError(

@@ -9,7 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <thread>
+#include <memory>
 
 #include "checkpoint/engine/engines.h"
 #include "checkpoint/gpu/ask_server.h"
@@ -118,37 +118,55 @@ HostReport DescribeHost(const Settings& settings, uid_t user) {
 }
 
 HostReports AskHosts(const std::vector<std::string>& hosts, const control::TlsFiles& tls, const MovedUser& user) {
-  HostReports reports;
-  std::vector<std::thread> asking;
-  for (const std::string& host : hosts) reports.add_hosts()->set_host(host);
-  for (int i = 0; i < reports.hosts_size(); ++i) {
-    asking.emplace_back([&tls, &user, report = reports.mutable_hosts(i)] {
-      const std::string host = report->host();
-      std::string error;
-      const auto channel = HostsChannel(host, tls);
-      grpc::ClientContext context;
-      context.set_deadline(WallNow() + kDeadline);
-      DescribeRequest request;
-      request.set_version(kVersion);
-      *request.mutable_user() = user;
-      HostReport answer;
-      if (!channel.ok()) {
-        error = std::string(channel.status().message());
-      } else {
-        const grpc::Status status = Hosts::NewStub(*channel)->Describe(&context, request, &answer);
-        const bool refused = status.error_code() == grpc::StatusCode::PERMISSION_DENIED ||
-                             status.error_code() == grpc::StatusCode::FAILED_PRECONDITION;
-        if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED)
-          error = "its cr-hostd is older and does not support this request; install the same version on both hosts";
-        else if (!status.ok())
-          error = (refused ? "" : "its cr-hostd does not answer: ") + control::StatusText(status);
-      }
-      if (error.empty()) *report = answer;
-      report->set_host(host);
-      report->set_error(Printable(error));
-    });
+  struct Question {
+    std::unique_ptr<Hosts::Stub> stub;
+    grpc::ClientContext context;
+    grpc::Status status;
+    HostReport answer;
+    std::unique_ptr<grpc::ClientAsyncResponseReader<HostReport>> reader;
+    std::string error;
+  };
+  DescribeRequest request;
+  request.set_version(kVersion);
+  *request.mutable_user() = user;
+  // Without a thread for each: a user chooses how many there are.
+  grpc::CompletionQueue queue;
+  std::vector<Question> questions(hosts.size());
+  size_t asked = 0;
+  for (size_t i = 0; i < hosts.size(); ++i) {
+    Question& one = questions[i];
+    const auto channel = HostsChannel(hosts[i], tls);
+    if (!channel.ok()) {
+      one.error = std::string(channel.status().message());
+      continue;
+    }
+    one.stub = Hosts::NewStub(*channel);
+    one.context.set_deadline(WallNow() + kDeadline);
+    one.reader = one.stub->AsyncDescribe(&one.context, request, &queue);
+    one.reader->Finish(&one.answer, &one.status, &one);
+    ++asked;
   }
-  for (std::thread& one : asking) one.join();
+  void* answered = nullptr;
+  bool ok = false;
+  for (; asked > 0 && queue.Next(&answered, &ok); --asked) {
+    Question& one = *static_cast<Question*>(answered);
+    const bool refused = one.status.error_code() == grpc::StatusCode::PERMISSION_DENIED ||
+                         one.status.error_code() == grpc::StatusCode::FAILED_PRECONDITION;
+    if (one.status.error_code() == grpc::StatusCode::UNIMPLEMENTED)
+      one.error = "its cr-hostd is older and does not support this request; install the same version on both hosts";
+    else if (!one.status.ok())
+      one.error = (refused ? "" : "its cr-hostd does not answer: ") + control::StatusText(one.status);
+  }
+  queue.Shutdown();
+  while (queue.Next(&answered, &ok)) {
+  }
+  HostReports reports;
+  for (size_t i = 0; i < hosts.size(); ++i) {
+    HostReport* const report = reports.add_hosts();
+    if (questions[i].error.empty()) *report = std::move(questions[i].answer);
+    report->set_host(hosts[i]);
+    report->set_error(Printable(questions[i].error));
+  }
   return reports;
 }
 

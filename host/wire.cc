@@ -2,15 +2,46 @@
 #include "host/wire.h"
 
 #include <errno.h>
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/wire_format_lite.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
+
 namespace cuda_remote::host {
 namespace {
 
-// Exactly `bytes`; descriptors that come are added to `descriptors`. False at the end or if too many come.
-bool ReceiveBytes(int socket, char* to, size_t bytes, std::vector<int>* descriptors) {
+constexpr int64_t kMostWaitMs = 60000;  // at a time
+
+// A command line and an environment of 2 MiB have fewer words. Each takes many times its bytes in memory.
+constexpr size_t kMostFields = 1u << 18;
+
+bool HasFewFields(const std::string& body) {
+  google::protobuf::io::CodedInputStream in(reinterpret_cast<const uint8_t*>(body.data()), int(body.size()));
+  size_t fields = 0;
+  while (const uint32_t tag = in.ReadTag()) {
+    if (++fields > kMostFields || !google::protobuf::internal::WireFormatLite::SkipField(&in, tag)) return false;
+  }
+  return true;
+}
+
+// Whether something can be read at `until`, or before.
+bool AwaitBytes(int socket, Moment until) {
+  pollfd waiting = {socket, POLLIN, 0};
+  while (true) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Now()).count();
+    const int ready = poll(&waiting, 1, int(std::clamp<int64_t>(left, 0, kMostWaitMs)));
+    if (ready > 0) return true;
+    if (ready < 0 ? errno != EINTR : left <= 0) return false;
+  }
+}
+
+// Exactly `bytes`; descriptors that come are added to `descriptors`. False at the end, if too many come, or too late.
+bool ReceiveBytes(int socket, char* to, size_t bytes, std::vector<int>* descriptors, Moment until) {
   bool allowed = true;
   while (bytes > 0) {
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMostDescriptors)];
@@ -20,6 +51,7 @@ bool ReceiveBytes(int socket, char* to, size_t bytes, std::vector<int>* descript
     head.msg_iovlen = 1;
     head.msg_control = control;
     head.msg_controllen = sizeof(control);
+    if (!AwaitBytes(socket, until)) return false;
     const ssize_t got = recvmsg(socket, &head, MSG_CMSG_CLOEXEC);
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) return false;
@@ -33,11 +65,11 @@ bool ReceiveBytes(int socket, char* to, size_t bytes, std::vector<int>* descript
         allowed = allowed && descriptors && descriptors->size() <= kMostDescriptors;
       }
     }
-    if (head.msg_flags & MSG_CTRUNC) allowed = false;
+    if (!allowed || (head.msg_flags & MSG_CTRUNC)) return false;
     to += got;
     bytes -= size_t(got);
   }
-  return allowed;
+  return true;
 }
 
 }  // namespace
@@ -73,12 +105,13 @@ bool Send(int socket, const google::protobuf::MessageLite& message, const std::v
   return true;
 }
 
-bool Receive(int socket, google::protobuf::MessageLite* message, std::vector<int>* descriptors) {
+bool Receive(int socket, google::protobuf::MessageLite* message, std::vector<int>* descriptors, Moment until) {
   uint32_t length = 0;
-  if (!ReceiveBytes(socket, reinterpret_cast<char*>(&length), sizeof(length), descriptors)) return false;
+  if (!ReceiveBytes(socket, reinterpret_cast<char*>(&length), sizeof(length), descriptors, until)) return false;
   if (length > kMostBytes) return false;
   std::string body(length, '\0');
-  return ReceiveBytes(socket, &body[0], length, descriptors) && message->ParseFromString(body);
+  return ReceiveBytes(socket, &body[0], length, descriptors, until) && HasFewFields(body) &&
+         message->ParseFromString(body);
 }
 
 }  // namespace cuda_remote::host

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "proto/base/clock.h"
+
 namespace cuda_remote::host {
 
 inline constexpr uint32_t kVersion = 2;
@@ -21,8 +23,11 @@ inline constexpr size_t kMostDescriptors = 4;
 bool Send(int socket, const google::protobuf::MessageLite& message, const std::vector<int>& descriptors = {});
 
 // Waits for a whole message. False if the peer has closed, sent something else, or more descriptors than
-// kMostDescriptors; `descriptors` (close-on-exec; the caller's also on failure) may be null: then none may come.
-bool Receive(int socket, google::protobuf::MessageLite* message, std::vector<int>* descriptors = nullptr);
+// kMostDescriptors; `descriptors` (close-on-exec; the caller's also on failure) may be null: then none may come. Also
+// false if the message is not complete at `until`. A peer that is not trusted must not choose how long a process of
+// root's waits: a short message comes as a whole, so Now() is enough time for one of which something is there.
+bool Receive(int socket, google::protobuf::MessageLite* message, std::vector<int>* descriptors = nullptr,
+             Moment until = Moment::max());
 
 }  // namespace cuda_remote::host
 

@@ -19,7 +19,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/time.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -74,7 +73,7 @@ namespace {
 using checkpoint::Caller;
 
 // The first message must be there by then.
-constexpr int kFirstMessageSeconds = 10;
+constexpr auto kFirstMessageTime = std::chrono::seconds(10);
 constexpr int kLookMs = 500;
 constexpr size_t kMostName = 64;
 constexpr size_t kMostKept = 10000;
@@ -325,10 +324,7 @@ void Worker::Tell(Reply::Kind kind, int value, const std::string& text) {
 }
 
 absl::Status Worker::ReadRequest() {
-  const timeval limit = {kFirstMessageSeconds, 0}, none = {0, 0};
-  setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-  const bool read = Receive(socket_, &request_, &fds_);
-  setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof(none));
+  const bool read = Receive(socket_, &request_, &fds_, Now() + kFirstMessageTime);
   struct stat facts;
   if (!read || fds_.size() != kMostDescriptors || fstat(fds_[3], &facts) != 0 || !S_ISDIR(facts.st_mode)) {
     return absl::InvalidArgumentError(kCannotRead);
@@ -893,7 +889,7 @@ void Worker::SilenceJob() {
 
 void Worker::PassOn() {
   Control control;
-  if (!Receive(socket_, &control)) {
+  if (!Receive(socket_, &control, nullptr, Now())) {
     peer_gone_ = true;
     // A part that runs ends by its tool: killed, it would leave the address in use by what its connections have to
     // send.
@@ -1205,7 +1201,7 @@ absl::Status Worker::WatchFor(const std::function<absl::Status()>& work) {
       }
       if (waiting[0].revents == 0) continue;
       Control control;
-      if (!Receive(socket_, &control)) peer_gone_ = true;
+      if (!Receive(socket_, &control, nullptr, Now())) peer_gone_ = true;
       const int number = control.signal();
       if (!peer_gone_ && number != SIGINT && number != SIGTERM && number != SIGHUP) continue;
       cancelled_ = true;

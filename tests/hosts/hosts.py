@@ -2282,6 +2282,9 @@ def drained(context):
     """cr-drain empties a host: what can move goes on elsewhere, the rest is saved, and nothing new begins until --undo."""
     lab = Lab(context)
     lab.a.start()
+    # Each part has connections of root's process.
+    many = ",".join(f"10.99.0.77/{number}" for number in range(513))
+    refused(lab.a.run(VICTIM, "cr-checkpoint", "hers", lab.home + "/image", "--hosts", many), "513 parts, more than the 512")
     lab.b.start()
     script = lab.script()
     want = lab.uninterrupted(script)

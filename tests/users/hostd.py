@@ -8,6 +8,7 @@ Usage: hostd.py --product FOLDER --apps FOLDER [--only CASE,CASE] [--keep] [--li
 """
 
 import argparse
+import contextlib
 import ctypes
 import fcntl
 import hashlib
@@ -869,6 +870,136 @@ def terminal(context):
     if draining.wait(LIMIT) != 0:
         raise Failure(f"cr-drain ended with {draining.returncode}: {os.read(main, 65536)}")
     ended(child, 121)
+    spool_is_empty(host)
+
+
+@contextlib.contextmanager
+def small_state(host, size):
+    """cr-hostd's folder is a file system of this size."""
+    host.daemon.kill()
+    host.daemon.wait()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"mode=700,size={size}", "none", host.state], check=True)
+    try:
+        host.start()
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", host.state], check=True)
+
+
+HOLD = "import os, sys, time; kept = os.urandom(int(sys.argv[1]) << 20); open(sys.argv[2], 'w'); time.sleep(600)"
+
+
+@case
+def full_disk(context):
+    """Whatever requests come at the same time, a twentieth of the file system of --state stays free; what does not fit is
+    refused, and says so."""
+    steps = context.lab.folder + "/steps"
+    host = Host(context)
+    image, ready, keys = host.home + "/image", host.home + "/ready", context.lab.folder + "/key"
+    child = host.begin(VICTIM, "cr-run", "--name", "hers", "--", PYTHON, "-c", HOLD, "40", ready)
+    harness.wait_for(lambda: os.path.exists(ready) or child.poll() is not None, LIMIT, lambda: "no job")
+    shutil.copy(host.key, keys)
+    host.more = ["--key", keys]
+    with small_state(host, "100m"):
+        worked(host.run(VICTIM, "cr-checkpoint", "hers", image))
+        # The disk gets full while the job is saved.
+        host.daemon.kill()
+        host.daemon.wait()
+        host.variables = {"CR_TEST_STEPS": steps, "CR_TEST_STOP_AT": "3"}
+        host.start()
+        saving = host.begin(VICTIM, "cr-checkpoint", "hers", host.home + "/late")
+        reached = lambda: os.path.exists(steps) and "\n3 " in open(steps).read()
+        harness.wait_for(lambda: reached() or saving.poll() is not None, LIMIT, lambda: "step 3 was not reached")
+        free = os.statvfs(host.state)
+        with open(host.state + "/full", "wb") as f:
+            f.write(bytes(free.f_bavail * free.f_frsize - (1 << 20)))
+        said = saving.stderr.readline()
+        if "no room left" not in said:
+            raise Failure(f"cr-checkpoint says {said!r}")
+        open(steps + ".go", "w").close()
+        saving.wait(LIMIT)
+        if saving.returncode == 0 or os.path.exists(host.home + "/late") or child.poll() is not None:
+            raise Failure(f"cr-checkpoint ended with {saving.returncode}; the job: {child.poll()}")
+        os.unlink(host.state + "/full")
+        spool_is_empty(host)
+        host.variables = {}
+        worked(host.run(VICTIM, "cr-checkpoint", "--stop", "hers", image))
+        ended(child, 121)
+    bytes_of = lambda path: sum(os.lstat(os.path.join(folder, leaf)).st_size for folder, _, leaves in os.walk(path) for leaf in leaves)
+    # Room for one and a half: each request alone finds enough.
+    with small_state(host, f"{bytes_of(image) * 3 // 2 >> 10}k"):
+        host.daemon.send_signal(signal.SIGSTOP)
+        asking = [host.begin(VICTIM, "cr-restart", "--job-dir", name, image) for name in ("one", "two")]
+        harness.wait_for(lambda: all(is_waiting(one.pid) for one in asking), LIMIT, lambda: "cr-restart does not ask")
+        host.daemon.send_signal(signal.SIGCONT)
+        is_job = lambda name: os.path.exists(host.job(name) + "/job.json")
+        over = lambda: all(one.poll() is not None or is_job(name) for one, name in zip(asking, ("one", "two")))
+        harness.wait_for(over, LIMIT, lambda: "cr-restart neither restarts nor refuses")
+        refusals = [one.stderr.read() for one in asking if one.poll() is not None]
+        if not refusals or any("has no room for a copy of the image" not in one for one in refusals):
+            raise Failure(f"two restarts in room for one: {refusals}")
+        spool_is_empty(host)
+
+
+def is_waiting(pid):
+    """Whether this tool of a user's waits for cr-hostd's answer, in poll."""
+    return open(f"/proc/{pid}/syscall").read().split()[0] == "7"
+
+
+SLOWLY = """
+import os, select, socket, struct, sys
+s = socket.socket(socket.AF_UNIX)
+s.connect(sys.argv[1])
+body, streams = bytes.fromhex(sys.argv[2]), [os.open("/dev/null", os.O_RDWR)] * 3 + [os.open("/", os.O_RDONLY)]
+whole = struct.pack("<I", len(body)) + body
+answered = lambda seconds: select.select([s], [], [], seconds)[0]
+if sys.argv[3] == "words":
+    body += bytes([6 << 3 | 2, 0]) * 3_000_000
+    socket.send_fds(s, [struct.pack("<I", len(body))], streams)
+    s.sendall(body)
+elif sys.argv[3] == "first":
+    socket.send_fds(s, [whole[:1]], streams)
+    for byte in whole[1:] + bytes(100):
+        if answered(0.5):
+            break
+        try:
+            s.send(bytes([byte]))
+        except OSError:
+            pass  # it has answered at this moment
+else:
+    socket.send_fds(s, [whole], streams)
+    s.recv(65536)
+    s.send(b"\\x02\\x00")
+    answered(None)
+print(s.recv(65536))
+"""
+
+
+@case
+def greedy_messages(context):
+    """No message takes much of root's memory. Nobody keeps a worker waiting by half a message: neither before its tool is started, nor while that works, when the
+    worker has to see to the room on the disk."""
+    steps = context.lab.folder + "/steps"
+    host = Host(context)
+    child = start_sleeper(host, "hers")
+    body = field(1, HOSTD_VERSION) + field(2, b"checkpoint") + field(4, b"hers") + field(5, (host.home + "/image").encode())
+    ask = lambda which: [PYTHON, "-c", SLOWLY, host.socket, body.hex(), which]
+    # A short message of many empty words takes much memory of root's.
+    for which in ("words", "first"):
+        answer = worked(context.run(VICTIM, ask(which))).stdout
+        if "cannot read the request" not in answer:
+            raise Failure(f"cr-hostd answers {answer}: {which}")
+    host.daemon.kill()
+    host.daemon.wait()
+    host.variables = {"CR_TEST_STEPS": steps, "CR_TEST_STOP_AT": "1"}
+    host.start()
+    asking = context.start(VICTIM, ask("later"))
+    harness.wait_for(lambda: os.path.exists(steps) or asking.poll() is not None, LIMIT, lambda: "cr-checkpoint does not begin")
+    open(steps + ".go", "w").close()
+    ended(asking)
+    harness.wait_for(lambda: not workers_of(host), LIMIT, lambda: "the worker waits for the rest of a message")
+    if child.poll() is not None:
+        raise Failure("the job has ended")
     spool_is_empty(host)
 
 
