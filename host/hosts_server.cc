@@ -18,7 +18,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <map>
 #include <memory>
 #include <set>
@@ -44,6 +43,7 @@
 #include "host/move_rounds.h"
 #include "host/move_source.h"
 #include "host/move_state.h"
+#include "host/places.h"
 #include "host/report.h"
 #include "host/request.pb.h"
 #include "host/sets.h"
@@ -60,7 +60,6 @@ namespace {
 using checkpoint::Account;
 using Stream = grpc::ServerReaderWriter<MoveDown, MoveUp>;
 
-constexpr int kMostMoves = 8;  // at a time
 constexpr size_t kIdBytes = 16;
 constexpr int kLookMs = 200;
 constexpr size_t kMostToldBytes = 2000;
@@ -68,6 +67,8 @@ constexpr size_t kCopyBytes = 1u << 20;
 constexpr char kLog[] = "log";
 constexpr char kNotSigned[] =
     "the request is not signed with the key of this host; the hosts of a cluster need the same one (--key)";
+constexpr char kNoPlace[] =
+    "too many jobs, of this user or of all, come or are saved at the same time; try again later";
 constexpr int kListenAttempts = 20, kListenPauseUs = 100000;
 
 // The user whom the source vouches for must be the same one here.
@@ -118,6 +119,17 @@ absl::Status AskHostd(const Settings& settings, int socket, const Request& reque
   return ErrnoStatus("cr-hostd cannot be asked");
 }
 
+// The next word of cr-hostd's worker. Fails if it has died, as `died` says, or if the host that asks over `context`
+// (null: it does not matter any more) is gone: the worker then hears it when its socket closes.
+absl::Status Next(int socket, const grpc::ServerContext* context, const std::string& died, Reply* reply) {
+  pollfd waiting = {socket, POLLIN, 0};
+  while (poll(&waiting, 1, kLookMs) <= 0) {
+    if (context && context->IsCancelled()) return absl::CancelledError("the host that asked for it has cancelled");
+  }
+  if (Receive(socket, reply)) return absl::OkStatus();
+  return absl::UnavailableError("the process of cr-hostd that " + died + " has died");
+}
+
 // Whom a tool of cr-hostd's is to work for.
 void SetArrived(const MoveBegin& begin, const Account& account, Request* request) {
   request->set_version(kVersion);
@@ -137,27 +149,31 @@ void SetArrived(const MoveBegin& begin, const Account& account, Request* request
 }
 
 // The GPUs that the job would see here. Fails if there are none.
-absl::StatusOr<HostGpus> FindGpus(const MoveBegin& begin, const Account& account, const Settings& settings) {
+absl::StatusOr<HostGpus> FindGpus(const MoveBegin& begin, const Account& account, const Settings& settings,
+                                  const grpc::ServerContext& context) {
   Request request;
   request.set_tool(kGpusTool);
   SetArrived(begin, account, &request);
   const UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const UniqueFd output(memfd_create("gpus", MFD_CLOEXEC)), log(memfd_create("log", MFD_CLOEXEC));
   CR_RETURN_IF_ERROR(AskHostd(settings, socket.get(), request, output.get(), log.get(), -1));
-  std::string why = "the process of cr-hostd that asks for the GPUs has died";
-  for (Reply reply; Receive(socket.get(), &reply);) {
-    if (reply.kind() == Reply::REFUSED || reply.kind() == Reply::ELSEWHERE) why = reply.text();
+  while (true) {
+    Reply reply;
+    // The server is the user's choice, and may never answer.
+    CR_RETURN_IF_ERROR(Next(socket.get(), &context, "asks for the GPUs", &reply));
+    if (reply.kind() == Reply::REFUSED || reply.kind() == Reply::ELSEWHERE)
+      return absl::FailedPreconditionError(reply.text());
     if (reply.kind() != Reply::ENDED) continue;
     HostGpus gpus;
     if (reply.value() == 0 && lseek(output.get(), 0, SEEK_SET) == 0 && gpus.ParseFromFileDescriptor(output.get()))
       return gpus;
-    why = ToldIn(log.get());
+    return absl::FailedPreconditionError(ToldIn(log.get()));
   }
-  return absl::FailedPreconditionError(why);
 }
 
 // What this machine lacks for the job, a sentence each.
-MoveChecked Check(const MoveBegin& begin, const Account& account, const Settings& settings) {
+MoveChecked Check(const MoveBegin& begin, const Account& account, const Settings& settings,
+                  const grpc::ServerContext& context) {
   MoveChecked checked;
   if (const std::string reason = checkpoint::DrainingReason(settings.socket); !reason.empty())
     checked.add_missing("a host that accepts jobs at present: " + Printable(reason));
@@ -199,7 +215,7 @@ MoveChecked Check(const MoveBegin& begin, const Account& account, const Settings
   const std::string lacks = checkpoint::MissingInstructionSets(sets, checkpoint::InstructionSetsHere());
   if (!lacks.empty()) checked.add_missing("the processor's instruction sets " + lacks);
   if (begin.uses_gpus()) {
-    absl::StatusOr<HostGpus> gpus = FindGpus(begin, account, settings);
+    absl::StatusOr<HostGpus> gpus = FindGpus(begin, account, settings, context);
     if (gpus.ok()) {
       *checked.mutable_gpus() = *std::move(gpus);
     } else {
@@ -226,7 +242,8 @@ MoveChecked Check(const MoveBegin& begin, const Account& account, const Settings
 // One move: what has come of it, and where that lies.
 class Arrival {
  public:
-  Arrival(Stream* stream, const Settings& settings, const Key& key) : stream_(stream), settings_(settings), key_(key) {}
+  Arrival(const grpc::ServerContext& context, Stream* stream, const Settings& settings, const Key& key, Places* places)
+      : context_(context), stream_(stream), settings_(settings), key_(key), places_(places) {}
   ~Arrival() {
     if (!handed_over_ && !folder_.empty()) RemoveOwnFolder(folder_);
   }
@@ -244,9 +261,11 @@ class Arrival {
   absl::Status TakeFile(const ckptfmt::OpenedFolder& folder, const SignedFile& file);
   absl::Status Restore(const MoveRestore& restore);
 
+  const grpc::ServerContext& context_;
   Stream* const stream_;
   const Settings& settings_;
   const Key& key_;
+  Places* const places_;
   MoveBegin begin_;
   Account account_;
   std::string folder_;
@@ -383,7 +402,12 @@ absl::Status Arrival::Restore(const MoveRestore& restore) {
   CR_RETURN_IF_ERROR(AskHostd(settings_, socket.get(), request, -1, log.get(), lock_.get()));
   MoveDown down;
   bool going = false;
-  for (Reply reply; Receive(socket.get(), &reply);) {
+  while (true) {
+    Reply reply;
+    // Once the job was let go on, it stays here.
+    const absl::Status next = Next(socket.get(), going ? nullptr : &context_, "restored the job", &reply);
+    unknown_ = going && !next.ok();
+    CR_RETURN_IF_ERROR(next);
     switch (reply.kind()) {
       case Reply::STARTED:
         handed_over_ = true;
@@ -414,8 +438,6 @@ absl::Status Arrival::Restore(const MoveRestore& restore) {
         break;
     }
   }
-  unknown_ = going;
-  return absl::UnavailableError("the process of cr-hostd that restored the job has died");
 }
 
 absl::Status Arrival::Run() {
@@ -429,10 +451,12 @@ absl::Status Arrival::Run() {
                                     "; install the same version on both hosts");
   }
   CR_ASSIGN_OR_RETURN(account_, FindUser(begin_.user()));
+  const Places::Place place(places_, account_.user);
+  if (!place.taken()) return absl::ResourceExhaustedError(kNoPlace);
   fprintf(stderr, "cr-hostd: %s: job %s comes from %s\n", NameOf(account_).c_str(), Printable(begin_.job()).c_str(),
           Printable(begin_.host()).c_str());
   MoveDown down;
-  *down.mutable_checked() = Check(begin_, account_, settings_);
+  *down.mutable_checked() = Check(begin_, account_, settings_, context_);
   const bool fits = down.checked().missing().empty();
   const bool said = Say(down);
   if (!fits) return absl::FailedPreconditionError("the job cannot go there");
@@ -452,9 +476,9 @@ absl::Status Arrival::Run() {
 // One host's part of a checkpoint or a restart over several.
 class Saving {
  public:
-  Saving(grpc::ServerContext* context, grpc::ServerReaderWriter<SaveDown, SaveUp>* stream, const Settings& settings,
-         const Key& key)
-      : context_(context), stream_(stream), settings_(settings), key_(key) {}
+  Saving(const grpc::ServerContext& context, grpc::ServerReaderWriter<SaveDown, SaveUp>* stream,
+         const Settings& settings, const Key& key, Places* places)
+      : context_(context), stream_(stream), settings_(settings), key_(key), places_(places) {}
 
   // If it fails, there is no image, or nothing of the restarted part runs, unless the worker finds out otherwise
   // (Settle).
@@ -471,6 +495,8 @@ class Saving {
                                       "; install the same version on all hosts");
     }
     CR_ASSIGN_OR_RETURN(const Account account, FindUser(begin_.user()));
+    const Places::Place place(places_, account.user);
+    if (!place.taken()) return absl::ResourceExhaustedError(kNoPlace);
     CR_RETURN_IF_ERROR(Ask(account));
     return Follow();
   }
@@ -504,7 +530,8 @@ class Saving {
   absl::Status Follow() {
     Reply reply;
     while (true) {
-      CR_RETURN_IF_ERROR(Next(&reply));
+      CR_RETURN_IF_ERROR(
+          Next(socket_.get(), &context_, begin_.restart() ? "restarted the job" : "saved the job", &reply));
       SaveDown down;
       SaveUp up;
       switch (reply.kind()) {
@@ -542,25 +569,15 @@ class Saving {
     }
   }
 
-  // The worker's next word. Fails if there is none, or if the coordinator is gone.
-  absl::Status Next(Reply* reply) {
-    pollfd waiting = {socket_.get(), POLLIN, 0};
-    while (poll(&waiting, 1, kLookMs) <= 0) {
-      if (context_->IsCancelled()) return Cancelled();
-    }
-    if (Receive(socket_.get(), reply)) return absl::OkStatus();
-    return absl::UnavailableError(std::string("the process of cr-hostd that ") +
-                                  (begin_.restart() ? "restarted" : "saved") + " the job has died");
-  }
-
   absl::Status Cancelled() const {
     return absl::CancelledError(begin_.restart() ? "the restart was cancelled" : "the checkpoint was cancelled");
   }
 
-  grpc::ServerContext* const context_;
+  const grpc::ServerContext& context_;
   grpc::ServerReaderWriter<SaveDown, SaveUp>* const stream_;
   const Settings& settings_;
   const Key& key_;
+  Places* const places_;
   SaveBegin begin_;
   const UniqueFd socket_{socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
   const UniqueFd log_{memfd_create("cr-checkpoint", MFD_CLOEXEC)};
@@ -572,18 +589,15 @@ class Service final : public Hosts::Service {
 
   grpc::Status Move(grpc::ServerContext* context, Stream* stream) override {
     if (const grpc::Status status = Admit(*context); !status.ok()) return status;
-    absl::Status status = absl::ResourceExhaustedError("too many jobs come at the same time; try again later");
+    absl::Status status;
     bool unknown = false;
-    if (++moves_ <= kMostMoves) {
-      try {
-        Arrival arrival(stream, settings_, key_);
-        status = arrival.Run();
-        unknown = arrival.IsUnknown();
-      } catch (const std::exception& problem) {
-        status = absl::InternalError(problem.what());
-      }
+    try {
+      Arrival arrival(*context, stream, settings_, key_, &places_);
+      status = arrival.Run();
+      unknown = arrival.IsUnknown();
+    } catch (const std::exception& problem) {
+      status = absl::InternalError(problem.what());
     }
-    --moves_;
     if (status.ok()) return grpc::Status::OK;
     const std::string error(status.message());
     fprintf(stderr, "cr-hostd: a move from %s has failed: %s\n", Printable(context->peer()).c_str(),
@@ -608,16 +622,12 @@ class Service final : public Hosts::Service {
 
   grpc::Status Save(grpc::ServerContext* context, grpc::ServerReaderWriter<SaveDown, SaveUp>* stream) override {
     if (const grpc::Status status = Admit(*context); !status.ok()) return status;
-    absl::Status status =
-        absl::ResourceExhaustedError("too many jobs come or are saved at the same time; try again later");
-    if (++moves_ <= kMostMoves) {
-      try {
-        status = Saving(context, stream, settings_, key_).Run();
-      } catch (const std::exception& problem) {
-        status = absl::InternalError(problem.what());
-      }
+    absl::Status status;
+    try {
+      status = Saving(*context, stream, settings_, key_, &places_).Run();
+    } catch (const std::exception& problem) {
+      status = absl::InternalError(problem.what());
     }
-    --moves_;
     SaveDown down;
     if (status.ok()) {
       down.set_done(true);
@@ -690,7 +700,7 @@ class Service final : public Hosts::Service {
 
   const Settings& settings_;
   const Key& key_;
-  std::atomic<int> moves_{0};
+  Places places_;
 };
 
 // `tls` gets the certificates, which gRPC looks at again and again: they must live as long as the server.

@@ -1346,6 +1346,8 @@ bool Worker::Follow() {
 // To the end of the tool: its exit code.
 int Worker::FollowTool() {
   sigset_t set;
+  // If the tool was killed, as when nobody waits for its answer any more.
+  if (AsksForGpus()) checkpoint::RemoveJobFolder(job_folder_);
   sigemptyset(&set);
   sigaddset(&set, SIGCHLD);
   sigprocmask(SIG_BLOCK, &set, nullptr);

@@ -2175,7 +2175,12 @@ def failing(context):
         stays_on_a(lab, what, moving, child)
 
     kill_tool = lambda moving: kill_all(named(lab.b, "cr-restart"))
-    in_the_middle("the user gives up", lambda moving: moving.send_signal(signal.SIGTERM))
+    def give_up(moving):
+        moving.send_signal(signal.SIGTERM)
+        # Although it would wait there for long.
+        harness.wait_for(lambda: not named(lab.b, "cr-restart"), LIMIT, lambda: "B's cr-restart waits for nobody")
+
+    in_the_middle("the user gives up", give_up)
     in_the_middle("B's cr-restart is killed", kill_tool)
     in_the_middle("B's cr-hostd is killed", lambda moving: lab.b.stop())
     in_the_middle("it is killed at the beginning", lambda moving: lab.b.stop(), number=1)
@@ -2194,6 +2199,31 @@ def in_doubt(context):
     lab.b.start(CR_TEST_STEPS=steps, CR_TEST_STOP_AT="4")
     script = lab.script()
     want = lab.uninterrupted(script)
+@case
+def blocked_output(context):
+    """A restart on B that waits for ever, as for the reader of a pipe that the user names, ends with the user's cr-migrate."""
+    lab = Lab(context)
+    lab.a.start()
+    lab.b.start()
+    script = lab.script()
+    want = lab.uninterrupted(script)
+    child = lab.begin(lab.a, script, 3)
+    os.mkfifo(lab.b.path(lab.out))
+    os.chown(lab.b.path(lab.out), VICTIM, VICTIM)
+    command = ("cr-migrate", "hers", "--whole", "--to-host", lab.b.address, "--output", lab.out, "--error", lab.errors)
+    moving = lab.a.begin(VICTIM, *command)
+    restarts = lambda: any(lab.out in harness.command_of(pid) for pid in named(lab.b, "cr-restart"))
+    harness.wait_for(lambda: restarts() or moving.poll() is not None, LIMIT, lambda: f"no restart on B: {lab.b.said()}")
+    if moving.poll() is not None:
+        raise Failure(f"cr-migrate has ended: {moving.stderr.read()}")
+    moving.terminate()
+    moving.wait(LIMIT)
+    harness.wait_for(lambda: not named(lab.b, "cr-restart"), LIMIT, lambda: "B's cr-restart waits for ever")
+    lab.b.is_clean()
+    os.unlink(lab.b.path(lab.out))
+    goes_on(lab, child, want, [3])
+
+
     child = lab.begin(lab.a, script, 3)
     command = ("cr-migrate", "hers", "--whole", "--to-host", lab.b.address, "--output", lab.out, "--error", lab.errors)
     moving = lab.a.begin(VICTIM, *command)
