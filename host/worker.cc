@@ -218,6 +218,7 @@ class Worker {
 
  private:
   absl::Status ReadRequest();
+  absl::Status CheckAccepts() const;
   absl::Status FindArrived();
   absl::Status ActForOwner();
   absl::Status MakeJobsFolder();
@@ -350,6 +351,13 @@ absl::Status Worker::ReadRequest() {
                                        "; use a file, or a pipe of that user");
   }
   return absl::OkStatus();
+}
+
+// Whether this host accepts jobs. It may be drained at any time, so this is asked again behind whatever takes long.
+absl::Status Worker::CheckAccepts() const {
+  const std::string reason = tool_->runs_job ? checkpoint::DrainingReason(settings_.socket) : "";
+  if (reason.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError("this host accepts no jobs at present: " + reason);
 }
 
 // For the folders of the user's jobs. They are root's, and the user's processes pass through them.
@@ -533,8 +541,7 @@ absl::StatusOr<std::unique_ptr<ckptfmt::ImageReader>> ReadFacts(const std::strin
 
 // The image of a part that is restarted, and what the part's name and streams are to be.
 absl::Status Worker::TakeMembersImage() {
-  if (const std::string reason = checkpoint::DrainingReason(settings_.socket); !reason.empty())
-    return absl::FailedPreconditionError("this host accepts no jobs at present: " + reason);
+  CR_RETURN_IF_ERROR(CheckAccepts());
   checkpoint::SavedSummary saved;
   CR_RETURN_IF_ERROR(TakeImage(peer_.account, key_, spool_ + kImage, &image_, &checkpoint_));
   CR_ASSIGN_OR_RETURN(const std::unique_ptr<ckptfmt::ImageReader> image, ReadFacts(spool_ + kImage, &saved));
@@ -656,8 +663,7 @@ absl::Status Worker::Begin() {
   }
   if ((tool_->takes_image || tool_->makes_image) && (image_.empty() || image_.find('\0') != std::string::npos))
     return absl::InvalidArgumentError("no image is named");
-  if (const std::string reason = checkpoint::DrainingReason(settings_.socket); tool_->runs_job && !reason.empty())
-    return absl::FailedPreconditionError("this host accepts no jobs at present: " + reason);
+  CR_RETURN_IF_ERROR(CheckAccepts());
   // A restarted job has the name that it had, if it gets no other one.
   const bool named = !tool_->takes_image || !request_.job().empty();
   CR_RETURN_IF_ERROR(named ? FindJob() : MakeJobsFolder());
@@ -753,6 +759,7 @@ void Worker::BecomeTool(int facts, int announcements, int failure) {
 }
 
 absl::Status Worker::StartTool() {
+  CR_RETURN_IF_ERROR(CheckAccepts());
   checkpoint::CallerFacts facts;
   facts.set_user(peer_.account.user);
   facts.set_group(peer_.account.group);
@@ -926,6 +933,7 @@ absl::Status Worker::AwaitGoOn() {
     peer_gone_ = true;
     return not_released;
   }
+  CR_RETURN_IF_ERROR(CheckAccepts());
   // Not if the source was told meanwhile that it is too late.
   goes_on_ = BeginMoveState(settings_.moves, request_.arrived().id(), kMoveGoesOn);
   return goes_on_ ? absl::OkStatus() : not_released;
@@ -1338,6 +1346,8 @@ int Worker::FinishMove(int code) {
 bool Worker::Follow() {
   int code = !IsGroup() ? FollowTool() : every_ > 0 ? RepeatGroup() : DoGroupOnce();
   if (Moves()) code = FinishMove(code);
+  // If the tool was killed, as when nobody waits for its answer any more.
+  if (AsksForGpus()) checkpoint::RemoveJobFolder(job_folder_);
   if (Arrives() && !running_) SetMoveState(settings_.moves, request_.arrived().id(), kMoveFailed);
   Tell(Reply::ENDED, code);
   return tool_->runs_job ? code != kExitNotRestarted : code == 0;
@@ -1346,8 +1356,6 @@ bool Worker::Follow() {
 // To the end of the tool: its exit code.
 int Worker::FollowTool() {
   sigset_t set;
-  // If the tool was killed, as when nobody waits for its answer any more.
-  if (AsksForGpus()) checkpoint::RemoveJobFolder(job_folder_);
   sigemptyset(&set);
   sigaddset(&set, SIGCHLD);
   sigprocmask(SIG_BLOCK, &set, nullptr);

@@ -2183,6 +2183,15 @@ def failing(context):
     in_the_middle("the user gives up", give_up)
     in_the_middle("B's cr-restart is killed", kill_tool)
     in_the_middle("B's cr-hostd is killed", lambda moving: lab.b.stop())
+    def drain(moving):
+        draining = lab.b.begin(0, "cr-drain", "--save", lab.folder + "/drained")
+        reason = lambda: os.path.exists(lab.b.path(lab.folder + "/draining"))
+        harness.wait_for(lambda: reason() or draining.poll() is not None, LIMIT, lambda: "cr-drain does not begin")
+        open(moving.steps + ".go", "w").close()
+        draining.wait(LIMIT)
+        worked(lab.b.run(0, "cr-drain", "--undo"))
+
+    in_the_middle("B is drained meanwhile", drain)
     in_the_middle("it is killed at the beginning", lambda moving: lab.b.stop(), number=1)
     lab.b.start()
     lab.go(3)
@@ -2190,15 +2199,6 @@ def failing(context):
     goes_on(lab, child, want, [9])
 
 
-@case
-def in_doubt(context):
-    """B's cr-hostd dies when the job was let go on there: A asks the next one, and does not run the job a second time."""
-    lab = Lab(context)
-    steps = os.path.join(context.lab.folder, "steps")
-    lab.a.start()
-    lab.b.start(CR_TEST_STEPS=steps, CR_TEST_STOP_AT="4")
-    script = lab.script()
-    want = lab.uninterrupted(script)
 @case
 def blocked_output(context):
     """A restart on B that waits for ever, as for the reader of a pipe that the user names, ends with the user's cr-migrate."""
@@ -2224,6 +2224,15 @@ def blocked_output(context):
     goes_on(lab, child, want, [3])
 
 
+@case
+def in_doubt(context):
+    """B's cr-hostd dies when the job was let go on there: A asks the next one, and does not run the job a second time."""
+    lab = Lab(context)
+    steps = os.path.join(context.lab.folder, "steps")
+    lab.a.start()
+    lab.b.start(CR_TEST_STEPS=steps, CR_TEST_STOP_AT="4")
+    script = lab.script()
+    want = lab.uninterrupted(script)
     child = lab.begin(lab.a, script, 3)
     command = ("cr-migrate", "hers", "--whole", "--to-host", lab.b.address, "--output", lab.out, "--error", lab.errors)
     moving = lab.a.begin(VICTIM, *command)
@@ -2273,6 +2282,9 @@ def listed(context):
         raise Failure(f"a GPU server that is not there answers: {here['servers']}")
     if names(hosts(lab.a, users.ATTACKER)) != [[], []]:
         raise Failure("another user's jobs are shown")
+    # Each part has connections of root's process.
+    many = ",".join(f"10.99.0.77/{number}" for number in range(513))
+    refused(lab.a.run(VICTIM, "cr-checkpoint", "hers", lab.home + "/image", "--hosts", many), "513 parts, more than the 512")
     if names(hosts(lab.a, 0)) != [["hers"], ["other"]]:
         raise Failure("root does not see all jobs")
     answered, silent = hosts(lab.b, VICTIM, f"{lab.a.address}:{PORT},10.99.0.77:1", code=1)
@@ -2312,9 +2324,6 @@ def drained(context):
     """cr-drain empties a host: what can move goes on elsewhere, the rest is saved, and nothing new begins until --undo."""
     lab = Lab(context)
     lab.a.start()
-    # Each part has connections of root's process.
-    many = ",".join(f"10.99.0.77/{number}" for number in range(513))
-    refused(lab.a.run(VICTIM, "cr-checkpoint", "hers", lab.home + "/image", "--hosts", many), "513 parts, more than the 512")
     lab.b.start()
     script = lab.script()
     want = lab.uninterrupted(script)
