@@ -2,8 +2,6 @@
 #include "host/wire.h"
 
 #include <errno.h>
-#include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/wire_format_lite.h>
 #include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -11,6 +9,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <protozero/exception.hpp>
+#include <protozero/pbf_reader.hpp>
 
 namespace cuda_remote::host {
 namespace {
@@ -21,12 +21,15 @@ constexpr int64_t kMostWaitMs = 60000;  // at a time
 constexpr size_t kMostFields = 1u << 18;
 
 bool HasFewFields(const std::string& body) {
-  google::protobuf::io::CodedInputStream in(reinterpret_cast<const uint8_t*>(body.data()), int(body.size()));
-  size_t fields = 0;
-  while (const uint32_t tag = in.ReadTag()) {
-    if (++fields > kMostFields || !google::protobuf::internal::WireFormatLite::SkipField(&in, tag)) return false;
+  try {
+    protozero::pbf_reader fields(body);
+    for (size_t count = 0; fields.next(); fields.skip()) {
+      if (++count > kMostFields) return false;
+    }
+    return true;
+  } catch (const protozero::exception&) {
+    return false;
   }
-  return true;
 }
 
 // Whether something can be read at `until`, or before.
