@@ -424,7 +424,7 @@ absl::Status PutSrunFirst(const std::string& folder) {
 int Main(int argc, char** argv) {
   CheckpointOptions options;
   int script_line = 0;
-  CLI::App app("Runs a program in a job of Slurm, saves and restarts it.", kTool);
+  CLI::App app("Runs a program in a Slurm job, saves and restarts it.", kTool);
   SetUpProgram(&app, "[OPTIONS] -- PROGRAM [ARGUMENTS]");
   app.footer(kExamples);
   AddCheckpointOptions(&app, &options);

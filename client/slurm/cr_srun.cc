@@ -47,8 +47,9 @@ Options:
       --export ALL, -J, -K, -Q, -u, -v, --cpu-bind, --exact, --exclusive, --overlap   change nothing
       --help, --version
 
-Other options of srun are refused by name. Each task has SLURM_PROCID, SLURM_LOCALID, SLURM_NODEID, SLURM_NTASKS,
-SLURM_NPROCS, SLURM_STEP_NUM_TASKS and SLURM_STEP_NUM_NODES. All tasks see all GPUs that the job has on their node.
+Other options of srun are refused, and the message names them. Each task has SLURM_PROCID, SLURM_LOCALID, SLURM_NODEID,
+SLURM_NTASKS, SLURM_NPROCS, SLURM_STEP_NUM_TASKS and SLURM_STEP_NUM_NODES. All tasks see all GPUs that the job has on
+their node.
 
 Exit codes: the highest of the tasks', or the mpirun's; 128 + N if signal N ended a task; 1 the tasks could not be
 started; 2 wrong use; 127 there is no such program.

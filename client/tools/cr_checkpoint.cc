@@ -48,12 +48,12 @@ constexpr std::chrono::milliseconds kBetweenTries(50);
 
 constexpr char kExamples[] = R"(
 Examples:
-  cr-checkpoint train /data/train.image           saves the job; it continues
-  cr-checkpoint --stop train /data/train.image    saves it and ends it; later: cr-restart /data/train.image
-  cr-checkpoint --every 10m train /data/train.image   repeatedly; each complete image replaces the one before
-  cr-checkpoint --hosts node1,node2 train /data/train   a job on two hosts; later: cr-restart --hosts
-  cr-checkpoint --hosts node1,node2 --every 10m --keep 3 train /data/train   repeatedly; keeps the last three sets
-  cr-checkpoint --every 10m --keep 3 train /data/train   keeps the last three images, which share what is the same in them
+  cr-checkpoint train /data/train.image                  saves the job; it continues
+  cr-checkpoint --stop train /data/train.image           saves it and ends it; later: cr-restart /data/train.image
+  cr-checkpoint --every 10m train /data/train.image      repeatedly; each complete image replaces the one before
+  cr-checkpoint --every 10m --keep 3 train /data/train   repeatedly; the last three images stay and share equal data
+  cr-checkpoint --hosts node1,node2 train /data/train    a job on two hosts; later: cr-restart --hosts
+  cr-checkpoint --hosts node1,node2 --every 10m --keep 3 train /data/train   repeatedly; the last three sets stay
 
 Before the pause, while the job runs, the tool copies GPU memory to host memory and skips memory that the job keeps
 writing to. In the pause it copies the rest and saves the processes. After the pause the tool hashes, compresses and
@@ -70,13 +70,13 @@ after a new one is complete on all hosts. cr-restart DIR --hosts takes the newes
 With --every, the tool reports a checkpoint that fails with the time, keeps the last image, and tries again after the
 interval.
 
-Exit codes: 0 saved (--every: the job has ended, and was saved at least once), 1 failed (--every: the job has ended and was
-never saved), 2 wrong use, 3 interrupted (the job continues; with --every the last image stays), 4 no such job.
+Exit codes: 0 saved (--every: the job has ended, and was saved at least once), 1 failed (--every: the job has ended and
+was never saved), 2 wrong use, 3 interrupted (the job continues; with --every the last image stays), 4 no such job.
 )";
 
 constexpr char kWithoutRoot[] =
-    "Where cr-hostd runs, ordinary users save jobs that their own cr-run has\n"
-    "started. Where it does not run, root saves jobs that users have started with cr-run --plain.";
+    "Where cr-hostd runs, ordinary users save the jobs that their own cr-run has started, without being root.\n"
+    "Where it does not run, root saves jobs that users have started with cr-run --plain.";
 
 struct Options {
   std::string job, hosts, user;

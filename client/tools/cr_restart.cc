@@ -46,7 +46,7 @@ Examples:
   cr-restart /data/train.image --server unix:/run/user/1000/cuda-remote/session.sock --gpu 1
   cr-restart /data/train.image --server gpu8:7070 --map 2-3=gpu9:7070   ranks 2 and 3 on another server than the others
   cr-restart /data/train.image --map 0-1=:0 --map 2-3=:1                two ranks on each of two GPUs of this machine
-  cr-restart /data/train --hosts node1,node2          all parts of a job on several hosts, or none (cr-checkpoint --hosts)
+  cr-restart /data/train --hosts node1,node2          all parts of a job on several hosts, or none
 
 Every byte of the image is compared with its checksum before a process of the job runs. The job then runs in the
 foreground, as under cr-run: signals go to it, and its output goes where it went before if that was a file (--output
@@ -66,7 +66,7 @@ Exit codes: the job's own; 128 + N if signal N ended it; 121 stopped by cr-check
 )";
 
 constexpr char kWithoutRoot[] =
-    "Where cr-hostd runs, ordinary users restart images that it has made\nof their own jobs.";
+    "Where cr-hostd runs, ordinary users restart the images that it has made of their own jobs, without being root.";
 
 int Fail(const std::string& text) {
   Say(kTool, text);

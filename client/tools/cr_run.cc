@@ -57,11 +57,16 @@ Examples:
   cr-run --address 10.9.0.50 -- ./program     as root, or as cr-hostd allows: its connections move with the job
   cr-run --name train -- ./program &          then: cr-checkpoint train DIR, cr-migrate train --to gpu8:7070
 
-The program finds the GPU through LD_LIBRARY_PATH, as libcuda.so.1. For programs that change LD_LIBRARY_PATH, the
-library also replaces the machine's libcuda.so.1, if this user may create mounts; if not, a library in LD_PRELOAD puts
-the variables back. Signals go to the program. As root, it runs in PID and IPC namespaces of its own, which
-cr-checkpoint needs, and has a terminal of its own if this one is a terminal. TLS: CUDA_REMOTE_TLS_CERT,
-CUDA_REMOTE_TLS_KEY, CUDA_REMOTE_TLS_CA.
+The program runs in the foreground, and signals go to it. It finds the client library through LD_LIBRARY_PATH, as
+libcuda.so.1. For programs that change LD_LIBRARY_PATH, the library also replaces the machine's libcuda.so.1, if this
+user may create mounts; if not, a library in LD_PRELOAD puts the variables back.
+
+A job can be saved (cr-checkpoint) if root starts it, or an ordinary user where cr-hostd runs. It then has PID and IPC
+namespaces of its own. It has a terminal of its own if this one is a terminal and root starts it. Every job can be moved
+(cr-migrate).
+
+For a server on another machine, set CUDA_REMOTE_TLS_CA, and CUDA_REMOTE_TLS_CERT and CUDA_REMOTE_TLS_KEY or
+CUDA_REMOTE_TOKEN_FILE.
 
 Exit codes: the program's own; 128 + N if signal N ended it; 121 stopped by cr-checkpoint --stop; 125 cr-run failed;
 126 the program cannot be executed; 127 it was not found.
@@ -149,7 +154,7 @@ int Main(int argc, char** argv) {
   int gpu = -1, caller_fd = -1;
   bool plain = false, io_uring = false, adopt = false;
   OutputOptions output_options;
-  CLI::App app("Runs a CUDA program with its GPU elsewhere.", kTool);
+  CLI::App app("Runs a CUDA program on a GPU server, here or on another machine, as a job that can be saved.", kTool);
   SetUpProgram(&app, "[OPTIONS] [--] PROGRAM [ARGUMENTS]");
   app.footer(kExamples);
   app.add_option("--server", server,
@@ -171,9 +176,10 @@ int Main(int argc, char** argv) {
                  "INTERFACE is a bridge or an Ethernet interface (default: the one in whose network ADDRESS is)")
       ->type_name("ADDRESS");
   app.add_flag("--plain", plain,
-               "no namespaces. The library is then missing in programs that a static program starts with another "
-               "LD_LIBRARY_PATH and LD_PRELOAD, and in programs with an RPATH to another libcuda.so.1. Root's jobs "
-               "cannot be checkpointed; root can checkpoint those of an ordinary user");
+               "run the program as an ordinary child process, without namespaces. A job of root cannot be checkpointed "
+               "then; root can checkpoint that of an ordinary user. Programs that a static program starts with another "
+               "LD_LIBRARY_PATH and LD_PRELOAD, and programs with an RPATH to another libcuda.so.1, do not get the "
+               "client library");
   app.add_flag("--io-uring", io_uring,
                "programs may use io_uring; a job that has one open cannot be checkpointed (default: io_uring is "
                "unavailable, and most programs do without it)");

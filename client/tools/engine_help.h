@@ -12,7 +12,7 @@ namespace cuda_remote::client::tools {
 // A paragraph for --help. `without_root`: sentences that say what ordinary users can do, for an engine that needs root.
 inline std::string NeedsText(const checkpoint::SnapshotEngine& engine, const std::string& without_root) {
   const bool root = engine.Capabilities().needs_root;
-  return "\nNeeds " + engine.Requirement() + (root ? " and root. " + without_root : ".") + "\n";
+  return "\nNeeds " + engine.Requirement() + (root ? " and root.\n" + without_root : ".") + "\n";
 }
 
 }  // namespace cuda_remote::client::tools
