@@ -497,8 +497,8 @@ absl::StatusOr<FoundJob> FindJob(const std::string& name) {
           absl::StrCat("several users have a job \"", name, "\": name its folder, as in ", own.begin()->second));
     }
   }
-  return absl::NotFoundError(
-      absl::StrCat("there is no job \"", name, "\": name its folder, or a job in ", folders.front()));
+  return absl::NotFoundError(absl::StrCat("there is no job \"", name, "\": name its folder, or a job in ",
+                                          folders.front(), " (cr-ps lists them)"));
 }
 
 uid_t OwnerOfJob(const std::string& name) {

@@ -367,7 +367,8 @@ int ShowHosts(const std::string& hosts, bool json) {
   const auto hostd = host::Hostd::Connect();
   if (!hostd.ok()) return Fail(hostd.status(), kExitNoServer);
   if (!*hostd) {
-    return Fail(absl::NotFoundError("there is no cr-hostd on this host (" + HostdSocket() + "), which asks the others"),
+    return Fail(absl::NotFoundError("--hosts asks other hosts through the cr-hostd of this one, and none runs here (" +
+                                    HostdSocket() + ")"),
                 kExitNoServer);
   }
   const absl::StatusOr<host::HostReports> reports = (*hostd)->AskForHosts(hosts);

@@ -37,6 +37,14 @@ inline std::string Mistake(const CLI::App& app, const CLI::Error& error) {
   if (const std::string name = after("INI was not able to parse "); !name.empty())
     return "unknown option " + name + " in the configuration file";
   if (const std::string value = after("Could not convert: "); !value.empty()) return "wrong value: " + value;
+  // "--pool: q unit not recognized. Allowed values: {b,e,eb,eib,...}"; those of a size are 27.
+  if (const size_t at = text.find(" unit not recognized. Allowed values: {"); at != std::string::npos) {
+    const size_t unit = text.rfind(' ', at - 1) + 1, first = text.find('{', at) + 1;
+    const std::string units = text.substr(first, text.rfind('}') - first);
+    return text.substr(0, unit) + "unknown unit \"" + text.substr(unit, at - unit) + "\"; " +
+           (units.find("kib") != std::string::npos ? "a size is a number, or one with KB, MB, GB or TB, as in 16GB"
+                                                   : "it is one of " + units);
+  }
   if (const size_t at = text.find(" was not readable (missing?)"); at != std::string::npos)
     return "cannot read the file " + text.substr(0, at);
   return text;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,12 @@ std::string Said(std::vector<std::string> arguments) {
   app.add_option("JOB", job)->required();
   app.add_option("--gpu", gpu)->check(CLI::Range(0, 255));
   app.add_option("--count", gpu);
+  uint64_t size = 0;
+  app.add_option("--pool", size)->transform(CLI::AsSizeValue(false));
+  double time = 0;
+  app.add_option("--every", time)
+      ->transform(CLI::AsNumberWithUnit(std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}},
+                                        CLI::AsNumberWithUnit::CASE_INSENSITIVE));
   std::vector<char*> argv = {const_cast<char*>("/usr/bin/cr-test")};
   for (std::string& argument : arguments) argv.push_back(argument.data());
   std::ostringstream out, err;
@@ -41,6 +48,16 @@ TEST(WrongUse, NamesTheProgramAndTheMistake) {
   EXPECT_EQ(Said({"train", "--gpu", "300"}), std::string("cr-test: --gpu: Value 300 not in range 0 to 255") + kHelp);
   EXPECT_EQ(Said({"train", "--count", "x"}), std::string("cr-test: wrong value: --count = x") + kHelp);
   EXPECT_EQ(Said({"train"}), "");
+}
+
+TEST(WrongUse, SaysHowAValueWithAUnitIsWritten) {
+  EXPECT_EQ(Said({"train", "--pool", "3Q"}),
+            std::string("cr-test: --pool: unknown unit \"q\"; a size is a number, or one "
+                        "with KB, MB, GB or TB, as in 16GB") +
+                kHelp);
+  EXPECT_EQ(Said({"train", "--every", "10x"}),
+            std::string("cr-test: --every: unknown unit \"x\"; it is one of h,m,s") + kHelp);
+  EXPECT_EQ(Said({"train", "--pool", "3G", "--every", "10m"}), "");
 }
 
 TEST(WrongUse, AMisspeltOptionIsNamedBeforeAMissingArgument) {

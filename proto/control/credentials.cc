@@ -51,8 +51,8 @@ using Key = std::unique_ptr<EVP_PKEY, Free<EVP_PKEY, EVP_PKEY_free>>;
 
 absl::StatusOr<std::string> ReadFile(const std::string& path, const char* option) {
   if (path.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("TLS needs a certificate, its key and an authority; ", option, " is missing"));
+    return absl::InvalidArgumentError(absl::StrCat("TLS needs a certificate, its key and an authority; ", option,
+                                                   " is missing (cr-server --init-tls makes all three)"));
   }
   const std::string what = path + " (" + option + ")";
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
