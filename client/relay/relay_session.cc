@@ -241,10 +241,7 @@ void RelaySession::Run() {
     problem = std::string(opened.status().message());
     if (!absl::IsUnavailable(opened.status())) return Refuse("the server " + address_ + " refused: " + problem);
     if (Now() - started > kConnectTimeout || stopped_.load()) {
-      return Refuse(
-          "cannot reach the server " + address_ + ": " + problem +
-          "; is cr-server running there with --listen, and do both sides use TLS, or does it list this host with "
-          "--insecure-tcp?");
+      return Refuse("cannot reach the server " + address_ + ": " + problem + control::WhatToCheck(problem));
     }
     std::this_thread::sleep_for(pause);
     pause *= 2;

@@ -39,6 +39,14 @@ Status FillAddress(const std::string& path, sockaddr_un* address) {
   return OkStatus();
 }
 
+// What a server or a cr-relay gives as the reason for no session. A relay names the server itself, which it may not
+// even have reached.
+std::string Refusal(const std::string& reason) {
+  const bool of_relay =
+      reason.compare(0, 24, "cannot reach the server ") == 0 || reason.compare(0, 11, "the server ") == 0;
+  return of_relay ? reason : "the server refused: " + reason;
+}
+
 }  // namespace
 
 const char* ChannelStatusName(ChannelStatus status) {
@@ -299,12 +307,12 @@ StatusOr<UniqueFd> ClientHandshake(int socket, const Hello& hello, int timeout_m
   if (packet.type == PacketType::kEnd) {
     std::string reason;
     DecodeEnd(packet.body, &reason);
-    return Error("the server refused: " + reason);
+    return Error(Refusal(reason));
   }
   if (packet.type != PacketType::kWelcome || !DecodeWelcome(packet.body, welcome)) {
     return Error("the server's answer is not a Welcome");
   }
-  if (!welcome->error.empty()) return Error("the server refused: " + welcome->error);
+  if (!welcome->error.empty()) return Error(Refusal(welcome->error));
   if (welcome->wire_version != kWireVersion) {
     return Error("the server speaks wire version " + std::to_string(welcome->wire_version) + ", this client " +
                  std::to_string(kWireVersion) + "; install the same release of cuda-remote on both sides");

@@ -46,7 +46,11 @@ absl::StatusOr<ControlAnswer> ServerControl::Call(const ControlCall& call) {
     grpc::ClientContext context;
     context.set_deadline(WallNow() + limit);
     const grpc::Status status = CallOverGrpc(stub_.get(), &context, call, checked_, &*answer);
-    if (!status.ok()) answer = absl::Status(absl::StatusCode(status.error_code()), StatusText(status));
+    if (!status.ok()) {
+      const std::string problem = StatusText(status);
+      const bool unreached = status.error_code() == grpc::StatusCode::UNAVAILABLE;
+      answer = absl::Status(absl::StatusCode(status.error_code()), problem + (unreached ? WhatToCheck(problem) : ""));
+    }
   } else {
     answer = CallOnSocket(path_, call, int(limit.count()));
   }

@@ -55,4 +55,13 @@ std::string StatusText(const grpc::Status& status) {
   return of_connecting ? Lower(text) : text;
 }
 
+std::string WhatToCheck(const std::string& problem) {
+  if (problem.compare(0, 11, "the address") == 0) return "";
+  if (problem.compare(0, 17, "the TLS handshake") == 0) {
+    return "; has the authority in CUDA_REMOTE_TLS_CA signed the server's certificate, and does that name this host?";
+  }
+  return "; is cr-server running there with --listen, and do both sides use TLS with certificates that the other side "
+         "accepts, or does it list this host with --insecure-tcp?";
+}
+
 }  // namespace cuda_remote::control

@@ -16,6 +16,10 @@ namespace cuda_remote::control {
 // As in "connection refused". What our own programs have answered comes out as it is. Empty for a call that went well.
 std::string StatusText(const grpc::Status& status);
 
+// What to look at when a cr-server could not be reached: goes behind `problem`, which StatusText has given. Begins with
+// a semicolon; empty where the problem says it all.
+std::string WhatToCheck(const std::string& problem);
+
 }  // namespace cuda_remote::control
 
 #endif  // CUDA_REMOTE_PROTO_CONTROL_STATUS_TEXT_H_

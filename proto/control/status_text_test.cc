@@ -56,6 +56,14 @@ TEST(StatusText, LeavesOutHowGrpcIsMade) {
   EXPECT_EQ(TextOf(StatusCode::CANCELLED, "CANCELLED"), "the connection was closed");
 }
 
+TEST(WhatToCheck, FitsTheProblem) {
+  EXPECT_EQ(WhatToCheck("the address has no known host: domain name not found"), "");
+  EXPECT_NE(WhatToCheck("the TLS handshake failed: certificate verify failed").find("CUDA_REMOTE_TLS_CA"),
+            std::string::npos);
+  for (const char* const problem : {"connection refused", "the connection was closed", "it did not answer in time"})
+    EXPECT_NE(WhatToCheck(problem).find("--listen"), std::string::npos) << problem;
+}
+
 TEST(StatusText, LeavesWhatOurProgramsAnswer) {
   EXPECT_EQ(TextOf(StatusCode::PERMISSION_DENIED, "the token is not known: tokens expire"),
             "the token is not known: tokens expire");

@@ -29,7 +29,7 @@ check() {
 
 check "no server" "" cudaErrorNoDevice 100 "cr-run"
 check "no socket" "unix:$folder/nowhere.sock" cudaErrorSystemNotReady 802 "cannot connect to $folder/nowhere.sock"
-check "no host" "127.0.0.1:1" cudaErrorSystemNotReady 802 "cannot reach the server 127.0.0.1:1"
+check "no host" "127.0.0.1:1" cudaErrorSystemNotReady 802 "GPU server 127.0.0.1:1: cannot reach the server 127.0.0.1:1: connection refused; is cr-server running there"
 
 "$server" --dir "$folder/server" --worker "$worker" --driver broken --workers 0 --log-level error >"$folder/ready" 2>"$folder/log" &
 server_pid=$!
