@@ -29,6 +29,9 @@ std::string Describe(const Record& record) {
          std::to_string(record.order) + ")";
 }
 
+// CUDA_ERROR_OUT_OF_MEMORY; this folder does without cuda.h.
+constexpr uint32_t kOutOfMemory = 2;
+
 std::string FirstBytes(std::string_view bytes) {
   constexpr size_t kMost = 24;
   std::string text = HexBytes(bytes.substr(0, kMost));
@@ -55,7 +58,11 @@ Status Check(const Record& record, const ReplayTarget::Answer& answer) {
     // What opens something says what it waited for.
     const bool says_more = traits.sharing == Sharing::kOpens && !answer.message.empty();
     return Error("the new server cannot replay " + Describe(record) + ": " + driverabi::DescribeError(answer.result) +
-                 (says_more ? ": " + Printable(answer.message) : ""));
+                 (says_more ? ": " + Printable(answer.message) : "") +
+                 (answer.result == kOutOfMemory
+                      ? "; the job needs a GPU with more free memory, or a higher limit for its "
+                        "sessions there (cr-server --memory-limit)"
+                      : ""));
   }
   wire::cuGraphInstantiateWithParams_Request instantiated;
   wire::cuGraphInstantiateWithParams_Reply now;

@@ -246,6 +246,14 @@ TEST(Replay, StopsAtAnError) {
   EXPECT_EQ(server.sent.size(), 2u);
 }
 
+TEST(Replay, SaysWhatAGpuThatIsTooSmallLacks) {
+  FakeServer server;
+  server.results[3] = 2;  // CUDA_ERROR_OUT_OF_MEMORY
+  const std::string error = Replay(Sample(), server, nullptr).message();
+  EXPECT_NE(error.find("OpMemAlloc"), std::string::npos) << error;
+  EXPECT_NE(error.find("out of memory); the job needs a GPU with more free memory"), std::string::npos) << error;
+}
+
 TEST(Replay, NamesTheCallAtWhichTheServerWasLost) {
   for (size_t at : {size_t{1}, size_t{4}, size_t{14}}) {
     FakeServer server;
