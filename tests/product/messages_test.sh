@@ -44,7 +44,11 @@ for address in garbage localhost:99999 localhost: :7070 localhost:0; do
 done
 says 1 "cannot connect to /nowhere/session.sock: No such file or directory; is cr-server running" \
   cr-ps --server unix:/nowhere/session.sock
+says 1 "no answer from the server at localhost:1: connection refused; is cr-server running there with --listen" \
+  cr-ps --server localhost:1
 says 2 "JOB is required" cr-checkpoint
+says 2 '--pool: unknown unit "q"; a size is a number' cr-checkpoint --pool 3Q train image
+says 2 '--every: unknown unit "x"; it is one of h,m,s' cr-checkpoint --every 10x train image
 says 2 "no server given: name it with --to" cr-migrate train
 for command in "cr-checkpoint train image" "cr-migrate train --to unix:/nowhere" "cr-trace train"; do
   # shellcheck disable=SC2086  # a program and its arguments
