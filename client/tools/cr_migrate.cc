@@ -39,13 +39,13 @@ Examples:
   cr-migrate train --map 0-1=gpu8:7070:0 --map 2-3=gpu8:7070:1        two ranks on each of two GPUs
   cr-migrate train --whole --to-host node8                 the processes move to node8, too
 
-The processes stay where they are and run on; their CUDA calls wait while GPU memory is copied. If a server is on another
-machine, most of the memory is copied before that. All processes move, or none. A move that fails, or is interrupted or
-killed, leaves the job on its old server. Needs no root.
+The processes stay where they are and run on; their CUDA calls wait while GPU memory is copied. If a server is on
+another machine, most of the memory is copied before that. All processes move, or none. A move that fails, or is
+interrupted or killed, leaves the job on its old server. Needs no root.
 
 With --whole, the processes and their memory go to another host, too. The job must have been started by an ordinary user
-through cr-hostd, and cr-hostd must run on both hosts. A job whose GPU server is on the network keeps it. Another job gets
-a GPU server of its own there, or the one of --to.
+through cr-hostd, and cr-hostd must run on both hosts. A job whose GPU server is on the network keeps it. Another job
+gets a GPU server of its own there, or the one of --to.
 
 Ranks are those of mpirun, torchrun or srun; without one of these the processes are counted from 0. A process that sees
 several GPUs needs as many at its place: its GPU 0 is the first of the list. Processes that share GPU memory need one
