@@ -62,6 +62,9 @@ constexpr std::chrono::milliseconds kStartLook(10);
 constexpr int kStartLooks = 200;
 // How long EndsNow waits for the end of a process, and how often it looks.
 constexpr int kEndMs = 1000, kEndLookMs = 5;
+// Who looks whether a folder is in use (IsInUse, RemoveStaleJobs) has it locked meanwhile. How long whoever is to run a
+// job there waits for that, and how often he tries.
+constexpr int kClaimMs = 1000, kClaimLookMs = 5;
 
 std::string OwnFolder() {
   char path[4096];
@@ -230,8 +233,8 @@ absl::Status MakeJobFolder(const std::string& directory) {
 absl::Status MakeShownFolder(const std::string& directory) { return ToAbsl(CheckFolder(directory, FolderUse::kServe)); }
 
 absl::Status ClaimJobFolder(const std::string& directory) {
-  // Again if somebody else has just removed it as a stale one.
-  for (int attempt = 0; attempt < 10; ++attempt) {
+  // Again if somebody else just looks at it, or has just removed it as a stale one.
+  for (int waited = 0;; waited += kClaimLookMs) {
     CR_ASSIGN_OR_RETURN(UniqueFd folder, ToAbsl(OpenFolder(directory, FolderUse::kMake)));
     struct stat opened, named;
     const bool locked = flock(folder.get(), LOCK_EX | LOCK_NB) == 0;
@@ -241,9 +244,13 @@ absl::Status ClaimJobFolder(const std::string& directory) {
       (void)folder.Release();  // locked until this program ends
       return absl::OkStatus();
     }
-    if (in_place) return absl::AlreadyExistsError(absl::StrCat("another job runs in ", directory, ", or begins to"));
+    if (waited >= kClaimMs && in_place) {
+      return absl::AlreadyExistsError(absl::StrCat("another job runs in ", directory, ", or begins to"));
+    }
+    if (waited >= kClaimMs)
+      return absl::UnavailableError(absl::StrCat("the folder ", directory, " keeps disappearing"));
+    usleep(kClaimLookMs * 1000);
   }
-  return absl::UnavailableError(absl::StrCat("the folder ", directory, " keeps disappearing"));
 }
 
 absl::Status OpenToUser(const std::string& directory, const std::string& seen_as, const Account& account) {

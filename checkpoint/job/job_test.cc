@@ -3,9 +3,11 @@
 
 #include "checkpoint/job/job.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -175,6 +177,22 @@ TEST_F(JobTest, OneJobInAFolder) {
   ASSERT_EQ(ClaimJobFolder(directory), absl::OkStatus());
   // Another program: the lock is an open file's.
   EXPECT_EQ(ClaimJobFolder(directory), absl::AlreadyExistsError("another job runs in " + directory + ", or begins to"));
+}
+
+// As cr-ps does, and a cr-run that removes what killed jobs have left.
+TEST_F(JobTest, WhoLooksAtAFolderKeepsNobodyFromIt) {
+  for (const int lock : {LOCK_SH, LOCK_EX}) {
+    const std::string own = folder_ + "/job" + std::to_string(lock);
+    ASSERT_EQ(MakeJobFolder(own), absl::OkStatus());
+    const int look = open(own.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    ASSERT_EQ(flock(look, lock), 0);
+    std::thread leaves([look] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      close(look);
+    });
+    EXPECT_EQ(ClaimJobFolder(own), absl::OkStatus());
+    leaves.join();
+  }
 }
 
 TEST_F(JobTest, Liveness) {
