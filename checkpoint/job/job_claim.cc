@@ -9,6 +9,7 @@
 #include "proto/base/status_macros.h"
 #include "proto/codec/text.h"
 #include "proto/errors/absl_status.h"
+#include "proto/folder/this_job.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -46,7 +47,15 @@ bool IsClaimed(int fd) {
 }
 
 int OpenClaim(const std::string& directory) {
-  return open((directory + "/" + kClaimName).c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  const int fd = open((directory + "/" + kClaimName).c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  struct stat file, user;
+  // Of a job that runs as another user: he looks at it, too, and nobody else.
+  if (fd >= 0 && fstat(fd, &file) == 0 && stat(SocketFolder(directory).c_str(), &user) == 0 &&
+      file.st_uid != user.st_uid && fchown(fd, user.st_uid, gid_t(-1)) != 0) {
+    close(fd);
+    return -1;
+  }
+  return fd;
 }
 
 std::string TextOf(int fd) {
@@ -110,6 +119,11 @@ absl::Status JobClaim::Take(const std::string& directory, const char* tool, cons
     return failed;
   }
   return absl::OkStatus();
+}
+
+absl::Status JobClaim::Prepare(const std::string& directory) {
+  const UniqueFd made(OpenClaim(directory));
+  return made.ok() ? absl::OkStatus() : ErrnoStatus("cannot open " + directory + "/" + kClaimName);
 }
 
 void JobClaim::Release() {

@@ -11,7 +11,7 @@
 //
 // Other tools, such as cr-ps, only ask a job's processes something. They look at jobs that nobody has claimed: a
 // connection of theirs would hinder the dump of a process, or be in the way of who gives it its session back. A tool
-// that claims a job waits for those that look at it.
+// that claims a job waits for those that look at it. Who looks at a job of root's is its user: the file is his.
 //
 // Not thread-safe. The claim is the process's that took it, and one for each folder and process.
 #ifndef CUDA_REMOTE_CHECKPOINT_JOB_JOB_CLAIM_H_
@@ -37,6 +37,9 @@ class JobClaim {
   // Fails with a sentence that names the other one.
   absl::Status Take(const std::string& directory, const char* tool, const std::function<bool()>& cancelled);
   void Release();
+
+  // For a job that begins, whose first tool comes later: makes the file that those lock who look at the job.
+  static absl::Status Prepare(const std::string& directory);
 
   // The tool that had the claim before and was killed with it, as in "cr-checkpoint (PID 12)"; empty if there is none.
   const std::string& killed() const { return killed_; }

@@ -25,8 +25,11 @@ namespace {
 
 // The tool's requests are far from those that the job sends before and afterwards.
 constexpr uint64_t kSequenceGap = uint64_t{1} << 32;
-constexpr int kConnectAttempts = 200;
+constexpr auto kConnect = std::chrono::seconds(5);
 constexpr int kConnectPauseUs = 25000;
+// How long a process that has no session is asked again if it speaks to somebody else, who has no business there, and
+// one that has its session.
+constexpr auto kRefusedWithout = std::chrono::seconds(60), kRefused = std::chrono::seconds(2);
 // Each waits some milliseconds.
 constexpr int kHeldAttempts = 100;
 // How long a process that has begun to use CUDA gets until its agent listens, and how often to look.
@@ -55,16 +58,19 @@ absl::StatusOr<std::unique_ptr<agent::AgentClient>> ConnectTo(const CudaProcess&
   return agent::AgentClient::Connect(directory, uint32_t(process.inner_pid), NameOf(process));
 }
 
-// A process that was just restored or continued needs a moment. Stops early once `ended`.
+// To a process without a session. One that was just restored or continued needs a moment, and one that a signal has
+// stopped is waited for. Stops early once `ended`.
 absl::StatusOr<std::unique_ptr<agent::AgentClient>> ConnectPatiently(const std::string& directory, uint32_t pid,
                                                                      const std::string& name,
                                                                      const std::function<bool()>& ended) {
-  auto client = agent::AgentClient::Connect(directory, pid, name);
-  for (int attempt = 1; !client.ok() && !ended() && attempt < kConnectAttempts; ++attempt) {
+  for (const Moment begun = Now();;) {
+    auto client = agent::AgentClient::Connect(directory, pid, name);
+    const absl::Status asked = client.ok() ? (*client)->GetInfo().status() : client.status();
+    if (asked.ok()) return client;
+    const bool stands_still = absl::IsDeadlineExceeded(asked);
+    if (ended() || (!stands_still && Now() >= begun + (client.ok() ? kRefusedWithout : kConnect))) return asked;
     usleep(kConnectPauseUs);
-    client = agent::AgentClient::Connect(directory, pid, name);
   }
-  return client;
 }
 
 // A process has its session a moment before its agent listens.
@@ -261,6 +267,11 @@ absl::StatusOr<std::vector<JobProcess*>> LiveJob::Find() {
     AwaitSocket(process, directory_);
     auto agent = ConnectTo(process, directory_);
     auto info = agent.ok() ? (*agent)->GetInfo() : agent.status();
+    for (const Moment begun = Now(); absl::IsFailedPrecondition(info.status()) && Now() < begun + kRefused;) {
+      usleep(kConnectPauseUs);
+      agent = ConnectTo(process, directory_);
+      info = agent.ok() ? (*agent)->GetInfo() : agent.status();
+    }
     if (!info.ok()) {
       const std::string why = NameOf(process) + " cannot be stopped: " + std::string(info.status().message());
       return EndsNow(process.pid) ? absl::AbortedError(why) : absl::FailedPreconditionError(why);

@@ -24,6 +24,7 @@
 #include "checkpoint/job/caller.h"
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
+#include "checkpoint/job/job_claim.h"
 #include "checkpoint/job/network.h"
 #include "checkpoint/job/outputs.h"
 #include "checkpoint/job/own_ptys.h"
@@ -290,6 +291,7 @@ int Main(int argc, char** argv) {
   const auto prepare = [&]() -> absl::Status {
     if (account) CR_RETURN_IF_ERROR(OpenToUser(directory, directory, *account));
     if (users_own) CR_RETURN_IF_ERROR(MakeSocketFolder(directory));
+    CR_RETURN_IF_ERROR(JobClaim::Prepare(directory));
     const ActAs him(account);
     const mode_t before = caller ? umask(caller->umask()) : 0;
     absl::Status opened = outputs.Open(output_options);

@@ -9,6 +9,7 @@ Usage: jobs.py --product FOLDER --apps FOLDER [--only CASE,CASE] [--keep] [--lis
 
 import argparse
 import fcntl
+import glob
 import json
 import os
 import pty
@@ -1763,6 +1764,83 @@ def looked_at(context):
     open(stop, "w").close()
     for looker in lookers:
         looker.wait(LIMIT)
+    open(sync + ".go.5", "w").close()
+    carrier.expect_success(LIMIT)
+
+
+@case
+def looked_at_by_user(context):
+    """Root saves and restarts the job of a user, as cr-hostd does. She looks at it all the time."""
+    image, looks, stop = context.path("image"), context.path("looks"), context.path("stop")
+    job = context.path(f"host/users/{USER}/cuda-remote/jobs/hers")
+    os.makedirs(os.path.dirname(job))
+    os.chown(context.folder("hers"), USER, USER)
+    sync = context.path("hers/sync")
+    out = ["--output", context.path("hers/out"), "--error", context.path("hers/errors")]
+    run = [context.tool("cr-run"), "--user", str(USER), "--job-dir", job, *out, "--", context.program, "--steps", "20"]
+    carrier = context.start("job", run, CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="5", CUDA_REMOTE_TRACE=context.path("hers/trace"))
+    harness.wait_for(lambda: os.path.exists(sync) and "paused 5" in open(sync).read(), LIMIT, carrier.describe)
+    # Before the first tool comes, and later.
+    user = f"/usr/bin/setpriv --reuid {USER} --regid {USER} --clear-groups env CUDA_REMOTE_HOSTD={context.path('host')}/hostd.sock"
+    look = f"until [ -e {stop} ]; do {user} {context.tool('cr-trace')} --totals {job} >/dev/null && echo seen >>{looks}; done"
+    lookers = [context.start(f"looker{i}", ["/bin/bash", "-c", look]) for i in range(3)]
+    count = lambda: open(looks).read().count("seen") if os.path.exists(looks) else 0
+
+    def await_looks():
+        harness.wait_for(lambda: os.path.exists(job + "/job.json") or not carrier.running(), LIMIT, carrier.describe)
+        before = count()
+        harness.wait_for(lambda: count() > before + 2 or not carrier.running(), LIMIT, lookers[0].describe)
+        if not carrier.running():
+            raise Failure(f"the job has ended\n{carrier.describe()}")
+
+    for round_ in range(2):
+        await_looks()
+        for _ in range(4):
+            context.run([context.tool("cr-checkpoint"), job, image])
+            shutil.rmtree(image)
+        context.run([context.tool("cr-checkpoint"), "--stop", job, image])
+        same("exit code of the stopped job", carrier.wait(LIMIT), 121)
+        carrier = context.start(f"again{round_}", [context.tool("cr-restart"), image])
+        await_looks()
+        shutil.rmtree(image)
+    open(stop, "w").close()
+    for looker in lookers:
+        looker.wait(LIMIT)
+    open(sync + ".go.5", "w").close()
+    carrier.expect_success(LIMIT)
+
+
+@case
+def in_the_way(context):
+    """A program that asks for nobody's leave speaks to a process just when a tool wants to: the tool waits for its end."""
+    server = context.start("server", [context.tool("cr-server"), "--dir", context.folder("server"), "--workers", "0"])
+    harness.wait_for(lambda: harness.connects(context.path("server/session.sock")), LIMIT, server.describe)
+    place = "unix:" + context.path("server/session.sock")
+    job, image, sync = context.path("job"), context.path("image"), context.path("sync")
+    carrier = context.start(
+        "run", [context.tool("cr-run"), "--server", place, "--job-dir", job, "--", context.program, "--steps", "20"],
+        CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="5",
+    )  # fmt: skip
+    harness.wait_for(lambda: os.path.exists(sync) and "paused 5" in open(sync).read(), LIMIT, carrier.describe)
+
+    def hindered(number, step, *words):
+        steps = context.path(f"steps{number}")
+        tool = context.start(f"tool{number}", [context.tool(words[0]), *words[1:]], CR_TEST_STEPS=steps, CR_TEST_STOP_AT=step)
+        harness.wait_for(lambda: os.path.exists(steps) and step in open(steps).read(), LIMIT, tool.describe)
+        [path] = glob.glob(job + "/agent-*.sock")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as guest:
+            guest.connect(path)
+            time.sleep(0.1)  # the process accepts it
+            open(steps + ".go", "w").close()
+            time.sleep(0.5)
+        return tool
+
+    hindered(1, "find processes", "cr-checkpoint", job, image).expect_success(LIMIT)
+    hindered(2, "give back 1/1", "cr-checkpoint", job, image).expect_success(LIMIT)
+    hindered(3, "find processes", "cr-migrate", job, "--to", place).expect_success(LIMIT)
+    context.run([context.tool("cr-checkpoint"), "--stop", job, image])
+    carrier.wait(LIMIT)
+    carrier = hindered(4, "give the session 1/1", "cr-restart", image, "--server", place)
     open(sync + ".go.5", "w").close()
     carrier.expect_success(LIMIT)
 
