@@ -19,6 +19,8 @@
 namespace cuda_remote::checkpoint {
 namespace {
 
+// How long EndsNow waits for the end of a process, and how often it looks.
+constexpr int kEndMs = 1000, kEndLookMs = 5;
 constexpr char kFolderVariable[] = "CUDA_REMOTE_JOB_DIR";
 // A session's rings, as proto/ring names them.
 constexpr char kRings[] = "/memfd:cuda-remote-ring";
@@ -101,12 +103,27 @@ std::string NameOf(const CudaProcess& process) {
   return process.program + " (PID " + std::to_string(process.pid) + ")";
 }
 
+bool HasEnded(const CudaProcess& process) {
+  if (!IsRunning(process.pid)) return true;
+  const uint64_t now = ProgramMark(process.pid);
+  return process.mark != 0 && now != 0 && now != process.mark;
+}
+
+bool EndsNow(const CudaProcess& process) {
+  for (int waited = 0; !HasEnded(process); waited += kEndLookMs) {
+    if (waited >= kEndMs) return false;
+    usleep(kEndLookMs * 1000);
+  }
+  return true;
+}
+
 std::string CommandNameOf(int pid) { return ProgramIn("/proc/" + std::to_string(pid)); }
 
-bool HasProcess(const Job& job, int inner_pid) {
+bool HasProcess(const Job& job, int inner_pid, uint64_t mark) {
   const std::vector<int> pids = ProcessesOf(job);
-  return std::any_of(pids.begin(), pids.end(),
-                     [inner_pid](int pid) { return InnerPid(pid) == inner_pid && IsRunning(pid); });
+  return std::any_of(pids.begin(), pids.end(), [&](int pid) {
+    return InnerPid(pid) == inner_pid && !HasEnded({pid, inner_pid, "", mark});
+  });
 }
 
 std::vector<CudaProcess> FindCudaProcesses(const Job& job, const std::string& directory) {
@@ -131,9 +148,11 @@ std::vector<CudaProcess> FindCudaProcesses(const Job& job, const std::string& di
     }
     if (!of_job || !IsRunning(pid) || IsOurs(process)) continue;
     const int inner = InnerPid(pid);
+    // First: what is seen then is of this program, or the process is found to execute another one.
+    const uint64_t mark = ProgramMark(pid);
     // One that a tool has left without a session has no rings, but an agent. The agent is asked last: who listens there
     // may be anybody, and one that never accepts has room for few connections.
-    if (HasRings(process) || HasAgent(directory, inner)) found.push_back({pid, inner, ProgramIn(process)});
+    if (HasRings(process) || HasAgent(directory, inner)) found.push_back({pid, inner, ProgramIn(process), mark});
   }
   closedir(proc);
   // The kernel gives a namespace's number to another one as soon as the job has ended.

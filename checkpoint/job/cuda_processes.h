@@ -3,6 +3,7 @@
 #ifndef CUDA_REMOTE_CHECKPOINT_JOB_CUDA_PROCESSES_H_
 #define CUDA_REMOTE_CHECKPOINT_JOB_CUDA_PROCESSES_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -16,18 +17,27 @@ struct CudaProcess {
   int pid = 0;        // as seen from here
   int inner_pid = 0;  // as it knows itself
   std::string program;
+  uint64_t mark = 0;  // ProgramMark
 
-  bool operator==(const CudaProcess& other) const { return pid == other.pid && inner_pid == other.inner_pid; }
+  bool operator==(const CudaProcess& other) const {
+    return pid == other.pid && inner_pid == other.inner_pid && mark == other.mark;
+  }
 };
 
 // For messages: "python3 (PID 12)".
 std::string NameOf(const CudaProcess& process);
 
+// Whether it has ended, or executes another program by now: either way its session is no process's any more.
+bool HasEnded(const CudaProcess& process);
+// The same of a process that has closed its connection, as one does that ends, a moment before it is seen to have
+// ended: waits up to a second for the rest.
+bool EndsNow(const CudaProcess& process);
+
 // For lists: what a process of this machine was started as, such as "python3"; "?" if that cannot be told.
 std::string CommandNameOf(int pid);
 
-// Whether the job has a process with this number in its namespace.
-bool HasProcess(const Job& job, int inner_pid);
+// Whether the job has a process with this number in its namespace that executes the program with this mark; 0: any.
+bool HasProcess(const Job& job, int inner_pid, uint64_t mark = 0);
 
 // In the order of their numbers. `directory`: the job's folder. Processes that this user may not look at are not found.
 std::vector<CudaProcess> FindCudaProcesses(const Job& job, const std::string& directory);

@@ -60,11 +60,11 @@ constexpr size_t kMostJobBytes = 4 << 20;
 // How often, and how many times, job.json is looked for in the folder of a job that begins.
 constexpr std::chrono::milliseconds kStartLook(10);
 constexpr int kStartLooks = 200;
-// How long EndsNow waits for the end of a process, and how often it looks.
-constexpr int kEndMs = 1000, kEndLookMs = 5;
 // Who looks whether a folder is in use (IsInUse, RemoveStaleJobs) has it locked meanwhile. How long whoever is to run a
 // job there waits for that, and how often he tries.
 constexpr int kClaimMs = 1000, kClaimLookMs = 5;
+// Of the fields that StatOf gives, the one that says where the stack begins.
+constexpr int kStackField = 25;
 
 std::string OwnFolder() {
   char path[4096];
@@ -741,12 +741,11 @@ bool IsRunning(int pid) {
   return state != 0 && state != 'Z' && state != 'X';
 }
 
-bool EndsNow(int pid) {
-  for (int waited = 0; IsRunning(pid); waited += kEndLookMs) {
-    if (waited >= kEndMs) return false;
-    usleep(kEndLookMs * 1000);
-  }
-  return true;
+uint64_t ProgramMark(int pid) {
+  std::istringstream fields(StatOf(pid));
+  std::string field;
+  for (int i = 0; i <= kStackField; ++i) fields >> field;
+  return strtoull(field.c_str(), nullptr, 10);
 }
 
 int ParentOf(int pid) {

@@ -22,6 +22,7 @@
 #ifndef CUDA_REMOTE_CHECKPOINT_JOB_JOB_H_
 #define CUDA_REMOTE_CHECKPOINT_JOB_JOB_H_
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
@@ -207,9 +208,9 @@ char StateOf(int pid);
 // Whether a process or thread is there and has not ended, noticed by its parent or not.
 bool IsRunning(int pid);
 
-// The same the other way round, for a process that has closed its connection, as one does that ends, a moment before it
-// is seen to have ended: waits up to a second for the rest.
-bool EndsNow(int pid);
+// Tells whether a process still runs the program that it ran before: it has another number after each exec (where the
+// kernel has put its stack), and the same one after a restart. 0: this user may not know.
+uint64_t ProgramMark(int pid);
 
 // The process that started `pid`, or adopted it; 0 if `pid` is not there.
 int ParentOf(int pid);

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "checkpoint/job/account.h"
+#include "checkpoint/job/cuda_processes.h"
 #include "checkpoint/job/job_claim.h"
 #include "proto/folder/this_job.h"
 
@@ -193,6 +194,30 @@ TEST_F(JobTest, WhoLooksAtAFolderKeepsNobodyFromIt) {
     EXPECT_EQ(ClaimJobFolder(own), absl::OkStatus());
     leaves.join();
   }
+}
+
+TEST_F(JobTest, AnotherProgramInAProcess) {
+  int go[2];
+  ASSERT_EQ(pipe(go), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    char byte;
+    if (read(go[0], &byte, 1) == 1) execl("/bin/sleep", "sleep", "1000", nullptr);
+    _exit(1);
+  }
+  CudaProcess process{child, child, "test", ProgramMark(child)};
+  EXPECT_NE(process.mark, 0u);
+  EXPECT_EQ(process.mark, ProgramMark(getpid()));
+  EXPECT_FALSE(HasEnded(process));
+  ASSERT_EQ(write(go[1], "x", 1), 1);
+  EXPECT_TRUE(EndsNow(process));
+  EXPECT_TRUE(IsRunning(child));
+  // Of one whose memory this user may not see.
+  process.mark = 0;
+  EXPECT_FALSE(HasEnded(process));
+  kill(child, SIGKILL);
+  EXPECT_TRUE(EndsNow(process));
+  waitpid(child, nullptr, 0);
 }
 
 TEST_F(JobTest, Liveness) {

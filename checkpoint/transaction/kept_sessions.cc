@@ -47,10 +47,10 @@ void SendType(int socket, agent::Type type) {
 
 // The process's agent, once that has noticed that the tool is gone; null if it has a session, or has ended. One that
 // stands still is waited for: otherwise its session would be lost.
-std::unique_ptr<agent::AgentClient> AwaitReleased(const std::string& directory, int pid, uint32_t inner_pid,
+std::unique_ptr<agent::AgentClient> AwaitReleased(const std::string& directory, const CudaProcess& process,
                                                   const std::string& name) {
-  while (IsRunning(pid)) {
-    auto client = agent::AgentClient::Connect(directory, inner_pid, name);
+  while (!HasEnded(process)) {
+    auto client = agent::AgentClient::Connect(directory, uint32_t(process.inner_pid), name);
     const auto info = client.ok() ? (*client)->GetInfo() : client.status();
     if (info.ok()) return info->released ? *std::move(client) : nullptr;
     usleep(kAgainUs);
@@ -66,8 +66,8 @@ bool KeptSessions::Send(int socket, const LiveJob& live, const std::string& fact
   for (const auto& process : live.processes()) {
     agent::Message who, session;
     who.type = kProcess;
-    EncodeKeptProcess({uint32_t(process->process().pid), uint32_t(process->process().inner_pid), process->Name()},
-                      &who.body);
+    const CudaProcess& of = process->process();
+    EncodeKeptProcess({uint32_t(of.pid), uint32_t(of.inner_pid), process->Name(), of.mark}, &who.body);
     session.type = kSession;
     const agent::Given given = process->Former();
     agent::EncodeGiven(given, &session);
@@ -97,8 +97,9 @@ bool KeptSessions::Take(agent::Message* message) {
   if (message->type == kProcess) {
     KeptProcess process;
     DecodeKeptProcess(message->body, &process);
-    next_.pid = int(process.pid);
-    next_.inner_pid = process.inner_pid;
+    next_.process.pid = int(process.pid);
+    next_.process.inner_pid = int(process.inner_pid);
+    next_.process.mark = process.mark;
     next_.name = std::move(process.name);
   } else if (message->type == kSession && agent::DecodeGiven(*message, &next_.session)) {
     kept_.push_back(std::exchange(next_, Kept()));
@@ -157,12 +158,12 @@ bool KeptSessions::GiveAll(const Job& job, const std::string& directory, const c
   bool ok = true;
   // First all have a session, then all go on: what one does next may need another.
   for (const Kept& kept : kept_) {
-    std::unique_ptr<agent::AgentClient> client = AwaitReleased(directory, kept.pid, kept.inner_pid, kept.name);
+    std::unique_ptr<agent::AgentClient> client = AwaitReleased(directory, kept.process, kept.name);
     if (!client) continue;
     const absl::Status given = client->Give(kept.session);
     if (given.ok()) {
       clients.push_back(std::move(client));
-    } else if (!EndsNow(kept.pid)) {
+    } else if (!EndsNow(kept.process)) {
       ok = false;
       fprintf(stderr, "%s: %s cannot continue: %s\n", tool, kept.name.c_str(), std::string(given.message()).c_str());
     }

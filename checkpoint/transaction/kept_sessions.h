@@ -47,8 +47,7 @@ class KeptSessions {
 
  private:
   struct Kept {
-    int pid = 0;
-    uint32_t inner_pid = 0;
+    CudaProcess process;
     std::string name;
     agent::Given session;
   };

@@ -77,7 +77,7 @@ absl::StatusOr<std::unique_ptr<agent::AgentClient>> ConnectPatiently(const std::
 void AwaitSocket(const CudaProcess& process, const std::string& directory) {
   const std::string path = SocketFolder(directory) + "/" + agent::SocketName(uint32_t(process.inner_pid));
   for (int waited = 0; waited < kSocketMs && access(path.c_str(), F_OK) != 0; waited += kSocketLookMs) {
-    if (!IsRunning(process.pid)) return;
+    if (HasEnded(process)) return;
     usleep(kSocketLookMs * 1000);
   }
 }
@@ -274,7 +274,7 @@ absl::StatusOr<std::vector<JobProcess*>> LiveJob::Find() {
     }
     if (!info.ok()) {
       const std::string why = NameOf(process) + " cannot be stopped: " + std::string(info.status().message());
-      return EndsNow(process.pid) ? absl::AbortedError(why) : absl::FailedPreconditionError(why);
+      return EndsNow(process) ? absl::AbortedError(why) : absl::FailedPreconditionError(why);
     }
     CR_RETURN_IF_ERROR(CheckNotLost(process, *info, agent->get(), claim_));
     const ImagesAhead::OfOne* const images = images_ ? images_->Find(process) : nullptr;

@@ -3,11 +3,13 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <sstream>
 #include <thread>
 
 #include "checkpoint/gpu/gpu_state.h"
@@ -105,6 +107,12 @@ absl::Status RestartJob::ReadImage() {
     return absl::FailedPreconditionError(options_.image + " has no processes that could be restored (engine " +
                                          info.engine + ")");
   }
+  // What cr-checkpoint has written: "140731,140732". Older images have none.
+  if (const auto marks = info.client_info.find("programs"); marks != info.client_info.end()) {
+    std::istringstream list(marks->second);
+    for (std::string mark; std::getline(list, mark, ',');) marks_.push_back(strtoull(mark.c_str(), nullptr, 10));
+  }
+  marks_.resize(info.processes.size());
   CR_RETURN_IF_ERROR(ReadLogs());
   report_.Done("verifying the image, except GPU memory");
   return absl::OkStatus();
@@ -391,17 +399,20 @@ void RestartJob::DescribeJob() {
 }
 
 // Gives the restored processes their GPU sessions. A process that has ended by itself meanwhile, as one may whose last
-// call was made before the checkpoint, needs none. Whether all of the job has.
+// call was made before the checkpoint, or that executes another program, needs none. Whether all of the job has ended.
 absl::StatusOr<bool> RestartJob::GiveSessions() {
   const auto& processes = saved_.image->info().processes;
   for (size_t i = 0; i < processes.size(); ++i) {
     AtStep("give the session", i, processes.size());
     const int pid = int(processes[i].pid);
-    const auto has_ended = [&] { return HasEnded(isolated_, 0) || !HasProcess(saved_.job, pid); };
+    const auto goes_on = [&] { return HasProcess(saved_.job, pid, marks_[i]); };
+    const auto has_ended = [&] { return HasEnded(isolated_, 0) || !goes_on(); };
+    // Another program, which has no session, or one of its own: it may have been there since the checkpoint.
+    if (HasProcess(saved_.job, pid) && !goes_on()) continue;
     const absl::Status given = sessions_.Give(i, directory_, has_ended);
     if (given.ok()) continue;
     if (HasEnded(isolated_, kEndMs)) return true;
-    if (!HasProcess(saved_.job, pid)) continue;
+    if (!goes_on()) continue;
     return Annotate("the restored process " + NameOf(processes[i]) + " did not take its GPU session: ", given);
   }
   return false;

@@ -6,6 +6,7 @@
 #ifndef CUDA_REMOTE_CHECKPOINT_TRANSACTION_RESTART_JOB_H_
 #define CUDA_REMOTE_CHECKPOINT_TRANSACTION_RESTART_JOB_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -112,6 +113,7 @@ class RestartJob {
   const Caller* const caller_;
 
   SavedJob saved_;
+  std::vector<uint64_t> marks_;  // CudaProcess::mark of each process; 0: not known
   std::unique_ptr<SnapshotEngine> engine_;
   std::string facts_;  // the engine's
   std::unique_ptr<SavedProcesses> processes_;

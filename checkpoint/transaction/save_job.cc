@@ -126,9 +126,12 @@ absl::Status ReadBehind(Behind* behind, const std::string& directory, SharedBuff
   absl::Status status;
   {
     const auto running = RunningProcess::Connect(behind->process, directory);
-    status = running.ok() ? read(running->get()) : running.status();
+    status = running.status();
+    // Who answers may be another program by now, with another session.
+    if (running.ok() && HasEnded(behind->process)) status = absl::UnavailableError("it has ended");
+    if (status.ok()) status = read(running->get());
   }
-  if (status.ok() || !EndsNow(behind->process.pid)) return status;
+  if (status.ok() || !EndsNow(behind->process)) return status;
   // It has ended. Its session has not: the tool still holds it.
   CR_ASSIGN_OR_RETURN(const auto channel,
                       ToAbsl(ClientChannel::Adopt({behind->socket.Release(), behind->ring.Release()},
@@ -164,6 +167,15 @@ std::string RanksText(const LiveJob& live) {
   for (const auto& process : live.processes()) pids.push_back(process->process().pid);
   std::string text;
   for (const int rank : RanksOf(pids)) text += (text.empty() ? "" : ",") + std::to_string(rank);
+  return text;
+}
+
+// For cr-restart: which programs the sessions are of. "140731,140732".
+std::string MarksText(const LiveJob& live) {
+  std::string text;
+  for (const auto& process : live.processes()) {
+    text += (text.empty() ? "" : ",") + std::to_string(process->process().mark);
+  }
   return text;
 }
 
@@ -448,6 +460,7 @@ absl::Status Saving::SaveProcesses() {
   info_.client_info["job"] = JobToJson(job_, /*one_line=*/true);
   info_.client_info[info_.engine] = facts_;
   info_.client_info["ranks"] = RanksText(live_);
+  info_.client_info["programs"] = MarksText(live_);
 
   const Moment dumping = Now();
   if (waits()) {

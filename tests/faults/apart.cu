@@ -10,6 +10,8 @@
 //   FILE.hold.R    while it exists, rank R has a kernel on the GPU that does not end
 //   FILE.rest.R    once it exists, rank R uses CUDA no more, says so by FILE.rests.R, and waits for one of these:
 //   FILE.leave.R   once it exists, rank R ends
+//   FILE.exec.R    once it exists, and rank R rests: it executes this program again, which begins anew as rank R, and
+//                  removes these files of it
 //   FILE.end       all ranks end
 // Each rank that ends well prints "rank R right"; of each other one, how it ended is printed to stderr. Exit code 0.
 #include <cuda_runtime.h>
@@ -85,11 +87,14 @@ class Rank {
   void Run() {
     const std::string steps = File("rank." + std::to_string(rank_)), hold = File("hold." + std::to_string(rank_));
     const std::string rest = File("rest." + std::to_string(rank_)), leave = File("leave." + std::to_string(rank_));
-    const std::string end = File("end");
+    const std::string exec = File("exec." + std::to_string(rank_)), end = File("end");
     for (unsigned step = 1; !Exists(end) && !Exists(leave); ++step) {
       if (Exists(rest)) {
         Report(File("rests." + std::to_string(rank_)), step);
-        while (!Exists(end) && !Exists(leave)) usleep(500);
+        while (!Exists(end) && !Exists(leave)) {
+          if (Exists(exec)) BeginAnew();
+          usleep(500);
+        }
         break;
       }
       if (Exists(hold)) Hold(hold);
@@ -101,6 +106,13 @@ class Rank {
   }
 
  private:
+  void BeginAnew() {
+    const std::string rank = std::to_string(rank_), still = std::to_string(still_model_.size() / 256);
+    for (const char* name : {"rest.", "rests.", "exec."}) unlink(File(name + rank).c_str());
+    execl("/proc/self/exe", "apart", "--still", still.c_str(), "--rank", rank.c_str(), "--size",
+          std::to_string(count_ / 256).c_str(), nullptr);
+    APP_CHECK(false);
+  }
   size_t bytes() const { return size_t(count_) * sizeof(unsigned); }
   size_t still_bytes() const { return still_model_.size() * sizeof(unsigned); }
 
@@ -162,8 +174,18 @@ int main(int argc, char** argv) {
     argc -= 2;
     argv += 2;
   }
+  int only = -1;
+  if (argc > 2 && !strcmp(argv[1], "--rank")) {
+    only = atoi(argv[2]);
+    argc -= 2;
+    argv += 2;
+  }
   const int count = app::TakeRanks(&argc, argv, 8);
   const app::Options options = app::Parse(argc, argv, {1, 16});
+  if (only >= 0) {
+    Rank(only, options.size, still).Run();
+    return 0;
+  }
   int ranks = 0;
   while (ranks < count) Start(ranks++, options.size, still);
   // It makes no CUDA call itself, so that it can go on starting ranks.

@@ -193,6 +193,10 @@ class Ranks:
         self.dead.add(number)
         self.left.add(number)
 
+    def execute(self, number):
+        """Has a rank that rests execute its program again, in the same process."""
+        open(f"{self.job.sync}.exec.{number}", "w").close()
+
     def add(self):
         """One more rank, in the place of one that has ended: nothing keeps it from opening a session."""
         number = self.begin_one()
@@ -418,11 +422,12 @@ def fail_steps_of_one_job(context, way, what, **job):
     ranks.finish()
 
 
-def change_in_each_step(context, way):
-    """In each step of a tool one rank ends by itself and another one begins, as in any job."""
+def change_in_each_step(context, way, execute=False):
+    """In each step of a tool one rank ends by itself and another one begins, as in any job; or one executes its program again."""
     lab, options = context
     ranks = Ranks(lab, options, ranks=4)
     pick = random.Random(f"{way} change")
+    change = "exec" if execute else "leave"
 
     def command(image):
         if way == "move":
@@ -431,12 +436,12 @@ def change_in_each_step(context, way):
 
     def restart(image, leaver):
         # CRIU fails if a process ends while its threads are let go one by one. When another rank has a session, that is over.
-        leave = f"{ranks.job.sync}.leave.{leaver}"
+        leave = f"{ranks.job.sync}.{change}.{leaver}"
         if os.path.exists(leave):
             os.rename(leave, leave + ".later")
         before = {number: ranks.rank(number) for number in ranks.living()}
         ranks.restart(image)
-        gone_on = lambda: sum(ranks.rank(number) not in (None, before[number]) for number in before) > 0
+        gone_on = lambda: any(ranks.rank(number) not in (None, before[number]) for number in before)
         wait_for(lambda: gone_on() or not ranks.carrier.running(), LIMIT, ranks.carrier.describe)
         if os.path.exists(leave + ".later"):
             os.rename(leave + ".later", leave)
@@ -456,7 +461,8 @@ def change_in_each_step(context, way):
     settle(ranks.tool(command(image), steps), image, "no change")
     ranks.expect_running("no change")
     for number, name, delay in kills(steps):
-        title = f"{way}: ranks change before step {number} ({name})" + (f", {delay} s later" if delay else "")
+        what = "a rank executes" if execute else "ranks change"
+        title = f"{way}: {what} before step {number} ({name})" + (f", {delay} s later" if delay else "")
         image, steps = ranks.path(f"image{number}-{delay}"), ranks.path(f"steps{number}-{delay}")
         leaver = pick.choice(ranks.living())
         ranks.rest(leaver)
@@ -465,8 +471,11 @@ def change_in_each_step(context, way):
         if delay:
             open(steps + ".go", "w").close()
             time.sleep(delay)
-        ranks.leave(leaver)
-        ranks.begin_one()
+        if execute:
+            ranks.execute(leaver)
+        else:
+            ranks.leave(leaver)
+            ranks.begin_one()
         # Without a delay the new one may have come as far as it can, or not.
         if not delay:
             time.sleep(pick.choice((0, 0.02, 0.1, 0.4)))
@@ -494,6 +503,48 @@ def stop_change(context):
 def move_change(context):
     """The same of a move: all that have begun are at the new place."""
     change_in_each_step(context, "move")
+
+
+@case
+def keep_exec(context):
+    """A rank executes its program again in each step of a checkpoint of a job that goes on."""
+    change_in_each_step(context, "keep", execute=True)
+
+
+@case
+def stop_exec(context):
+    """The same of cr-checkpoint --stop: the job is restarted, whichever program the image has of the rank."""
+    change_in_each_step(context, "stop", execute=True)
+
+
+@case
+def move_exec(context):
+    """The same of a move."""
+    change_in_each_step(context, "move", execute=True)
+
+
+@case
+def restart_exec(context):
+    """The same when a restarted job gets its sessions."""
+    lab, options = context
+    ranks = Ranks(lab, options, ranks=3)
+    ranks.rest(1)
+    image, steps = ranks.path("image"), ranks.path("steps0")
+    lab.run("checkpoint", [lab.tool("cr-checkpoint"), "--stop", ranks.job.id, image])
+    ranks.job.wait(LIMIT)
+    tool = ranks.restart(image, {"CR_TEST_STEPS": steps})
+    done = lambda: os.path.exists(steps) and "unlock" in open(steps).read()
+    wait_for(lambda: done() or not tool.running(), LIMIT, tool.describe)
+    for number, name in [(number, name) for number, name, _ in all_steps(steps) if name.startswith(("give the session", "unlock"))]:
+        ranks.end_job(name)
+        steps = ranks.path(f"steps{number}")
+        tool = ranks.restart(image, {"CR_TEST_STEPS": steps, "CR_TEST_STOP_AT": str(number)})
+        await_step(tool, steps, number)
+        ranks.execute(1)
+        time.sleep(0.1)
+        open(steps + ".go", "w").close()
+        ranks.expect_running(name)
+    ranks.finish()
 
 
 def lives_on(ranks, number):
