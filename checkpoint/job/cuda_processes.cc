@@ -9,6 +9,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "absl/strings/str_cat.h"
 #include "proto/agent/types.h"
 #include "proto/base/mappings.h"
 #include "proto/channel/handshake.h"
@@ -19,8 +20,8 @@
 namespace cuda_remote::checkpoint {
 namespace {
 
-// How long EndsNow waits for the end of a process, and how often it looks.
-constexpr int kEndMs = 1000, kEndLookMs = 5;
+// How long EndsNow waits for the end of a process, CheckNotStopped for its going on, and how often they look.
+constexpr int kEndMs = 1000, kStoppedMs = 1000, kEndLookMs = 5;
 constexpr char kFolderVariable[] = "CUDA_REMOTE_JOB_DIR";
 // A session's rings, as proto/ring names them.
 constexpr char kRings[] = "/memfd:cuda-remote-ring";
@@ -115,6 +116,18 @@ bool EndsNow(const CudaProcess& process) {
     usleep(kEndLookMs * 1000);
   }
   return true;
+}
+
+absl::Status CheckNotStopped(const CudaProcess& process) {
+  for (int waited = 0; StateOf(process.pid) == 'T'; waited += kEndLookMs) {
+    if (waited >= kStoppedMs) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(NameOf(process), " is stopped by a signal and answers nobody; let it continue (kill -CONT ",
+                       process.pid, "), and try again"));
+    }
+    usleep(kEndLookMs * 1000);
+  }
+  return absl::OkStatus();
 }
 
 std::string CommandNameOf(int pid) { return ProgramIn("/proc/" + std::to_string(pid)); }

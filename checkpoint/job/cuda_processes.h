@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/job.pb.h"
@@ -32,6 +33,10 @@ bool HasEnded(const CudaProcess& process);
 // The same of a process that has closed its connection, as one does that ends, a moment before it is seen to have
 // ended: waits up to a second for the rest.
 bool EndsNow(const CudaProcess& process);
+
+// Fails if a signal such as SIGSTOP has stopped the process, which then answers nobody. Waits a moment for its going
+// on.
+absl::Status CheckNotStopped(const CudaProcess& process);
 
 // For lists: what a process of this machine was started as, such as "python3"; "?" if that cannot be told.
 std::string CommandNameOf(int pid);

@@ -220,6 +220,30 @@ TEST_F(JobTest, AnotherProgramInAProcess) {
   waitpid(child, nullptr, 0);
 }
 
+TEST_F(JobTest, AStoppedProcessIsNamed) {
+  const pid_t child = fork();
+  if (child == 0) {
+    while (true) pause();
+  }
+  const CudaProcess process{child, child, "test", 0};
+  EXPECT_EQ(CheckNotStopped(process), absl::OkStatus());
+  kill(child, SIGSTOP);
+  while (StateOf(child) != 'T') usleep(1000);
+  const std::string number = std::to_string(child);
+  EXPECT_EQ(CheckNotStopped(process),
+            absl::FailedPreconditionError("test (PID " + number +
+                                          ") is stopped by a signal and answers nobody; let it continue (kill -CONT " +
+                                          number + "), and try again"));
+  std::thread continues([child] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    kill(child, SIGCONT);
+  });
+  EXPECT_EQ(CheckNotStopped(process), absl::OkStatus());
+  continues.join();
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+}
+
 TEST_F(JobTest, Liveness) {
   Job job = Some();
   EXPECT_TRUE(JobIsAlive(job));

@@ -55,6 +55,7 @@ bool ReadAll(int fd, std::string* bytes) {
 
 absl::StatusOr<std::unique_ptr<agent::AgentClient>> ConnectTo(const CudaProcess& process,
                                                               const std::string& directory) {
+  CR_RETURN_IF_ERROR(CheckNotStopped(process));
   return agent::AgentClient::Connect(directory, uint32_t(process.inner_pid), NameOf(process));
 }
 
@@ -264,6 +265,7 @@ void LiveProcess::Abandon() {
 absl::StatusOr<std::vector<JobProcess*>> LiveJob::Find() {
   processes_.clear();
   for (const CudaProcess& process : FindCudaProcesses(job_, directory_)) {
+    CR_RETURN_IF_ERROR(CheckNotStopped(process));
     AwaitSocket(process, directory_);
     auto agent = ConnectTo(process, directory_);
     auto info = agent.ok() ? (*agent)->GetInfo() : agent.status();

@@ -109,6 +109,7 @@ absl::Status OpenSessions(const MoveJobOptions& options, const std::string& dire
       if (held) {
         info = held->processes()[i]->info();
       } else {
+        CR_RETURN_IF_ERROR(CheckNotStopped(move.of));
         const auto agent = agent::AgentClient::Connect(directory, uint32_t(move.of.inner_pid), NameOf(move.of));
         const auto asked = agent.ok() ? (*agent)->GetInfo() : agent.status();
         // It may have ended just now. If it has not, its session is opened when it is held.

@@ -122,6 +122,7 @@ absl::Status Record(const Options& options, const Job& found, const std::string&
   const auto connect = [&] {
     return agent::AgentClient::Connect(directory, uint32_t(process.inner_pid), NameOf(process));
   };
+  CR_RETURN_IF_ERROR(CheckNotStopped(process));
   CR_ASSIGN_OR_RETURN(std::unique_ptr<agent::AgentClient> job, connect());
   if (options.totals) {
     CR_RETURN_IF_ERROR(job->TraceTotals(table.fd(), options.json));

@@ -55,6 +55,7 @@ std::vector<LocalJob> LocalJobs() {
       const bool free = look.Take(local.directory).ok();
       for (const CudaProcess& process :
            free ? FindCudaProcesses(local.job, local.directory) : std::vector<CudaProcess>()) {
+        if (StateOf(process.pid) == 'T') continue;  // a signal has stopped it, and it answers nobody
         const auto agent = agent::AgentClient::Connect(local.directory, uint32_t(process.inner_pid), NameOf(process));
         const auto info = agent.ok() ? (*agent)->GetInfo() : agent.status();
         if (info.ok()) local.sessions[info->session] = process.pid;

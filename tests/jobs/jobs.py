@@ -1845,6 +1845,44 @@ def in_the_way(context):
     carrier.expect_success(LIMIT)
 
 
+@case
+def stopped(context):
+    """One of a job's processes with CUDA is stopped: no tool waits for it, each says which one it is, and the job goes on."""
+    syncs = [context.path("a.sync"), context.path("b.sync")]
+    script = context.script(
+        "two", "".join(f"CR_TEST_SYNC_FILE={sync} CR_TEST_PAUSE_AT=3 {context.program} --steps 10 &\n" for sync in syncs) + "wait\n"
+    )
+    server = context.start("server", [context.tool("cr-server"), "--dir", context.folder("server"), "--workers", "0"])
+    harness.wait_for(lambda: harness.connects(context.path("server/session.sock")), LIMIT, server.describe)
+    job = context.start("job", [context.tool("cr-run"), "--name", "two", "--", script], CUDA_REMOTE_TRACE=context.path("trace"))
+    paused = lambda: all(os.path.exists(sync) and "paused 3" in open(sync).read() for sync in syncs)
+    harness.wait_for(lambda: paused() or not job.running(), LIMIT, job.describe)
+
+    def sessions():
+        [listed] = json.loads(context.run([context.tool("cr-ps"), "--json"]).stdout)["jobs"]
+        return {one["pid"]: one["session"] for one in listed["process_list"] if one["program"] == "globals"}
+
+    before = sessions()
+    pid = min(before)
+    os.kill(pid, signal.SIGSTOP)
+    harness.wait_for(lambda: harness.state_of(pid) == "T", LIMIT, job.describe)
+    same("sessions", sessions(), {**before, pid: 0})
+    for command in (
+        ["cr-checkpoint", "two", context.path("image")],
+        ["cr-migrate", "two", "--to", "unix:" + context.path("server/session.sock")],
+        ["cr-trace", "--totals", "--pid", str(pid), "two"],
+    ):
+        said = context.run([context.tool(command[0]), *command[1:]], expect=1).stderr
+        if f"globals (PID {pid}) is stopped by a signal" not in said:
+            raise Failure(f"{command[0]} does not name the stopped process: {said}")
+    os.kill(pid, signal.SIGCONT)
+    context.run([context.tool("cr-checkpoint"), "two", context.path("image")])
+    same("sessions", sessions(), before)
+    for sync in syncs:
+        open(sync + ".go.3", "w").close()
+    job.expect_success(LIMIT)
+
+
 def run_one(name, options):
     if os.geteuid() != 0:
         raise Failure("jobs.py needs root")
