@@ -748,6 +748,11 @@ uint64_t ProgramMark(int pid) {
   return strtoull(field.c_str(), nullptr, 10);
 }
 
+bool IsSameRun(const Job& job, const Job& other) {
+  return job.runner_pid() == other.runner_pid() && job.init_pid() == other.init_pid() && job.pid() == other.pid() &&
+         job.pid_namespace() == other.pid_namespace();
+}
+
 int ParentOf(int pid) {
   std::istringstream fields(StatOf(pid));
   std::string state;

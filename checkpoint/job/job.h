@@ -145,6 +145,9 @@ class ConnectionPause {
 absl::Status WriteJob(const std::string& directory, const Job& job);
 absl::StatusOr<Job> ReadJob(const std::string& directory);
 
+// Whether both were written of the same processes: a job may have ended, and another one begun in its folder.
+bool IsSameRun(const Job& job, const Job& other);
+
 // The job as text, for people to read or on one line, and back.
 std::string JobToJson(const Job& job, bool one_line);
 bool JobFromJson(const std::string& text, Job* job);

@@ -557,7 +557,7 @@ void Moving::NoteMoved() {
   // What this tool knows of it may not be all that its folder says.
   if (job_.runner_pid() == 0) return;
   absl::StatusOr<Job> told = ReadJob(directory_);
-  if (!told.ok()) return;
+  if (!told.ok() || !IsSameRun(*told, job_)) return;
   told->set_server(options_.to.empty() ? moves_.front().to.place.server : options_.to);
   told->set_gpu(options_.gpu);
   const absl::Status written = WriteJob(directory_, *told);

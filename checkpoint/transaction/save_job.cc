@@ -562,7 +562,8 @@ absl::Status Saving::Finish() {
 }
 
 void Saving::End() {
-  NoteStopped(directory_, ImagePath());
+  // It may have been killed, and another one runs in its folder.
+  if (JobIsAlive(job_)) NoteStopped(directory_, ImagePath());
   if (!transaction_.End()) report_.Say("the job could not be ended; it is stopped");
   outcome_->paused = transaction_.HeldSeconds();
   report_.Done("ending the job");
@@ -588,7 +589,7 @@ void Saving::NoteSaved() {
   // An image that cr-hostd sends to another host is nothing that the job could be restarted from later.
   if (caller_ && given_.empty()) return;
   absl::StatusOr<Job> told = ReadJob(directory_);
-  if (!told.ok()) return;
+  if (!told.ok() || !IsSameRun(*told, job_)) return;
   told->set_saved_unix_ms(UnixMs());
   told->set_saved_bytes(outcome_->sizes.total_bytes);
   told->set_saved_image(ImagePath());

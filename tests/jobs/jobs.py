@@ -1883,6 +1883,43 @@ def stopped(context):
     job.expect_success(LIMIT)
 
 
+@case
+def same_name(context):
+    """A job is killed while its image is written, and another one begins under its name: what the tool notes is not of that one."""
+    jobs, steps = context.path("runtime/cuda-remote/jobs"), context.path("steps")
+
+    def begin(name):
+        sync = context.path(name)
+        process = context.start(
+            name, [context.tool("cr-run"), "--name", "train", "--", context.program, "--steps", "20"],
+            CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="3",
+        )  # fmt: skip
+        harness.wait_for(lambda: os.path.exists(sync) and "paused 3" in open(sync).read(), LIMIT, process.describe)
+        return process
+
+    for number, ends in enumerate(([], ["--stop"])):
+        first = begin(f"first{number}")
+        noted = f"{steps}{number}"
+        tool = context.start(
+            f"tool{number}", [context.tool("cr-checkpoint"), *ends, "train", context.path(f"image{number}")],
+            CR_TEST_STEPS=noted, CR_TEST_STOP_AT="commit the image",
+        )  # fmt: skip
+        harness.wait_for(lambda: os.path.exists(noted) and "commit the image" in open(noted).read(), LIMIT, tool.describe)
+        with open(jobs + "/train/job.json") as f:
+            pid = json.load(f)["pid"]
+        os.kill(first.pid, signal.SIGKILL)
+        first.child.wait()
+        harness.wait_for(lambda: not os.path.exists(f"/proc/{pid}"), LIMIT, lambda: "the job's processes are still there")
+        second = begin(f"second{number}")
+        open(noted + ".go", "w").close()
+        tool.expect_success(LIMIT)
+        [listed] = json.loads(context.run([context.tool("cr-ps"), "--json"]).stdout)["jobs"]
+        same("saved", (listed["saved_unix_ms"], listed["saved_image"]), (0, ""))
+        same("stopped", os.path.exists(jobs + "/train/stopped"), False)
+        open(context.path(f"second{number}") + ".go.3", "w").close()
+        second.expect_success(LIMIT)
+
+
 def run_one(name, options):
     if os.geteuid() != 0:
         raise Failure("jobs.py needs root")
