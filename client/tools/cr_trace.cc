@@ -135,18 +135,22 @@ absl::Status Record(const Options& options, const Job& found, const std::string&
   job.reset();
   look.reset();
   std::this_thread::sleep_for(std::chrono::duration<double>(options.seconds));
+  bool is_claimed = false;
   const auto end = [&]() -> absl::Status {
     JobLook last;
-    CR_RETURN_IF_ERROR(last.Take(directory));
+    const absl::Status taken = last.Take(directory);
+    is_claimed = !taken.ok();
+    CR_RETURN_IF_ERROR(taken);
     CR_ASSIGN_OR_RETURN(const auto again, connect());
     return again->EndTrace(timeline.fd(), table.fd(), options.json);
   };
   absl::Status ended = end();
-  // A checkpoint may be in progress.
-  for (int retry = 0; !ended.ok() && retry < 20; ++retry) {
+  // A checkpoint may be in progress, for as long as it takes.
+  for (int retry = 0; !ended.ok() && retry < 20 && !HasEnded(process); retry += !is_claimed) {
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
     ended = end();
   }
+  if (!ended.ok() && HasEnded(process)) return absl::UnavailableError(NameOf(process) + " has ended");
   CR_RETURN_IF_ERROR(ended);
   CR_RETURN_IF_ERROR(Show(table.fd()));
   return timeline.Commit();
