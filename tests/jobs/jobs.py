@@ -24,6 +24,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "matrix"))
@@ -1918,6 +1919,150 @@ def same_name(context):
         same("stopped", os.path.exists(jobs + "/train/stopped"), False)
         open(context.path(f"second{number}") + ".go.3", "w").close()
         second.expect_success(LIMIT)
+
+
+# What a tool may say that finds another one at work, or comes where the job is not (yet).
+IN_THE_WAY = re.compile(r"is working on this job|is restarting this job|was killed, and the job is being given its GPU sessions back")
+NOT_THERE = re.compile(
+    IN_THE_WAY.pattern + r"|there is no job|cannot read .*/job.json|no process of the job uses CUDA|has ended"
+    r"|cannot connect to|has closed the connection|asks the job's processes"
+)
+
+
+class Crowd:
+    """A job of three CUDA processes, and of short ones, on which tools work that a seed chooses."""
+
+    def __init__(self, context, seed):
+        self.context, self.pick = context, random.Random(seed)
+        self.servers, self.started, self.kept = [], 0, []
+        for name in ("one", "two"):
+            server = context.start("server-" + name, [context.tool("cr-server"), "--dir", context.folder(name), "--workers", "1"])
+            harness.wait_for(lambda: harness.connects(context.path(name + "/session.sock")), LIMIT, server.describe)
+            self.servers.append("unix:" + context.path(name + "/session.sock"))
+        self.job = os.path.join(context.variables["XDG_RUNTIME_DIR"], "cuda-remote", "jobs", "crowd")
+        self.image, self.sync = context.path("image"), context.path("sync")
+        ranks = "".join(f"CR_TEST_SYNC_FILE={self.sync} {context.program} --steps 2000 >{context.path(str(i))} &\n" for i in range(3))
+        short = f"until [ -e {self.sync}.fast ]; do CR_TEST_STEP_MS=1 {context.program} --steps 3; done >{context.path('short')} &\n"
+        script = context.script("script", ranks + short + "wait\n")
+        self.carrier = context.start(
+            "job", [context.tool("cr-run"), "--server", self.servers[0], "--name", "crowd", "--adopt", "--", script],
+            CR_TEST_STEP_MS="40", CUDA_REMOTE_TRACE=context.path("trace"),
+        )  # fmt: skip
+        self.await_steps()
+
+    def await_steps(self):
+        """The job makes steps."""
+        made = lambda: os.path.getsize(self.sync) if os.path.exists(self.sync) else 0
+        before = made()
+        harness.wait_for(lambda: made() > before + 30 or not self.carrier.running(), LIMIT, self.carrier.describe)
+        if not self.carrier.running():
+            raise Failure(f"the job has ended\n{self.carrier.describe()}")
+
+    def begin(self, *words):
+        self.started += 1
+        return self.context.start(f"tool{self.started}", [self.context.tool(words[0]), *words[1:]])
+
+    def expect(self, tool, *codes, unless=None):
+        """The tool has ended with one of these codes, or says something of `unless`. Whether the first code was it."""
+        code = tool.wait(LIMIT)
+        if code not in codes and not (unless and unless.search(tool.stderr())):
+            raise Failure(f"a tool ended with {code}\n{tool.describe()}")
+        return code == codes[0]
+
+    def again(self):
+        """Once the job was saved and stopped: brings it back. Who does that may be killed."""
+        same("exit code of the stopped job", self.carrier.wait(LIMIT), 121)
+        restart = ["cr-restart", self.image, "--cut", self.context.path("short"), "--server", self.servers[0]]
+        if self.pick.random() < 0.4:
+            tool = self.begin(*restart)
+            time.sleep(self.pick.uniform(0, 0.6))
+            tool.kill()
+            tool.wait(LIMIT)
+        self.carrier = self.begin(*restart)
+        self.await_steps()
+
+    def checkpoint(self):
+        self.expect(self.begin("cr-checkpoint", "crowd", self.image), 0)
+
+    def move(self):
+        self.expect(self.begin("cr-migrate", "crowd", "--to", self.servers[1]), 0)
+        self.servers.reverse()
+
+    def stop(self):
+        self.expect(self.begin("cr-checkpoint", "--stop", "crowd", self.image), 0)
+        self.again()
+
+    def two(self):
+        """Of two tools at one moment, each works or names the other."""
+        checkpoint = self.begin("cr-checkpoint", "crowd", self.image)
+        time.sleep(self.pick.choice((0, 0, 0.02, 0.2)))
+        move = self.begin("cr-migrate", "crowd", "--to", self.servers[1])
+        saved = self.expect(checkpoint, 0, unless=IN_THE_WAY)
+        moved = self.expect(move, 0, unless=IN_THE_WAY)
+        if moved:
+            self.servers.reverse()
+        if not saved and not moved:
+            raise Failure(f"neither of two tools\n{checkpoint.describe()}\n{move.describe()}")
+
+    def killed(self):
+        """A tool is killed: what a person has started, or the process that does the work."""
+        words = self.pick.choice((["cr-checkpoint", "crowd", self.image], ["cr-migrate", "crowd", "--to", self.servers[1]]))
+        tool = self.begin(*words)
+        time.sleep(self.pick.uniform(0, 0.5))
+        at_work = lambda: harness.processes_with(self.context.tool(words[0]))
+        for pid in [tool.pid] if self.pick.random() < 0.5 else [pid for pid in at_work() if pid != tool.pid]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        tool.wait(LIMIT)
+        harness.wait_for(lambda: not at_work(), LIMIT, lambda: f"{words[0]} goes on")
+        with open(self.job + "/gpu-server") as f:
+            if f.readline().strip() != self.servers[0]:
+                self.servers.reverse()
+
+    def look(self, stop, failed):
+        """Looks at the job all the time, from several threads."""
+        ways = [["cr-ps", "--json"], ["cr-trace", "--totals", "crowd"], ["cr-trace", "-s", "0.1", "crowd"]]
+
+        def one(words):
+            while not stop.is_set():
+                command = [self.context.tool(words[0]), *words[1:]]
+                ended = self.context.run(command, expect=None)
+                if ended.returncode != 0 and not NOT_THERE.search(ended.stderr):
+                    failed.append(f"{shown(command)} ended with {ended.returncode}: {ended.stderr}")
+
+        return [threading.Thread(target=one, args=(words,)) for words in ways]
+
+
+@case
+def at_once(context):
+    """Tools come at any moment, several at a time, and are killed: the job's output is that of an uninterrupted run."""
+    seed, seconds = int(os.environ.get("CR_SEED", 1)), float(os.environ.get("CR_SECONDS", 15))
+    crowd = Crowd(context, seed)
+    stop, failed = threading.Event(), []
+    lookers = crowd.look(stop, failed)
+    for looker in lookers:
+        looker.start()
+    try:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            action = crowd.pick.choice(("checkpoint", "move", "stop", "two", "two", "killed", "killed", "killed"))
+            print(f"    {action}", flush=True)
+            getattr(crowd, action)()
+            crowd.await_steps()
+            if failed:
+                raise Failure(failed[0])
+    finally:
+        stop.set()
+        for looker in lookers:
+            looker.join()
+    open(crowd.sync + ".fast", "w").close()
+    crowd.carrier.expect_success(LIMIT)
+    for i in range(3):
+        same(f"process {i}", open(context.path(str(i))).read(), context.expected(2000))
+    short, want = open(context.path("short")).read(), context.expected(3)
+    same("short processes", short, want * (len(short) // len(want)))
 
 
 def run_one(name, options):
