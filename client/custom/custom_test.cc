@@ -6,16 +6,20 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "client/custom/bodies.gen.h"
 #include "client/custom/testing/custom_fixture.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
 #include "client/session/testing/fake_server.h"
 #include "proto/api/call_ids.gen.h"
 #include "proto/codec/codec.h"
+
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"  // texture references
 
 namespace cuda_remote::client {
 namespace {
@@ -240,7 +244,6 @@ TEST_F(CustomTest, MappedMemoryIsOfItsOwnDevice) {
             CUDA_ERROR_INVALID_VALUE);
   ASSERT_EQ(cuMemUnmap(address, kBytes), CUDA_SUCCESS);
   EXPECT_FALSE(InLog(Kind::kPhysicalMemory, memory));
-  EXPECT_EQ(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cuMemAddressFree(address, 2 * kBytes), CUDA_SUCCESS);
 }
 
@@ -293,6 +296,76 @@ TEST_F(CustomTest, HostMemoryInACaptureIsNeededByItsGraph) {
   EXPECT_EQ(cuStreamDestroy(stream), CUDA_SUCCESS);
   EXPECT_EQ(cuMemFree(memory), CUDA_SUCCESS);
   EXPECT_EQ(cuMemFreeHost(pinned), CUDA_SUCCESS);
+}
+
+// A setting that names what is gone would stop a replay.
+TEST_F(CustomTest, ASettingGoesWithWhatItNames) {
+  CUcontext peer = nullptr, reset = nullptr;
+  ASSERT_EQ(cuCtxCreate(&peer, nullptr, 0, 1), CUDA_SUCCESS);
+  ASSERT_EQ(cuDevicePrimaryCtxRetain(&reset, 1), CUDA_SUCCESS);
+  CUtexref texture = nullptr;
+  CUarray array = nullptr;
+  CUdeviceptr memory = 0;
+  CUDA_ARRAY_DESCRIPTOR shape{16, 16, CU_AD_FORMAT_FLOAT, 1};
+  ASSERT_EQ(cuCtxSetCurrent(context_), CUDA_SUCCESS);
+  ASSERT_EQ(cuTexRefCreate(&texture), CUDA_SUCCESS);
+  ASSERT_EQ(cuArrayCreate(&array, &shape), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemAlloc(&memory, 4096), CUDA_SUCCESS);
+  const size_t records = Records();
+  EXPECT_EQ(cuCtxEnablePeerAccess(peer, 0), CUDA_SUCCESS);
+  EXPECT_EQ(cuCtxEnablePeerAccess(reset, 0), CUDA_SUCCESS);
+  EXPECT_EQ(cuTexRefSetArray(texture, array, CU_TRSA_OVERRIDE_FORMAT), CUDA_SUCCESS);
+  size_t offset = 0;
+  server_->On(kCall_cuTexRefSetAddress_v2, {CUDA_SUCCESS, Encoded(wire::cuTexRefSetAddress_v2_Reply()), 0});
+  EXPECT_EQ(cuTexRefSetAddress(&offset, texture, memory + 100, 1000), CUDA_SUCCESS);
+  EXPECT_EQ(Records(), records + 4);
+  EXPECT_EQ(cuCtxDestroy(peer), CUDA_SUCCESS);
+  EXPECT_EQ(cuDevicePrimaryCtxReset(1), CUDA_SUCCESS);
+  EXPECT_EQ(cuArrayDestroy(array), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemFree(memory), CUDA_SUCCESS);
+  EXPECT_EQ(Records(), records - 4) << "the four objects and the four settings";
+  EXPECT_TRUE(InLog(Kind::kTextureReference, HandleOf(texture)));
+  EXPECT_TRUE(InLog(Kind::kContext, HandleOf(context_)));
+  EXPECT_EQ(cuTexRefDestroy(texture), CUDA_SUCCESS);
+  EXPECT_EQ(cuDevicePrimaryCtxRelease(1), CUDA_SUCCESS);
+}
+
+// Its destructor runs on another thread, as soon as the server has let go of the last reference.
+TEST_F(CustomTest, AUserObjectMayBeGoneBeforeItsLastReleaseReturns) {
+  static int destroyed;
+  destroyed = 0;
+  CUgraph graph = nullptr;
+  ASSERT_EQ(cuGraphCreate(&graph, 0), CUDA_SUCCESS);
+  for (const uint32_t last : {kCall_cuUserObjectRelease, kCall_cuGraphReleaseUserObject}) {
+    CUuserObject object = nullptr;
+    ASSERT_EQ(cuUserObjectCreate(
+                  &object, nullptr, [](void*) { ++destroyed; }, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC),
+              CUDA_SUCCESS);
+    const bool of_graph = last == kCall_cuGraphReleaseUserObject;
+    if (of_graph) {
+      ASSERT_EQ(cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE), CUDA_SUCCESS);
+    }
+    const auto is_there = [object] {
+      ReaderLock lock(&Session::Get()->objects().mutex());
+      return Session::Get()->objects().handles().Find(Kind::kUserObject, HandleOf(object)) != nullptr;
+    };
+    server_->On(last, [&](const FakeServer::Request&) {
+      wire::OpUserObjectGone_Request gone;
+      gone.object = HandleOf(object);
+      server_->Event(kOpUserObjectGone, Encoded(gone));
+      while (is_there()) usleep(1000);
+      return FakeServer::Answer();
+    });
+    EXPECT_EQ(of_graph ? cuGraphReleaseUserObject(graph, object, 1) : cuUserObjectRelease(object, 1), CUDA_SUCCESS);
+    server_->On(last, FakeServer::Answer());
+    ReaderLock lock(&Session::Get()->objects().mutex());
+    for (const replay::Record* const record : Session::Get()->objects().log().InOrder()) {
+      EXPECT_NE(record->header.call, last) << "a replay has no such object";
+      EXPECT_NE(record->header.call, uint32_t(kCall_cuGraphRetainUserObject));
+    }
+  }
+  EXPECT_EQ(destroyed, 2);
+  EXPECT_EQ(cuGraphDestroy(graph), CUDA_SUCCESS);
 }
 
 TEST_F(CustomTest, ListsThatAreLongerOrShorterThanAskedFor) {
@@ -415,6 +488,71 @@ TEST_F(CustomTest, AKernelHasAttributesOnEachDevice) {
   EXPECT_EQ(registers(2), -int(CUDA_ERROR_INVALID_DEVICE));
   EXPECT_EQ(cuLibraryUnload(library), CUDA_SUCCESS);
   EXPECT_EQ(registers(0), -int(CUDA_ERROR_INVALID_HANDLE));
+}
+
+// A replay makes no context current for a kernel, which is of none.
+TEST_F(CustomTest, WhatIsSetOfAKernelInAContextCanBeSetAgain) {
+  server_->On(kOpFunctionInfo, FakeServer::Answer());
+  CUlibrary library = nullptr;
+  CUkernel kernel = nullptr;
+  CUcontext other = nullptr;
+  ASSERT_EQ(cuLibraryLoadData(&library, OneKernel::kImage, nullptr, nullptr, 0, nullptr, nullptr, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuLibraryGetKernel(&kernel, library, "kernel"), CUDA_SUCCESS);
+  ASSERT_EQ(cuCtxCreate(&other, nullptr, 0, 1), CUDA_SUCCESS);
+  const auto function = reinterpret_cast<CUfunction>(kernel);
+  const uint64_t handle = HandleOf(kernel);
+  ASSERT_EQ(cuFuncSetCacheConfig(function, CU_FUNC_CACHE_PREFER_L1), CUDA_SUCCESS);
+  const auto cache = SettingOf(Kind::kKernel, handle, kCall_cuFuncSetCacheConfig, HandleOf(other));
+  ASSERT_TRUE(cache);
+  EXPECT_EQ(cache->header.context_or_result, SlotOf(HandleOf(other)));
+  constexpr auto kBytes = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+  const uint64_t of_device = uint64_t(1) << 32 | uint64_t(kBytes);
+  ASSERT_EQ(cuKernelSetAttribute(kBytes, 1000, kernel, 1), CUDA_SUCCESS);
+  ASSERT_EQ(cuFuncSetAttribute(function, kBytes, 2000), CUDA_SUCCESS);
+  ASSERT_EQ(cuCtxDestroy(other), CUDA_SUCCESS);
+  EXPECT_FALSE(SettingOf(Kind::kKernel, handle, kCall_cuFuncSetCacheConfig, HandleOf(other))) << "of that context";
+  EXPECT_FALSE(SettingOf(Kind::kKernel, handle, kCall_cuFuncSetAttribute, of_device));
+  const auto shared = SettingOf(Kind::kKernel, handle, kCall_cuKernelSetAttribute, of_device);
+  ASSERT_TRUE(shared) << "of the device";
+  wire::cuKernelSetAttribute_Request request;
+  ASSERT_TRUE(request.Decode(shared->message));
+  EXPECT_EQ(request.val, 2000);
+  EXPECT_EQ(request.dev, 1);
+  EXPECT_EQ(request.kernel, handle);
+  EXPECT_EQ(shared->header.context_or_result, 0u);
+  // The same once more is known; another value is not.
+  ASSERT_EQ(cuCtxSetCurrent(context_), CUDA_SUCCESS);
+  Sent();
+  ASSERT_EQ(cuKernelSetAttribute(kBytes, 2000, kernel, 1), CUDA_SUCCESS);
+  EXPECT_EQ(Sent(), Calls());
+  ASSERT_EQ(cuKernelSetAttribute(kBytes, 1000, kernel, 1), CUDA_SUCCESS);
+  EXPECT_EQ(Sent(), Calls{kCall_cuKernelSetAttribute});
+  EXPECT_EQ(cuLibraryUnload(library), CUDA_SUCCESS);
+}
+
+// A device has one current pool. When that is destroyed, it is the default one, and not one of before.
+TEST_F(CustomTest, OnePoolIsADevicesCurrentOne) {
+  CUmemPoolProps properties{};
+  properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  CUmemoryPool first = nullptr, second = nullptr;
+  ASSERT_EQ(cuMemPoolCreate(&first, &properties), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemPoolCreate(&second, &properties), CUDA_SUCCESS);
+  const auto set = [](CUmemoryPool pool, int device) {
+    return (SettingOf(Kind::kMemoryPool, HandleOf(pool), kCall_cuDeviceSetMemPool, uint64_t(device)) ? 1 : 0) +
+           (SettingOf(Kind::kMemoryPool, HandleOf(pool), kCall_cuMemSetMemPool, uint64_t(device)) ? 1 : 0);
+  };
+  ASSERT_EQ(cuDeviceSetMemPool(1, first), CUDA_SUCCESS);
+  ASSERT_EQ(cuDeviceSetMemPool(0, first), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemSetMemPool(&properties.location, CU_MEM_ALLOCATION_TYPE_PINNED, second), CUDA_SUCCESS);
+  EXPECT_EQ(set(first, 0), 0);
+  EXPECT_EQ(set(first, 1), 1) << "of another device";
+  EXPECT_EQ(set(second, 0), 1);
+  ASSERT_EQ(cuDeviceSetMemPool(0, second), CUDA_SUCCESS);
+  EXPECT_EQ(set(second, 0), 1);
+  EXPECT_EQ(cuMemPoolDestroy(second), CUDA_SUCCESS);
+  EXPECT_EQ(set(first, 0), 0);
+  EXPECT_EQ(cuMemPoolDestroy(first), CUDA_SUCCESS);
 }
 
 TEST_F(CustomTest, ArgumentsThatAreTooLongLoseNoSession) {

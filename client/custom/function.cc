@@ -157,12 +157,11 @@ void NoteForeignSetting(Session& session, uint64_t function) {
 }
 
 // Whether the kernel's attribute was set by this very message last. Libraries set the same before every launch. What
-// cuFuncSetAttribute sets, of the kernel or one of its functions, is another record.
+// cuFuncSetAttribute sets of one of its functions is another record.
 bool IsSetAlready(Session& session, uint64_t kernel, int attribute, uint64_t key, const std::string& message) {
   ReaderLock lock(&session.objects().mutex());
   const Object* const object = session.objects().handles().Find(Kind::kKernel, kernel);
   if (!object) return false;
-  if (session.objects().log().FindSetting({Kind::kKernel, kernel}, kCall_cuFuncSetAttribute, key)) return false;
   if (object->children) {
     for (const auto& [name, child] : *object->children) {
       if (session.objects().log().FindSetting({Kind::kFunction, child}, kCall_cuFuncSetAttribute,
@@ -261,8 +260,21 @@ CUresult Custom_cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib
   if (result != CUDA_SUCCESS) return result;
   ForgetInfo(call.session(), request.hfunc);
   NoteForeignSetting(call.session(), request.hfunc);
-  // A kernel stands for the function of the current context's device.
-  const int device = kind == Kind::kKernel ? call.device() : 0;
+  int device = 0;
+  if (kind == Kind::kKernel) {
+    // It stands for the function of the current context's device. The record says so in a call that needs no context,
+    // since the setting outlives this one.
+    device = call.device();
+    wire::cuKernelSetAttribute_Request of_device;
+    of_device.attrib = attrib;
+    of_device.val = value;
+    of_device.kernel = request.hfunc;
+    of_device.dev = device;
+    call.set_id(kCall_cuKernelSetAttribute);
+    call.message().clear();
+    of_device.Encode(&call.message());
+    call.session().answers().Forget();
+  }
   call.Modified({kind, request.hfunc}, SettingKey(device, attrib));
   return CUDA_SUCCESS;
 }

@@ -12,6 +12,7 @@
 #include "client/session/call.h"
 #include "client/session/session.h"
 #include "proto/api/attribute_sizes.h"
+#include "proto/api/call_ids.gen.h"
 #include "proto/codec/codec.h"
 #include "proto/codec/wire.h"
 
@@ -76,8 +77,17 @@ uint64_t Answer(const driverabi::PoolFigures& figures, CUmemPool_attribute attri
   }
 }
 
-// The setting is recorded with the pool: it needs the pool, and the last one set wins.
+// The setting is recorded with the pool, which it needs. No other pool is the device's current one any more: when this
+// one is destroyed, that is the default pool.
 void MadeCurrent(Call& call, uint64_t pool, int device) {
+  {
+    RecordedObjects& objects = call.session().objects();
+    WriterLock lock(&objects.mutex());
+    objects.handles().ForEach(Kind::kMemoryPool, [&](uint64_t other, const Object&) {
+      for (const uint32_t id : {kCall_cuDeviceSetMemPool, kCall_cuMemSetMemPool})
+        objects.log().ForgetSetting({Kind::kMemoryPool, other}, id, uint64_t(device));
+    });
+  }
   call.Modified({Kind::kMemoryPool, pool}, uint64_t(device));
   WriterLock lock(&call.session().memory().mutex());
   call.session().memory().pools().SetCurrent(device, pool);

@@ -5,12 +5,19 @@
 #include "client/custom/graph_names.h"
 #include "client/custom/managed.h"
 #include "client/custom/mapped_memory.h"
+#include "client/session/host_needs.h"
 #include "client/session/session.h"
 #include "client/session/thread_state.h"
 
 namespace cuda_remote::client {
 
 replay::ObjectKey CurrentContextKey(Call& call) { return {Kind::kContext, call.thread().current_context()}; }
+
+replay::ObjectKey StreamKey(Call& call, uint64_t stream) {
+  return KindOf(stream) == Kind::kStream ? ObjectOf(stream) : CurrentContextKey(call);
+}
+
+replay::ObjectKey MemoryKey(Call& call, CUdeviceptr address) { return MemoryAt(&call.session(), address); }
 
 CUresult NameNodesOf(Call& call, uint64_t graph_or_node) { return NameNodes(call.session(), graph_or_node); }
 

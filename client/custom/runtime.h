@@ -64,6 +64,12 @@ inline replay::ObjectKey ObjectOf(uint64_t handle) { return {KindOf(handle), han
 // The log's name of the calling thread's current context.
 replay::ObjectKey CurrentContextKey(Call& call);
 
+// The log's name of a stream as it goes on the wire. A default stream is its context's: that of the current one.
+replay::ObjectKey StreamKey(Call& call, uint64_t stream);
+
+// The log's name of the memory in which an address lies; none if there is no such memory.
+replay::ObjectKey MemoryKey(Call& call, CUdeviceptr address);
+
 // Sees to it that all nodes of a graph, or of a node's graph, have handles, before a call whose answer names them.
 CUresult NameNodesOf(Call& call, uint64_t graph_or_node);
 

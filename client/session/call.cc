@@ -474,13 +474,16 @@ void Call::Modified(replay::ObjectKey object, uint64_t key, std::initializer_lis
   } else if (object.kind == Kind::kGraphExec) {
     key = session_->objects().graph_records().ModifyExec(object, key, recorded, *message_, needs);
   } else {
-    session_->objects().log().Modify(object, key, recorded, *message_, needs);
+    uint64_t user_object = object.kind == Kind::kUserObject ? object.id : 0;
     wire::cuGraphRetainUserObject_Request held;
     wire::cuGraphReleaseUserObject_Request released;
-    if (wire::DecodeAs(header_.call, *message_, &held)) {
-      session_->objects().graph_records().NoteUserObject(held.object, object, header_.call, key);
-    } else if (wire::DecodeAs(header_.call, *message_, &released)) {
-      session_->objects().graph_records().NoteUserObject(released.object, object, header_.call, key);
+    if (wire::DecodeAs(header_.call, *message_, &held)) user_object = held.object;
+    if (wire::DecodeAs(header_.call, *message_, &released)) user_object = released.object;
+    // If this took the last reference, the destructor's thread may have been here first.
+    if (user_object && !session_->objects().handles().Find(Kind::kUserObject, user_object)) return;
+    session_->objects().log().Modify(object, key, recorded, *message_, needs);
+    if (user_object && object.id != user_object) {
+      session_->objects().graph_records().NoteUserObject(user_object, object, header_.call, key);
     }
   }
   for (const uint64_t one : retains)

@@ -16,6 +16,28 @@ def object_key(p):
     return f"ObjectOf({p.name + '_wire' if p.role == 'stream' else 'uint64_t(' + p.name + ')'})"
 
 
+# What graphs need is kept for as long as they need it (client/session/graph_records.h).
+OF_GRAPHS = ("Graph", "GraphNode", "GraphExec", "UserObject")
+
+
+def setting_of(call):
+    """The object that a setting is of, and what else it names: once that is gone, the setting cannot be made again."""
+    modified, needs = call.row.modifies.param, []
+    for p in call.params:
+        if p.name == modified or p.kind in OF_GRAPHS:
+            continue
+        if p.role == "handle":
+            needs.append(object_key(p))
+        elif p.role == "scalar" and p.base.startswith("CUdeviceptr"):
+            needs.append(f"MemoryKey(call, {p.name})")
+    if any("current_context" in key for key in call.row.modifies.key):
+        needs.append("CurrentContextKey(call)")
+    if modified == "context":
+        return "CurrentContextKey(call)", needs
+    p = call.param(modified)
+    return (f"StreamKey(call, {p.name}_wire)" if p.role == "stream" else object_key(p)), needs
+
+
 def parameters(call):
     parts = [f"{p.type} {p.name}" for p in call.params]
     if call.per_thread:
@@ -149,11 +171,12 @@ def stub(model, call):
             key = "UniqueKey()"
         elif keys:
             key = "Key(" + ", ".join(f"uint64_t({k})" for k in keys) + ")"
-        modified = "CurrentContextKey(call)" if row.modifies.param == "context" else object_key(call.param(row.modifies.param))
+        modified, needs = setting_of(call)
         if row.modifies.undoes:
             post.append(f"  call.Undone({modified}, kCall_{row.modifies.undoes}, {key});")
         else:
-            post.append(f"  call.Modified({modified}, {key});")
+            depends_on = ", {" + ", ".join(needs) + "}" if needs else ""
+            post.append(f"  call.Modified({modified}, {key}{depends_on});")
     is_async = getattr(row, "async")
     lines = []
     lines.append(text.wrap(f"CUresult Call_{call.symbol}(", parameters(call), ") {", "    "))

@@ -118,7 +118,12 @@ std::vector<const Record*> CodeOf(const Log& log) {
   return records;
 }
 
-// Nothing but graphs is made from graphs, so they can all wait, in their own order.
+// Nothing but graphs is made from graphs, and nothing from references, so they can all wait, in their own order.
+bool CanWait(const Record* record) {
+  const Kind kind = record->object.kind;
+  return IsOfGraphs(kind) || kind == Kind::kTextureReference || kind == Kind::kSurfaceReference;
+}
+
 std::vector<const Record*> RecordsOf(const Log& log, Part part, const Log* ahead) {
   std::vector<const Record*> records = log.InOrder();
   if (ahead) {
@@ -128,14 +133,12 @@ std::vector<const Record*> RecordsOf(const Log& log, Part part, const Log* ahead
   }
   OrderNumbers(&records);
   if (part == Part::kAll) return records;
-  const bool graphs_wait = std::any_of(records.begin(), records.end(), [](const Record* record) {
-    return IsOfGraphs(record->object.kind) &&
-           std::any_of(record->depends_on.begin(), record->depends_on.end(),
-                       [](const ObjectKey& key) { return key.kind == Kind::kHostMemory; });
+  const bool they_wait = std::any_of(records.begin(), records.end(), [](const Record* record) {
+    return CanWait(record) && std::any_of(record->depends_on.begin(), record->depends_on.end(),
+                                          [](const ObjectKey& key) { return key.kind == Kind::kHostMemory; });
   });
   const auto other_part = [&](const Record* record) {
-    const bool waits = graphs_wait && IsOfGraphs(record->object.kind);
-    return waits != (part == Part::kAfterPinned);
+    return (they_wait && CanWait(record)) != (part == Part::kAfterPinned);
   };
   records.erase(std::remove_if(records.begin(), records.end(), other_part), records.end());
   return records;

@@ -61,7 +61,7 @@ bool Shares(const Log& log);
 std::vector<std::string> NotReplayable(const Log& log);
 
 // Pinned memory belongs to the process, so a new server can share it only once the process is restored. If graphs copy
-// such memory, the records about graphs must wait for that.
+// such memory, or texture references show it, the records about both must wait for that.
 enum class Part {
   kAll,
   kBeforePinned,  // all that needs no pinned memory

@@ -147,6 +147,24 @@ TEST(Replay, NamesTheHandleOfAGraphThatKernelsLaunch) {
       << error;
 }
 
+// Texture references that show pinned memory wait for it, and their other settings with them.
+TEST(Replay, ReferencesWaitForPinnedMemory) {
+  Log log;
+  const ObjectKey reference{Kind::kTextureReference, 0x200}, array{Kind::kArray, 0x210};
+  log.Create(reference, {}, Frame(kCall_cuModuleGetTexRef), "reference", "", std::nullopt);
+  log.Modify(reference, 0, Frame(kCall_cuTexRefSetAddress_v2), "pinned", {ObjectKey{Kind::kHostMemory, 0x5000}});
+  log.Create(array, {}, Frame(kCall_cuArrayCreate_v2), "array", "", std::nullopt);
+  log.Modify(reference, 0, Frame(kCall_cuTexRefSetArray), "bound to the array", {array});
+  FakeServer before, after;
+  ASSERT_EQ(Replay(log, before, nullptr, Part::kBeforePinned).message(), "");
+  ASSERT_EQ(Replay(log, after, nullptr, Part::kAfterPinned).message(), "");
+  ASSERT_EQ(before.sent.size(), 1u);
+  EXPECT_EQ(before.sent[0].message, "array");
+  std::vector<std::string> late;
+  for (const Sent& sent : after.sent) late.push_back(sent.message);
+  EXPECT_EQ(late, (std::vector<std::string>{"reference", "pinned", "bound to the array"}));
+}
+
 // Graphs that copy pinned memory wait for the process, and with them all graphs; without such a copy nothing waits.
 TEST(Replay, GraphsWaitForPinnedMemory) {
   for (const bool pinned : {false, true}) {

@@ -182,6 +182,8 @@ bool KnowsDeviceRange(Call&, CUdeviceptr address, uint64_t) { return address % 2
 CUresult NameNodesOf(Call&, uint64_t) { return CUDA_SUCCESS; }
 CUresult CheckWithoutMemoryNodes(Call&, uint64_t) { return CUDA_SUCCESS; }
 replay::ObjectKey CurrentContextKey(Call&) { return {Kind::kContext, 0}; }
+replay::ObjectKey StreamKey(Call&, uint64_t stream) { return ObjectOf(stream); }
+replay::ObjectKey MemoryKey(Call&, CUdeviceptr address) { return {Kind::kDeviceMemory, address}; }
 uint64_t Call::ExecOfDriver(uint64_t driver_handle) { return driver_handle; }
 CUresult Call::Send() { return loopback::Execute(info_.id, *message_, reply_); }
 CUresult Call::Transact() { return loopback::Execute(info_.id, *message_, reply_); }
