@@ -368,6 +368,52 @@ TEST_F(CustomTest, AUserObjectMayBeGoneBeforeItsLastReleaseReturns) {
   EXPECT_EQ(cuGraphDestroy(graph), CUDA_SUCCESS);
 }
 
+TEST_F(CustomTest, CopiedAttributesOfAStreamAreItsOwn) {
+  CUstream from = nullptr, to = nullptr;
+  ASSERT_EQ(cuStreamCreate(&from, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuStreamCreate(&to, 0), CUDA_SUCCESS);
+  const auto set = [](CUstream stream, CUstreamAttrID id, int number) {
+    CUstreamAttrValue value{};
+    value.priority = number;
+    return cuStreamSetAttribute(stream, id, &value);
+  };
+  const auto recorded = [](uint64_t stream, CUstreamAttrID id) {
+    const Kind kind = KindOf(stream);
+    const auto record = SettingOf(kind, stream, kCall_cuStreamSetAttribute, id);
+    wire::cuStreamSetAttribute_Request request;
+    CUstreamAttrValue value{};
+    if (!record || !request.Decode(record->message)) return -1;
+    EXPECT_EQ(request.param.size(), sizeof value);
+    memcpy(&value, request.param.data(), std::min(sizeof value, request.param.size()));
+    EXPECT_EQ(request.hStream, kind == Kind::kStream ? stream : 0);
+    return value.priority;
+  };
+  constexpr CUstreamAttrID kPolicy = CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY,
+                           kDomain = CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN;
+  EXPECT_EQ(set(from, kPolicy, 5), CUDA_SUCCESS);
+  EXPECT_EQ(set(to, kPolicy, 1), CUDA_SUCCESS);
+  EXPECT_EQ(set(to, kDomain, 1), CUDA_SUCCESS);
+  EXPECT_EQ(cuStreamCopyAttributes(to, from), CUDA_SUCCESS);
+  EXPECT_EQ(cuStreamCopyAttributes(to, to), CUDA_SUCCESS);
+  EXPECT_EQ(set(from, kPolicy, 6), CUDA_SUCCESS);
+  EXPECT_EQ(recorded(HandleOf(to), kPolicy), 5) << "what the source was told later does not matter";
+  EXPECT_EQ(recorded(HandleOf(to), kDomain), -1) << "the source was never told";
+  // A default stream has no record of its own.
+  EXPECT_EQ(cuStreamCopyAttributes(nullptr, from), CUDA_SUCCESS);
+  EXPECT_EQ(recorded(HandleOf(context_), kPolicy), 6);
+  EXPECT_EQ(cuStreamDestroy(from), CUDA_SUCCESS);
+  EXPECT_EQ(recorded(HandleOf(to), kPolicy), 5);
+  // What was known of the stream's priority need not be true any more.
+  int priority = 0;
+  EXPECT_EQ(cuStreamGetPriority(to, &priority), CUDA_SUCCESS);
+  Sent();
+  EXPECT_EQ(cuStreamGetPriority(to, &priority), CUDA_SUCCESS);
+  EXPECT_EQ(set(to, CU_LAUNCH_ATTRIBUTE_PRIORITY, -1), CUDA_SUCCESS);
+  EXPECT_EQ(cuStreamGetPriority(to, &priority), CUDA_SUCCESS);
+  EXPECT_EQ(Sent(), (Calls{kCall_cuStreamSetAttribute, kCall_cuStreamGetPriority}));
+  EXPECT_EQ(cuStreamDestroy(to), CUDA_SUCCESS);
+}
+
 TEST_F(CustomTest, ListsThatAreLongerOrShorterThanAskedFor) {
   CUgraph graph = nullptr;
   ASSERT_EQ(cuGraphCreate(&graph, 0), CUDA_SUCCESS);

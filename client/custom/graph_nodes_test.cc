@@ -803,6 +803,59 @@ TEST_F(GraphNodesTest, BatchesOfMemoryOperations) {
   EXPECT_EQ(cuGraphExecDestroy(exec), CUDA_SUCCESS);
 }
 
+TEST_F(GraphNodesTest, CopiedAttributesStayWhatTheyWere) {
+  const OneKernel one(server_, sizeof(int));
+  int value = 7;
+  void* parameters[] = {&value};
+  const CUDA_KERNEL_NODE_PARAMS launch = Launch(one.kernel(), parameters);
+  CUgraph other = nullptr;
+  ASSERT_EQ(cuGraphCreate(&other, 0), CUDA_SUCCESS);
+  CUgraphNode from = nullptr, to = nullptr, far = nullptr;
+  ASSERT_EQ(cuGraphAddKernelNode(&from, graph_, nullptr, 0, &launch), CUDA_SUCCESS);
+  ASSERT_EQ(cuGraphAddKernelNode(&to, graph_, nullptr, 0, &launch), CUDA_SUCCESS);
+  ASSERT_EQ(cuGraphAddKernelNode(&far, other, nullptr, 0, &launch), CUDA_SUCCESS);
+  const auto set = [](CUgraphNode node, int priority) {
+    CUkernelNodeAttrValue attribute{};
+    attribute.priority = priority;
+    EXPECT_EQ(cuGraphKernelNodeSetAttribute(node, CU_LAUNCH_ATTRIBUTE_PRIORITY, &attribute), CUDA_SUCCESS);
+  };
+  // What the log sends again of both calls, in its order: the priorities that are set, and 0 for a copy.
+  const auto replayed = [] {
+    ReaderLock lock(&Session::Get()->objects().mutex());
+    std::vector<int> all;
+    for (const replay::Record* record : Session::Get()->objects().log().InOrder()) {
+      wire::cuGraphKernelNodeSetAttribute_Request request;
+      CUkernelNodeAttrValue attribute{};
+      if (record->header.call == kCall_cuGraphKernelNodeCopyAttributes) all.push_back(0);
+      if (!wire::DecodeAs(record->header.call, record->message, &request)) continue;
+      memcpy(&attribute, request.value.data(), std::min(sizeof attribute, request.value.size()));
+      all.push_back(attribute.priority);
+    }
+    return all;
+  };
+  using Priorities = std::vector<int>;
+  set(from, -1);
+  set(from, -2);
+  EXPECT_EQ(replayed(), Priorities{-2});
+  ASSERT_EQ(cuGraphKernelNodeCopyAttributes(to, from), CUDA_SUCCESS);
+  set(from, -3);
+  set(from, -4);
+  EXPECT_EQ(replayed(), (Priorities{-2, 0, -4}));
+  ASSERT_EQ(cuGraphKernelNodeCopyAttributes(to, from), CUDA_SUCCESS);
+  set(from, -5);
+  EXPECT_EQ(replayed(), (Priorities{-4, 0, -5})) << "the first copy does not matter any more";
+  // Into another graph, which outlives the source's.
+  ASSERT_EQ(cuGraphKernelNodeCopyAttributes(far, to), CUDA_SUCCESS);
+  const CUgraph gone = graph_;
+  ASSERT_EQ(cuGraphDestroy(gone), CUDA_SUCCESS);
+  ASSERT_EQ(cuGraphCreate(&graph_, 0), CUDA_SUCCESS);
+  EXPECT_TRUE(InLog(Kind::kGraphNode, HandleOf(to))) << "a replay copies from it";
+  EXPECT_EQ(cuGraphKernelNodeCopyAttributes(nullptr, far), CUDA_ERROR_INVALID_VALUE);
+  ASSERT_EQ(cuGraphDestroy(other), CUDA_SUCCESS);
+  EXPECT_FALSE(InLog(Kind::kGraph, HandleOf(gone)));
+  EXPECT_FALSE(InLog(Kind::kGraphNode, HandleOf(from)));
+}
+
 TEST_F(GraphNodesTest, AChildGraphIsClonedOrMoved) {
   CUgraph child = nullptr;
   ASSERT_EQ(cuGraphCreate(&child, 0), CUDA_SUCCESS);

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Questions about streams that the client answers.
+// Questions about streams that the client answers, and what it notes of their attributes.
 
 #include <cuda.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "client/custom/bodies.gen.h"
+#include "client/custom/runtime.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
+#include "proto/api/call_ids.gen.h"
 #include "proto/codec/codec.h"
 
 namespace cuda_remote::client {
@@ -57,6 +60,44 @@ CUresult Custom_cuStreamGetCtx_v2(CUstream hStream, CUcontext* pctx, CUgreenCtx*
 CUresult Custom_cuStreamGetGreenCtx(CUstream hStream, CUgreenCtx* phCtx) {
   if (!phCtx) return CUDA_ERROR_INVALID_VALUE;
   return ContextOfStream(info::k_cuStreamGetGreenCtx, hStream, false, nullptr, phCtx);
+}
+
+// The log has what was copied, not the copy: the source may have other attributes, or be gone, by the time of a replay.
+// Copied is what the source was told. What else it has, both have from their creation.
+CUresult Custom_cuStreamCopyAttributes(CUstream dst, CUstream src, bool per_thread) {
+  Call call(info::k_cuStreamCopyAttributes);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuStreamCopyAttributes_Request request;
+  if (const CUresult result = call.StreamToWire(dst, per_thread, &request.dstStream); result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (const CUresult result = call.StreamToWire(src, per_thread, &request.srcStream); result != CUDA_SUCCESS) {
+    return result;
+  }
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  const replay::ObjectKey to = StreamKey(call, request.dstStream), from = StreamKey(call, request.srcStream);
+  if (to == from) return CUDA_SUCCESS;
+  std::vector<replay::Record> copied;
+  {
+    WriterLock lock(&call.session().objects().mutex());
+    replay::Log& log = call.session().objects().log();
+    copied = log.SettingsOf(from, kCall_cuStreamSetAttribute);
+    for (const replay::Record& one : log.SettingsOf(to, kCall_cuStreamSetAttribute)) {
+      log.ForgetSetting(to, kCall_cuStreamSetAttribute, one.key);
+    }
+  }
+  call.set_id(kCall_cuStreamSetAttribute);
+  for (const replay::Record& one : copied) {
+    wire::cuStreamSetAttribute_Request setting;
+    if (!setting.Decode(one.message)) continue;
+    setting.hStream = request.dstStream;
+    call.message().clear();
+    setting.Encode(&call.message());
+    call.Modified(to, one.key);
+  }
+  call.session().answers().Forget();
+  return CUDA_SUCCESS;
 }
 
 // The mode is each thread's own. The server never restricts its executor, which serves all threads.

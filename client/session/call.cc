@@ -454,16 +454,19 @@ void Call::Modified(replay::ObjectKey object, uint64_t key, std::initializer_lis
   std::vector<replay::ObjectKey> needs;
   std::vector<uint64_t> retains;
   for (const replay::ObjectKey& need : depends_on) {
-    if (need.kind == Kind::kGraph || need.kind == Kind::kGraphExec) {
+    if (IsOfGraphs(need.kind)) {
       retains.push_back(need.id);
     } else {
       needs.push_back(need);
     }
   }
   const bool of_kernel = object.kind == Kind::kKernel && !TraitsOf(header_.call).Has(kSettingInQuestions);
-  if (object.kind == Kind::kContext || object.kind == Kind::kFunction || of_kernel) session_->answers().Forget();
+  if (object.kind == Kind::kContext || object.kind == Kind::kStream || object.kind == Kind::kFunction || of_kernel) {
+    session_->answers().Forget();
+  }
   if (IsOfGraphs(object.kind)) AddHostNeeds(session_, header_.call, *message_, &needs);
   WriterLock lock(&session_->objects().mutex());
+  for (uint64_t& one : retains) one = session_->objects().RetainedForLocked(object.id, one);
   if (NoteGraphLocked(object, needs, retains)) return;
   const FrameHeader recorded = RecordedHeaderLocked(object, &needs);
   if (object.kind == Kind::kGraphNode) {

@@ -140,6 +140,7 @@ class Call {
   void Destroyed(replay::ObjectKey object);
   // Records the request as a modification of `object`; the last one with the same call and `key` wins. `depends_on` as
   // in Created: a modification that cannot be made again takes its object's record with it only if that is a graph's.
+  // A node among these was copied as it is now, like graphs and executables.
   void Modified(replay::ObjectKey object, uint64_t key, std::initializer_list<replay::ObjectKey> depends_on = {});
   // The request took back what Modified recorded for a request of the call `id` with the same `key`: the log forgets
   // it.

@@ -56,6 +56,16 @@ void RecordedObjects::AppendSettings(uint64_t function, std::string* out) {
   if (object && object->settings) out->append(object->settings->text);
 }
 
+uint64_t RecordedObjects::RetainedForLocked(uint64_t user, uint64_t used) const {
+  if (KindOf(used) != Kind::kGraphNode) return used;
+  uint64_t graph = used;
+  for (const Object* node = handles_.Find(KindOf(used), used); node && node->parent;) {
+    graph = node->parent;
+    node = handles_.Find(KindOf(graph), graph);
+  }
+  return IsUnderLocked(user, graph) ? used : graph;
+}
+
 bool RecordedObjects::IsEmbeddedLocked(uint64_t graph) const {
   const Object* const object = handles_.Find(Kind::kGraph, graph);
   return object && KindOf(object->parent) == Kind::kGraphNode;

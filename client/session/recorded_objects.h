@@ -93,6 +93,11 @@ class RecordedObjects {
     }
   }
 
+  // What the log has to keep for `user`, a graph's node, that has in it what `used` is now. Of a node of another graph
+  // that graph, which the application may destroy. Of one of its own graph the node: a graph that it needs itself would
+  // never go. Graphs and executables themselves.
+  uint64_t RetainedForLocked(uint64_t user, uint64_t used) const CR_REQUIRES_SHARED(mutex_);
+
   // Whether a graph is a node's own, as that of a child graph's node or a body of a conditional one.
   bool IsEmbeddedLocked(uint64_t graph) const CR_REQUIRES_SHARED(mutex_);
 

@@ -17,7 +17,7 @@ def object_key(p):
 
 
 # What graphs need is kept for as long as they need it (client/session/graph_records.h).
-OF_GRAPHS = ("Graph", "GraphNode", "GraphExec", "UserObject")
+OF_GRAPHS = ("Graph", "GraphExec", "UserObject")
 
 
 def setting_of(call):
@@ -26,6 +26,8 @@ def setting_of(call):
     for p in call.params:
         if p.name == modified or p.kind in OF_GRAPHS:
             continue
+        if p.kind == "GraphNode" and p.name in call.row.modifies.key:
+            continue  # which node of an executable the setting is for; any other was copied
         if p.role == "handle":
             needs.append(object_key(p))
         elif p.role == "scalar" and p.base.startswith("CUdeviceptr"):

@@ -194,6 +194,17 @@ const Record* Log::FindSetting(ObjectKey object, uint32_t call, uint64_t key) co
   return setting == found->second->settings.end() ? nullptr : &setting->second->record;
 }
 
+std::vector<Record> Log::SettingsOf(ObjectKey object, uint32_t call) const {
+  std::vector<Record> records;
+  const auto found = nodes_.find(object);
+  if (found == nodes_.end()) return records;
+  for (auto it = found->second->settings.lower_bound({call, 0});
+       it != found->second->settings.end() && it->first.first == call; ++it) {
+    records.push_back(it->second->record);
+  }
+  return records;
+}
+
 void Log::ForgetSetting(ObjectKey object, uint32_t call, uint64_t key) {
   const auto found = nodes_.find(object);
   if (found == nodes_.end()) return;

@@ -92,6 +92,9 @@ class Log {
   // The record of one setting; null if there is none.
   const Record* FindSetting(ObjectKey object, uint32_t call, uint64_t key) const;
 
+  // Copies of the records of all settings of `object` that `call` made, in no order.
+  std::vector<Record> SettingsOf(ObjectKey object, uint32_t call) const;
+
   // Forgets one setting. Nothing happens if there is none.
   void ForgetSetting(ObjectKey object, uint32_t call, uint64_t key);
 

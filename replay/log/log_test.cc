@@ -131,6 +131,19 @@ TEST(Log, FindsOneSetting) {
   EXPECT_EQ(log.FindSetting({Kind::kFunction, 0x999}, 5, 8), nullptr);
 }
 
+TEST(Log, FindsAllSettingsOfACall) {
+  Log log = Sample();
+  log.Modify(kFunction, 0, Frame(5), "first");
+  log.Modify(kFunction, ~uint64_t(0), Frame(5), "last");
+  log.Modify(kFunction, 0, Frame(4), "another call");
+  log.Modify(kFunction, 0, Frame(6), "another call");
+  std::set<std::string> messages;
+  for (const Record& record : log.SettingsOf(kFunction, 5)) messages.insert(record.message);
+  EXPECT_EQ(messages, (std::set<std::string>{"shared", "carveout", "first", "last"}));
+  EXPECT_TRUE(log.SettingsOf(kFunction, 7).empty());
+  EXPECT_TRUE(log.SettingsOf({Kind::kFunction, 0x999}, 5).empty());
+}
+
 TEST(Log, ForgetsOneSetting) {
   Log log = Sample();
   const uint64_t before = log.last_order();

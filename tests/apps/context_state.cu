@@ -71,9 +71,12 @@ static void Set(Side* side, CUdevice device, int number) {
   CU_CHECK(cuMemAlloc(&side->memory, 4096));
   CU_CHECK(cuMemsetD8(side->memory, 0, 4096));
   CU_CHECK(cuMemAlloc(&side->window, 1 << 20));
+  // One stream has its attributes from another one, which is told something else then, and goes.
+  CUstream told = side->stream;
+  if (number == 1) CU_CHECK(cuStreamCreateWithPriority(&told, CU_STREAM_NON_BLOCKING, least));
   CUstreamAttrValue value = {};
   value.syncPolicy = number == 0 ? CU_SYNC_POLICY_YIELD : CU_SYNC_POLICY_BLOCKING_SYNC;
-  CU_CHECK(cuStreamSetAttribute(side->stream, CU_STREAM_ATTRIBUTE_SYNCHRONIZATION_POLICY, &value));
+  CU_CHECK(cuStreamSetAttribute(told, CU_STREAM_ATTRIBUTE_SYNCHRONIZATION_POLICY, &value));
   if (persisting > 0) {
     value = {};
     value.accessPolicyWindow.base_ptr = reinterpret_cast<void*>(side->window);
@@ -81,7 +84,14 @@ static void Set(Side* side, CUdevice device, int number) {
     value.accessPolicyWindow.hitRatio = 0.5f;
     value.accessPolicyWindow.hitProp = CU_ACCESS_PROPERTY_PERSISTING;
     value.accessPolicyWindow.missProp = CU_ACCESS_PROPERTY_STREAMING;
-    CU_CHECK(cuStreamSetAttribute(side->stream, CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW, &value));
+    CU_CHECK(cuStreamSetAttribute(told, CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW, &value));
+  }
+  if (number == 1) {
+    CU_CHECK(cuStreamCopyAttributes(side->stream, told));
+    value = {};
+    value.syncPolicy = CU_SYNC_POLICY_SPIN;
+    CU_CHECK(cuStreamSetAttribute(told, CU_STREAM_ATTRIBUTE_SYNCHRONIZATION_POLICY, &value));
+    CU_CHECK(cuStreamDestroy(told));
   }
   CU_CHECK(cuModuleLoadData(&side->module, kKernel));
   CU_CHECK(cuModuleGetFunction(&side->function, side->module, "plain"));

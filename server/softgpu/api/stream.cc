@@ -222,7 +222,7 @@ SOFTGPU_API cuStreamGetAttribute(CUstream handle, CUstreamAttrID attribute, CUst
   switch (attribute) {
     case CU_LAUNCH_ATTRIBUTE_PRIORITY:
       value->priority = stream->priority();
-      break;
+      return CUDA_SUCCESS;
     case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
       value->syncPolicy = CU_SYNC_POLICY_AUTO;
       break;
@@ -233,6 +233,8 @@ SOFTGPU_API cuStreamGetAttribute(CUstream handle, CUstreamAttrID attribute, CUst
     default:
       return CUDA_ERROR_INVALID_VALUE;
   }
+  const Stream::Attributes set = stream->attributes();
+  if (const auto it = set.find(attribute); it != set.end()) *value = it->second;
   return CUDA_SUCCESS;
 }
 
@@ -240,14 +242,18 @@ SOFTGPU_API cuStreamSetAttribute(CUstream handle, CUstreamAttrID attribute, cons
   SOFTGPU_ENTER();
   StreamPtr stream;
   if (CUresult result = StreamFor(handle, &stream); result != CUDA_SUCCESS) return result;
-  return value == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;  // hints
+  if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  stream->SetAttribute(attribute, *value);
+  return CUDA_SUCCESS;
 }
 
 SOFTGPU_API cuStreamCopyAttributes(CUstream to, CUstream from) {
   SOFTGPU_ENTER();
-  StreamPtr stream;
-  if (CUresult result = StreamFor(to, &stream); result != CUDA_SUCCESS) return result;
-  return StreamFor(from, &stream);
+  StreamPtr target, source;
+  if (CUresult result = StreamFor(to, &target); result != CUDA_SUCCESS) return result;
+  if (CUresult result = StreamFor(from, &source); result != CUDA_SUCCESS) return result;
+  target->SetAttributes(source->attributes());
+  return CUDA_SUCCESS;
 }
 
 SOFTGPU_API cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags) {

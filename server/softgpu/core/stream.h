@@ -18,7 +18,9 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "proto/threads/mutex.h"
@@ -77,6 +79,21 @@ class Stream : public std::enable_shared_from_this<Stream> {
   uint64_t id() const { return id_; }
   bool blocking() const { return kind_ != StreamKind::kLegacy && (flags_ & CU_STREAM_NON_BLOCKING) == 0; }
 
+  // What was set of it, by attribute. Scheduling policies and hints: only who asks for them sees a difference.
+  using Attributes = std::map<CUstreamAttrID, CUstreamAttrValue>;
+  Attributes attributes() {
+    MutexLock lock(&mutex_);
+    return attributes_;
+  }
+  void SetAttribute(CUstreamAttrID id, const CUstreamAttrValue& value) {
+    MutexLock lock(&mutex_);
+    attributes_[id] = value;
+  }
+  void SetAttributes(Attributes all) {
+    MutexLock lock(&mutex_);
+    attributes_ = std::move(all);
+  }
+
   // Appends work. `wait_for` are tasks of any stream that must be done before it.
   TaskPtr Submit(Task::Run run, std::vector<TaskPtr> wait_for = {}, bool always = false);
 
@@ -114,6 +131,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   std::deque<TaskPtr> queue_ CR_GUARDED_BY(mutex_);
   uint64_t submitted_ CR_GUARDED_BY(mutex_) = 0;  // number of the last task
   uint64_t wanted_ CR_GUARDED_BY(mutex_) = 0;     // number of the last task that may begin; SOFTGPU_LATE_MS only
+  Attributes attributes_ CR_GUARDED_BY(mutex_);
   bool started_ CR_GUARDED_BY(mutex_) = false;
   bool closing_ CR_GUARDED_BY(mutex_) = false;
   std::atomic<bool> retired_{false};
