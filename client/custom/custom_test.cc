@@ -244,6 +244,25 @@ TEST_F(CustomTest, MappedMemoryIsOfItsOwnDevice) {
             CUDA_ERROR_INVALID_VALUE);
   ASSERT_EQ(cuMemUnmap(address, kBytes), CUDA_SUCCESS);
   EXPECT_FALSE(InLog(Kind::kPhysicalMemory, memory));
+  // It is of no context, whichever is current.
+  CUcontext other = nullptr;
+  CUmemAccessDesc access{properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  ASSERT_EQ(cuCtxCreate(&other, nullptr, 0, 0), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemAddressFree(address, 2 * kBytes), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemAddressReserve(&address, 2 * kBytes, 0, 0, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemCreate(&memory, kBytes, &properties, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemMap(address, kBytes, 0, memory, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemSetAccess(address, kBytes, &access, 1), CUDA_SUCCESS);
+  const size_t records = Records();
+  ASSERT_EQ(cuCtxDestroy(other), CUDA_SUCCESS);
+  EXPECT_EQ(Records(), records - 1) << "the context's own";
+  EXPECT_TRUE(InLog(Kind::kReservation, address));
+  EXPECT_TRUE(InLog(Kind::kMapping, address));
+  EXPECT_EQ(RecordOf(Kind::kMapping, address)->header.context_or_result, 0u);
+  ASSERT_EQ(cuCtxSetCurrent(context_), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemUnmap(address, kBytes), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemRelease(memory), CUDA_SUCCESS);
+  EXPECT_EQ(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cuMemAddressFree(address, 2 * kBytes), CUDA_SUCCESS);
 }
 

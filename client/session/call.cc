@@ -417,7 +417,9 @@ FrameHeader Call::RecordedHeaderLocked(replay::ObjectKey object, std::vector<rep
   if (context == 0) return recorded;
   // Replay makes a record's context current, so the record has to die with that context. An object that outlives it (a
   // library's kernel, say) was only made while it happened to be current: its record names no context.
-  bool belongs = object.kind >= Kind::kDeviceMemory || object.id == context || IsOfGraphs(object.kind);
+  // So were reservations and mappings: they are the process's, and memory in them outlives every context.
+  const bool is_mapped = object.kind == Kind::kReservation || object.kind == Kind::kMapping;
+  bool belongs = (object.kind >= Kind::kDeviceMemory && !is_mapped) || object.id == context || IsOfGraphs(object.kind);
   for (const replay::ObjectKey& need : *needs) belongs = belongs || need.id == context;
   for (uint64_t ancestor = object.id; !belongs && ancestor != 0;) {
     const Object* above = session_->objects().handles().Find(KindOf(ancestor), ancestor);
