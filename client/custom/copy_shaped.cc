@@ -202,6 +202,33 @@ CUresult CopyOnServer(Call& call, const Copy& copy, uint64_t stream, bool unalig
   return call.Transact();
 }
 
+// From the first byte of a side in memory to the last.
+struct Span {
+  size_t offset, bytes;
+};
+Span SpanOf(size_t x, size_t y, size_t z, size_t pitch, size_t height, const CUDA_MEMCPY3D& copy) {
+  if (pitch == 0) pitch = copy.WidthInBytes;
+  if (height == 0) height = copy.Height;
+  return {(z * height + y) * pitch + x, ((copy.Depth - 1) * height + copy.Height - 1) * pitch + copy.WidthInBytes};
+}
+
+// Between the GPU and host memory that the server shares: where it finds all that the copy touches there. It then
+// copies in the stream's order, and nobody waits that does not want to. False: it does not share that, or both sides
+// are the host's, which the driver copies while its caller waits.
+bool FindShared(Session& session, CUDA_MEMCPY3D* copy) {
+  const bool from_host = copy->srcMemoryType == CU_MEMORYTYPE_HOST;
+  if (from_host && copy->dstMemoryType == CU_MEMORYTYPE_HOST) return false;
+  const Span span = from_host
+                        ? SpanOf(copy->srcXInBytes, copy->srcY, copy->srcZ, copy->srcPitch, copy->srcHeight, *copy)
+                        : SpanOf(copy->dstXInBytes, copy->dstY, copy->dstZ, copy->dstPitch, copy->dstHeight, *copy);
+  const char* const base = static_cast<const char*>(from_host ? copy->srcHost : copy->dstHost);
+  uint64_t device;
+  if (!IsSharedHostMemory(session, base + span.offset, span.bytes, &device)) return false;
+  void* const shared = reinterpret_cast<void*>(device - span.offset);
+  from_host ? copy->srcHost = shared : copy->dstHost = shared;
+  return true;
+}
+
 // A captured copy: where the server finds the host memory of a side. False if it does not reach it.
 bool ReachSide(Call& call, CUmemorytype type, const void** host) {
   if (type != CU_MEMORYTYPE_HOST) return true;
@@ -264,6 +291,12 @@ CUresult Copy2D(const CUDA_MEMCPY2D* pCopy, CUstream stream, bool per_thread, bo
     if (!ReachSides(call, &copy)) return CaptureStagedNode(wire_stream, ThreeDimensional(copy));
     return CopyOnServer<wire::cuMemcpy2DAsync_v2_Request>(call, copy, wire_stream, unaligned, false);
   }
+  CUDA_MEMCPY3D shared = ThreeDimensional(copy);
+  if (FindShared(call.session(), &shared)) {
+    copy.srcHost = shared.srcHost;
+    copy.dstHost = shared.dstHost;
+    return CopyOnServer<wire::cuMemcpy2DAsync_v2_Request>(call, copy, wire_stream, unaligned, blocking);
+  }
   return CopyRectangle<wire::cuMemcpy2DAsync_v2_Request>(call, copy, wire_stream, unaligned);
 }
 
@@ -284,6 +317,9 @@ CUresult Copy3D(const CUDA_MEMCPY3D* pCopy, CUstream stream, bool per_thread, bo
   if (!blocking && call.session().captures().IsCaptured(wire_stream)) {
     if (!ReachSides(call, &copy)) return CaptureStagedNode(wire_stream, copy);
     return CopyOnServer<wire::cuMemcpy3DAsync_v2_Request>(call, copy, wire_stream, false, false);
+  }
+  if (FindShared(call.session(), &copy)) {
+    return CopyOnServer<wire::cuMemcpy3DAsync_v2_Request>(call, copy, wire_stream, false, blocking);
   }
   const size_t src_pitch = copy.srcPitch ? copy.srcPitch : copy.WidthInBytes;
   const size_t dst_pitch = copy.dstPitch ? copy.dstPitch : copy.WidthInBytes;
@@ -474,7 +510,7 @@ CUresult CopyPeer(const CUDA_MEMCPY3D_PEER* pCopy, CUstream hStream, bool per_th
   ResolveUnified(call.session(), &copy);
   if (const CUresult result = Check(call.session(), copy); result != CUDA_SUCCESS) return result;
   if (AlwaysOnServer(copy.srcMemoryType, copy.dstMemoryType)) {
-    return CopyOnServer<wire::cuMemcpy3DPeerAsync_Request>(call, copy, wire_stream, false, true);
+    return CopyOnServer<wire::cuMemcpy3DPeerAsync_Request>(call, copy, wire_stream, false, blocking);
   }
   // Host memory is in no context.
   CUDA_MEMCPY3D one{};

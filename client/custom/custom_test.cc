@@ -433,6 +433,64 @@ TEST_F(CustomTest, CopiedAttributesOfAStreamAreItsOwn) {
   EXPECT_EQ(cuStreamDestroy(to), CUDA_SUCCESS);
 }
 
+// Nobody waits for the stream: what it waits for itself may come from whoever makes the call.
+TEST_F(CustomTest, RectanglesOfPinnedMemoryAreCopiedInTheStreamsOrder) {
+  CUstream stream = nullptr;
+  CUdeviceptr memory = 0;
+  void* allocated = nullptr;
+  ASSERT_EQ(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemAlloc(&memory, 4096), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemHostAlloc(&allocated, 4096, 0), CUDA_SUCCESS);
+  char* const pinned = static_cast<char*>(allocated);
+  CUDA_MEMCPY2D rows{};
+  rows.srcMemoryType = CU_MEMORYTYPE_HOST;
+  rows.srcHost = pinned;
+  rows.srcXInBytes = 3;
+  rows.srcY = 1;
+  rows.srcPitch = 100;
+  rows.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  rows.dstDevice = memory;
+  rows.WidthInBytes = 10;
+  rows.Height = 4;
+  CUDA_MEMCPY3D boxes{};
+  boxes.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+  boxes.srcDevice = memory;
+  boxes.dstMemoryType = CU_MEMORYTYPE_HOST;
+  boxes.dstHost = pinned;
+  boxes.WidthInBytes = 16;
+  boxes.Height = boxes.Depth = 4;
+  CUDA_MEMCPY3D_PEER between{};
+  between.srcMemoryType = between.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  between.srcDevice = memory;
+  between.dstDevice = memory + 2048;
+  between.srcContext = between.dstContext = context_;
+  between.WidthInBytes = 16;
+  between.Height = between.Depth = 1;
+  Sent();
+  for (const bool blocking : {false, true}) {
+    EXPECT_EQ(blocking ? cuMemcpy2D(&rows) : cuMemcpy2DAsync(&rows, stream), CUDA_SUCCESS);
+    const auto flat = SentOne<wire::cuMemcpy2DAsync_v2_Request>();
+    EXPECT_EQ(flat.copy, BytesOf(rows));
+    EXPECT_EQ(flat.blocking, blocking);
+    EXPECT_FALSE(flat.src_is_payload || flat.dst_is_payload);
+    EXPECT_EQ(blocking ? cuMemcpy3D(&boxes) : cuMemcpy3DAsync(&boxes, stream), CUDA_SUCCESS);
+    const auto deep = SentOne<wire::cuMemcpy3DAsync_v2_Request>();
+    EXPECT_EQ(deep.copy, BytesOf(boxes));
+    EXPECT_EQ(deep.blocking, blocking);
+    EXPECT_FALSE(deep.src_is_payload || deep.dst_is_payload);
+    EXPECT_EQ(blocking ? cuMemcpy3DPeer(&between) : cuMemcpy3DPeerAsync(&between, stream), CUDA_SUCCESS);
+    EXPECT_EQ(SentOne<wire::cuMemcpy3DPeerAsync_Request>().blocking, blocking);
+  }
+  // Pageable memory: the bytes travel.
+  std::vector<char> there(4096);
+  rows.srcHost = there.data();
+  EXPECT_EQ(cuMemcpy2DAsync(&rows, stream), CUDA_SUCCESS);
+  EXPECT_TRUE(SentOne<wire::cuMemcpy2DAsync_v2_Request>().src_is_payload);
+  EXPECT_EQ(cuStreamDestroy(stream), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemFree(memory), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemFreeHost(allocated), CUDA_SUCCESS);
+}
+
 TEST_F(CustomTest, ListsThatAreLongerOrShorterThanAskedFor) {
   CUgraph graph = nullptr;
   ASSERT_EQ(cuGraphCreate(&graph, 0), CUDA_SUCCESS);
