@@ -92,6 +92,16 @@ CUresult CopyUnified(Call& call, CUdeviceptr dst, CUdeviceptr src, size_t bytes,
   if (to_device) return CopyToDevice(call, dst, host_src, bytes, stream, blocking);
   if (from_device) return CopyToHost(call, host_dst, src, bytes, stream, blocking);
   // Host to host, in the stream's order.
+  if (!blocking && call.session().captures().IsCaptured(stream)) {
+    CUDA_MEMCPY3D copy{};
+    copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_HOST;
+    copy.srcHost = host_src;
+    copy.dstHost = host_dst;
+    copy.WidthInBytes = bytes;
+    copy.Height = copy.Depth = 1;
+    const StagedSides both{true, true};
+    return CaptureStagedNode(stream, copy, &both);
+  }
   if (const CUresult result = WaitForStream(call, stream); result != CUDA_SUCCESS) return result;
   memmove(host_dst, host_src, bytes);
   return CUDA_SUCCESS;
@@ -382,8 +392,10 @@ CUresult Custom_cuMemcpyBatchAsync_v2(CUdeviceptr* dsts, CUdeviceptr* srcs, size
 CUresult Custom_cuMemcpyBatchAsync(CUdeviceptr* dsts, CUdeviceptr* srcs, size_t* sizes, size_t count,
                                    CUmemcpyAttributes* attrs, size_t* attrsIdxs, size_t numAttrs, size_t* failIdx,
                                    CUstream hStream, bool per_thread) {
-  if (!hStream || !driverabi::IsBatch(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs))
+  if (IsLegacyStream(hStream, per_thread) ||
+      !driverabi::IsBatch(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs)) {
     return CUDA_ERROR_INVALID_VALUE;
+  }
   size_t attribute = 0;
   for (size_t i = 0; i < count; ++i) {
     while (attribute + 1 < numAttrs && attrsIdxs[attribute + 1] <= i) ++attribute;

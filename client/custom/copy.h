@@ -26,6 +26,11 @@ bool LeavesAllocation(Session& session, CUdeviceptr address, size_t bytes);
 // Whether the server reaches all of [address, address + bytes); `*device` is then where.
 bool IsSharedHostMemory(Session& session, const void* address, size_t bytes, uint64_t* device);
 
+// Whether a driver call's stream is the legacy default one, which batches of copies are not for.
+inline bool IsLegacyStream(CUstream stream, bool per_thread) {
+  return stream == CU_STREAM_LEGACY || (!stream && !per_thread);
+}
+
 // Host memory is about to be read for a copy that stands behind a host function in a stream: that function may still
 // have to write it. Waits for `stream` if any host function is outstanding.
 CUresult SettleHostFunctions(Call& call, uint64_t stream);

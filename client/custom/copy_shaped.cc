@@ -424,7 +424,7 @@ size_t BatchElement(const CUDA_MEMCPY3D_BATCH_OP& op) {
 
 CUresult CopyBatch(size_t count, const CUDA_MEMCPY3D_BATCH_OP* list, unsigned long long flags, CUstream stream,
                    bool per_thread, size_t* failed) {
-  if (count == 0 || !list || flags != 0 || (!stream && !per_thread)) return CUDA_ERROR_INVALID_VALUE;
+  if (count == 0 || !list || flags != 0 || IsLegacyStream(stream, per_thread)) return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; ++i) {
     const CUDA_MEMCPY3D_BATCH_OP& op = list[i];
     *failed = i;

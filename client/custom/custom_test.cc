@@ -491,6 +491,38 @@ TEST_F(CustomTest, RectanglesOfPinnedMemoryAreCopiedInTheStreamsOrder) {
   EXPECT_EQ(cuMemFreeHost(allocated), CUDA_SUCCESS);
 }
 
+// The thread's own default stream is none that a batch is refused for.
+TEST_F(CustomTest, BatchesAreNotForTheLegacyStream) {
+  CUdeviceptr memory = 0;
+  ASSERT_EQ(cuMemAlloc(&memory, 4096), CUDA_SUCCESS);
+  CUdeviceptr to = memory, from = memory + 2048;
+  size_t bytes = 16, first = 0;
+  CUmemcpyAttributes attributes{};
+  attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+  const auto lines = [&](CUstream stream, bool per_thread) {
+    return Custom_cuMemcpyBatchAsync_v2(&to, &from, &bytes, 1, &attributes, &first, 1, stream, per_thread);
+  };
+  CUDA_MEMCPY3D_BATCH_OP box{};
+  box.src.type = box.dst.type = CU_MEMCPY_OPERAND_TYPE_POINTER;
+  box.src.op.ptr.ptr = from;
+  box.dst.op.ptr.ptr = to;
+  box.extent = {16, 1, 1};
+  const auto boxes = [&](CUstream stream, bool per_thread) {
+    return Custom_cuMemcpy3DBatchAsync_v2(1, &box, 0, stream, per_thread);
+  };
+  EXPECT_EQ(lines(nullptr, true), CUDA_SUCCESS);
+  EXPECT_EQ(boxes(nullptr, true), CUDA_SUCCESS);
+  EXPECT_EQ(lines(CU_STREAM_PER_THREAD, false), CUDA_SUCCESS);
+  EXPECT_EQ(boxes(CU_STREAM_PER_THREAD, false), CUDA_SUCCESS);
+  for (const bool per_thread : {false, true}) {
+    EXPECT_EQ(lines(CU_STREAM_LEGACY, per_thread), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(boxes(CU_STREAM_LEGACY, per_thread), CUDA_ERROR_INVALID_VALUE);
+  }
+  EXPECT_EQ(lines(nullptr, false), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(boxes(nullptr, false), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemFree(memory), CUDA_SUCCESS);
+}
+
 TEST_F(CustomTest, ListsThatAreLongerOrShorterThanAskedFor) {
   CUgraph graph = nullptr;
   ASSERT_EQ(cuGraphCreate(&graph, 0), CUDA_SUCCESS);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "client/custom/bodies.gen.h"
+#include "client/custom/copy.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -335,7 +336,7 @@ CUresult Custom_cuMemPrefetchBatchAsync(CUdeviceptr* dptrs, size_t* sizes, size_
                                         size_t* prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags,
                                         CUstream hStream, bool per_thread) {
   if (flags != 0 || !prefetchLocs || !prefetchLocIdxs || numPrefetchLocs == 0) return CUDA_ERROR_INVALID_VALUE;
-  if (!hStream && !per_thread) return CUDA_ERROR_INVALID_VALUE;  // not the legacy default stream
+  if (IsLegacyStream(hStream, per_thread)) return CUDA_ERROR_INVALID_VALUE;
   return Prefetch("cuMemPrefetchBatchAsync", dptrs, sizes, count, prefetchLocs, prefetchLocIdxs, numPrefetchLocs,
                   hStream, per_thread);
 }
@@ -343,7 +344,7 @@ CUresult Custom_cuMemPrefetchBatchAsync(CUdeviceptr* dptrs, size_t* sizes, size_
 // What is discarded may hold anything afterwards, also what it held before.
 CUresult Custom_cuMemDiscardBatchAsync(CUdeviceptr* dptrs, size_t* sizes, size_t count, unsigned long long flags,
                                        CUstream hStream, bool per_thread) {
-  if (flags != 0 || (!hStream && !per_thread)) return CUDA_ERROR_INVALID_VALUE;
+  if (flags != 0 || IsLegacyStream(hStream, per_thread)) return CUDA_ERROR_INVALID_VALUE;
   return Prefetch("cuMemDiscardBatchAsync", dptrs, sizes, count, nullptr, nullptr, 0, hStream, per_thread);
 }
 

@@ -755,6 +755,25 @@ TEST_F(StagedNodeTest, ACapturedCopyIsANodeOfTheCapturesGraph) {
   captured(false, nullptr);
   EXPECT_EQ(cuMemHostUnregister(registered), CUDA_SUCCESS);
   EXPECT_EQ(munmap(registered, kPage), 0);
+  // Between two places of the host.
+  std::string other(1000, 'b');
+  Take();
+  EXPECT_EQ(cuMemcpyAsync(reinterpret_cast<CUdeviceptr>(&other[0]), reinterpret_cast<CUdeviceptr>(host.data()),
+                          host.size(), stream),
+            CUDA_SUCCESS);
+  {
+    const Requests sent = Take();
+    EXPECT_EQ(sent.calls, (Calls{kCall_cuStreamGetCaptureInfo_v3, kCall_cuGraphCreate, kCall_cuUserObjectCreate,
+                                 kCall_cuGraphRetainUserObject, kCall_cuGraphAddNode_v2, kCall_cuGraphAddNode_v2,
+                                 kCall_cuStreamUpdateCaptureDependencies_v2}));
+    wire::cuGraphCreate_Request child;
+    wire::cuGraphAddNode_v2_Request added;
+    ASSERT_TRUE(sent.Read(1, &child) && sent.Read(5, &added));
+    children.push_back(child.phGraph);
+    last = added.node;
+    sent.Run();
+    EXPECT_EQ(other, host);
+  }
   // What is refused is not captured.
   Take();
   status = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
