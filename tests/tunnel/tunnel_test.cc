@@ -984,7 +984,10 @@ TEST_F(Tunnel, NoHostIsEveryAddress) {
     return connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
   };
   EXPECT_TRUE(connects(v4));
-  EXPECT_TRUE(connects(v6));
+  // Some containers have no IPv6.
+  if (access("/proc/net/if_inet6", R_OK) == 0) {
+    EXPECT_TRUE(connects(v6));
+  }
 }
 
 TEST_F(Tunnel, ManyHellosStartFewWorkersAtATime) {
