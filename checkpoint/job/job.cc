@@ -61,7 +61,7 @@ constexpr size_t kMostJobBytes = 4 << 20;
 constexpr std::chrono::milliseconds kStartLook(10);
 constexpr int kStartLooks = 200;
 // Who looks whether a folder is in use (IsInUse, RemoveStaleJobs) has it locked meanwhile. How long whoever is to run a
-// job there waits for that, and how often he tries.
+// job there waits for that, and how often it tries.
 constexpr int kClaimMs = 1000, kClaimLookMs = 5;
 // Of the fields that StatOf gives, the one that says where the stack begins.
 constexpr int kStackField = 25;

@@ -49,7 +49,7 @@ bool IsClaimed(int fd) {
 int OpenClaim(const std::string& directory) {
   const int fd = open((directory + "/" + kClaimName).c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   struct stat file, user;
-  // Of a job that runs as another user: he looks at it, too, and nobody else.
+  // Of a job that runs as another user: that user looks at it, too, and nobody else.
   if (fd >= 0 && fstat(fd, &file) == 0 && stat(SocketFolder(directory).c_str(), &user) == 0 &&
       file.st_uid != user.st_uid && fchown(fd, user.st_uid, gid_t(-1)) != 0) {
     close(fd);

@@ -11,7 +11,8 @@
 //
 // Other tools, such as cr-ps, only ask a job's processes something. They look at jobs that nobody has claimed: a
 // connection of theirs would hinder the dump of a process, or be in the way of who gives it its session back. A tool
-// that claims a job waits for those that look at it. Who looks at a job of root's is its user: the file is his.
+// that claims a job waits for those that look at it. That may be the user whose processes they are: the file is that
+// user's.
 //
 // Not thread-safe. The claim is the process's that took it, and one for each folder and process.
 #ifndef CUDA_REMOTE_CHECKPOINT_JOB_JOB_CLAIM_H_
