@@ -6,7 +6,8 @@
 #include <sys/types.h>
 
 #include <map>
-#include <mutex>
+
+#include "proto/threads/mutex.h"
 
 namespace cuda_remote::host {
 
@@ -34,7 +35,7 @@ class Places {
 
  private:
   bool Take(uid_t user) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     const auto of_user = of_user_.find(user);
     if (all_ >= kMost || (of_user != of_user_.end() && of_user->second >= kMostOfUser)) return false;
     ++all_;
@@ -42,14 +43,14 @@ class Places {
     return true;
   }
   void GiveBack(uid_t user) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     --all_;
     if (--of_user_[user] == 0) of_user_.erase(user);
   }
 
-  std::mutex mutex_;
-  int all_ = 0;
-  std::map<uid_t, int> of_user_;
+  Mutex mutex_;
+  int all_ CR_GUARDED_BY(mutex_) = 0;
+  std::map<uid_t, int> of_user_ CR_GUARDED_BY(mutex_);
 };
 
 }  // namespace cuda_remote::host

@@ -2175,14 +2175,7 @@ def failing(context):
         stays_on_a(lab, what, moving, child)
 
     kill_tool = lambda moving: kill_all(named(lab.b, "cr-restart"))
-    def give_up(moving):
-        moving.send_signal(signal.SIGTERM)
-        # Although it would wait there for long.
-        harness.wait_for(lambda: not named(lab.b, "cr-restart"), LIMIT, lambda: "B's cr-restart waits for nobody")
 
-    in_the_middle("the user gives up", give_up)
-    in_the_middle("B's cr-restart is killed", kill_tool)
-    in_the_middle("B's cr-hostd is killed", lambda moving: lab.b.stop())
     def drain(moving):
         draining = lab.b.begin(0, "cr-drain", "--save", lab.folder + "/drained")
         reason = lambda: os.path.exists(lab.b.path(lab.folder + "/draining"))
@@ -2191,6 +2184,14 @@ def failing(context):
         draining.wait(LIMIT)
         worked(lab.b.run(0, "cr-drain", "--undo"))
 
+    def give_up(moving):
+        moving.send_signal(signal.SIGTERM)
+        # Although it would wait there for long.
+        harness.wait_for(lambda: not named(lab.b, "cr-restart"), LIMIT, lambda: "B's cr-restart waits for nobody")
+
+    in_the_middle("the user gives up", give_up)
+    in_the_middle("B's cr-restart is killed", kill_tool)
+    in_the_middle("B's cr-hostd is killed", lambda moving: lab.b.stop())
     in_the_middle("B is drained meanwhile", drain)
     in_the_middle("it is killed at the beginning", lambda moving: lab.b.stop(), number=1)
     lab.b.start()
