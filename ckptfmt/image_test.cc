@@ -418,6 +418,41 @@ TEST(Image, ProcessesAndLogsGoTogether) {
   EXPECT_TRUE(absl::IsDataLoss(ImageReader::Open(folder / "stray").status()));
 }
 
+TEST(Image, NamesNeedNotBeUtf8) {
+  TestFolder folder;
+  const std::string latin = "\xe9t\xe9";
+  ImageInfo info = SampleInfo();
+  info.host = info.job = info.program = info.job_folder = latin;
+  info.client_info["criu"] = latin;
+  info.processes[0].program = info.processes[0].server = info.processes[0].driver_settings = latin;
+  info.needs.files[0].path = "/data/" + latin;
+  Region region;
+  region.bytes = 1;
+  region.symbol = latin;
+  auto writer = ImageWriter::Create(folder / latin, OneWriter());
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  ASSERT_TRUE((*writer)->BeginRegion(region).ok());
+  ASSERT_TRUE((*writer)->AddData("x").ok());
+  ASSERT_TRUE((*writer)->EndRegion().ok());
+  ASSERT_TRUE((*writer)->WriteLog(kSampleLog).ok());
+  WriteFile((*writer)->client_dir() + "/" + latin, "text");
+  ASSERT_TRUE((*writer)->Commit(info).ok());
+
+  const absl::Status status = ReadAll(folder / latin);
+  ASSERT_TRUE(status.ok()) << status;
+  auto reader = ImageReader::Open(folder / latin);
+  const ImageInfo& found = (*reader)->info();
+  EXPECT_EQ(found.host, latin);
+  EXPECT_EQ(found.job, latin);
+  EXPECT_EQ(found.program, latin);
+  EXPECT_EQ(found.job_folder, latin);
+  EXPECT_EQ(found.client_info, info.client_info);
+  EXPECT_EQ(found.processes[0].program, latin);
+  EXPECT_EQ(found.needs.files[0].path, "/data/" + latin);
+  EXPECT_EQ((*reader)->regions()[0].symbol, latin);
+  EXPECT_EQ((*reader)->files()[0].path, "client/" + latin);
+}
+
 TEST(Image, HostilePathsInTheManifest) {
   for (const char* path :
        {"/etc/passwd", "client/../../x", "client//x", "other", "client/./x", "", "manifest.pb", "memory", "client/"}) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "proto/codec/text.h"
 
+#include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <cstdio>
 
@@ -67,6 +69,38 @@ std::string JsonQuoted(std::string_view text) {
     }
   });
   return out + '"';
+}
+
+std::string PathToUtf8(std::string_view path) {
+  std::string out;
+  EachCharacter(path, [&out](std::string_view character, bool well_formed) {
+    if (well_formed) {
+      out += character;
+      return;
+    }
+    char code[4];
+    snprintf(code, sizeof(code), "%02x", uint8_t(character[0]));
+    out += '\0';
+    out += code;
+  });
+  return out;
+}
+
+std::string PathFromUtf8(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\0'), text.size());
+    out += text.substr(0, end);
+    text.remove_prefix(end);
+    if (text.empty()) break;
+    // As digits; what is none is of no path.
+    uint8_t byte = 0;
+    const std::string_view digits = text.substr(1, 2);
+    std::from_chars(digits.data(), digits.data() + digits.size(), byte, 16);
+    if (byte != 0) out += char(byte);
+    text.remove_prefix(1 + digits.size());
+  }
+  return out;
 }
 
 }  // namespace cuda_remote

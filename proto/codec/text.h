@@ -19,6 +19,11 @@ std::string Printable(std::string_view text);
 // come out as \u00xx. Any thread.
 std::string JsonQuoted(std::string_view text);
 
+// A path as well-formed UTF-8, for messages that have it as a string: each byte that is no part of a character becomes
+// a zero byte, which no path has, and two hexadecimal digits. PathFromUtf8 turns it back. Any thread.
+std::string PathToUtf8(std::string_view path);
+std::string PathFromUtf8(std::string_view text);
+
 }  // namespace cuda_remote
 
 #endif  // CUDA_REMOTE_PROTO_CODEC_TEXT_H_

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "proto/codec/text.h"
 
+#include <algorithm>
+
 #include "gtest/gtest.h"
 
 namespace cuda_remote {
@@ -40,6 +42,33 @@ TEST(JsonQuoted, IsAJsonString) {
   EXPECT_EQ(JsonQuoted("say \"hi\" \\ jos\xc3\xa9"), "\"say \\\"hi\\\" \\\\ jos\xc3\xa9\"");
   EXPECT_EQ(JsonQuoted("a\nb\x1b\x7f"), "\"a\\u000ab\\u001b\\u007f\"");
   EXPECT_EQ(JsonQuoted("jos\xe9"), "\"jos\\u00e9\"");
+}
+
+TEST(PathToUtf8, ComesBackAsItWas) {
+  for (const std::string path : {"", "/data/jos\xc3\xa9", "/data/\xe9t\xe9", "\xff", "\xe8\xae", "\xed\xa0\x80/a"}) {
+    const std::string text = PathToUtf8(path);
+    std::string characters = text;
+    characters.erase(std::remove(characters.begin(), characters.end(), '\0'), characters.end());
+    EXPECT_EQ(Printable(characters), characters) << "not UTF-8: " << path;
+    EXPECT_EQ(PathFromUtf8(text), path);
+  }
+  EXPECT_EQ(PathToUtf8("/data/jos\xc3\xa9"), "/data/jos\xc3\xa9");
+  EXPECT_EQ(PathToUtf8("t\xe9"), std::string_view("t\0"
+                                                  "e9",
+                                                  4));
+}
+
+TEST(PathFromUtf8, IsSafeWithWhatIsNoPath) {
+  EXPECT_EQ(PathFromUtf8(std::string_view("a\0", 2)), "a");
+  EXPECT_EQ(PathFromUtf8(std::string_view("a\0"
+                                          "f",
+                                          3)),
+            "a\x0f");
+  EXPECT_EQ(PathFromUtf8(std::string_view("a\0zzb", 5)), "ab");
+  EXPECT_EQ(PathFromUtf8(std::string_view("a\0"
+                                          "00b",
+                                          5)),
+            "ab");
 }
 
 }  // namespace

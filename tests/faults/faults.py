@@ -278,6 +278,54 @@ def no_image(context):
     must_fail(lab.start(harness.Process(lab, "migrate", [lab.tool("cr-migrate"), "no-such-job", "--to", server.unix])))
 
 
+# Reads the second half of a file after a checkpoint, and shares memory with a child by a named file.
+NAMES = """
+import mmap, os, sys, time
+data, shared, flag = sys.argv[1:4]
+with open(shared, "wb") as file:
+    file.write(bytes(4096))
+with open(shared, "r+b") as file:
+    memory = mmap.mmap(file.fileno(), 4096)
+file = open(data)
+read = file.readline()
+if os.fork() == 0:
+    while not os.path.exists(flag):
+        time.sleep(0.02)
+    memory[0:4] = b"five"
+    os._exit(0)
+open(flag + ".ready", "w").close()
+os.wait()
+print(read + file.read() + memory[0:4].decode(), flush=True)
+"""
+
+
+@case
+def names(context):
+    """Files whose names are not UTF-8: those that the job has open, shares memory by and writes its output to, and the image."""
+    lab = context.lab
+    server = lab.server()
+    data, out, shared, image = (context.path(name) for name in ("d\udce9ta", "\udce9.out", "sh\udcffred", "im\udce9ge"))
+    flag, directory = context.path("flag"), context.path("job.job")
+    with open(data, "w") as file:
+        file.write("one\ntwo\n")
+    program = [sys.executable, "-c", NAMES, data, shared, flag]
+    run = [lab.tool("cr-run"), *lab.run_options, "--server", server.unix, "--", *program]
+    redirected = ["sh", "-c", 'out=$1; shift; exec "$@" > "$out"', "sh", out, *run]
+    job = lab.start(harness.Process(lab, "job", redirected, {"CUDA_REMOTE_JOB_DIR": directory}))
+    wait_for(lambda: os.path.exists(flag + ".ready") or not job.running(), 60, job.describe)
+    lab.run("checkpoint", [lab.tool("cr-checkpoint"), "--stop", directory, image])
+    job.wait(30)
+    lab.run("verify", [lab.tool("cr-inspect"), "--verify", image])
+    if not os.path.exists(shared):
+        raise Failure("the case removed its own file")
+    os.unlink(shared)
+    open(flag, "w").close()
+    context.restart(image, server).expect_success(60)
+    with open(out) as file:
+        if (found := file.read()) != "one\ntwo\nfive\n":
+            raise Failure(f"the restarted job wrote {found!r}")
+
+
 @case
 def full_disk(context):
     """A checkpoint onto a full disk fails with a clear message and leaves no image; the job continues."""

@@ -32,6 +32,7 @@
 #include "ckptfmt/needs.h"
 #include "proto/base/clock.h"
 #include "proto/base/status_macros.h"
+#include "proto/codec/text.h"
 #include "proto/errors/annotate.h"
 
 namespace cuda_remote::checkpoint {
@@ -49,10 +50,34 @@ constexpr char kUnreadableFacts[] = "cannot read the description of the job's pr
 
 bool IsPipe(const Stdio& stream) { return stream.target().compare(0, 5, "pipe:") == 0; }
 
+// Of a path in the facts: PathToUtf8, or back.
+using ChangePath = std::string (*)(std::string_view path);
+
+void ChangePaths(ProcessFacts* facts, ChangePath change) {
+  for (Stdio& stream : *facts->mutable_stdio()) stream.set_target(change(stream.target()));
+  for (InheritedFile& file : *facts->mutable_files()) file.set_path(change(file.path()));
+  for (auto* const files : {facts->mutable_shared_files(), facts->mutable_shared_folders()}) {
+    for (FileFacts& file : *files) {
+      file.set_path(change(file.path()));
+      for (std::string& name : *file.mutable_former()) name = change(name);
+    }
+  }
+}
+
+bool FactsToJson(ProcessFacts facts, std::string* text) {
+  ChangePaths(&facts, &PathToUtf8);
+  google::protobuf::util::JsonPrintOptions options;
+  options.preserve_proto_field_names = true;
+  text->clear();
+  return google::protobuf::util::MessageToJsonString(facts, text, options).ok();
+}
+
 bool FactsFromJson(const std::string& text, ProcessFacts* facts) {
   google::protobuf::util::JsonParseOptions options;
   options.ignore_unknown_fields = true;
-  return google::protobuf::util::JsonStringToMessage(text, facts, options).ok();
+  if (!google::protobuf::util::JsonStringToMessage(text, facts, options).ok()) return false;
+  ChangePaths(facts, &PathFromUtf8);
+  return true;
 }
 
 // Parts of a version as numbers: "6.1.0-amd64" as 6, 1, 0.
@@ -320,10 +345,7 @@ absl::Status CriuEngine::Describe(const Job& job, const SaveOptions& options, st
   ProcessFacts found;
   if (!facts->empty()) FactsFromJson(*facts, &found);
   CR_RETURN_IF_ERROR(DescribeProcesses(job, options.close_tcp, &found));
-  google::protobuf::util::JsonPrintOptions print;
-  print.preserve_proto_field_names = true;
-  facts->clear();
-  if (google::protobuf::util::MessageToJsonString(found, facts, print).ok()) return absl::OkStatus();
+  if (FactsToJson(std::move(found), facts)) return absl::OkStatus();
   return absl::InternalError("cannot write the description of the job's processes");
 }
 
