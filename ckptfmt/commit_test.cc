@@ -5,9 +5,11 @@
 #include <errno.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/capability.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -66,6 +68,10 @@ TEST(Commit, OtherThingsAreNotTouched) {
   EXPECT_EQ(ReadFile(folder / "file"), "mine");
   EXPECT_EQ(ReadFile(folder / "folder/file"), "mine");
   EXPECT_EQ(ReadFile(folder / "image.partial/thesis.tex"), "mine");
+  // A link that leads nowhere is refused at once, not when the image is complete.
+  std::filesystem::create_symlink("nowhere", folder / "link");
+  const absl::Status link = ImageWriter::Create(folder / "link").status();
+  EXPECT_TRUE(absl::IsAlreadyExists(link)) << link;
   // An empty folder may become an image; a folder that is not there is an error.
   std::filesystem::create_directory(folder / "empty");
   EXPECT_TRUE(WriteJob(folder / "empty", "new").ok());
@@ -159,6 +165,63 @@ TEST(Commit, AFileSizeLimitOfTheSystem) {
   waitpid(child, &result, 0);
   EXPECT_EQ(result, 0);
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+int g_syncs_left = 0;
+
+int SyncOrFail(int fd) {
+  if (g_syncs_left-- != 0) return fsync(fd);
+  errno = EIO;
+  return -1;
+}
+
+TEST(Commit, ADiskThatCannotFlushAtAnyMoment) {
+  for (const bool exchange : {true, false}) {
+    g_no_exchange_for_testing = !exchange;
+    TestFolder folder;
+    ASSERT_TRUE(WriteJob(folder / "image", "old").ok());
+    for (const char* name : {"first", "image"}) {
+      const std::string image = folder / name, before = JobOf(image);
+      int syncs = 0;
+      for (absl::Status status = absl::UnknownError(""); !status.ok(); ++syncs) {
+        g_syncs_left = syncs;
+        g_sync_for_testing = &SyncOrFail;
+        status = WriteJob(image, "new");
+        g_sync_for_testing = nullptr;
+        if (status.ok()) break;
+        ASSERT_TRUE(absl::IsDataLoss(status)) << status;
+        ASSERT_EQ(JobOf(image), before) << "at flush " << syncs;
+        ASSERT_FALSE(std::filesystem::exists(image + ".partial")) << "at flush " << syncs;
+        ASSERT_FALSE(std::filesystem::exists(image + ".old")) << "at flush " << syncs;
+      }
+      EXPECT_GT(syncs, 8);
+      EXPECT_EQ(JobOf(image), "new");
+    }
+  }
+  g_no_exchange_for_testing = false;
+}
+
+TEST(Commit, AFolderThatMayBeWrittenButNotRead) {
+  TestFolder folder;
+  ASSERT_EQ(mkdir((folder / "box").c_str(), 0300), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    // Root would be allowed to read it.
+    __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    const __user_cap_data_struct none[2] = {};
+    syscall(SYS_capset, &header, none);
+    for (const char* job : {"old", "new"}) {
+      const absl::Status status = WriteJob(folder / "box/image", job);
+      if (status.ok()) continue;
+      fprintf(stderr, "%s\n", Message(status).c_str());
+      _exit(1);
+    }
+    _exit(JobOf(folder / "box/image") == "new" ? 0 : 2);
+  }
+  int result = 0;
+  waitpid(child, &result, 0);
+  EXPECT_EQ(result, 0);
+  chmod((folder / "box").c_str(), 0700);
 }
 
 int g_steps_left = 0;

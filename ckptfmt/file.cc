@@ -16,9 +16,25 @@
 namespace cuda_remote::ckptfmt {
 
 ssize_t (*g_write_for_testing)(int fd, const void* data, size_t bytes) = nullptr;
+int (*g_sync_for_testing)(int fd) = nullptr;
 void (*g_step_for_testing)(const char* step) = nullptr;
 bool g_no_exchange_for_testing = false;
-void (*g_disk_for_testing)(uint64_t bytes) = nullptr;
+int (*g_disk_for_testing)(uint64_t bytes) = nullptr;
+
+namespace {
+
+int Sync(int fd) { return g_sync_for_testing ? g_sync_for_testing(fd) : fsync(fd); }
+
+// Of the bytes from `from` to `to`; returns 0, or why the disk does not have them. A failure to write them is told once
+// for each descriptor, here or by fsync.
+int SyncRange(int fd, uint64_t from, uint64_t to, unsigned flags) {
+  if (sync_file_range(fd, off_t(from), off_t(to - from), flags) == 0) return 0;
+  // Where there is no such call, fsync does all of it.
+  const bool missing = errno == EINVAL || errno == ENOSYS || errno == ENOTSUP || errno == ESPIPE || errno == EPERM;
+  return missing ? 0 : errno;
+}
+
+}  // namespace
 
 absl::Status SystemError(const std::string& doing, const std::string& path, int error) {
   const std::string text = absl::StrCat("cannot ", doing, " ", path, ": ", strerror(error));
@@ -106,17 +122,19 @@ absl::Status OutputFile::Append(std::string_view bytes) {
     if (n <= 0) return SystemError("write", full_path_, n < 0 ? errno : ENOSPC);
     bytes.remove_prefix(size_t(n));
   }
-  // Lets the disk begin while memory is still being read, instead of all at the end. Failures are told by fsync.
+  // Lets the disk begin while memory is still being read, instead of all at the end.
   constexpr uint64_t kStride = 32u << 20;
   if (end - started_ < kStride) return absl::OkStatus();
-  sync_file_range(fd_.get(), off_t(started_), off_t(end - started_), SYNC_FILE_RANGE_WRITE);
+  int error = SyncRange(fd_.get(), started_, end, SYNC_FILE_RANGE_WRITE);
+  if (error != 0) return SystemError("write", full_path_, error);
   const auto start = Now();
   if (g_disk_for_testing) {
-    g_disk_for_testing(started_ - waited_);
+    error = g_disk_for_testing(started_ - waited_);
   } else if (started_ > waited_) {
-    sync_file_range(fd_.get(), off_t(waited_), off_t(started_ - waited_),
-                    SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+    error = SyncRange(fd_.get(), waited_, started_,
+                      SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
   }
+  if (error != 0) return SystemError("write", full_path_, error);
   waited_seconds_ += SecondsSince(start);
   waited_ = started_;
   started_ = end;
@@ -124,7 +142,7 @@ absl::Status OutputFile::Append(std::string_view bytes) {
 }
 
 absl::StatusOr<FileRecord> OutputFile::Finish() {
-  if (fsync(fd_.get()) != 0) return SystemError("write", full_path_, errno);
+  if (Sync(fd_.get()) != 0) return SystemError("write", full_path_, errno);
   fd_.Close();
   FileRecord record;
   record.path = path_;
@@ -179,7 +197,7 @@ absl::StatusOr<FileRecord> HashFile(const OpenedFolder& folder, const std::strin
   if (!fd.ok()) return fd.status();
   struct stat facts;
   if (fstat(fd->get(), &facts) != 0) return SystemError("look at", full_path, errno);
-  if (sync && fsync(fd->get()) != 0) return SystemError("write", full_path, errno);
+  if (sync && Sync(fd->get()) != 0) return SystemError("write", full_path, errno);
   FileRecord record;
   record.path = path;
   record.mode = facts.st_mode & 07777;
@@ -205,7 +223,7 @@ absl::Status SyncFolder(const std::string& path) {
 
 absl::Status SyncFolder(const OpenedFolder& folder) {
   // Some file systems cannot do that, and need not.
-  if (fsync(folder.fd()) == 0 || errno == EINVAL || errno == ENOTSUP) return absl::OkStatus();
+  if (Sync(folder.fd()) == 0 || errno == EINVAL || errno == ENOTSUP) return absl::OkStatus();
   return SystemError("write", folder.path(), errno);
 }
 

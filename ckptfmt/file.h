@@ -115,13 +115,14 @@ absl::StatusOr<FileRecord> HashFile(const OpenedFolder& folder, const std::strin
 absl::Status SyncFolder(const std::string& path);
 absl::Status SyncFolder(const OpenedFolder& folder);
 
-// For tests: stands in for write(2), is called between the steps of a commit, and plays a file system that cannot
-// exchange names. Null and false: as usual.
+// For tests: stand in for write(2) and fsync(2), is called between the steps of a commit, and plays a file system that
+// cannot exchange names. Null and false: as usual.
 extern ssize_t (*g_write_for_testing)(int fd, const void* data, size_t bytes);
+extern int (*g_sync_for_testing)(int fd);
 extern void (*g_step_for_testing)(const char* step);
 extern bool g_no_exchange_for_testing;
-// Stands in for waiting until the disk has written so many bytes.
-extern void (*g_disk_for_testing)(uint64_t bytes);
+// Stands in for waiting until the disk has written so many bytes; returns 0, or what sync_file_range fails with.
+extern int (*g_disk_for_testing)(uint64_t bytes);
 inline void Step(const char* step) {
   if (g_step_for_testing) g_step_for_testing(step);
 }

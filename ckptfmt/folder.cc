@@ -129,14 +129,25 @@ absl::StatusOr<std::vector<std::string>> NamesIn(const OpenedFolder& folder) {
 }
 
 absl::Status RemoveFolder(const OpenedFolder& folder) {
+  // It may have become an image.
+  if (!folder.IsInPlace()) {
+    return absl::FailedPreconditionError(absl::StrCat(folder.path(), " has been moved, and is not removed"));
+  }
   CR_RETURN_IF_ERROR(RemoveAllIn(folder));
-  if (!folder.IsInPlace() || rmdir(folder.path().c_str()) != 0) return SystemError("remove", folder.path(), errno);
+  if (rmdir(folder.path().c_str()) != 0) return SystemError("remove", folder.path(), errno);
   return absl::OkStatus();
 }
 
 absl::Status NotOwn(const std::string& path, uid_t owner, const std::string& what_to_do) {
   return absl::PermissionDeniedError(absl::StrCat(path, " belongs to user ", owner,
                                                   ", not to the user of this program (", geteuid(), "); ", what_to_do));
+}
+
+absl::Status SyncParent(const OpenedFolder& folder) {
+  const std::string parent = ParentOf(folder.path());
+  const absl::Status status = SyncFolder(parent);
+  if (!absl::IsPermissionDenied(status)) return status;
+  return syncfs(folder.fd()) == 0 ? absl::OkStatus() : SystemError("write", parent, errno);
 }
 
 std::string ImagePath(const std::string& dir) {
@@ -208,8 +219,11 @@ absl::Status PutBackOldImage(const std::string& dir) {
 
 absl::Status CheckMayReplace(const std::string& dir) {
   struct stat facts;
-  if (lstat(dir.c_str(), &facts) != 0 || facts.st_uid == geteuid()) return absl::OkStatus();
-  return NotOwn(dir, facts.st_uid, "choose another name for the image");
+  if (lstat(dir.c_str(), &facts) != 0) return absl::OkStatus();
+  if (facts.st_uid != geteuid()) return NotOwn(dir, facts.st_uid, "choose another name for the image");
+  if (!S_ISLNK(facts.st_mode)) return absl::OkStatus();
+  return absl::AlreadyExistsError(
+      absl::StrCat(dir, " is a symbolic link to something that is not there; remove it, or choose another name"));
 }
 
 absl::Status LockToWrite(const OpenedFolder& folder) {
@@ -270,7 +284,6 @@ absl::StatusOr<OpenedFolder> MakePartial(const std::string& dir) {
 absl::Status Publish(const OpenedFolder& folder, const std::string& dir) {
   const std::string partial = dir + ".partial";
   const std::string old = dir + ".old";
-  const std::string parent = ParentOf(dir);
   if (!folder.IsInPlace()) {
     return absl::PermissionDeniedError(absl::StrCat("another user has put something else in the place of ", partial));
   }
@@ -278,7 +291,9 @@ absl::Status Publish(const OpenedFolder& folder, const std::string& dir) {
     // Nothing there, or an empty folder; anything else makes rename fail.
     if (rename(partial.c_str(), dir.c_str()) != 0) return SystemError("give the image its name", dir, errno);
     Step("renamed");
-    return SyncFolder(parent);
+    const absl::Status synced = SyncParent(folder);
+    if (!synced.ok()) rename(dir.c_str(), partial.c_str());
+    return synced;
   }
   // The old image will lie in DIR.partial for a moment; the lock keeps the next writer from starting in it meanwhile.
   CR_RETURN_IF_ERROR(CheckMayReplace(dir));
@@ -288,7 +303,11 @@ absl::Status Publish(const OpenedFolder& folder, const std::string& dir) {
   errno = EINVAL;
   if (!g_no_exchange_for_testing && renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, dir.c_str(), RENAME_EXCHANGE) == 0) {
     Step("exchanged");
-    CR_RETURN_IF_ERROR(SyncFolder(parent));
+    const absl::Status synced = SyncParent(folder);
+    if (!synced.ok()) {
+      renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, dir.c_str(), RENAME_EXCHANGE);
+      return synced;
+    }
     // The new image is there. What may be left of the old one is in nobody's way: the next checkpoint removes it.
     if (locked) RemoveFolder(replaced).IgnoreError();
     return absl::OkStatus();
@@ -309,7 +328,10 @@ absl::Status Publish(const OpenedFolder& folder, const std::string& dir) {
     return SystemError("give the image its name", dir, error);
   }
   Step("renamed");
-  CR_RETURN_IF_ERROR(SyncFolder(parent));
+  if (const absl::Status synced = SyncParent(folder); !synced.ok()) {
+    if (rename(dir.c_str(), partial.c_str()) == 0) rename(old.c_str(), dir.c_str());
+    return synced;
+  }
   if (const absl::StatusOr<OpenedFolder> moved = OpenedFolder::Open(old); moved.ok()) {
     RemoveFolder(*moved).IgnoreError();
   }

@@ -40,6 +40,7 @@ std::string NewestImageIn(const std::string& dir);
 absl::Status PutBackOldImage(const std::string& dir);
 
 // kPermissionDenied if `dir` is there and not this user's: a new image would take the place of somebody else's.
+// kAlreadyExists if it is a symbolic link, which ImagePath could not resolve.
 absl::Status CheckMayReplace(const std::string& dir);
 
 // Locks a folder that images are written to, until its descriptor is closed. Waits 3 seconds for another writer, which
@@ -51,11 +52,15 @@ absl::Status LockToWrite(const OpenedFolder& folder);
 absl::StatusOr<OpenedFolder> MakePartial(const std::string& dir);
 
 // Gives `partial`, which is DIR.partial, the name DIR, in place of an image or an empty folder that has it. On the disk
-// when it returns.
+// when it returns. If it fails, `partial` is DIR.partial again, and an image that had the name DIR has it.
 absl::Status Publish(const OpenedFolder& partial, const std::string& dir);
 
-// Removes an image, or DIR.partial, with all in it; only its own kind of files.
+// Removes an image, or DIR.partial, with all in it; only its own kind of files. Fails, and removes nothing, if the
+// folder has another name by now.
 absl::Status RemoveFolder(const OpenedFolder& folder);
+
+// Flushes the names beside the folder to the disk. Who may not read them flushes the whole file system.
+absl::Status SyncParent(const OpenedFolder& folder);
 
 // The names in a folder, sorted.
 absl::StatusOr<std::vector<std::string>> NamesIn(const OpenedFolder& folder);

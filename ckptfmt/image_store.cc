@@ -97,7 +97,13 @@ struct ImageStore::State {
       const uint64_t number = StoreImageNumber(name, &partial);
       if (number == 0) continue;
       next = std::max(next, number + 1);
-      if (!partial && IsImage(folder.FullPath(name))) continue;
+      if (!partial) {
+        // What cannot be looked at may be complete.
+        const std::string manifest = absl::StrCat(folder.FullPath(name), "/", kManifestName);
+        struct stat facts;
+        if (lstat(manifest.c_str(), &facts) == 0) continue;
+        if (errno != ENOENT && errno != ENOTDIR) return SystemError("look at", manifest, errno);
+      }
       const absl::StatusOr<bool> removed = Remove(name);
       if (!removed.ok()) return removed.status();
     }
@@ -153,16 +159,14 @@ absl::StatusOr<std::unique_ptr<ImageStore>> ImageStore::Open(const std::string& 
     return absl::AlreadyExistsError(
         absl::StrCat(path, " is one image; choose another folder to keep several images in, or leave out --keep"));
   }
-  if (mkdir(path.c_str(), 0700) == 0) {
-    CR_RETURN_IF_ERROR(SyncFolder(path + "/.."));
-  } else if (errno != EEXIST) {
-    return SystemError("create", path, errno);
-  }
+  const bool made = mkdir(path.c_str(), 0700) == 0;
+  if (!made && errno != EEXIST) return SystemError("create", path, errno);
   path = ImagePath(path);
   auto state = std::make_unique<State>();
   absl::StatusOr<OpenedFolder> folder = OpenedFolder::Open(path);
   if (!folder.ok()) return folder.status();
   state->folder = *std::move(folder);
+  if (made) CR_RETURN_IF_ERROR(SyncParent(state->folder));
   struct stat facts;
   if (fstat(state->folder.fd(), &facts) != 0) return SystemError("look at", path, errno);
   if (facts.st_uid != geteuid()) return NotOwn(path, facts.st_uid, "choose another folder for the images");

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -335,6 +336,25 @@ TEST(Store, OtherFoldersAreNotTouched) {
   WriteFile(open + "/image-000001.partial/thesis.tex", "mine");
   EXPECT_THAT(Message(ImageStore::Open(open).status()), HasSubstr("thesis.tex"));
   EXPECT_EQ(ReadFile(open + "/image-000001.partial/thesis.tex"), "mine");
+}
+
+TEST(Store, AnImageThatCannotBeLookedAtIsNotRemoved) {
+  TestFolder folder;
+  // The image has a path that is not too long, and its manifest has one that is.
+  std::string dir = folder.path();
+  const size_t length = 4096 - strlen("/image-000001/manifest.pb");
+  while (dir.size() < length) {
+    const size_t left = length - dir.size() - 1;
+    dir += "/" + std::string(left <= 200 ? left : std::min<size_t>(left - 2, 200), 'd');
+    ASSERT_EQ(mkdir(dir.c_str(), 0700), 0);
+  }
+  Save(dir, FirstMemory(), 1).IgnoreError();
+  const int fd = open(dir.c_str(), O_RDONLY | O_DIRECTORY);
+  const auto is_there = [&] { return faccessat(fd, "image-000001/manifest.pb", F_OK, 0) == 0; };
+  ASSERT_TRUE(is_there());
+  EXPECT_THAT(Message(Save(dir, FirstMemory(), 1)), HasSubstr("too long"));
+  EXPECT_TRUE(is_there());
+  close(fd);
 }
 
 TEST(Store, NothingIsSharedWithWhatOthersCouldHaveWritten) {

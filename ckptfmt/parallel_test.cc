@@ -394,11 +394,12 @@ TEST(Parallel, DamageOfMemoryIsLeftToWhoReadsIt) {
   EXPECT_THAT(Message((*reader)->Verify(nullptr, ImageReader::Files::kAllButMemory)), HasSubstr("is damaged"));
 }
 
-void FastDisk(uint64_t) {}
+int FastDisk(uint64_t) { return 0; }
 
-void DiskOf100MB(uint64_t bytes) {
+int DiskOf100MB(uint64_t bytes) {
   // 100 MB/s.
   std::this_thread::sleep_for(std::chrono::nanoseconds(bytes * 10));
+  return 0;
 }
 
 TEST(Parallel, CompressesIfTheDiskIsSlowAndTheBytesShrink) {
@@ -430,6 +431,35 @@ TEST(Parallel, CompressesIfTheDiskIsSlowAndTheBytesShrink) {
   // Until it is known that the disk is slow, two strides.
   EXPECT_LT(stored(true, true), kChunks * kChunkBytes / 2);
   EXPECT_EQ(stored(true, false), kChunks * kChunkBytes);
+}
+
+std::atomic<int> g_disk_failures{0};
+
+// As the kernel: it tells each failure once.
+int FailOnce(uint64_t bytes) { return bytes > 0 && g_disk_failures++ == 0 ? EIO : 0; }
+
+TEST(Parallel, BytesThatTheDiskDidNotTakeAreNoImage) {
+  TestFolder folder;
+  WriterOptions options;
+  options.writers = 1;
+  auto writer = ImageWriter::Create(folder / "image", options);
+  ASSERT_TRUE(writer.ok());
+  Region region;
+  region.bytes = 50 * kChunkBytes;
+  ASSERT_TRUE((*writer)->BeginRegion(region).ok());
+  g_disk_failures = 0;
+  g_disk_for_testing = &FailOnce;
+  absl::Status status;
+  for (int i = 0; i < 50 && status.ok(); ++i) status = (*writer)->AddData(std::string(kChunkBytes, char(i + 1)));
+  if (status.ok()) status = (*writer)->EndRegion();
+  if (status.ok()) status = (*writer)->WriteLog("log");
+  if (status.ok()) status = (*writer)->Commit(SampleInfo());
+  g_disk_for_testing = nullptr;
+  EXPECT_GT(g_disk_failures, 0);
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("memory/data-00000"));
+  writer->reset();
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
 }  // namespace
