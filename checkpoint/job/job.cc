@@ -358,7 +358,7 @@ ServerChange::~ServerChange() {
     if (kept_) break;
     if (text.empty()) unlink((directory_ + name).c_str());
     // Nobody is left to tell.
-    if (!text.empty()) Replace(directory_ + name, text).IgnoreError();
+    if (!text.empty()) Replace(directory_ + name, text, kForProcesses).IgnoreError();
   }
 }
 

@@ -379,6 +379,23 @@ class Other {
   pid_t pid_ = 0;
 };
 
+// After a move that has failed, whatever root's umask: the job's processes may run as another user.
+TEST_F(JobTest, TheFormerServerIsThereForAllProcessesAgain) {
+  const std::string directory = folder_ + "/job", server = directory + "/gpu-server";
+  ASSERT_EQ(MakeJobFolder(directory), absl::OkStatus());
+  ASSERT_EQ(WriteGpuServer(directory, "unix:/before", 0), absl::OkStatus());
+  const mode_t before = umask(077);
+  {
+    const ServerChange change(directory);
+    ASSERT_EQ(WriteGpuServer(directory, "unix:/after", 1), absl::OkStatus());
+  }
+  umask(before);
+  EXPECT_EQ(GpuServerOf(directory), "unix:/before");
+  struct stat facts;
+  ASSERT_EQ(stat(server.c_str(), &facts), 0);
+  EXPECT_EQ(facts.st_mode & 0777, 0644u);
+}
+
 // cr-ps asks a job's processes which sessions they have, but not while a tool saves them.
 TEST_F(JobTest, NobodyLooksAtAClaimedJob) {
   const std::string directory = folder_ + "/job";
