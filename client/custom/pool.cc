@@ -6,6 +6,8 @@
 
 #include <cuda.h>
 
+#include <vector>
+
 #include <cstring>
 
 #include "client/custom/bodies.gen.h"
@@ -83,10 +85,13 @@ void MadeCurrent(Call& call, uint64_t pool, int device) {
   {
     RecordedObjects& objects = call.session().objects();
     WriterLock lock(&objects.mutex());
-    objects.handles().ForEach(Kind::kMemoryPool, [&](uint64_t other, const Object&) {
+    std::vector<replay::ObjectKey> pools;
+    objects.handles().ForEach(Kind::kMemoryPool,
+                              [&](uint64_t one, const Object&) { pools.push_back({Kind::kMemoryPool, one}); });
+    for (const replay::ObjectKey& one : pools) {
       for (const uint32_t id : {kCall_cuDeviceSetMemPool, kCall_cuMemSetMemPool})
-        objects.log().ForgetSetting({Kind::kMemoryPool, other}, id, uint64_t(device));
-    });
+        objects.log().ForgetSetting(one, id, uint64_t(device));
+    }
   }
   call.Modified({Kind::kMemoryPool, pool}, uint64_t(device));
   WriterLock lock(&call.session().memory().mutex());
