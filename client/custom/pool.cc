@@ -6,9 +6,8 @@
 
 #include <cuda.h>
 
-#include <vector>
-
 #include <cstring>
+#include <vector>
 
 #include "client/custom/bodies.gen.h"
 #include "client/session/call.h"
@@ -86,8 +85,9 @@ void MadeCurrent(Call& call, uint64_t pool, int device) {
     RecordedObjects& objects = call.session().objects();
     WriterLock lock(&objects.mutex());
     std::vector<replay::ObjectKey> pools;
-    objects.handles().ForEach(Kind::kMemoryPool,
-                              [&](uint64_t one, const Object&) { pools.push_back({Kind::kMemoryPool, one}); });
+    objects.handles().ForEach(Kind::kMemoryPool, [&](uint64_t one, const Object&) {
+      pools.push_back({Kind::kMemoryPool, one});
+    });
     for (const replay::ObjectKey& one : pools) {
       for (const uint32_t id : {kCall_cuDeviceSetMemPool, kCall_cuMemSetMemPool})
         objects.log().ForgetSetting(one, id, uint64_t(device));
