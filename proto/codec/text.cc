@@ -2,9 +2,10 @@
 #include "proto/codec/text.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
 #include <cstdio>
+
+#include "proto/base/text.h"
 
 namespace cuda_remote {
 namespace {
@@ -78,10 +79,8 @@ std::string PathToUtf8(std::string_view path) {
       out += character;
       return;
     }
-    char code[4];
-    snprintf(code, sizeof(code), "%02x", uint8_t(character[0]));
     out += '\0';
-    out += code;
+    out += HexBytes(character);
   });
   return out;
 }
@@ -93,11 +92,9 @@ std::string PathFromUtf8(std::string_view text) {
     out += text.substr(0, end);
     text.remove_prefix(end);
     if (text.empty()) break;
-    // As digits; what is none is of no path.
-    uint8_t byte = 0;
     const std::string_view digits = text.substr(1, 2);
-    std::from_chars(digits.data(), digits.data() + digits.size(), byte, 16);
-    if (byte != 0) out += char(byte);
+    // What is none is of no path.
+    if (std::string byte; BytesOfHex(digits, &byte) && byte != std::string(1, '\0')) out += byte;
     text.remove_prefix(1 + digits.size());
   }
   return out;
