@@ -158,7 +158,10 @@ std::vector<std::string> MadeInConnect(const std::vector<int>& pids) {
       for (std::string line; std::getline(lines, line);) {
         TcpLine facts;
         if (!ParseTcpLine(line, &facts) || facts.state != TcpLine::kMade || inodes.count(facts.inode) == 0) continue;
-        found.push_back("the program is about to learn that the connection " + ToText(facts.connection) + " is made");
+        const std::string text =
+            "the program is about to learn that the connection " + ToText(facts.connection) + " is made";
+        // The kernel may list one twice while others come and go.
+        if (std::find(found.begin(), found.end(), text) == found.end()) found.push_back(text);
       }
     }
   }
