@@ -6,12 +6,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "proto/agent/types.h"
 #include "proto/base/mappings.h"
+#include "proto/base/read_file.h"
 #include "proto/channel/handshake.h"
 #include "proto/codec/text.h"
 #include "proto/folder/private_folder.h"
@@ -30,9 +30,11 @@ constexpr char kRings[] = "/memfd:cuda-remote-ring";
 constexpr const char* kOurs[] = {"cr-server", "cr-worker",  "cr-relay",      "cr-nvml",
                                  "cr-run",    "cr-restart", "cr-checkpoint", "cr-migrate"};
 
+// What is there of it: the process may end meanwhile.
 std::string ReadAll(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  std::string bytes;
+  ReadWholeFile(path, &bytes);
+  return bytes;
 }
 
 bool HasRings(const std::string& process) {

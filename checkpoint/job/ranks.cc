@@ -2,9 +2,9 @@
 #include "checkpoint/job/ranks.h"
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <set>
+
+#include "proto/base/read_file.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -46,8 +46,8 @@ std::vector<int> RanksIn(const std::vector<std::string>& environments) {
 std::vector<int> RanksOf(const std::vector<int>& pids) {
   std::vector<std::string> environments;
   for (const int pid : pids) {
-    std::ifstream file("/proc/" + std::to_string(pid) + "/environ", std::ios::binary);
-    environments.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+    environments.emplace_back();
+    ReadWholeFile("/proc/" + std::to_string(pid) + "/environ", &environments.back());
   }
   return RanksIn(environments);
 }

@@ -12,6 +12,7 @@
 #include <sstream>
 
 #include "checkpoint/job/loader_cache.h"
+#include "proto/base/read_file.h"
 #include "proto/base/status_macros.h"
 #include "proto/errors/absl_status.h"
 #include "proto/folder/private_folder.h"
@@ -44,8 +45,9 @@ constexpr const char* kFolders[] = {"/usr/lib/x86_64-linux-gnu",
 constexpr const char* kInstallations[] = {"CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH"};
 
 std::string ReadBytes(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+  std::string bytes;
+  ReadWholeFile(path, &bytes);
+  return bytes;
 }
 
 // The library of ours for a driver library called `name`.

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 
 #include "proto/base/clock.h"
 #include "proto/base/mappings.h"
+#include "proto/base/read_file.h"
 #include "proto/base/text.h"
 #include "proto/base/unique_fd.h"
 
@@ -20,6 +22,26 @@ namespace {
 
 int AnyFile() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
 bool IsOpen(int fd) { return fcntl(fd, F_GETFD) >= 0; }
+
+TEST(ReadWholeFile, ReadsFilesWithoutASizeAndFailsWithoutAnException) {
+  std::string bytes = "before";
+  ASSERT_TRUE(ReadWholeFile("/proc/self/status", &bytes));
+  EXPECT_NE(bytes.find("Threads:"), std::string::npos);
+  EXPECT_TRUE(ReadWholeFile("/dev/null", &bytes));
+  EXPECT_EQ(bytes, "");
+  EXPECT_FALSE(ReadWholeFile("/nothing/there", &bytes));
+  // It can be opened, and reading it fails, as a file in /proc whose process has ended.
+  EXPECT_FALSE(ReadWholeFile("/", &bytes));
+  EXPECT_EQ(bytes, "");
+  // More than is read at a time.
+  char path[] = "/tmp/cr-base-XXXXXX";
+  const UniqueFd file(mkstemp(path));
+  const std::string long_text(100000, 't');
+  ASSERT_EQ(write(file.get(), long_text.data(), long_text.size()), ssize_t(long_text.size()));
+  EXPECT_TRUE(ReadWholeFile(path, &bytes));
+  EXPECT_EQ(bytes, long_text);
+  unlink(path);
+}
 
 TEST(UniqueFd, ClosesWhatItOwns) {
   const int number = AnyFile();

@@ -15,11 +15,11 @@
 #include <unistd.h>
 
 #include <fstream>
-#include <iterator>
 #include <sstream>
 
 #include "checkpoint/engine/criu/criu.h"
 #include "proto/base/hash.h"
+#include "proto/base/read_file.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -86,9 +86,7 @@ bool LetCriuLook(const std::string& criu, std::string* found) {
   const pid_t looking = fork();
   if (looking == 0) _exit(Look(criu));
   if (looking < 0 || waitpid(looking, nullptr, 0) != looking) return false;
-  std::ifstream in(kCriusName, std::ios::binary);
-  found->assign(std::istreambuf_iterator<char>(in), {});
-  return !found->empty() && found->size() <= kMostBytes;
+  return ReadWholeFile(kCriusName, found) && !found->empty() && found->size() <= kMostBytes;
 }
 
 // In a process of its own. `folder`: /run, as it is outside. `name`: in it, empty where CRIU keeps the facts itself.

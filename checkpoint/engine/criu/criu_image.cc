@@ -4,10 +4,10 @@
 #include <string.h>
 
 #include <fstream>
-#include <iterator>
 #include <protozero/pbf_writer.hpp>
 #include <utility>
 
+#include "proto/base/read_file.h"
 #include "proto/errors/absl_status.h"
 
 namespace cuda_remote::checkpoint {
@@ -108,11 +108,7 @@ std::vector<uint64_t> NumbersIn(protozero::pbf_reader* field) {
   return {packed.begin(), packed.end()};
 }
 
-bool ReadImageFile(const std::string& path, std::string* bytes) {
-  std::ifstream in(path, std::ios::binary);
-  bytes->assign(std::istreambuf_iterator<char>(in), {});
-  return bool(in);
-}
+bool ReadImageFile(const std::string& path, std::string* bytes) { return ReadWholeFile(path, bytes); }
 
 absl::Status WriteImageFile(const std::string& path, const std::string& bytes) {
   std::ofstream out(path, std::ios::binary | std::ios::trunc);
