@@ -14,11 +14,11 @@
 #include <atomic>
 #include <fstream>
 #include <future>
-#include <system_error>
 #include <utility>
 
 #include "checkpoint/job/account.h"
 #include "proto/base/unique_fd.h"
+#include "proto/threads/start_thread.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -46,15 +46,11 @@ void AfterForkInChild() {
 bool CanBeTakenBack() {
   std::promise<pid_t> number;
   std::promise<void> end;
-  std::thread tried;
-  try {
-    tried = std::thread([&] {
-      number.set_value(gettid());
-      end.get_future().wait();
-    });
-  } catch (const std::system_error&) {
-    return false;
-  }
+  std::thread tried = StartThread([&] {
+    number.set_value(gettid());
+    end.get_future().wait();
+  });
+  if (!tried.joinable()) return false;
   const pid_t thread = number.get_future().get();
   const bool can = SetPolicy(thread, SCHED_IDLE) && SetPolicy(thread, SCHED_OTHER);
   end.set_value();
@@ -183,11 +179,8 @@ void GiveWay::Begin(const std::vector<pid_t>& helpers) {
     const AsRoot root;
     if (!IsPossible()) return;
     g_used = true;
-    try {
-      watcher_ = std::thread([this] { Watch(); });
-    } catch (const std::system_error&) {
-      return;  // as without the right to do it
-    }
+    watcher_ = StartThread([this] { Watch(); });
+    if (!watcher_.joinable()) return;  // as without the right to do it
   }
   Ask(true, helpers);
 }

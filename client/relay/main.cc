@@ -30,6 +30,7 @@
 #include "proto/control/credentials.h"
 #include "proto/control/eager_poll.h"
 #include "proto/logging/log.h"
+#include "proto/threads/start_thread.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -184,12 +185,15 @@ int Main(int argc, char** argv) {
       sessions.emplace_back();
       Served* const served = &sessions.back();
       served->session = std::make_unique<RelaySession>(socket, target, *credentials, tls.empty() && !local);
-      served->thread = std::thread([served, done_fd] {
+      served->thread = StartThread([served, done_fd] {
         served->session->Run();
         served->done.store(true);
         const uint64_t one = 1;
         if (write(done_fd, &one, sizeof(one)) < 0) logging::Debug("done");
       });
+      if (served->thread.joinable()) continue;
+      logging::Warn("refused a client (pid {}): the system gives cr-relay no more threads", pid);
+      sessions.pop_back();
     }
   }
   logging::Info("ending: {}", why);

@@ -12,6 +12,7 @@
 #include "proto/logging/log.h"
 #include "proto/ring/spin.h"
 #include "proto/threads/mutex.h"
+#include "proto/threads/start_thread.h"
 
 namespace cuda_remote::client {
 uint32_t WantedLanes() {
@@ -32,7 +33,8 @@ RelayLanes::RelayLanes(control::TunnelEnd* end, std::function<std::shared_ptr<gr
       number_(number),
       checked_(checked) {
   contexts_.resize(count);
-  for (size_t i = 0; i < count; ++i) threads_.emplace_back([this, i] { Serve(i); });
+  // One that is missing costs speed only.
+  for (size_t i = 0; i < count; ++i) threads_.push_back(StartThread([this, i] { Serve(i); }));
 }
 
 RelayLanes::~RelayLanes() {
@@ -44,7 +46,9 @@ RelayLanes::~RelayLanes() {
     }
   }
   end_->WakeWaiting();
-  for (std::thread& thread : threads_) thread.join();
+  for (std::thread& thread : threads_) {
+    if (thread.joinable()) thread.join();
+  }
 }
 
 void RelayLanes::Serve(size_t index) {

@@ -25,6 +25,7 @@
 #include "proto/logging/log.h"
 #include "proto/nvml/query.h"
 #include "proto/threads/mutex.h"
+#include "proto/threads/start_thread.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -265,7 +266,8 @@ void RelaySession::Run() {
   if (SendPacket(socket_.get(), PacketType::kWelcome, body, memory->fd()) != ChannelStatus::kOk)
     end_->End("the client is gone");
   logging::Info("session {}: pid {} {} on {}", welcome.session, hello.pid, hello.program, address_);
-  std::thread watcher([this] { WatchClient(); });
+  std::thread watcher = StartThread([this] { WatchClient(); });
+  if (!watcher.joinable()) end_->End("the system gives cr-relay no more threads");
 
   std::string reason;
   while (true) {
@@ -293,7 +295,7 @@ void RelaySession::Run() {
       break;
     }
     logging::Warn("session {}: the connection to {} broke ({}); trying again for {} s", welcome.session, address_,
-                  control::StatusText(status), grace_seconds_);
+                  reason.empty() ? control::StatusText(status) : reason, grace_seconds_);
     const auto broken = Now();
     pause = kFirstPause;
     while (Now() - broken < std::chrono::seconds(grace_seconds_) && !stopped_.load()) {
@@ -325,7 +327,7 @@ void RelaySession::Run() {
   Tell(reason);
   const uint64_t one = 1;
   if (write(wake_fd_.get(), &one, sizeof(one)) < 0) logging::Debug("wake");
-  watcher.join();
+  if (watcher.joinable()) watcher.join();
 }
 
 }  // namespace cuda_remote::client

@@ -4,6 +4,7 @@
 #include <grpcpp/support/status.h>
 
 #include <cctype>
+#include <cstring>
 #include <string>
 
 namespace cuda_remote::control {
@@ -56,7 +57,9 @@ std::string StatusText(const grpc::Status& status) {
 }
 
 std::string WhatToCheck(const std::string& problem) {
-  if (problem.compare(0, 11, "the address") == 0) return "";
+  // The rest are the server's own answers.
+  for (const char* const complete : {"the address", "the server", "too many tunnels"})
+    if (problem.compare(0, strlen(complete), complete) == 0) return "";
   if (problem.compare(0, 17, "the TLS handshake") == 0) {
     return "; has the authority in CUDA_REMOTE_TLS_CA signed the server's certificate, and does that name this host?";
   }

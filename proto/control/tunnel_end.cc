@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "proto/base/clock.h"
 #include "proto/threads/mutex.h"
+#include "proto/threads/start_thread.h"
 
 namespace cuda_remote::control {
 namespace {
@@ -49,14 +49,6 @@ grpc::Slice RingSlice(const std::shared_ptr<ring::RingMemory>& memory, const cha
 }
 
 }  // namespace
-
-std::thread StartThread(std::function<void()> run) {
-  try {
-    return std::thread(std::move(run));
-  } catch (const std::system_error&) {
-    return {};
-  }
-}
 
 TunnelEnd::TunnelEnd(Side side, std::shared_ptr<ring::RingMemory> memory, bool checked)
     : side_(side), memory_(std::move(memory)), checked_(checked), answer_(kAnswerNs) {

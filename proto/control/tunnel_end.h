@@ -34,11 +34,9 @@
 
 #include <atomic>
 #include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "proto/control/tunnel_message.h"
@@ -58,10 +56,6 @@ class TunnelStream {
   // No Read will follow; the thread that reads.
   virtual void DoneReading() {}
 };
-
-// A thread that runs this; one that is not joinable if the system gives no more threads, which must not end the process
-// and with it everybody's sessions.
-std::thread StartThread(std::function<void()> run);
 
 class TunnelEnd {
  public:

@@ -10,6 +10,7 @@
 #include "proto/codec/wire.h"
 #include "proto/control/tunnel_end.h"
 #include "proto/threads/mutex.h"
+#include "proto/threads/start_thread.h"
 
 namespace cuda_remote::control {
 namespace {

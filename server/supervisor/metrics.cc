@@ -113,7 +113,7 @@ class Collector {
         Family("gpu_busy_ratio", "Part of the time in which a kernel ran, as NVML measures it.", MetricType::Gauge);
     MetricFamily used = Family("gpu_memory_used_bytes", "Memory of a GPU in use, by anybody.", MetricType::Gauge);
     MetricFamily total = Family("gpu_memory_bytes", "Memory of a GPU.", MetricType::Gauge);
-    // Prometheus does not wait long: if NVML hangs, it gets the rest.
+    // Prometheus does not wait long. If NVML hangs, it gets the other metrics, and the rest of the GPUs are not asked.
     bool silent = false;
     for (int gpu = 0; gpu < facts.gpus && !silent; ++gpu) {
       const Labels labels = {{"gpu", std::to_string(gpu)}};

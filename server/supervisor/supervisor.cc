@@ -627,13 +627,13 @@ absl::Status Supervisor::JoinBudget(const std::string& owner, Worker* worker, Wo
   if (slot >= MemoryBudget::kSlots)
     return absl::ResourceExhaustedError(owner + " has too many sessions for --user-memory-limit");
   budget.page->Clear(slot);
-  // A worker that does not get it does not get its session either.
+  // A worker that has a limit and no page ends.
+  assign->budget_limit = policy_.user_memory_limit;
   if (SendPacket(worker->link, PacketType::kBudget, "", budget.page->fd()) == ChannelStatus::kOk) {
     worker->budget_owner = owner;
     worker->budget_slot = slot;
     budget.slots.insert(slot);
     assign->budget_slot = slot;
-    assign->budget_limit = policy_.user_memory_limit;
   }
   return absl::OkStatus();
 }

@@ -19,6 +19,7 @@
 #include "proto/errors/absl_status.h"
 #include "proto/logging/log.h"
 #include "proto/threads/mutex.h"
+#include "proto/threads/start_thread.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -300,7 +301,7 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
     tunnel = *std::move(begun);
     MutexLock lock(&mutex_);
     if (stopping_) return fail(grpc::StatusCode::UNAVAILABLE, "the server is shutting down");
-    std::thread watcher = control::StartThread([this, tunnel] { WatchWorker(tunnel); });
+    std::thread watcher = StartThread([this, tunnel] { WatchWorker(tunnel); });
     // The worker sees that nobody is there, and ends.
     if (!watcher.joinable()) return fail(grpc::StatusCode::FAILED_PRECONDITION, "the server has no threads left");
     watcher.detach();
