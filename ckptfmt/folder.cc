@@ -214,7 +214,8 @@ absl::Status PutBackOldImage(const std::string& dir) {
     return absl::OkStatus();
   }
   if (rename(old.c_str(), dir.c_str()) != 0) return SystemError("put back the image that a crash left as", old, errno);
-  return SyncFolder(ParentOf(dir));
+  const absl::StatusOr<OpenedFolder> back = OpenedFolder::Open(dir);
+  return back.ok() ? SyncParent(*back) : back.status();
 }
 
 absl::Status CheckMayReplace(const std::string& dir) {
