@@ -210,6 +210,8 @@ TEST_F(JobTest, AnotherProgramInAProcess) {
   EXPECT_EQ(process.mark, ProgramMark(getpid()));
   EXPECT_FALSE(HasEnded(process));
   ASSERT_EQ(write(go[1], "x", 1), 1);
+  close(go[0]);
+  close(go[1]);
   EXPECT_TRUE(EndsNow(process));
   EXPECT_TRUE(IsRunning(child));
   // Of one whose memory this user may not see.
@@ -228,7 +230,7 @@ TEST_F(JobTest, AStoppedProcessIsNamed) {
   const CudaProcess process{child, child, "test", 0};
   EXPECT_EQ(CheckNotStopped(process), absl::OkStatus());
   kill(child, SIGSTOP);
-  while (StateOf(child) != 'T') usleep(1000);
+  ASSERT_EQ(waitpid(child, nullptr, WUNTRACED), child);
   const std::string number = std::to_string(child);
   EXPECT_EQ(CheckNotStopped(process),
             absl::FailedPreconditionError("test (PID " + number +

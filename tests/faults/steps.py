@@ -296,19 +296,11 @@ def at_work(command):
     return found
 
 
-def parent_of(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as f:
-            return int(f.read().rsplit(")", 1)[1].split()[1])
-    except OSError:
-        return 0
-
-
 def kill_at_work(tool, everything):
     """Kills the process that does a tool's work; with `everything`, also what it has started and not executed anything."""
     killed = [pid for pid in at_work(tool.command) if pid != tool.pid]
     if not everything:
-        killed = [pid for pid in killed if parent_of(pid) not in killed]
+        killed = [pid for pid in killed if harness.parent_of(pid) not in killed]
     for pid in killed:
         try:
             os.kill(pid, signal.SIGKILL)

@@ -8,6 +8,7 @@ Usage: jobs.py --product FOLDER --apps FOLDER [--only CASE,CASE] [--keep] [--lis
 """
 
 import argparse
+import contextlib
 import fcntl
 import glob
 import json
@@ -1652,13 +1653,19 @@ def host_pids(context):
     same("after the end of one", list(sessions()), [jobs + "/first"])
     context.run([context.tool("cr-checkpoint"), "--stop", str(found[jobs + "/first"]), context.path("image3")])
 
+
+def jobs_of(context):
+    """What cr-ps says of this case's jobs. It lists root's other jobs on this machine, too."""
+    listed = json.loads(context.run([context.tool("cr-ps"), "--json"]).stdout)["jobs"]
+    return [one for one in listed if one["directory"].startswith(context.path("runtime/"))]
+
+
 @case
 def jobs_here(context):
     """cr-ps without --server lists this user's jobs on this machine, whether a server of his runs or not; --watch repeats it."""
     ps = context.tool("cr-ps")
-    # Root sees the jobs of this machine's cr-hostd, too.
-    if not json.loads(context.run([ps, "--json"]).stdout)["jobs"]:
-        same("without a job", context.run([ps]).stdout.splitlines()[0], "no jobs of this user on this machine")
+    # Root may have other jobs on this machine; the number of this user is nobody else's.
+    same("without a job", context.run([ps], user=USER).stdout.splitlines()[0], "no jobs of this user on this machine")
     server = context.start("server", [context.tool("cr-server"), "--dir", context.folder("server"), "--workers", "0"])
     address = "unix:" + context.path("server/session.sock")
     harness.wait_for(lambda: harness.connects(context.path("server/session.sock")), LIMIT, server.describe)
@@ -1686,7 +1693,7 @@ def jobs_here(context):
     saved = row()
     if saved[5:7] != ["s", "ago"] or not saved[7].isdigit() or image not in saved:
         raise Failure(f"the job's row does not say when it was saved, how old it is, and its image: {saved}")
-    listed = [one for one in json.loads(context.run([ps, "--json"]).stdout)["jobs"] if one["name"] == "first"]
+    listed = jobs_of(context)
     same("the last image", [one["saved_image"] for one in listed], [image])
     same("jobs", [(one["name"], one["running"], one["processes"]) for one in listed], [("first", True, 1)])
     if listed[0]["saved_unix_ms"] <= listed[0]["started_unix_ms"]:
@@ -1711,7 +1718,7 @@ def processes_here(context):
     job = context.start("job", [context.tool("cr-run"), "--name", "two", "--", script])
     paused = lambda: all(os.path.exists(sync) and "paused 3" in open(sync).read() for sync in syncs)
     harness.wait_for(lambda: paused() or not job.running(), LIMIT, job.describe)
-    [listed] = [one for one in json.loads(context.run([ps, "--json"]).stdout)["jobs"] if one["name"] == "two"]
+    [listed] = jobs_of(context)
     found = sorted((one["program"], one["session"] != 0) for one in listed["process_list"])
     same("processes", found, [("bash", False), ("globals", True), ("globals", True)])
     same("sessions", len({one["session"] for one in listed["process_list"]}), 3)
@@ -1724,6 +1731,22 @@ def processes_here(context):
     for sync in syncs:
         open(sync + ".go.3", "w").close()
     job.expect_success(LIMIT)
+
+
+@contextlib.contextmanager
+def looked_at_by(context, *commands):
+    """Runs each command again and again, in a process each. Yields these processes, and a function that says how often each
+    command has succeeded."""
+    stop, counted = context.path("stop"), [context.path(f"looks{i}") for i in range(len(commands))]
+    loop = "until [ -e {} ]; do {} >/dev/null && echo >>{}; done"
+    lookers = [
+        context.start(f"looker{i}", ["/bin/bash", "-c", loop.format(stop, command, looks)])
+        for i, (command, looks) in enumerate(zip(commands, counted))
+    ]
+    yield lookers, lambda: [os.path.getsize(looks) if os.path.exists(looks) else 0 for looks in counted]
+    open(stop, "w").close()
+    for looker in lookers:
+        looker.wait(LIMIT)
 
 
 @case
@@ -1741,40 +1764,29 @@ def looked_at(context):
         CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="5", CUDA_REMOTE_TRACE=context.path("trace"),
     )  # fmt: skip
     harness.wait_for(lambda: os.path.exists(sync) and "paused 5" in open(sync).read(), LIMIT, carrier.describe)
-    looks, stop = context.path("looks"), context.path("stop")
-    look = f"until [ -e {stop} ]; do {{}} >/dev/null 2>&1 && echo {{}} >>{looks}; done"
-    lookers = [
-        context.start(f"looker{i}", ["/bin/bash", "-c", look.format(command, name)])
-        for i, (name, command) in enumerate(
-            [("ps", f"{context.tool('cr-ps')} --json"), ("trace", f"{context.tool('cr-trace')} --totals {job}")] * 2
-        )
-    ]
-    counts = lambda: [open(looks).read().split().count(name) if os.path.exists(looks) else 0 for name in ("ps", "trace")]
-    for round_ in range(4):
-        for _ in range(3):
-            context.run([context.tool("cr-checkpoint"), "seen", image])
+    with looked_at_by(context, *[f"{context.tool('cr-ps')} --json", f"{context.tool('cr-trace')} --totals {job}"] * 2) as (_, counts):
+        for round_ in range(4):
+            for _ in range(3):
+                context.run([context.tool("cr-checkpoint"), "seen", image])
+                shutil.rmtree(image)
+            context.run([context.tool("cr-migrate"), "seen", "--to", servers[1]])
+            servers.reverse()
+            context.run([context.tool("cr-checkpoint"), "--stop", "seen", image])
+            same("exit code of the stopped job", carrier.wait(LIMIT), 121)
+            carrier = context.start(f"again{round_}", [context.tool("cr-restart"), image, "--server", servers[0]])
+            before = counts()
+            harness.wait_for(
+                lambda: all(now > old for now, old in zip(counts(), before)) or not carrier.running(), LIMIT, carrier.describe
+            )  # fmt: skip
             shutil.rmtree(image)
-        context.run([context.tool("cr-migrate"), "seen", "--to", servers[1]])
-        servers.reverse()
-        context.run([context.tool("cr-checkpoint"), "--stop", "seen", image])
-        same("exit code of the stopped job", carrier.wait(LIMIT), 121)
-        carrier = context.start(f"again{round_}", [context.tool("cr-restart"), image, "--server", servers[0]])
-        before = counts()
-        harness.wait_for(
-            lambda: all(now > old for now, old in zip(counts(), before)) or not carrier.running(), LIMIT, carrier.describe
-        )  # fmt: skip
-        shutil.rmtree(image)
-    open(stop, "w").close()
-    for looker in lookers:
-        looker.wait(LIMIT)
     open(sync + ".go.5", "w").close()
     carrier.expect_success(LIMIT)
 
 
 @case
 def looked_at_by_user(context):
-    """Root saves and restarts the job of a user, as cr-hostd does. She looks at it all the time."""
-    image, looks, stop = context.path("image"), context.path("looks"), context.path("stop")
+    """Root saves and restarts the job of a user, as cr-hostd does. That user looks at it all the time."""
+    image = context.path("image")
     job = context.path(f"host/users/{USER}/cuda-remote/jobs/hers")
     os.makedirs(os.path.dirname(job))
     os.chown(context.folder("hers"), USER, USER)
@@ -1785,30 +1797,26 @@ def looked_at_by_user(context):
     harness.wait_for(lambda: os.path.exists(sync) and "paused 5" in open(sync).read(), LIMIT, carrier.describe)
     # Before the first tool comes, and later.
     user = f"/usr/bin/setpriv --reuid {USER} --regid {USER} --clear-groups env CUDA_REMOTE_HOSTD={context.path('host')}/hostd.sock"
-    look = f"until [ -e {stop} ]; do {user} {context.tool('cr-trace')} --totals {job} >/dev/null && echo seen >>{looks}; done"
-    lookers = [context.start(f"looker{i}", ["/bin/bash", "-c", look]) for i in range(3)]
-    count = lambda: open(looks).read().count("seen") if os.path.exists(looks) else 0
+    look = f"{user} {context.tool('cr-trace')} --totals {job}"
+    with looked_at_by(context, look, look, look) as (lookers, counts):
 
-    def await_looks():
-        harness.wait_for(lambda: os.path.exists(job + "/job.json") or not carrier.running(), LIMIT, carrier.describe)
-        before = count()
-        harness.wait_for(lambda: count() > before + 2 or not carrier.running(), LIMIT, lookers[0].describe)
-        if not carrier.running():
-            raise Failure(f"the job has ended\n{carrier.describe()}")
+        def await_looks():
+            harness.wait_for(lambda: os.path.exists(job + "/job.json") or not carrier.running(), LIMIT, carrier.describe)
+            before = sum(counts())
+            harness.wait_for(lambda: sum(counts()) > before + 2 or not carrier.running(), LIMIT, lookers[0].describe)
+            if not carrier.running():
+                raise Failure(f"the job has ended\n{carrier.describe()}")
 
-    for round_ in range(2):
-        await_looks()
-        for _ in range(4):
-            context.run([context.tool("cr-checkpoint"), job, image])
+        for round_ in range(2):
+            await_looks()
+            for _ in range(4):
+                context.run([context.tool("cr-checkpoint"), job, image])
+                shutil.rmtree(image)
+            context.run([context.tool("cr-checkpoint"), "--stop", job, image])
+            same("exit code of the stopped job", carrier.wait(LIMIT), 121)
+            carrier = context.start(f"again{round_}", [context.tool("cr-restart"), image])
+            await_looks()
             shutil.rmtree(image)
-        context.run([context.tool("cr-checkpoint"), "--stop", job, image])
-        same("exit code of the stopped job", carrier.wait(LIMIT), 121)
-        carrier = context.start(f"again{round_}", [context.tool("cr-restart"), image])
-        await_looks()
-        shutil.rmtree(image)
-    open(stop, "w").close()
-    for looker in lookers:
-        looker.wait(LIMIT)
     open(sync + ".go.5", "w").close()
     carrier.expect_success(LIMIT)
 
@@ -1836,6 +1844,8 @@ def in_the_way(context):
             time.sleep(0.1)  # the process accepts it
             open(steps + ".go", "w").close()
             time.sleep(0.5)
+            if not tool.running():
+                raise Failure(f"the tool did not wait for the guest\n{tool.describe()}")
         return tool
 
     hindered(1, "find processes", "cr-checkpoint", job, image).expect_success(LIMIT)
@@ -1862,9 +1872,7 @@ def stopped(context):
     harness.wait_for(lambda: paused() or not job.running(), LIMIT, job.describe)
 
     def sessions():
-        # Root sees the jobs of this machine's cr-hostd, too.
-        jobs = json.loads(context.run([context.tool("cr-ps"), "--json"]).stdout)["jobs"]
-        [listed] = [one for one in jobs if one["name"] == "two"]
+        [listed] = jobs_of(context)
         return {one["pid"]: one["session"] for one in listed["process_list"] if one["program"] == "globals"}
 
     before = sessions()
@@ -1913,12 +1921,12 @@ def same_name(context):
         with open(jobs + "/train/job.json") as f:
             pid = json.load(f)["pid"]
         os.kill(first.pid, signal.SIGKILL)
-        first.child.wait()
+        first.wait(LIMIT)
         harness.wait_for(lambda: not os.path.exists(f"/proc/{pid}"), LIMIT, lambda: "the job's processes are still there")
         second = begin(f"second{number}")
         open(noted + ".go", "w").close()
         tool.expect_success(LIMIT)
-        [listed] = [one for one in json.loads(context.run([context.tool("cr-ps"), "--json"]).stdout)["jobs"] if one["name"] == "train"]
+        [listed] = jobs_of(context)
         same("saved", (listed["saved_unix_ms"], listed["saved_image"]), (0, ""))
         same("stopped", os.path.exists(jobs + "/train/stopped"), False)
         open(context.path(f"second{number}") + ".go.3", "w").close()
@@ -2032,7 +2040,11 @@ class Crowd:
         def one(words):
             while not stop.is_set():
                 command = [self.context.tool(words[0]), *words[1:]]
-                ended = self.context.run(command, expect=None)
+                try:
+                    ended = self.context.run(command, expect=None)
+                except Failure as failure:
+                    failed.append(str(failure))
+                    return
                 if ended.returncode != 0 and not NOT_THERE.search(ended.stderr):
                     failed.append(f"{shown(command)} ended with {ended.returncode}: {ended.stderr}")
 
@@ -2061,11 +2073,15 @@ def at_once(context):
         stop.set()
         for looker in lookers:
             looker.join()
+    if failed:
+        raise Failure(failed[0])
     open(crowd.sync + ".fast", "w").close()
     crowd.carrier.expect_success(LIMIT)
     for i in range(3):
         same(f"process {i}", open(context.path(str(i))).read(), context.expected(2000))
     short, want = open(context.path("short")).read(), context.expected(3)
+    if not short:
+        raise Failure("no short process has ended")
     same("short processes", short, want * (len(short) // len(want)))
 
 

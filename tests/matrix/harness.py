@@ -553,6 +553,15 @@ def state_of(pid):
         return ""
 
 
+def parent_of(pid):
+    """The PID of a process's parent; 0 if the process has ended."""
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return int(f.read().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
 def command_of(pid):
     """The command line of a process, a space behind each word but the last; empty for one that is gone.
     Any bytes may stand in it."""

@@ -819,9 +819,18 @@ def streams_at(pid, terminal):
 def only_writes_to(terminal, below, user, name):
     """A program of the user's below this process, which another one of hers could take over: it has not root's terminal,
     into which it could type, and cannot read from it."""
-    theirs = lambda: [pid for pid in harness.descendants(below) if os.stat(f"/proc/{pid}").st_uid == user and name in harness.command_of(pid)]
-    harness.wait_for(theirs, LIMIT, lambda: f"no {name} of the user's")
-    for pid in theirs():
+
+    def theirs():
+        found = []
+        for pid in harness.descendants(below):
+            with contextlib.suppress(OSError):
+                if os.stat(f"/proc/{pid}").st_uid == user and name in harness.command_of(pid):
+                    found.append(pid)
+        return found
+
+    found = []
+    harness.wait_for(lambda: found.extend(theirs()) or found, LIMIT, lambda: f"no {name} of the user's")
+    for pid in found:
         own = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[4]
         streams = streams_at(pid, terminal)
         if own != "0" or set(streams.values()) - {os.O_WRONLY}:
@@ -980,8 +989,8 @@ print(s.recv(65536))
 
 @case
 def greedy_messages(context):
-    """No message takes much of root's memory. Nobody keeps a worker waiting by half a message: neither before its tool is started, nor while that works, when the
-    worker has to see to the room on the disk."""
+    """No message takes much memory of cr-hostd. Nobody keeps a worker waiting by half a message: neither before its tool is
+    started, nor while the tool works and the worker has to watch the room on the disk."""
     steps = context.lab.folder + "/steps"
     host = Host(context)
     child = start_sleeper(host, "hers")

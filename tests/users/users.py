@@ -908,13 +908,6 @@ def own_job_tool_killed(context):
         words = harness.command_of(pid)
         return words.startswith(name) and (name == "cr-keeper" or job in words)
 
-    def parent_of(pid):
-        try:
-            with open(f"/proc/{pid}/status") as f:
-                return int(next(line for line in f if line.startswith("PPid:")).split()[1])
-        except (FileNotFoundError, ProcessLookupError):
-            return 0  # another test's keeper, which has ended
-
     clear()
     worked(context.run(0, save, CR_TEST_STEPS=steps))
     names = [line.split(" ", 1)[1] for line in open(steps).read().splitlines()]
@@ -928,7 +921,7 @@ def own_job_tool_killed(context):
             reached = lambda: f"{number} {names[number - 1]}\n" in open(steps).read()
             harness.wait_for(lambda: reached() or saving.poll() is not None, LIMIT, lambda: f"step {number} was not reached")
             tools = named(save[0])
-            keepers = [pid for pid in named("cr-keeper") if parent_of(pid) in tools]
+            keepers = [pid for pid in named("cr-keeper") if harness.parent_of(pid) in tools]
             if len(keepers) != 1:
                 raise Failure(f"the keepers of {tools} are {keepers}")
             for pid in (keepers if keeper_too else []) + tools:
