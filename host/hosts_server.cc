@@ -69,6 +69,7 @@ constexpr char kNotSigned[] =
     "the request is not signed with the key of this host; the hosts of a cluster need the same one (--key)";
 constexpr char kNoPlace[] =
     "too many jobs, of this user or of all, come or are saved at the same time; try again later";
+constexpr char kCancelled[] = "the host that asked for it has cancelled";
 constexpr int kListenAttempts = 20, kListenPauseUs = 100000;
 
 // The user whom the source vouches for must be the same one here.
@@ -119,12 +120,13 @@ absl::Status AskHostd(const Settings& settings, int socket, const Request& reque
   return ErrnoStatus("cr-hostd cannot be asked");
 }
 
-// The next word of cr-hostd's worker. Fails if it has died, as `died` says, or if the host that asks over `context`
-// (null: it does not matter any more) is gone: the worker then hears it when its socket closes.
+// The next word of cr-hostd's worker. Fails if it has died (`died` says what it did), or if the host that asked over
+// `context` has cancelled; null: that does not matter any more. The caller then closes the socket, which tells the
+// worker.
 absl::Status Next(int socket, const grpc::ServerContext* context, const std::string& died, Reply* reply) {
   pollfd waiting = {socket, POLLIN, 0};
   while (poll(&waiting, 1, kLookMs) <= 0) {
-    if (context && context->IsCancelled()) return absl::CancelledError("the host that asked for it has cancelled");
+    if (context && context->IsCancelled()) return absl::CancelledError(kCancelled);
   }
   if (Receive(socket, reply)) return absl::OkStatus();
   return absl::UnavailableError("the process of cr-hostd that " + died + " has died");
@@ -545,7 +547,7 @@ class Saving {
             Send(socket_.get(), control);
             break;
           }
-          return Cancelled();
+          return absl::CancelledError(kCancelled);
         }
         case Reply::RUNNING:
           return absl::OkStatus();
@@ -567,10 +569,6 @@ class Saving {
           break;
       }
     }
-  }
-
-  absl::Status Cancelled() const {
-    return absl::CancelledError(begin_.restart() ? "the restart was cancelled" : "the checkpoint was cancelled");
   }
 
   const grpc::ServerContext& context_;

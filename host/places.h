@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much a cr-hostd does for other hosts at a time: in all, and for one user, whose jobs may keep it waiting.
+// Limits how many moves, checkpoints and restarts a cr-hostd does for other hosts at a time: in all, and for one user,
+// whose jobs may keep it waiting.
 #ifndef CUDA_REMOTE_HOST_PLACES_H_
 #define CUDA_REMOTE_HOST_PLACES_H_
 

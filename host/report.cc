@@ -132,7 +132,6 @@ HostReports AskHosts(const std::vector<std::string>& hosts, const control::TlsFi
   // Without a thread for each: a user chooses how many there are.
   grpc::CompletionQueue queue;
   std::vector<Question> questions(hosts.size());
-  size_t asked = 0;
   for (size_t i = 0; i < hosts.size(); ++i) {
     Question& one = questions[i];
     const auto channel = HostsChannel(hosts[i], tls);
@@ -144,11 +143,11 @@ HostReports AskHosts(const std::vector<std::string>& hosts, const control::TlsFi
     one.context.set_deadline(WallNow() + kDeadline);
     one.reader = one.stub->AsyncDescribe(&one.context, request, &queue);
     one.reader->Finish(&one.answer, &one.status, &one);
-    ++asked;
   }
   void* answered = nullptr;
   bool ok = false;
-  for (; asked > 0 && queue.Next(&answered, &ok); --asked) {
+  queue.Shutdown();  // there are no more questions
+  while (queue.Next(&answered, &ok)) {
     Question& one = *static_cast<Question*>(answered);
     const bool refused = one.status.error_code() == grpc::StatusCode::PERMISSION_DENIED ||
                          one.status.error_code() == grpc::StatusCode::FAILED_PRECONDITION;
@@ -156,9 +155,6 @@ HostReports AskHosts(const std::vector<std::string>& hosts, const control::TlsFi
       one.error = "its cr-hostd is older and does not support this request; install the same version on both hosts";
     else if (!one.status.ok())
       one.error = (refused ? "" : "its cr-hostd does not answer: ") + control::StatusText(one.status);
-  }
-  queue.Shutdown();
-  while (queue.Next(&answered, &ok)) {
   }
   HostReports reports;
   for (size_t i = 0; i < hosts.size(); ++i) {

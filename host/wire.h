@@ -25,7 +25,7 @@ bool Send(int socket, const google::protobuf::MessageLite& message, const std::v
 // Waits for a whole message. False if the peer has closed, sent something else, or more descriptors than
 // kMostDescriptors; `descriptors` (close-on-exec; the caller's also on failure) may be null: then none may come. Also
 // false if the message is not complete at `until`. A peer that is not trusted must not choose how long a process of
-// root's waits: a short message comes as a whole, so Now() is enough time for one of which something is there.
+// root's waits. A short message comes as a whole, so a caller that has polled the socket can pass Now().
 bool Receive(int socket, google::protobuf::MessageLite* message, std::vector<int>* descriptors = nullptr,
              Moment until = Moment::max());
 

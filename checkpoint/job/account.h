@@ -46,8 +46,8 @@ std::string MissingCapability(std::initializer_list<std::pair<int, const char*>>
 // For messages: "user anna (1000)".
 std::string NameOf(const Account& account);
 
-// In a child that is to become another user (Become) and keeps this program's standard streams. A process of that
-// user's can be looked into by all others of hers, so it must not be able to type into this program's terminal, or to
+// In a child that is to become another user (Become) and keeps this program's standard streams. All processes of that
+// user can look into it, so it must not be able to type into this program's terminal, or to
 // read what is typed there: begins a session without a terminal; standard input is /dev/null; where output and error
 // are a terminal, it can only be written to. False and errno on failure.
 bool LeaveTerminal();

@@ -101,7 +101,8 @@ int RunTool(const std::string& name, const std::vector<std::string>& words, cons
     arguments.push_back(nullptr);
     variables.push_back(nullptr);
     const bool ready = chdir("/") == 0 && (!account || (LeaveTerminal() && Become(*account)));
-    // The terminal's signals do not come there. After the change of the user, which forgets this.
+    // The tool has left the terminal, so Ctrl-C reaches this program alone. After the change of the user, since the
+    // kernel then forgets this.
     if (account) prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (ready) execve(program.c_str(), arguments.data(), variables.data());
     fprintf(stderr, "%s: cannot start %s: %s\n", kTool, program.c_str(), strerror(errno));

@@ -40,8 +40,8 @@ Examples:
   cr-migrate train --whole --to-host node8                 the processes move to node8, too
 
 The processes stay where they are and run on; their CUDA calls wait while GPU memory is copied. If a server is on
-another machine, most of the memory is copied before that. All processes move, or none. A move that fails, or is
-interrupted or killed, leaves the job on its old server. Needs no root.
+another machine, most of the memory is copied before that. The GPU sessions of all processes move, or none does. A move
+that fails, or is interrupted or killed, leaves the job on its old server. Needs no root.
 
 With --whole, the processes and their memory go to another host, too. The job must have been started by an ordinary user
 through cr-hostd, and cr-hostd must run on both hosts. A job whose GPU server is on the network keeps it. Another job

@@ -62,12 +62,12 @@ The program runs in the foreground, and signals go to it. It finds the client li
 libcuda.so.1. For programs that change LD_LIBRARY_PATH, the library also replaces the machine's libcuda.so.1, if this
 user may create mounts; if not, a library in LD_PRELOAD puts the variables back.
 
-A job can be saved (cr-checkpoint) if root starts it, or an ordinary user where cr-hostd runs. It then has PID and IPC
-namespaces of its own. It has a terminal of its own if this one is a terminal and root starts it. Every job can be moved
-(cr-migrate).
+A job without --plain can be saved (cr-checkpoint) if root starts it, or an ordinary user where cr-hostd runs. It then
+has PID and IPC namespaces of its own. If root starts it at a terminal, it has a terminal of its own. Root can also save
+an ordinary user's job with --plain. Every job can be moved (cr-migrate).
 
-For a server on another machine, set CUDA_REMOTE_TLS_CA, and CUDA_REMOTE_TLS_CERT and CUDA_REMOTE_TLS_KEY or
-CUDA_REMOTE_TOKEN_FILE.
+For a server on another machine, set CUDA_REMOTE_TLS_CA. Also set CUDA_REMOTE_TLS_CERT and CUDA_REMOTE_TLS_KEY, or
+CUDA_REMOTE_TOKEN_FILE in place of these two.
 
 Exit codes: the program's own; 128 + N if signal N ended it; 121 stopped by cr-checkpoint --stop; 125 cr-run failed;
 126 the program cannot be executed; 127 it was not found.

@@ -219,15 +219,14 @@ StatusOr<UniqueFd> ConnectUnix(const std::string& path, int* failure, int timeou
     code = errno;
     return ErrnoError("cannot make a socket");
   }
-  int waited_ms = 0;
+  const int64_t deadline = NowMs() + timeout_ms;
   while (connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
     code = errno;
     if (code == EINTR) continue;
     if (code != EAGAIN) return ErrnoError("cannot connect to " + path, code);
     // There is nothing to poll: the kernel keeps no connection that could become ready.
-    if (waited_ms >= timeout_ms) return Error("cannot connect to " + path + ": nobody accepts connections there");
+    if (NowMs() >= deadline) return Error("cannot connect to " + path + ": nobody accepts connections there");
     poll(nullptr, 0, kConnectLookMs);
-    waited_ms += kConnectLookMs;
   }
   if (timeout_ms >= 0) fcntl(fd.get(), F_SETFL, 0);
   return fd;

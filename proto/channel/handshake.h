@@ -76,11 +76,11 @@ ChannelStatus SendPacket(int socket, PacketType type, std::string_view body, int
 // the kernel drops it without giving it to this process.
 ChannelStatus ReceivePacket(int socket, Packet* packet, int timeout_ms, bool may_have_fd = true);
 
-// What to wait for a listener that may be anybody's, or may have been stopped.
+// How long to wait for a listener that is not trusted, or may be stopped.
 inline constexpr int kMostConnectMs = 1000;
 
-// A connection to the socket at `path`. *failure, unless null: the value of errno if that fails. Where the listener has
-// no room for another connection, its accepting one is waited for; timeout_ms < 0: no limit. EAGAIN when that is over.
+// A connection to the socket at `path`. *failure, unless null: the value of errno if that fails. If the listener's
+// queue is full, this waits up to timeout_ms for a place (< 0: no limit), and then fails with EAGAIN.
 StatusOr<UniqueFd> ConnectUnix(const std::string& path, int* failure = nullptr, int timeout_ms = -1);
 // The same, to a GPU server: one that runs as root or as this user, since the program's data goes there.
 StatusOr<UniqueFd> ConnectServer(const std::string& path);

@@ -93,7 +93,7 @@ std::string PathFromUtf8(std::string_view text) {
     text.remove_prefix(end);
     if (text.empty()) break;
     const std::string_view digits = text.substr(1, 2);
-    // What is none is of no path.
+    // What PathToUtf8 never writes is left out.
     if (std::string byte; BytesOfHex(digits, &byte) && byte != std::string(1, '\0')) out += byte;
     text.remove_prefix(1 + digits.size());
   }

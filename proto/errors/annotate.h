@@ -15,12 +15,12 @@ inline absl::Status Annotate(const std::string& before, const absl::Status& stat
   return absl::Status(status.code(), before + std::string(status.message()));
 }
 
-// Likewise behind it.
+// `status`, whose sentence now has `behind` after it. Success stays success.
 inline absl::Status AnnotateBehind(const absl::Status& status, const std::string& behind) {
   return absl::Status(status.code(), std::string(status.message()) + behind);
 }
 
-// `status`, of a step of one of `count` processes: a failure says of which, if there are several.
+// `status`, of a step of one of `count` processes. If there are several, a failure's sentence begins with `name`.
 inline absl::Status AnnotateOneOf(size_t count, const std::string& name, const absl::Status& status) {
   return count > 1 ? Annotate(name + ": ", status) : status;
 }

@@ -56,10 +56,11 @@ class Lingering {
     const int fd = fd_.get();
     memcpy(CMSG_DATA(rights), &fd, sizeof(fd));
     if (!made_ || sendmsg(socket, &message, MSG_NOSIGNAL) != ssize_t(bytes.size())) return false;
-    // Usually the receiver is slower, so that its close is the last one.
-    CloseWithoutWaiting(fd_.Release());
+    Drop();
     return true;
   }
+  // Keeps nothing of it. Usually the receiver is slower, so that its close is the last one.
+  void Drop() { CloseWithoutWaiting(fd_.Release()); }
 
  private:
   bool SetLinger(linger value) const {
