@@ -856,7 +856,8 @@ def plugin(context):
 def run_ranks(context, run):
     """Two processes of an mpirun, which starts them itself and not through Slurm, are saved together and go on."""
     cluster = Cluster(context, cpus=2)
-    script = context.script(f"set -e\necho begin\n{run} {context.program} --steps 20\necho end\n")
+    # Each has a terminal of mpirun's, and so their lines come in any order.
+    script = context.script(f"set -eo pipefail\necho begin\n{run} {context.program} --steps 20 | sort\necho end\n")
     want = context.uninterrupted(script)
     job = cluster.submit("-n2", "-o", "out", script, env=context.standing(15))
     both = lambda: os.path.exists(context.sync) and open(context.sync).read().count("paused 15") == 2
