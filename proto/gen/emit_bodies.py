@@ -51,7 +51,6 @@ def stub(model, call):
     """The body of a generated call."""
     pre, fill, post = [], [], []
     row = call.row
-    deps = {}
     for p in call.params:
         n = p.name
         must = not p.optional

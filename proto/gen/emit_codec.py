@@ -94,7 +94,6 @@ def decode_field(f):
     n = f.name
     lines = [f"      case {f.number}:"]
     if f.type not in CPP:
-        target = f"{n}.emplace_back(), inner" if f.repeated else "inner"
         lines[0] += " {"
         lines += ["        std::string_view inner;", "        if (!reader.Get(&inner)) return false;"]
         if f.repeated:

@@ -78,7 +78,6 @@ def case(model, call):
             after.append(f"  EXPECT_EQ({a}, ({t})2);")
             args.append("&" + a)
         elif p.role in ("array", "handles"):
-            length = "3"
             expression = p.count.replace("*", "")
             setup.append(f"  static {t} {a}[8];")
             if p.direction == "in":

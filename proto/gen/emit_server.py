@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """server/dispatch: a handler for each call and operation, and the table of the hand-written ones, which the worker fills."""
 
-from proto_gen import defaults, text
+from proto_gen import text
 
 KIND = "Kind::k"
 

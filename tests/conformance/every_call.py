@@ -22,7 +22,6 @@ import collections
 import concurrent.futures
 import fnmatch
 import os
-import re
 import signal
 import sys
 import time

@@ -62,11 +62,11 @@ for step in range(1, options.steps + 1):
     for stream in streams:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            if chain is not None:
+            if chain is None:
+                value = pinned.to(device, non_blocking=True)
+            else:
                 stream.wait_event(chain)
                 value = value * 1.5 + 1
-            else:
-                value = pinned.to(device, non_blocking=True)
             value.record_stream(stream)
             chain = torch.cuda.Event()
             chain.record(stream)

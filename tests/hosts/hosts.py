@@ -616,7 +616,6 @@ def write_criu(context, name, text):
 def lacking_features(context):
     """Features of the kernel that the job uses and its user does not have on B are listed before anything is sent."""
     lab = Lab(context)
-    node = context.lab.folder + "/userfaultfd"
     facts = os.stat("/dev/userfaultfd")
     for machine in (lab.a, lab.b):
         # The same device; who may use it is each host's own affair.

@@ -178,14 +178,12 @@ def check_includes(root, problems):
     for path in files(root, MAY_INCLUDE):
         if not path.endswith(SOURCE):
             continue
-        top = path.split("/")[0]
         in_library = path.startswith(tuple(folder + "/" for folder in IN_LIBRARY)) and not is_test(path)
         for number, line in lines_without_comments(os.path.join(root, path)):
             match = INCLUDE.match(line)
             if match:
                 count += 1
                 target = match.group(2)
-                target_top = target.split("/")[0]
                 problem = forbidden(path, target, is_test(path))
                 if problem:
                     problems.append(f"{path}:{number}: {problem}")

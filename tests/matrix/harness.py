@@ -10,7 +10,6 @@ Not thread-safe; one Lab for each test.
 import ctypes
 import fcntl
 import os
-import re
 import shutil
 import signal
 import socket
@@ -494,7 +493,8 @@ def describe_processes(lab):
                 folder = f"/proc/{pid}"
                 with open(f"{folder}/status") as f:
                     status = dict(line.rstrip("\n").split(":\t", 1) for line in f if ":\t" in line)
-                lines = [f"== {process.name}: PID {pid}: {command_of(pid)[:300]}"]
+                command = command_of(pid)
+                lines = [f"== {process.name}: PID {pid}: {command[:300]}"]
                 fields = ("State", "PPid", "NSpid", "TracerPid", "SigBlk", "SigIgn", "SigCgt", "SigPnd", "ShdPnd")
                 lines.append("   " + ", ".join(f"{field} {status[field].strip()}" for field in fields if field in status))
                 for thread in sorted(os.listdir(f"{folder}/task"), key=int):
@@ -504,7 +504,7 @@ def describe_processes(lab):
                     lines.append("; ".join(part for part in what if part))
                 text += lines
                 catches = int(status["SigCgt"], 16) >> (signal.SIGUSR1 - 1) & 1
-                if catches and os.path.basename(command.split()[0]).startswith("python"):
+                if catches and os.path.basename(command.partition(" ")[0]).startswith("python"):
                     handle = os.pidfd_open(pid)
                     signal.pidfd_send_signal(handle, signal.SIGUSR1)
                     os.close(handle)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that the sources are as clang-format would write them, by the workspace's .clang-format.
+"""Checks that the sources are as clang-format would write them, by the workspace's .clang-format, and that pyflakes finds
+nothing in the Python programs: names that are not defined, or not used.
 
 Usage: style_test.py [ROOT]     ROOT: the workspace (default: the one that this file, links followed, is in)
 Exit code 0 if everything holds, else every violation and exit code 1.
@@ -14,17 +15,18 @@ import sys
 
 # Each version has a style of its own; Debian 12 and Ubuntu 24.04 both have this one.
 CLANG_FORMAT = "clang-format-14"
-TOPS = ("proto", "ckptfmt", "replay", "checkpoint", "host", "client", "server", "tests", "bench")
+PYFLAKES = "pyflakes3"
+TOPS = ("proto", "ckptfmt", "replay", "checkpoint", "host", "client", "server", "tests", "bench", "packaging")
 SOURCE = (".h", ".cc", ".cu", ".cpp")
 WARNING = re.compile(r"(.*?):\d+:\d+: warning: code should be clang-formatted")
 
 
-def sources(root):
+def sources(root, endings=SOURCE):
     for top in TOPS:
         for folder, names, leaves in os.walk(os.path.join(root, top)):
             names[:] = sorted(n for n in names if not n.startswith((".", "bazel-")) and n != "third_party")
             for leaf in sorted(leaves):
-                if leaf.endswith(SOURCE):
+                if leaf.endswith(endings):
                     yield os.path.relpath(os.path.join(folder, leaf), root)
 
 
@@ -48,10 +50,22 @@ def unformatted(root):
         return len(paths), set().union(*pool.map(lambda part: unformatted_of(root, part), parts))
 
 
+def mistakes_in_python(root):
+    """How many Python programs there are, and what pyflakes says of them."""
+    paths = list(sources(root, ".py"))
+    if not paths:
+        return 0, []
+    done = subprocess.run([PYFLAKES, *paths], cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode != 0 and not done.stdout and not done.stderr:
+        raise RuntimeError(f"{PYFLAKES} ended with {done.returncode}")
+    return len(paths), (done.stdout + done.stderr).splitlines()
+
+
 def problems(root):
     """How many files there are, and what is wrong."""
     count, wrong = unformatted(root)
-    return count, [f"{path}: is not formatted. Run: {CLANG_FORMAT} -i {path}" for path in sorted(wrong)]
+    programs, mistakes = mistakes_in_python(root)
+    return count + programs, [f"{path}: is not formatted. Run: {CLANG_FORMAT} -i {path}" for path in sorted(wrong)] + mistakes
 
 
 def main(arguments, problems=problems, name="style_test"):
@@ -60,7 +74,7 @@ def main(arguments, problems=problems, name="style_test"):
     try:
         count, found = problems(root)
     except FileNotFoundError as error:
-        sys.exit(f"{name}: there is no {error.filename}; tools/setup installs {CLANG_FORMAT}")
+        sys.exit(f"{name}: there is no {error.filename}; tools/setup installs {CLANG_FORMAT} and {PYFLAKES}")
     except RuntimeError as error:
         sys.exit(f"{name}: {error}")
     for problem in found:

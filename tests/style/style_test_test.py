@@ -33,8 +33,17 @@ class StyleTest(unittest.TestCase):
         self.assertEqual((count, len(found)), (2, 1))
         self.assertIn("server/b.cu: is not formatted. Run: clang-format-14 -i server/b.cu", found[0])
 
+    def test_mistakes_in_python(self):
+        files = {"proto/a.cc": GOOD, "tests/a.py": "import re\nprint(command)\n", "tests/b.py": "print(1)\n", "tests/c.py": "print(\n"}
+        count, found = self.problems(files)
+        found = "\n".join(found)
+        self.assertEqual(count, 4)
+        for mistake in ("tests/a.py:1:1: 're' imported but unused", "tests/a.py:2:7: undefined name 'command'", "tests/c.py:1:"):
+            self.assertIn(mistake, found)
+        self.assertNotIn("tests/b.py", found)
+
     def test_other_files_are_not_sources(self):
-        self.assertEqual(self.problems({"proto/a.cc": GOOD, "proto/a.py": BAD, "third_party/a.cc": BAD})[0], 1)
+        self.assertEqual(self.problems({"proto/a.cc": GOOD, "proto/a.sh": BAD, "third_party/a.cc": BAD})[0], 1)
 
     def test_a_tree_without_sources_is_a_mistake(self):
         with self.assertRaises(RuntimeError):
