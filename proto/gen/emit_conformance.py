@@ -111,7 +111,6 @@ def case(model, call):
                     after.append(f"  if (!(g_null && {'true' if p.optional else 'false'})) {{ EXPECT_EQ({a}[2], nullptr); }}")
                 after.append(f"  EXPECT_TRUE(Untouched({a} + size_t({end}), sizeof *{a}));")
                 args.append(nullable(p, a))
-            del length
         elif p.role == "bytes":
             size = emit_server.size_expression(p)
             here = re.sub(r"\(([a-z]\w*)\)", r"(a_\1)", size)
