@@ -1606,6 +1606,13 @@ def stale_folders(context):
     same("a file of the user's", sorted(os.listdir(jobs)), ["four", "lasting", "plain"])
 
 
+def stands_and_is_listed(context, job, name, *syncs):
+    """Waits until programs of the job stand after their step 3, and it is known: cr-run writes that down while they run."""
+    listed = context.path(f"runtime/cuda-remote/jobs/{name}/job.json")
+    stand = lambda: all(os.path.exists(sync) and "paused 3" in open(sync).read() for sync in syncs)
+    harness.wait_for(lambda: stand() and os.path.exists(listed) or not job.running(), LIMIT, job.describe)
+
+
 @case
 def host_pids(context):
     """cr-ps shows the PIDs of this machine and each job's folder, also of two copies of an image; the tools take them."""
@@ -1618,7 +1625,7 @@ def host_pids(context):
         "job", [context.tool("cr-run"), "--server", address, "--name", "first", "--", context.program, "--steps", "1000"],
         CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="3",
     )  # fmt: skip
-    harness.wait_for(lambda: os.path.exists(sync) and "paused 3" in open(sync).read(), LIMIT, job.describe)
+    stands_and_is_listed(context, job, "first", sync)
 
     def sessions():
         listed = json.loads(context.run([context.tool("cr-ps"), "--server", address, "--json"]).stdout)["sessions"]
@@ -1674,7 +1681,7 @@ def jobs_here(context):
         "job", [context.tool("cr-run"), "--server", address, "--name", "first", "--", context.program, "--steps", "1000"],
         CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="3",
     )  # fmt: skip
-    harness.wait_for(lambda: os.path.exists(sync) and "paused 3" in open(sync).read(), LIMIT, job.describe)
+    stands_and_is_listed(context, job, "first", sync)
 
     def row():
         rows = [line.split() for line in context.run([ps]).stdout.splitlines() if line.startswith("first ")]
@@ -1716,8 +1723,7 @@ def processes_here(context):
         "two", "".join(f"CR_TEST_SYNC_FILE={sync} CR_TEST_PAUSE_AT=3 {context.program} --steps 10 &\n" for sync in syncs) + "wait\n"
     )
     job = context.start("job", [context.tool("cr-run"), "--name", "two", "--", script])
-    paused = lambda: all(os.path.exists(sync) and "paused 3" in open(sync).read() for sync in syncs)
-    harness.wait_for(lambda: paused() or not job.running(), LIMIT, job.describe)
+    stands_and_is_listed(context, job, "two", *syncs)
     [listed] = jobs_of(context)
     found = sorted((one["program"], one["session"] != 0) for one in listed["process_list"])
     same("processes", found, [("bash", False), ("globals", True), ("globals", True)])
@@ -1868,8 +1874,7 @@ def stopped(context):
     server = context.start("server", [context.tool("cr-server"), "--dir", context.folder("server"), "--workers", "0"])
     harness.wait_for(lambda: harness.connects(context.path("server/session.sock")), LIMIT, server.describe)
     job = context.start("job", [context.tool("cr-run"), "--name", "two", "--", script], CUDA_REMOTE_TRACE=context.path("trace"))
-    paused = lambda: all(os.path.exists(sync) and "paused 3" in open(sync).read() for sync in syncs)
-    harness.wait_for(lambda: paused() or not job.running(), LIMIT, job.describe)
+    stands_and_is_listed(context, job, "two", *syncs)
 
     def sessions():
         [listed] = jobs_of(context)
