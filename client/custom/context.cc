@@ -50,6 +50,13 @@ void Describe(Session* session, uint64_t handle, CUdevice dev, unsigned flags) {
   object->id = session->objects().NextContextIdLocked();
 }
 
+// Has the server end a context. Memory of pools outlives it; what was freed in its streams goes back while these are
+// there.
+CUresult End(Call& call) {
+  call.session().GiveBack(call.session().memory().TakeFreed());
+  return call.Transact();
+}
+
 // Removes a context and all that lives in it, here and in context-local storage.
 void Forget(Call& call, uint64_t handle) {
   driverabi::ContextDestroyed(AsContext(handle));
@@ -110,7 +117,7 @@ CUresult Custom_cuCtxDestroy_v2(CUcontext ctx) {
   wire::cuCtxDestroy_v2_Request request;
   request.context = handle;
   request.Encode(&call.message());
-  const CUresult result = call.Transact();
+  const CUresult result = End(call);
   if (result != CUDA_SUCCESS) return result;
   Forget(call, handle);
   auto& stack = call.thread().context_stack;
@@ -176,7 +183,7 @@ CUresult Custom_cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
   request.context = handle;
   request.device = dev;
   request.Encode(&call.message());
-  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = End(call); result != CUDA_SUCCESS) return result;
   Forget(call, handle);
   session.primary_contexts().Release(dev);
   return CUDA_SUCCESS;
@@ -200,7 +207,7 @@ CUresult Custom_cuDevicePrimaryCtxReset_v2(CUdevice dev) {
   request.context = handle;
   request.device = dev;
   request.Encode(&call.message());
-  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = End(call); result != CUDA_SUCCESS) return result;
   Forget(call, handle);
   return CUDA_SUCCESS;
 }

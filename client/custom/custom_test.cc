@@ -266,6 +266,91 @@ TEST_F(CustomTest, MappedMemoryIsOfItsOwnDevice) {
   EXPECT_EQ(cuMemAddressFree(address, 2 * kBytes), CUDA_SUCCESS);
 }
 
+// CUDA: neither cuCtxDestroy nor a reset destroys what cuMemAllocAsync and cuMemAllocFromPoolAsync have allocated.
+TEST_F(CustomTest, MemoryOfPoolsOutlivesContexts) {
+  CUmemPoolProps props{};
+  props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  props.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  props.location.id = 1;
+  CUmemoryPool pool = nullptr;
+  ASSERT_EQ(cuMemPoolCreate(&pool, &props), CUDA_SUCCESS);
+  server_->On(kOpMemAlloc, [](const FakeServer::Request& request) {
+    static uint64_t next = driverabi::kReservationBase;
+    wire::OpMemAlloc_Request in;
+    wire::OpMemAlloc_Reply out;
+    EXPECT_TRUE(in.Decode(request.message));
+    out.address = next += uint64_t(1) << 21;
+    out.bytes = in.bytes;
+    return FakeServer::Answer{CUDA_SUCCESS, Encoded(out)};
+  });
+  const std::function<CUresult(CUcontext)> ends[] = {
+      [](CUcontext context) { return cuCtxDestroy(context); },
+      [](CUcontext) { return cuDevicePrimaryCtxRelease(1); },
+      [](CUcontext) {
+        const CUresult result = cuDevicePrimaryCtxReset(1);
+        return result == CUDA_SUCCESS ? cuDevicePrimaryCtxRelease(1) : result;
+      },
+  };
+  for (const auto& end : ends) {
+    CUcontext context = nullptr;
+    if (&end == &ends[0]) {
+      ASSERT_EQ(cuCtxCreate(&context, nullptr, 0, 1), CUDA_SUCCESS);
+    } else {
+      ASSERT_EQ(cuDevicePrimaryCtxRetain(&context, 1), CUDA_SUCCESS);
+      ASSERT_EQ(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    }
+    CUstream stream = nullptr;
+    CUdeviceptr plain = 0, of_device = 0, of_pool = 0, freed = 0;
+    ASSERT_EQ(cuStreamCreate(&stream, 0), CUDA_SUCCESS);
+    ASSERT_EQ(cuMemAlloc(&plain, 100), CUDA_SUCCESS);
+    ASSERT_EQ(cuMemAllocAsync(&of_device, 100, stream), CUDA_SUCCESS);
+    ASSERT_EQ(cuMemAllocFromPoolAsync(&of_pool, 100, pool, stream), CUDA_SUCCESS);
+    ASSERT_EQ(cuMemAllocAsync(&freed, 100, stream), CUDA_SUCCESS);
+    ASSERT_EQ(cuMemFreeAsync(freed, stream), CUDA_SUCCESS);
+    EXPECT_EQ(RecordOf(Kind::kDeviceMemory, plain)->header.context_or_result, SlotOf(HandleOf(context)));
+    EXPECT_EQ(RecordOf(Kind::kDeviceMemory, of_device)->header.context_or_result, 0u);
+    EXPECT_TRUE(InLog(Kind::kDeviceMemory, freed)) << "kept for the stream's next allocation";
+    Sent();
+    ASSERT_EQ(end(context), CUDA_SUCCESS);
+    // What was freed in its stream goes back while the stream is there.
+    SentRequests();
+    ASSERT_EQ(sent_.size(), 2u);
+    EXPECT_EQ(sent_[0].header.context_or_result, SlotOf(HandleOf(context)));
+    const auto back = SentAt<wire::OpMemFree_Request>(0);
+    EXPECT_EQ(back.address, freed);
+    EXPECT_TRUE(back.stream_ordered);
+    ASSERT_EQ(cuCtxSetCurrent(context_), CUDA_SUCCESS);
+    EXPECT_FALSE(InLog(Kind::kDeviceMemory, plain));
+    EXPECT_FALSE(InLog(Kind::kDeviceMemory, freed));
+    EXPECT_EQ(cuMemFree(plain), CUDA_ERROR_INVALID_VALUE);
+    for (const CUdeviceptr memory : {of_device, of_pool}) {
+      EXPECT_TRUE(InLog(Kind::kDeviceMemory, memory));
+      int device = -1;
+      EXPECT_EQ(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, memory), CUDA_SUCCESS);
+      EXPECT_EQ(device, 1);
+    }
+    Sent();
+    EXPECT_EQ(cuMemFree(of_device), CUDA_SUCCESS);
+    EXPECT_EQ(SentOne<wire::OpMemFree_Request>().address, of_device);
+    EXPECT_EQ(cuMemFreeAsync(of_pool, nullptr), CUDA_SUCCESS);
+    EXPECT_EQ(SentOne<wire::OpMemFree_Request>().address, of_pool);
+    EXPECT_FALSE(InLog(Kind::kDeviceMemory, of_device));
+    EXPECT_FALSE(InLog(Kind::kDeviceMemory, of_pool));
+  }
+  EXPECT_EQ(cuMemPoolDestroy(pool), CUDA_SUCCESS);
+  // A context that is gone cannot be named in the free.
+  FreedMemory::Block block;
+  block.address = driverabi::kReservationBase;
+  block.bytes = 64;
+  block.context = MakeHandle(Kind::kContext, 1000, 1);
+  Sent();
+  Session::Get()->GiveBack({block});
+  SentRequests();
+  ASSERT_EQ(sent_.size(), 1u);
+  EXPECT_EQ(sent_[0].header.context_or_result, 0u);
+  EXPECT_FALSE(SentAt<wire::OpMemFree_Request>(0).stream_ordered);
+}
+
 TEST_F(CustomTest, HostMemoryInACaptureIsNeededByItsGraph) {
   void* pinned = nullptr;
   CUdeviceptr memory = 0;

@@ -409,6 +409,14 @@ void Call::Keep(uint64_t handle) {
   }
 }
 
+bool Call::OutlivesContexts(replay::ObjectKey object) {
+  if (object.kind == Kind::kReservation || object.kind == Kind::kMapping) return true;
+  if (object.kind != Kind::kDeviceMemory) return false;
+  ReaderLock lock(&session_->memory().mutex());
+  const auto* const range = session_->memory().device_ranges().At(object.id);
+  return range && range->value.source == DeviceRange::kStreamOrdered;
+}
+
 FrameHeader Call::RecordedHeaderLocked(replay::ObjectKey object, std::vector<replay::ObjectKey>* needs)
     CR_REQUIRES_SHARED(session_->objects().mutex()) {
   FrameHeader recorded = header_;
@@ -417,9 +425,8 @@ FrameHeader Call::RecordedHeaderLocked(replay::ObjectKey object, std::vector<rep
   if (context == 0) return recorded;
   // Replay makes a record's context current, so the record has to die with that context. An object that outlives it (a
   // library's kernel, say) was only made while it happened to be current: its record names no context.
-  // So were reservations and mappings: they are the process's, and memory in them outlives every context.
-  const bool is_mapped = object.kind == Kind::kReservation || object.kind == Kind::kMapping;
-  bool belongs = (object.kind >= Kind::kDeviceMemory && !is_mapped) || object.id == context || IsOfGraphs(object.kind);
+  const bool of_context = object.kind >= Kind::kDeviceMemory && !OutlivesContexts(object);
+  bool belongs = of_context || object.id == context || IsOfGraphs(object.kind);
   for (const replay::ObjectKey& need : *needs) belongs = belongs || need.id == context;
   for (uint64_t ancestor = object.id; !belongs && ancestor != 0;) {
     const Object* above = session_->objects().handles().Find(KindOf(ancestor), ancestor);

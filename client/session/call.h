@@ -186,6 +186,9 @@ class Call {
   void CopyManagedPayload();
   ManagedReply* ArriveFor(void* out, size_t bytes);  // null: it may arrive where it belongs
   void DeliverManaged(uint64_t sequence, size_t bytes);
+  // Whether it is memory that belongs to no context, as CUDA says of cuMemMap, cuMemAllocAsync and
+  // cuMemAllocFromPoolAsync: which one was current when it was made means nothing. Takes KnownMemory's lock.
+  bool OutlivesContexts(replay::ObjectKey object);
   // The header to record for `object`, with what the record depends on besides. Under the lock of RecordedObjects.
   FrameHeader RecordedHeaderLocked(replay::ObjectKey object, std::vector<replay::ObjectKey>* needs);
 

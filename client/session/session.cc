@@ -245,19 +245,20 @@ void Session::GiveBack(const std::vector<FreedMemory::Block>& blocks) {
   for (const FreedMemory::Block& block : blocks) {
     wire::OpMemFree_Request request;
     request.address = block.address;
+    FrameHeader header;
+    header.call = kOpMemFree;
     {
       WriterLock lock(&objects_.mutex());
       objects_.DropLocked({Kind::kDeviceMemory, block.address});
-      // Without the stream, the server waits until the GPU is idle.
-      request.stream_ordered =
-          KindOf(block.stream) != Kind::kStream || objects_.handles().Find(Kind::kStream, block.stream);
+      const Object* const context = objects_.handles().Find(Kind::kContext, block.context);
+      if (context && context->active) header.context_or_result = SlotOf(block.context);
+      // Without the context or the stream, the server waits until the GPU is idle.
+      request.stream_ordered = header.context_or_result != 0 && (KindOf(block.stream) != Kind::kStream ||
+                                                                 objects_.handles().Find(Kind::kStream, block.stream));
     }
     if (request.stream_ordered) request.stream = block.stream;
     std::string message;
     request.Encode(&message);
-    FrameHeader header;
-    header.call = kOpMemFree;
-    header.context_or_result = SlotOf(block.context);
     const ChannelStatus status = channel().Send(header, message, {});
     if (status != ChannelStatus::kOk) Lose(status);
   }

@@ -927,7 +927,7 @@ void WorkerSession::CollectPendingFrees(bool wait) {
   // What a stream has freed is free in the order of the frees, so one that is not yet speaks for those behind it; and
   // only so many are looked at, since this is done for every allocation.
   constexpr int kMostBusy = 32;
-  CUstream busy_stream = nullptr;
+  uint64_t busy_stream = 0;
   uint64_t busy_context = 0;
   int busy = 0;
   for (auto it = pending_frees_.begin(); it != pending_frees_.end() && busy < kMostBusy;) {

@@ -365,7 +365,7 @@ class WorkerSession : public Session {
   // Memory whose free waits for an event in a stream.
   struct PendingFree {
     CUevent event;
-    CUstream stream;
+    uint64_t stream;  // as on the wire: the driver may give the handle of a stream that is gone to another one
     ContextRef context;
     uint64_t address;
     uint64_t bytes;

@@ -724,6 +724,53 @@ TEST_F(WorkerTest, ContextsTakeTheirMemoryAlong) {
   EXPECT_EQ(client().Allocate(64 << 20), memory);
 }
 
+TEST_F(WorkerTest, MemoryOfAPoolOutlivesItsContext) {
+  const uint64_t primary = client().OpenContext();
+  wire::cuCtxCreate_v4_Request create;
+  create.context = client().NewHandle(Kind::kContext);
+  ASSERT_EQ(client().Call(kCall_cuCtxCreate_v4, create), CUDA_SUCCESS);
+  client().context_slot = SlotOf(create.context);
+  wire::OpMemAlloc_Request in;
+  in.bytes = 5000;
+  in.flags = 1;  // stream-ordered
+  ASSERT_EQ(client().Call(kOpMemAlloc, in), CUDA_SUCCESS);
+  const uint64_t memory = client().Decode<wire::OpMemAlloc_Reply>().address;
+  ASSERT_EQ(client().Write(memory, "contents"), CUDA_SUCCESS);
+  wire::cuCtxDestroy_v2_Request destroy;
+  destroy.context = create.context;
+  client().context_slot = SlotOf(primary);
+  ASSERT_EQ(client().Call(kCall_cuCtxDestroy_v2, destroy), CUDA_SUCCESS);
+  EXPECT_EQ(client().Read(memory, 8), "contents");
+  // It is listed with a context that is there, and without one if there is none.
+  const auto list = [this] {
+    EXPECT_EQ(client().Call(kOpRegions, wire::OpRegions_Request()), CUDA_SUCCESS);
+    return client().Decode<wire::OpRegions_Reply>();
+  };
+  const wire::OpRegions_Reply listed = list();
+  ASSERT_EQ(listed.regions.size(), 1u);
+  EXPECT_TRUE(listed.refusals.empty());
+  EXPECT_EQ(listed.regions[0].address, memory);
+  EXPECT_EQ(listed.regions[0].context, primary);
+  wire::cuDevicePrimaryCtxRelease_v2_Request release;
+  release.context = primary;
+  client().context_slot = 0;
+  ASSERT_EQ(client().Call(kCall_cuDevicePrimaryCtxRelease_v2, release), CUDA_SUCCESS);
+  const wire::OpRegions_Reply left = list();
+  ASSERT_EQ(left.regions.size(), 1u);
+  EXPECT_EQ(left.regions[0].context, 0u);
+  ASSERT_EQ(left.refusals.size(), 1u);
+  EXPECT_NE(left.refusals[0].find("no context"), std::string::npos) << left.refusals[0];
+  ASSERT_EQ(client().Free(memory), CUDA_SUCCESS);
+  EXPECT_TRUE(list().refusals.empty());
+  // A replay allocates it again before there is any context, and the stream may be gone.
+  client().flags = kFlagReplay;
+  in.at = memory;
+  ASSERT_EQ(client().Call(kOpMemAlloc, in), CUDA_SUCCESS);
+  client().flags = 0;
+  client().OpenContext();
+  EXPECT_EQ(client().Write(memory, "contents"), CUDA_SUCCESS);
+}
+
 TEST_F(WorkerTest, ReplayGetsTheSameAddressOrFails) {
   client().OpenContext();
   client().flags = kFlagReplay;

@@ -27,7 +27,7 @@ constexpr uint64_t kPitch = 512;
 
 // An allocation whose free stands in the same stream: by the time that the new owner's work runs, the old one's is
 // done.
-uint64_t ReuseInStream(WorkerSession& worker, CUstream stream, uint64_t bytes, int device) {
+uint64_t ReuseInStream(WorkerSession& worker, uint64_t stream, uint64_t bytes, int device) {
   auto& pending = worker.pending_frees();
   for (auto it = pending.begin(); it != pending.end(); ++it) {
     if (it->stream != stream || it->bytes != bytes || it->context.id != worker.current_ref().id) continue;
@@ -94,14 +94,18 @@ CUresult OpMemAlloc(Session& session, const Request&, const wire::OpMemAlloc_Req
   if (const CUresult stuck = StickyError(session.driver()); stuck != CUDA_SUCCESS) return stuck;
   if (in.at == 0 && !FitsIntoPool(worker, pool, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   uint64_t address = 0;
-  if (ordered && in.at == 0) address = ReuseInStream(worker, stream, bytes, in.device);
+  if (ordered && in.at == 0) address = ReuseInStream(worker, in.stream, bytes, in.device);
   if (address == 0) {
+    // Drivers may want a context to map memory, and the record of a pool's memory names none.
+    const bool borrows = worker.current_ref().id == 0;
+    if (borrows) MakeCurrent(session.driver(), worker.ContextOn(in.device));
     if (!worker.pending_frees().empty() && CapturesInProgress() == 0) worker.CollectPendingFrees(false);
     CUresult result = worker.arena().Allocate(in.device, bytes, in.at, &address);
     if (result == CUDA_ERROR_OUT_OF_MEMORY && !worker.pending_frees().empty() && CapturesInProgress() == 0) {
       worker.CollectPendingFrees(true);
       result = worker.arena().Allocate(in.device, bytes, in.at, &address);
     }
+    if (borrows) MakeCurrent(session.driver(), worker.current_ref());
     if (result != CUDA_SUCCESS) return result;
   }
   DeviceRange range;
@@ -144,7 +148,7 @@ CUresult OpMemFree(Session& session, const Request&, const wire::OpMemFree_Reque
       driver->cuEventDestroy_v2(event);
       return result;
     }
-    worker.pending_frees().push_back({event, stream, worker.current_ref(), in.address, range->bytes});
+    worker.pending_frees().push_back({event, in.stream, worker.current_ref(), in.address, range->bytes});
     worker.ranges().Erase(in.address);
     return CUDA_SUCCESS;
   }

@@ -52,6 +52,16 @@ ContextRef ContextFor(WorkerSession& worker, uint64_t context) {
   return worker.AnyContext();
 }
 
+// The context to copy a range in. That of a pool's memory, which belongs to none, may be gone: then any other of its
+// GPU; 0 if there is none.
+uint64_t ContextOfRange(const WorkerSession& worker, const DeviceRange& range) {
+  if (range.kind != DeviceRange::kStreamOrdered || worker.FindContext(range.context) != nullptr) return range.context;
+  for (const auto& [handle, context] : worker.contexts()) {
+    if (context.device == range.device) return handle;
+  }
+  return 0;
+}
+
 bool IsHeap(uint64_t object) { return object != 0 && KindOf(object) == Kind::kContext; }
 
 struct FoundSymbol {
@@ -184,9 +194,14 @@ std::vector<FoundSymbol> CollectRegions(WorkerSession& worker, std::vector<std::
     one.region.address = address;
     one.region.bytes = range.bytes;
     one.region.kind = kAllocation;
-    one.region.context = range.context;
+    one.region.context = ContextOfRange(worker, range);
     one.region.device = range.device;
     found.push_back(std::move(one));
+  }
+  if (!found.empty() && worker.contexts().empty()) {
+    refusals->push_back(
+        "memory that outlives its context (cuMemAllocAsync, cuMemMap) is left, but the process has no context in which "
+        "it could be copied");
   }
   for (const auto& [object, module] : worker.modules()) {
     if (!module.problem.empty()) {
