@@ -141,15 +141,6 @@ void Remember(CUgraphNode node, CUgraph graph, const CUDA_MEMCPY3D& copy) {
   kept.copy = copy;
 }
 
-// Pinned memory of nodes that were changed in an executable. Launches of one executable follow one another, so a node
-// there needs one piece, whatever it copies when; what older launches were told to do stays as it is.
-Mutex g_exec_mutex;
-std::map<std::pair<uint64_t, uint64_t>, std::pair<char*, size_t>>& ExecPiecesLocked() CR_REQUIRES(g_exec_mutex) {
-  static auto* pieces =
-      new std::map<std::pair<uint64_t, uint64_t>, std::pair<char*, size_t>>;  // outlives exit handlers
-  return *pieces;
-}
-
 // A piece of pinned memory of at least `bytes`.
 CUresult TakeStaged(Session& session, size_t bytes, StagedCopy** copy) {
   *copy = session.staged_copies().Take(bytes);
@@ -180,6 +171,21 @@ CUresult OwnStaged(CUgraph graph, StagedCopy* staged) {
   return result;
 }
 
+// A graph that does the copy, with a piece of pinned memory that it and its copies own. *child may be set after an
+// error, too; the caller destroys it.
+CUresult MakeChild(Session& session, const Sides& sides, const CUDA_MEMCPY3D& copy, CUcontext context, CUgraph* child) {
+  StagedCopy* staged = nullptr;
+  CUresult result = TakeStaged(session, PackedBytes(copy), &staged);
+  if (result != CUDA_SUCCESS) return result;
+  result = Call_cuGraphCreate(child, 0);
+  if (result != CUDA_SUCCESS) {
+    session.staged_copies().Give({staged});
+    return result;
+  }
+  result = OwnStaged(*child, staged);
+  return result == CUDA_SUCCESS ? Fill(sides, copy, context, staged, *child) : result;
+}
+
 }  // namespace
 
 bool NeedsStaging(const CUDA_MEMCPY3D& copy) {
@@ -195,17 +201,9 @@ CUresult AddStagedNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* depe
   if (known) sides = *known;
   CUresult result = CheckStaged(copy);
   if (result != CUDA_SUCCESS) return result;
-  StagedCopy* staged = nullptr;
-  result = TakeStaged(*session, PackedBytes(copy), &staged);
-  if (result != CUDA_SUCCESS) return result;
-  CUgraph child;
-  result = Call_cuGraphCreate(&child, 0);
-  if (result != CUDA_SUCCESS) {
-    session->staged_copies().Give({staged});
-    return result;
-  }
-  result = OwnStaged(child, staged);
-  if (result == CUDA_SUCCESS) result = Fill(sides, copy, context, staged, child);
+  CUgraph child = nullptr;
+  result = MakeChild(*session, sides, copy, context, &child);
+  if (!child) return result;
   CUgraphNodeParams params{};
   params.type = CU_GRAPH_NODE_TYPE_GRAPH;
   params.graph.graph = child;
@@ -266,29 +264,13 @@ CUresult SetStagedNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMC
       !is_line(found.copy)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  const size_t bytes = PackedBytes(copy);
-  auto staged = std::make_unique<StagedCopy>();
-  {
-    MutexLock lock(&g_exec_mutex);
-    auto& [pinned, capacity] = ExecPiecesLocked()[{reinterpret_cast<uint64_t>(exec), reinterpret_cast<uint64_t>(node)}];
-    if (capacity < bytes) {
-      void* more = nullptr;
-      const CUresult result = Custom_cuMemHostAlloc(&more, bytes, CU_MEMHOSTALLOC_PORTABLE);
-      if (result != CUDA_SUCCESS) return result;
-      pinned = static_cast<char*>(more);
-      capacity = bytes;
-    }
-    staged->pinned = pinned;
-    staged->capacity = capacity;
-  }
-  CUgraph child;
-  CUresult result = Call_cuGraphCreate(&child, 0);
-  if (result != CUDA_SUCCESS) return result;
-  result = Fill(sides, copy, context, staged.get(), child);
+  // The executable takes a reference to the piece in the place of the one that it had. It keeps both until launches
+  // from before have ended (CUDA's manual on user objects).
+  CUgraph child = nullptr;
+  CUresult result = MakeChild(*Session::Get(), sides, copy, context, &child);
+  if (!child) return result;
   if (result == CUDA_SUCCESS) result = Custom_cuGraphExecChildGraphNodeSetParams(exec, node, child);
   Call_cuGraphDestroy(child);
-  // The executable's, which may be running after its end.
-  if (result == CUDA_SUCCESS) static_cast<void>(staged.release());
   return result;
 }
 
