@@ -13,6 +13,7 @@
 
 #include "client/custom/bodies.gen.h"
 #include "client/custom/copy.h"
+#include "client/custom/copy_shape.h"
 #include "client/custom/managed.h"
 #include "client/custom/mapped_memory.h"
 #include "client/custom/pointer.h"
@@ -78,18 +79,8 @@ CUresult CheckSides(CUmemorytype from, const void* from_host, CUmemorytype to, c
   return missing ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-// Rows that overlap. The driver refuses them, but it does not see those of host memory, which travel packed.
-template <typename Copy>
-bool RowsOverlap(const Copy& copy) {
-  const auto overlap = [&copy](CUmemorytype type, size_t pitch) {
-    return type == CU_MEMORYTYPE_HOST && copy.Height > 1 && pitch != 0 && pitch < copy.WidthInBytes;
-  };
-  return overlap(copy.srcMemoryType, copy.srcPitch) || overlap(copy.dstMemoryType, copy.dstPitch);
-}
-
 template <typename Copy>
 CUresult Check(Session& session, const Copy& copy) {
-  if (RowsOverlap(copy)) return CUDA_ERROR_INVALID_VALUE;
   if (copy.srcMemoryType == CU_MEMORYTYPE_DEVICE && LeavesAllocation(session, copy.srcDevice, copy.WidthInBytes)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
@@ -116,8 +107,8 @@ CUresult CopyNarrow(Call& call, Copy copy, uint64_t stream, bool unaligned) {
   const size_t height = copy.Height;
   const bool from_host = copy.srcMemoryType == CU_MEMORYTYPE_HOST;
   const bool to_host = copy.dstMemoryType == CU_MEMORYTYPE_HOST;
-  const size_t src_pitch = copy.srcPitch ? copy.srcPitch : width;
-  const size_t dst_pitch = copy.dstPitch ? copy.dstPitch : width;
+  const size_t src_pitch = copy.srcPitch;
+  const size_t dst_pitch = copy.dstPitch;
   const char* const src =
       from_host ? static_cast<const char*>(copy.srcHost) + copy.srcY * src_pitch + copy.srcXInBytes : nullptr;
   char* const dst = to_host ? static_cast<char*>(copy.dstHost) + copy.dstY * dst_pitch + copy.dstXInBytes : nullptr;
@@ -174,12 +165,10 @@ CUresult CopyNarrow(Call& call, Copy copy, uint64_t stream, bool unaligned) {
   return CUDA_SUCCESS;
 }
 
+// `copy` has its sides completed.
 template <typename Request, typename Copy>
 CUresult CopyRectangle(Call& call, Copy copy, uint64_t stream, bool unaligned) {
   const size_t width = copy.WidthInBytes;
-  // The pitches' default is the whole width. (Between two host sides the width does not matter.)
-  if (!copy.srcPitch && copy.Height > 1) copy.srcPitch = width;
-  if (!copy.dstPitch && copy.Height > 1) copy.dstPitch = width;
   for (size_t x = 0; x < width;) {
     Copy piece = copy;
     piece.WidthInBytes = std::min(width - x, kLongestRow);
@@ -207,8 +196,8 @@ struct Span {
   size_t offset, bytes;
 };
 Span SpanOf(size_t x, size_t y, size_t z, size_t pitch, size_t height, const CUDA_MEMCPY3D& copy) {
-  if (pitch == 0) pitch = copy.WidthInBytes;
-  if (height == 0) height = copy.Height;
+  if (pitch == 0) pitch = x + copy.WidthInBytes;
+  if (height == 0) height = y + copy.Height;
   return {(z * height + y) * pitch + x, ((copy.Depth - 1) * height + copy.Height - 1) * pitch + copy.WidthInBytes};
 }
 
@@ -297,6 +286,9 @@ CUresult Copy2D(const CUDA_MEMCPY2D* pCopy, CUstream stream, bool per_thread, bo
     copy.dstHost = shared.dstHost;
     return CopyOnServer<wire::cuMemcpy2DAsync_v2_Request>(call, copy, wire_stream, unaligned, blocking);
   }
+  if (!CompleteSides(&shared)) return CUDA_ERROR_INVALID_VALUE;
+  copy.srcPitch = shared.srcPitch;
+  copy.dstPitch = shared.dstPitch;
   return CopyRectangle<wire::cuMemcpy2DAsync_v2_Request>(call, copy, wire_stream, unaligned);
 }
 
@@ -321,10 +313,9 @@ CUresult Copy3D(const CUDA_MEMCPY3D* pCopy, CUstream stream, bool per_thread, bo
   if (FindShared(call.session(), &copy)) {
     return CopyOnServer<wire::cuMemcpy3DAsync_v2_Request>(call, copy, wire_stream, false, blocking);
   }
-  const size_t src_pitch = copy.srcPitch ? copy.srcPitch : copy.WidthInBytes;
-  const size_t dst_pitch = copy.dstPitch ? copy.dstPitch : copy.WidthInBytes;
-  const size_t src_slice = src_pitch * (copy.srcHeight ? copy.srcHeight : copy.Height);
-  const size_t dst_slice = dst_pitch * (copy.dstHeight ? copy.dstHeight : copy.Height);
+  if (!CompleteSides(&copy)) return CUDA_ERROR_INVALID_VALUE;
+  const size_t src_slice = copy.srcPitch * copy.srcHeight;
+  const size_t dst_slice = copy.dstPitch * copy.dstHeight;
   for (size_t z = 0; z < copy.Depth; ++z) {
     CUDA_MEMCPY3D slice = copy;
     slice.Depth = 1;

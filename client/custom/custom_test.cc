@@ -576,6 +576,48 @@ TEST_F(CustomTest, RectanglesOfPinnedMemoryAreCopiedInTheStreamsOrder) {
   EXPECT_EQ(cuMemFreeHost(allocated), CUDA_SUCCESS);
 }
 
+// Rows and slices of host memory travel packed. Those without a pitch or a height hold the box and what lies before it.
+TEST_F(CustomTest, BoxesOfPageableMemory) {
+  CUdeviceptr memory = 0;
+  ASSERT_EQ(cuMemAlloc(&memory, 4096), CUDA_SUCCESS);
+  std::string there(600, '.');
+  for (size_t i = 0; i < there.size(); ++i) there[i] = char('a' + i % 26);
+  CUDA_MEMCPY3D box{};
+  box.srcMemoryType = CU_MEMORYTYPE_HOST;
+  box.srcHost = there.data();
+  box.srcXInBytes = 1;
+  box.srcY = 2;
+  box.srcZ = 1;
+  box.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  box.dstDevice = memory;
+  box.dstY = 3;
+  box.WidthInBytes = 4;
+  box.Height = 2;
+  box.Depth = 3;
+  for (const bool given : {true, false}) {
+    box.srcPitch = given ? 10 : 0;
+    box.srcHeight = given ? 7 : 0;
+    const size_t pitch = given ? 10 : 5, height = given ? 7 : 4;
+    Sent();
+    ASSERT_EQ(cuMemcpy3D(&box), CUDA_SUCCESS);
+    SentRequests();
+    ASSERT_EQ(sent_.size(), 3u) << "a slice each";
+    for (size_t z = 0; z < 3; ++z) {
+      std::string expected;
+      for (size_t y = 0; y < 2; ++y) expected += there.substr(((1 + z) * height + 2 + y) * pitch + 1, 4);
+      EXPECT_EQ(sent_[z].payload, expected) << z;
+      CUDA_MEMCPY3D slice;
+      const auto request = SentAt<wire::cuMemcpy3DAsync_v2_Request>(z);
+      ASSERT_EQ(request.copy.size(), sizeof slice);
+      memcpy(&slice, request.copy.data(), sizeof slice);
+      EXPECT_EQ(slice.dstZ, z);
+      EXPECT_EQ(slice.dstPitch, 4u);
+      EXPECT_EQ(slice.dstHeight, 5u) << "where the slice is, the server's driver must know";
+    }
+  }
+  EXPECT_EQ(cuMemFree(memory), CUDA_SUCCESS);
+}
+
 // The thread's own default stream is none that a batch is refused for.
 TEST_F(CustomTest, BatchesAreNotForTheLegacyStream) {
   CUdeviceptr memory = 0;
@@ -862,6 +904,31 @@ TEST_F(CustomTest, ArgumentsThatAreWrong) {
   rows.srcPitch = 2;
   EXPECT_EQ(cuMemcpy2D(&rows), CUDA_ERROR_INVALID_VALUE) << "no array";
   EXPECT_EQ(cuMemcpy2D(nullptr), CUDA_ERROR_INVALID_VALUE);
+  // Boxes that reach out of their rows or slices, of either side.
+  char bytes_there[64] = {};
+  CUDA_MEMCPY3D good{};
+  good.srcMemoryType = CU_MEMORYTYPE_HOST;
+  good.srcHost = bytes_there;
+  good.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  good.dstDevice = memory;
+  good.WidthInBytes = good.Height = good.Depth = 2;
+  good.srcXInBytes = good.srcY = good.dstXInBytes = good.dstY = 1;
+  good.srcPitch = good.srcHeight = good.dstPitch = good.dstHeight = 3;
+  size_t CUDA_MEMCPY3D::*const limits[] = {&CUDA_MEMCPY3D::srcPitch, &CUDA_MEMCPY3D::srcHeight,
+                                           &CUDA_MEMCPY3D::dstPitch, &CUDA_MEMCPY3D::dstHeight};
+  for (const auto limit : limits) {
+    for (const size_t number : {size_t{2}, SIZE_MAX}) {
+      CUDA_MEMCPY3D box = good;
+      box.*limit = number;
+      EXPECT_EQ(cuMemcpy3D(&box), CUDA_ERROR_INVALID_VALUE);
+      EXPECT_EQ(cuMemcpy3DAsync(&box, nullptr), CUDA_ERROR_INVALID_VALUE);
+      CUDA_MEMCPY3D_PEER peer;  // the same, but for its contexts
+      static_assert(sizeof peer == sizeof box, "");
+      memcpy(&peer, &box, sizeof peer);
+      peer.srcContext = peer.dstContext = context_;
+      EXPECT_EQ(cuMemcpy3DPeer(&peer), CUDA_ERROR_INVALID_VALUE);
+    }
+  }
   // What is asked about pointers.
   uint64_t answers[2] = {1, 1};
   void* data[] = {&answers[0], &answers[1]};

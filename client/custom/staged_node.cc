@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/custom/staged_node.h"
 
-#include <map>
-#include <memory>
-#include <utility>
-
 #include "client/custom/bodies.gen.h"
 #include "client/custom/captured_node.h"
 #include "client/custom/copy.h"
+#include "client/custom/copy_shape.h"
 #include "client/custom/graph_memory.h"
 #include "client/custom/mapped_memory.h"
 #include "client/custom/pointer.h"
@@ -62,8 +59,9 @@ StagedCopy::Side Destination(const CUDA_MEMCPY3D& copy) {
   return side;
 }
 
-// Fills in `staged`, which has its pinned memory, and makes `copy` one of that memory.
+// Fills in `staged`, which has its pinned memory, and makes `copy`, which CheckStaged has seen, one of that memory.
 void Divert(const Sides& sides, StagedCopy* staged, CUDA_MEMCPY3D* copy) {
+  CompleteSides(copy);
   staged->width = copy->WidthInBytes;
   staged->height = copy->Height;
   staged->depth = copy->Depth;
@@ -93,21 +91,18 @@ size_t PackedBytes(const CUDA_MEMCPY3D& copy) { return copy.WidthInBytes * copy.
 
 // What the driver refuses, of which it never hears here: it is given a copy of packed rows of pinned memory. Sides that
 // it does hear of may be wrong still.
-CUresult CheckStaged(const CUDA_MEMCPY3D& copy) {
-  const auto is_wrong = [&copy](CUmemorytype type, CUdeviceptr device, const void* host, size_t pitch) {
+CUresult CheckStaged(CUDA_MEMCPY3D copy) {
+  const auto is_wrong = [](CUmemorytype type, CUdeviceptr device, const void* host) {
     if (type == CU_MEMORYTYPE_DEVICE || type == CU_MEMORYTYPE_ARRAY) return false;
     if (type != CU_MEMORYTYPE_HOST && type != CU_MEMORYTYPE_UNIFIED) return true;
-    if (type == CU_MEMORYTYPE_HOST ? !host : device == 0) return true;
-    return copy.Height > 1 && pitch != 0 && pitch < copy.WidthInBytes;  // rows that overlap
+    return type == CU_MEMORYTYPE_HOST ? !host : device == 0;
   };
-  if (is_wrong(copy.srcMemoryType, copy.srcDevice, copy.srcHost, copy.srcPitch) ||
-      is_wrong(copy.dstMemoryType, copy.dstDevice, copy.dstHost, copy.dstPitch)) {
+  if (is_wrong(copy.srcMemoryType, copy.srcDevice, copy.srcHost) ||
+      is_wrong(copy.dstMemoryType, copy.dstDevice, copy.dstHost)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  size_t bytes;
-  const bool fits = !__builtin_mul_overflow(copy.WidthInBytes, copy.Height, &bytes) &&
-                    !__builtin_mul_overflow(bytes, copy.Depth, &bytes);
-  return fits && bytes != 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  if (copy.WidthInBytes == 0 || copy.Height == 0 || copy.Depth == 0) return CUDA_ERROR_INVALID_VALUE;
+  return CompleteSides(&copy) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUDA_HOST_NODE_PARAMS HostNode(StagedCopy* staged) {

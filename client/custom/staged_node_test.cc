@@ -465,6 +465,12 @@ TEST_F(StagedNodeTest, CopiesThatAreWrong) {
       {"an unknown memory type", with(to_host, [](auto* c) { c->dstMemoryType = CUmemorytype(5); })},
       {"rows that overlap", with(to_device, [](auto* c) { c->srcPitch = 9, c->Height = 2; })},
       {"rows that overlap", with(to_host, [](auto* c) { c->dstPitch = 9, c->Height = 2; })},
+      {"rows that reach beyond their pitch",
+       with(to_device, [](auto* c) { c->srcPitch = 10, c->srcXInBytes = 1, c->Height = 2; })},
+      {"slices that reach beyond their height",
+       with(to_host, [](auto* c) { c->dstHeight = 2, c->dstY = 1, c->Height = c->Depth = 2; })},
+      {"a device's slices that reach beyond their height",
+       with(to_device, [](auto* c) { c->dstHeight = 1, c->Height = c->Depth = 2; })},
       {"nothing, from memory that nobody knows", with(to_device,
                                                       [&host](auto* c) {
                                                         c->srcMemoryType = CU_MEMORYTYPE_UNIFIED;

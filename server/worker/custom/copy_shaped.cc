@@ -39,8 +39,8 @@ struct Extent {
 // The bytes that a side touches, from its first to its last. False if they do not fit an address space.
 bool Touched(const Side& side, const Extent& extent, uint64_t* address, uint64_t* bytes) {
   constexpr uint64_t kMost = uint64_t{1} << 48;
-  const Wide pitch = side.pitch != 0 ? side.pitch : extent.width;
-  const Wide height = side.height != 0 ? side.height : extent.height;
+  const Wide pitch = side.pitch != 0 ? Wide(side.pitch) : Wide(side.x) + extent.width;
+  const Wide height = side.height != 0 ? Wide(side.height) : Wide(side.y) + extent.height;
   for (const uint64_t number :
        {side.x, side.y, side.z, side.pitch, side.height, extent.width, extent.height, extent.depth}) {
     if (number > kMost) return false;
