@@ -165,8 +165,50 @@ TEST_F(CustomTest, TimesOfEventsFromBeforeAMove) {
   float milliseconds = 0;
   EXPECT_EQ(cuEventElapsedTime(&milliseconds, first, second), CUDA_SUCCESS);
   EXPECT_FLOAT_EQ(milliseconds, 3);
-  EXPECT_EQ(cuEventDestroy(first), CUDA_SUCCESS);
-  EXPECT_EQ(cuEventDestroy(second), CUDA_SUCCESS);
+  // What this server refuses to compare (events of two GPUs), though it knows each.
+  CUevent third = nullptr, fourth = nullptr;
+  ASSERT_EQ(cuEventCreate(&third, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuEventCreate(&fourth, 0), CUDA_SUCCESS);
+  const auto ask = [](const FakeServer::Request& request) {
+    wire::cuEventElapsedTime_Request in;
+    EXPECT_TRUE(in.Decode(request.message));
+    return in.hStart == in.hEnd ? FakeServer::Answer(CUDA_SUCCESS, Encoded(wire::cuEventElapsedTime_Reply()))
+                                : FakeServer::Answer(CUDA_ERROR_INVALID_HANDLE);
+  };
+  server_->On(kCall_cuEventElapsedTime, ask);
+  server_->On(kCall_cuEventElapsedTime_v2, ask);
+  EXPECT_EQ(cuEventElapsedTime(&milliseconds, third, fourth), CUDA_ERROR_INVALID_HANDLE);
+  for (const CUevent event : {first, second, third, fourth}) EXPECT_EQ(cuEventDestroy(event), CUDA_SUCCESS);
+}
+
+TEST_F(CustomTest, AnEventOfAnotherGpuIsRefusedAtTheCall) {
+  CUcontext other = nullptr, same = nullptr;
+  ASSERT_EQ(cuCtxCreate(&other, nullptr, 0, 1), CUDA_SUCCESS);
+  CUevent far = nullptr, near = nullptr;
+  ASSERT_EQ(cuEventCreate(&far, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+  ASSERT_EQ(cuCtxCreate(&same, nullptr, 0, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuEventCreate(&near, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+  ASSERT_EQ(cuCtxSetCurrent(context_), CUDA_SUCCESS);
+  CUstream stream = nullptr;
+  ASSERT_EQ(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  for (const uint32_t call : {uint32_t(kCall_cuEventRecord), uint32_t(kCall_cuEventRecordWithFlags)})
+    server_->On(call, CUDA_ERROR_INVALID_HANDLE);
+  for (const CUstream one : {stream, CUstream(nullptr)}) {
+    EXPECT_EQ(cuEventRecord(far, one), CUDA_ERROR_INVALID_HANDLE);
+    EXPECT_EQ(cuEventRecordWithFlags(far, one, 0), CUDA_ERROR_INVALID_HANDLE);
+  }
+  EXPECT_EQ(cuStreamSynchronize(stream), CUDA_SUCCESS) << "no error is left for a later call";
+  for (const uint32_t call : {uint32_t(kCall_cuEventRecord), uint32_t(kCall_cuEventRecordWithFlags)})
+    server_->On(call, FakeServer::Answer());
+  // Others are sent without waiting, as ever.
+  Sent();
+  EXPECT_EQ(cuEventRecord(near, stream), CUDA_SUCCESS);
+  SentRequests();
+  ASSERT_EQ(sent_.size(), 1u);
+  EXPECT_TRUE(sent_[0].header.flags & kFlagNoReply);
+  EXPECT_EQ(cuStreamDestroy(stream), CUDA_SUCCESS);
+  EXPECT_EQ(cuCtxDestroy(same), CUDA_SUCCESS);
+  EXPECT_EQ(cuCtxDestroy(other), CUDA_SUCCESS);
 }
 
 TEST_F(CustomTest, ThePerThreadDefaultStreamIsThereAgainAfterAReset) {

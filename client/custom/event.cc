@@ -62,6 +62,8 @@ CUresult Elapsed(const CallInfo& info, float* milliseconds, CUevent start, CUeve
   // Recorded before the job moved to this server? Then the server does not know; the time in between, when the job did
   // not exist, does not count.
   double before, after;
+  const EventTimes& times = Session::Get()->event_times();
+  if (!times.Before(from, &before) && !times.Before(to, &after)) return result;
   if (const CUresult error = Place(info, from, &before); error != CUDA_SUCCESS) return error;
   if (const CUresult error = Place(info, to, &after); error != CUDA_SUCCESS) return error;
   *milliseconds = float((after - before) / 1000);

@@ -348,6 +348,7 @@ size_t Call::reply_payload_bytes() const { return reply_payload_bytes_; }
 
 void Call::Created(replay::ObjectKey object, std::initializer_list<replay::ObjectKey> depends_on) {
   if (object.kind == Kind::kStream) session_->NoteStream();
+  if (object.kind == Kind::kContext) session_->objects().NoteContext();
   Keep(object.id);
   std::vector<replay::ObjectKey> needs;
   std::vector<uint64_t> retains;

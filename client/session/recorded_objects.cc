@@ -11,6 +11,17 @@ int RecordedObjects::DeviceOf(uint64_t context) {
 
 uint64_t RecordedObjects::ContextOf(uint64_t handle) {
   ReaderLock lock(&mutex_);
+  return ContextOfLocked(handle);
+}
+
+int RecordedObjects::GpuOf(uint64_t handle) {
+  ReaderLock lock(&mutex_);
+  const uint64_t context = ContextOfLocked(handle);
+  const Object* const object = handles_.Find(KindOf(context), context);
+  return object ? object->device : -1;
+}
+
+uint64_t RecordedObjects::ContextOfLocked(uint64_t handle) const {
   while (handle != 0 && KindOf(handle) != Kind::kContext && KindOf(handle) != Kind::kGreenContext) {
     const Object* const object = handles_.Find(KindOf(handle), handle);
     if (!object) return 0;

@@ -65,6 +65,11 @@ class RecordedObjects {
   int DeviceOf(uint64_t context) CR_EXCLUDES(mutex_);
   // The context (or green context) that an object was made in, or that it is itself; 0 if it is of none.
   uint64_t ContextOf(uint64_t handle) CR_EXCLUDES(mutex_);
+  // The device of that context; -1 if the object is of none.
+  int GpuOf(uint64_t handle) CR_EXCLUDES(mutex_);
+  // Whether the application has ever made more than one context. Without the lock.
+  bool several_contexts() const { return contexts_made_.load(std::memory_order_relaxed) > 1; }
+  void NoteContext() { contexts_made_.fetch_add(1, std::memory_order_relaxed); }
   // A live context of the device, for questions that any of them can answer; 0: there is none.
   uint64_t SomeContextOn(int device) CR_EXCLUDES(mutex_);
   // The device's primary context, which has a handle from the first question on, retained or not. 0: no handle is left.
@@ -119,6 +124,7 @@ class RecordedObjects {
   friend class DisguisedNodes;
   friend class Captures;
 
+  uint64_t ContextOfLocked(uint64_t handle) const CR_REQUIRES_SHARED(mutex_);
   // Takes the dead out of the tables; see DropLocked. `root` is what the application destroyed.
   void RemoveDeadLocked(replay::ObjectKey root, std::vector<replay::ObjectKey> dead) CR_REQUIRES(mutex_);
   // Whether `handle` is `ancestor` or dies with it.
@@ -133,6 +139,7 @@ class RecordedObjects {
   alignas(64) ObjectTable handles_ CR_GUARDED_BY(mutex_);
   replay::LiveHandles quiet_events_;  // written to under mutex_
   std::atomic<uint64_t> function_epoch_{1};
+  std::atomic<uint64_t> contexts_made_{0};
   replay::Log log_ CR_GUARDED_BY(mutex_);
   uint64_t next_context_id_ CR_GUARDED_BY(mutex_) = 1;
   GraphRecords graph_records_ CR_GUARDED_BY(mutex_){
