@@ -814,6 +814,48 @@ TEST_F(CustomTest, AKernelHasAttributesOnEachDevice) {
   EXPECT_EQ(registers(0), -int(CUDA_ERROR_INVALID_HANDLE));
 }
 
+// A function of a library's module is the kernel's of that name: what is set of one is set of the other.
+TEST_F(CustomTest, AKernelAndAFunctionOfItsLibrarysModule) {
+  constexpr CUfunction_attribute kShared = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+  int now = 100;
+  server_->On(kOpFunctionInfo, [&now](const FakeServer::Request&) {
+    wire::OpFunctionInfo_Reply info;
+    info.attributes.assign(CU_FUNC_ATTRIBUTE_MAX, now);
+    return FakeServer::Answer(CUDA_SUCCESS, Encoded(info));
+  });
+  CUlibrary library = nullptr;
+  CUkernel kernel = nullptr;
+  CUmodule module = nullptr;
+  CUfunction of_kernel = nullptr, of_module = nullptr;
+  ASSERT_EQ(cuLibraryLoadData(&library, OneKernel::kImage, nullptr, nullptr, 0, nullptr, nullptr, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuLibraryGetKernel(&kernel, library, "kernel"), CUDA_SUCCESS);
+  ASSERT_EQ(cuKernelGetFunction(&of_kernel, kernel), CUDA_SUCCESS);
+  ASSERT_EQ(cuLibraryGetModule(&module, library), CUDA_SUCCESS);
+  ASSERT_EQ(cuModuleGetFunction(&of_module, module, "kernel"), CUDA_SUCCESS);
+  const auto expect = [&](int expected) {
+    now = expected;
+    int value = 0;
+    EXPECT_EQ(cuKernelGetAttribute(&value, kShared, kernel, 0), CUDA_SUCCESS);
+    EXPECT_EQ(value, expected);
+    for (const CUfunction function : {of_kernel, of_module}) {
+      EXPECT_EQ(cuFuncGetAttribute(&value, kShared, function), CUDA_SUCCESS);
+      EXPECT_EQ(value, expected);
+    }
+  };
+  expect(100);
+  ASSERT_EQ(cuKernelSetAttribute(kShared, 200, kernel, 0), CUDA_SUCCESS);
+  expect(200);
+  ASSERT_EQ(cuFuncSetAttribute(of_module, kShared, 300), CUDA_SUCCESS);
+  expect(300);
+  Sent();
+  ASSERT_EQ(cuKernelSetAttribute(kShared, 200, kernel, 0), CUDA_SUCCESS);
+  EXPECT_EQ(Sent(), Calls{kCall_cuKernelSetAttribute}) << "it is another value by now";
+  expect(200);
+  ASSERT_EQ(cuFuncSetAttribute(of_kernel, kShared, 400), CUDA_SUCCESS);
+  expect(400);
+  EXPECT_EQ(cuLibraryUnload(library), CUDA_SUCCESS);
+}
+
 // A replay makes no context current for a kernel, which is of none.
 TEST_F(CustomTest, WhatIsSetOfAKernelInAContextCanBeSetAgain) {
   server_->On(kOpFunctionInfo, FakeServer::Answer());

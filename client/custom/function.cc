@@ -87,17 +87,41 @@ CUresult GetName(const CallInfo& info, uint64_t function, const char** name) {
   return result;
 }
 
-// A function or kernel, and a kernel's functions, which share its attributes.
+// What a library's modules are called among its children; no kernel's name begins so.
+constexpr char kModulePrefix[] = "/module/";
+
+// The functions that share a kernel's attributes: those that came from it, and those of its name in its library's
+// modules.
+std::vector<uint64_t> FunctionsOfLocked(Session& session, const Object& object, uint64_t kernel)
+    CR_REQUIRES_SHARED(session.objects().mutex()) {
+  std::vector<uint64_t> functions;
+  if (object.children) {
+    for (const auto& [name, function] : *object.children) functions.push_back(function);
+  }
+  const Object* const library = session.objects().handles().Find(Kind::kLibrary, object.owner);
+  if (!library || !library->children) return functions;
+  std::string own_name;
+  for (auto it = library->children->lower_bound(kModulePrefix);
+       it != library->children->end() && it->first.rfind(kModulePrefix, 0) == 0; ++it) {
+    const Object* const module = session.objects().handles().Find(Kind::kModule, it->second);
+    if (!module || !module->children) continue;
+    if (own_name.empty()) own_name = RecordedObjects::NameOf(*library->children, kernel);
+    const auto function = module->children->find(own_name);
+    if (function != module->children->end()) functions.push_back(function->second);
+  }
+  return functions;
+}
+
+// A function or kernel, and a kernel's functions.
 std::vector<Object*> WithFunctionsLocked(Session& session, uint64_t function)
     CR_REQUIRES_SHARED(session.objects().mutex()) {
   std::vector<Object*> objects;
   Object* const object = session.objects().handles().Find(KindOf(function), function);
   if (!object) return objects;
   objects.push_back(object);
-  if (!object->children) return objects;
-  for (const auto& [name, child] : *object->children) {
-    if (Object* const of_kernel = session.objects().handles().Find(Kind::kFunction, child))
-      objects.push_back(of_kernel);
+  if (KindOf(function) != Kind::kKernel) return objects;
+  for (const uint64_t one : FunctionsOfLocked(session, *object, function)) {
+    if (Object* const of_kernel = session.objects().handles().Find(Kind::kFunction, one)) objects.push_back(of_kernel);
   }
   return objects;
 }
@@ -113,6 +137,10 @@ void ForgetInfo(Session& session, uint64_t function) {
   session.objects().FunctionsChangedLocked();
 }
 
+// In the place of a setting's key: what cuFuncSetAttribute has changed. All that was noted before may be another value
+// by now.
+constexpr uint64_t kForeign = ~uint64_t{0};
+
 // After the driver has accepted a kernel's new value: from now on what is known under the new settings counts.
 void NoteSetting(Session& session, uint64_t kernel, uint64_t key, int value) {
   WriterLock lock(&session.objects().mutex());
@@ -121,6 +149,7 @@ void NoteSetting(Session& session, uint64_t kernel, uint64_t key, int value) {
   std::unique_ptr<KernelSettings>& settings = objects[0]->settings;
   if (!settings) settings = std::make_unique<KernelSettings>();
   const std::string before = settings->text;
+  if (key == kForeign) settings->values.clear();
   settings->values[key] = value;
   settings->text.clear();
   for (const auto& [place, set] : settings->values) {
@@ -143,13 +172,11 @@ uint64_t SettingKey(int device, int attribute) { return uint64_t(uint32_t(device
 // cuFuncSetAttribute has changed what the kernel of `function` shares with its functions: settings that were noted
 // before are not those of now, even if they are noted again.
 void NoteForeignSetting(Session& session, uint64_t function) {
-  constexpr uint64_t kForeign = ~uint64_t{0};
   static std::atomic<int> next{0};
   uint64_t kernel = function;
   if (KindOf(function) == Kind::kFunction) {
     ReaderLock lock(&session.objects().mutex());
-    const Object* const object = session.objects().handles().Find(Kind::kFunction, function);
-    kernel = object ? object->owner : 0;
+    kernel = session.objects().KernelOfLocked(function);
   }
   if (KindOf(kernel) != Kind::kKernel) return;
   NoteSetting(session, kernel, kForeign, next.fetch_add(1));
@@ -162,12 +189,10 @@ bool IsSetAlready(Session& session, uint64_t kernel, int attribute, uint64_t key
   ReaderLock lock(&session.objects().mutex());
   const Object* const object = session.objects().handles().Find(Kind::kKernel, kernel);
   if (!object) return false;
-  if (object->children) {
-    for (const auto& [name, child] : *object->children) {
-      if (session.objects().log().FindSetting({Kind::kFunction, child}, kCall_cuFuncSetAttribute,
-                                              SettingKey(0, attribute))) {
-        return false;
-      }
+  for (const uint64_t function : FunctionsOfLocked(session, *object, kernel)) {
+    if (session.objects().log().FindSetting({Kind::kFunction, function}, kCall_cuFuncSetAttribute,
+                                            SettingKey(0, attribute))) {
+      return false;
     }
   }
   const replay::Record* const last =
@@ -212,8 +237,8 @@ CUresult Custom_cuLibraryGetModule(CUmodule* pMod, CUlibrary library) {
   wire::cuLibraryGetModule_Request request;
   request.library = reinterpret_cast<uint64_t>(library);
   uint64_t handle;
-  // One module for each context; the slash keeps the name apart from any kernel's.
-  const std::string name = "/module/" + std::to_string(call.thread().current_context());
+  // One module for each context.
+  const std::string name = kModulePrefix + std::to_string(call.thread().current_context());
   const CUresult result = MakeChild(call, Kind::kLibrary, request.library, name, Kind::kModule, request,
                                     &wire::cuLibraryGetModule_Request::pMod, true, &handle);
   if (result == CUDA_SUCCESS) *pMod = reinterpret_cast<CUmodule>(handle);

@@ -58,12 +58,28 @@ Object* RecordedObjects::LivePrimaryContextLocked(int device) {
   return object && object->active ? object : nullptr;
 }
 
+std::string RecordedObjects::NameOf(const NamedChildren& children, uint64_t child) {
+  for (const auto& [name, one] : children) {
+    if (one == child) return name;
+  }
+  return {};
+}
+
+uint64_t RecordedObjects::KernelOfLocked(uint64_t function) const {
+  const Object* const object = handles_.Find(Kind::kFunction, function);
+  if (!object || KindOf(object->owner) == Kind::kKernel) return object ? object->owner : 0;
+  const Object* const module = handles_.Find(Kind::kModule, object->owner);
+  const Object* const library = module ? handles_.Find(Kind::kLibrary, module->owner) : nullptr;
+  if (!library || !library->children || !module->children) return 0;
+  const auto kernel = library->children->find(NameOf(*module->children, function));
+  return kernel != library->children->end() ? kernel->second : 0;
+}
+
 void RecordedObjects::AppendSettings(uint64_t function, std::string* out) {
   ReaderLock lock(&mutex_);
-  const Object* object = handles_.Find(KindOf(function), function);
-  if (object && KindOf(function) == Kind::kFunction && KindOf(object->owner) == Kind::kKernel) {
-    object = handles_.Find(Kind::kKernel, object->owner);
-  }
+  const uint64_t kernel = KindOf(function) == Kind::kFunction ? KernelOfLocked(function) : 0;
+  const Object* const object =
+      kernel != 0 ? handles_.Find(Kind::kKernel, kernel) : handles_.Find(KindOf(function), function);
   if (object && object->settings) out->append(object->settings->text);
 }
 

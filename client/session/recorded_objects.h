@@ -82,6 +82,11 @@ class RecordedObjects {
   // Changes with what is known of any function or kernel (Object::info), under mutex(). Without the lock.
   uint64_t function_epoch() const { return function_epoch_.load(std::memory_order_acquire); }
   void FunctionsChangedLocked() CR_REQUIRES(mutex_) { function_epoch_.fetch_add(1, std::memory_order_acq_rel); }
+  // The name of a child; empty if it is none.
+  static std::string NameOf(const NamedChildren& children, uint64_t child);
+  // The kernel that shares its attributes with a function: the one that it came from, or, of a library's module, the
+  // library's kernel of its name. 0 if there is none, or nobody has asked for it.
+  uint64_t KernelOfLocked(uint64_t function) const CR_REQUIRES_SHARED(mutex_);
   // Appends what has been set of a kernel, or of the kernel that a function came from, as bytes.
   void AppendSettings(uint64_t function, std::string* out) CR_EXCLUDES(mutex_);
 
