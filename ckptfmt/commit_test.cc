@@ -97,6 +97,44 @@ TEST(Commit, OneWriterAtATime) {
   EXPECT_EQ(JobOf(folder / "image"), "job-1") << "a writer that gives up leaves the image there";
 }
 
+TEST(Commit, OneWriterAtATimeOnAllHosts) {
+  const OtherHosts hosts;
+  TestFolder folder;
+  const std::string image = folder / "image", lock = image + ".partial/" + kLockName;
+  {
+    auto first = ImageWriter::Create(image);
+    ASSERT_TRUE(first.ok());
+    EXPECT_EQ(AccessTo(lock), O_RDWR);
+    EXPECT_TRUE(absl::IsUnavailable(ImageWriter::Create(image).status()));
+    ASSERT_TRUE(FillSample(**first, true).ok());
+    ASSERT_TRUE((*first)->Commit(SampleInfo()).ok());
+  }
+  EXPECT_EQ(JobOf(image), "job-1");
+  std::vector<pid_t> children;
+  for (const char* job : {"a", "b", "c"}) {
+    const pid_t child = fork();
+    if (child == 0) {
+      for (int i = 0; i < 20;) {
+        const absl::Status status = WriteJob(image, job);
+        i += status.ok();
+        if (status.ok() || absl::IsUnavailable(status)) continue;
+        fprintf(stderr, "%s\n", Message(status).c_str());
+        _exit(1);
+      }
+      _exit(0);
+    }
+    children.push_back(child);
+  }
+  for (const pid_t child : children) {
+    int result = 0;
+    waitpid(child, &result, 0);
+    EXPECT_EQ(result, 0);
+  }
+  EXPECT_EQ(JobOf(image).size(), 1u) << JobOf(image);
+  EXPECT_FALSE(std::filesystem::exists(image + ".partial"));
+  EXPECT_FALSE(std::filesystem::exists(image + "/" + kLockName));
+}
+
 TEST(Commit, AWriterThatIsAboutToEndIsWaitedFor) {
   TestFolder folder;
   auto first = ImageWriter::Create(folder / "image");

@@ -19,6 +19,7 @@ ssize_t (*g_write_for_testing)(int fd, const void* data, size_t bytes) = nullptr
 int (*g_sync_for_testing)(int fd) = nullptr;
 void (*g_step_for_testing)(const char* step) = nullptr;
 bool g_no_exchange_for_testing = false;
+bool g_no_folder_locks_for_testing = false;
 int (*g_disk_for_testing)(uint64_t bytes) = nullptr;
 
 namespace {
@@ -36,6 +37,12 @@ int SyncRange(int fd, uint64_t from, uint64_t to, unsigned flags) {
 
 }  // namespace
 
+std::string ParentOf(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
 absl::Status SystemError(const std::string& doing, const std::string& path, int error) {
   const std::string text = absl::StrCat("cannot ", doing, " ", path, ": ", strerror(error));
   switch (error) {
@@ -46,6 +53,7 @@ absl::Status SystemError(const std::string& doing, const std::string& path, int 
           absl::StrCat(text, "; free some space there, or write the image somewhere else"));
     case ENOENT:
     case ENOTDIR:
+    case ESTALE:  // another host of a network file system has removed it
       return absl::NotFoundError(text);
     case EACCES:
     case EPERM:
@@ -71,6 +79,8 @@ absl::StatusOr<OpenedFolder> OpenedFolder::OpenBelow(const std::string& path) co
 }
 
 bool OpenedFolder::IsInPlace() const {
+  // A network file system remembers names for a while; opening the folder that holds them makes it ask the server.
+  const UniqueFd above(open(ParentOf(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   struct stat opened, named;
   return fstat(fd_.get(), &opened) == 0 && lstat(path_.c_str(), &named) == 0 && opened.st_ino == named.st_ino &&
          opened.st_dev == named.st_dev;

@@ -24,6 +24,9 @@ namespace cuda_remote::ckptfmt {
 // Checksummed piece of a file, so that damage can be told with its place.
 inline constexpr size_t kBlockBytes = 2u << 20;
 
+// The folder that holds `path`.
+std::string ParentOf(const std::string& path);
+
 // The last failed system call as a status: "cannot write PATH: No space left on device (...)".
 absl::Status SystemError(const std::string& doing, const std::string& path, int error);
 
@@ -43,11 +46,14 @@ class OpenedFolder {
   std::string FullPath(const std::string& path) const { return path_ + "/" + path; }
   // For programs that take a path: leads here as long as this process has it open.
   std::string DescriptorPath() const { return "/proc/self/fd/" + std::to_string(fd_.get()); }
-  // Whether this is what stands at path().
+  // Whether this is what stands at path(), also if another host of a network file system has changed that just now.
   bool IsInPlace() const;
+  // The file in it by which it is locked (folder.h); -1: none.
+  UniqueFd& lock() { return lock_; }
 
  private:
   UniqueFd fd_;
+  UniqueFd lock_;
   std::string path_;
 };
 
@@ -121,6 +127,8 @@ extern ssize_t (*g_write_for_testing)(int fd, const void* data, size_t bytes);
 extern int (*g_sync_for_testing)(int fd);
 extern void (*g_step_for_testing)(const char* step);
 extern bool g_no_exchange_for_testing;
+// Plays a network file system and one process on each host: no process sees the locks of folders that others have.
+extern bool g_no_folder_locks_for_testing;
 // Stands in for waiting until the disk has written so many bytes; returns 0, or what sync_file_range fails with.
 extern int (*g_disk_for_testing)(uint64_t bytes);
 inline void Step(const char* step) {

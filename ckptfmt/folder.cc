@@ -31,19 +31,13 @@ bool Exists(const std::string& path) {
   return lstat(path.c_str(), &facts) == 0;
 }
 
-std::string ParentOf(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
-
 // Whether all in the folder is what images have; else it is somebody's.
 absl::Status CheckIsOurs(const OpenedFolder& folder) {
   const absl::StatusOr<std::vector<std::string>> names = NamesIn(folder);
   if (!names.ok()) return names.status();
   for (const std::string& name : *names) {
     if (name != kManifestName && name != kOnlyLogName && name != kProcessesFolder && name != kMemoryFolder &&
-        name != kClientFolder && name != kSignatureName) {
+        name != kClientFolder && name != kSignatureName && name != kLockName) {
       return absl::FailedPreconditionError(absl::StrCat(
           folder.path(), " holds something that is not part of a checkpoint image (", name, "); move or remove it"));
     }
@@ -75,6 +69,65 @@ absl::Status RemoveAllIn(const OpenedFolder& folder) {
     Step("part removed");
   }
   return absl::OkStatus();
+}
+
+// Locks the folder or file for this program alone. False: another one has it, or the file is gone.
+absl::StatusOr<bool> LockAlone(int fd, const std::string& path) {
+  if (flock(fd, LOCK_EX | LOCK_NB) == 0) return true;
+  switch (errno) {
+    case EWOULDBLOCK:
+    case EINTR:
+    case ESTALE:
+      return false;
+    // A network file system without locks. The folder's lock, which needs none, keeps this machine's programs apart.
+    case ENOLCK:
+    case ENOSYS:
+    case EOPNOTSUPP:
+      return true;
+    default:
+      return SystemError("lock", path, errno);
+  }
+}
+
+absl::StatusOr<bool> LockFolderAlone(const OpenedFolder& folder) {
+  return g_no_folder_locks_for_testing ? true : LockAlone(folder.fd(), folder.path());
+}
+
+// Opens a file of the folder to lock it: for writing, as a network file system wants it.
+UniqueFd OpenToLock(const OpenedFolder& folder, const char* name, int flags = 0) {
+  // O_NONBLOCK: a pipe must not make us wait.
+  constexpr int kFlags = O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
+  return UniqueFd(openat(folder.fd(), name, kFlags | flags, 0600));
+}
+
+// Locks a folder for a writer, if nobody has.
+absl::StatusOr<bool> TryToLock(OpenedFolder* folder) {
+  absl::StatusOr<bool> alone = LockFolderAlone(*folder);
+  if (!alone.ok() || !*alone) return alone;
+  const std::string path = folder->FullPath(kLockName);
+  UniqueFd lock = OpenToLock(*folder, kLockName, O_CREAT);
+  struct stat facts, named;
+  if (lock.get() < 0 && errno != ELOOP && errno != EISDIR && errno != ENXIO) return SystemError("open", path, errno);
+  if (lock.get() < 0 || fstat(lock.get(), &facts) != 0 || !S_ISREG(facts.st_mode)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, " is not a plain file, and the folder is locked by a file of that name; remove it"));
+  }
+  alone = LockAlone(lock.get(), path);
+  if (!alone.ok() || !*alone) return alone;
+  // Whoever had it may have removed it. Opened anew, since names may be remembered (OpenedFolder::IsInPlace).
+  const UniqueFd again = OpenToLock(*folder, kLockName);
+  if (again.get() < 0 || fstat(again.get(), &named) != 0 || named.st_ino != facts.st_ino ||
+      named.st_dev != facts.st_dev) {
+    return false;
+  }
+  folder->lock() = std::move(lock);
+  return true;
+}
+
+// Unlocks a folder that needs its lock file no more.
+void RemoveLock(OpenedFolder* folder) {
+  if (folder->lock().get() >= 0) unlinkat(folder->fd(), kLockName, 0);
+  Unlock(folder);
 }
 
 absl::Status CheckOwner(const std::string& path, const struct stat& facts) {
@@ -128,14 +181,37 @@ absl::StatusOr<std::vector<std::string>> NamesIn(const OpenedFolder& folder) {
   return names;
 }
 
-absl::Status RemoveFolder(const OpenedFolder& folder) {
+absl::Status RemoveFolder(OpenedFolder* folder) {
   // It may have become an image.
-  if (!folder.IsInPlace()) {
-    return absl::FailedPreconditionError(absl::StrCat(folder.path(), " has been moved, and is not removed"));
+  if (!folder->IsInPlace()) {
+    return absl::FailedPreconditionError(absl::StrCat(folder->path(), " has been moved, and is not removed"));
   }
-  CR_RETURN_IF_ERROR(RemoveAllIn(folder));
-  if (rmdir(folder.path().c_str()) != 0) return SystemError("remove", folder.path(), errno);
+  CR_RETURN_IF_ERROR(RemoveAllIn(*folder));
+  CR_RETURN_IF_ERROR(RemoveBelow(*folder, kLockName));
+  // NFS keeps a file that is open in its folder, under another name.
+  folder->lock().Close();
+  if (rmdir(folder->path().c_str()) != 0) return SystemError("remove", folder->path(), errno);
   return absl::OkStatus();
+}
+
+absl::StatusOr<bool> RemoveUnused(OpenedFolder* folder) {
+  absl::StatusOr<bool> alone = LockFolderAlone(*folder);
+  if (!alone.ok() || !*alone) return alone;
+  if (folder->lock().get() < 0) {
+    UniqueFd lock = OpenToLock(*folder, kLockName);
+    if (lock.get() >= 0) alone = LockAlone(lock.get(), folder->FullPath(kLockName));
+    if (!alone.ok() || !*alone) return alone;
+    folder->lock() = std::move(lock);
+  }
+  {
+    const UniqueFd manifest = OpenToLock(*folder, kManifestName);
+    if (manifest.get() >= 0) alone = LockAlone(manifest.get(), folder->FullPath(kManifestName));
+    if (!alone.ok() || !*alone) return alone;
+    CR_RETURN_IF_ERROR(CheckIsOurs(*folder));
+    if (folder->IsInPlace()) CR_RETURN_IF_ERROR(RemoveBelow(*folder, kManifestName));
+  }
+  CR_RETURN_IF_ERROR(RemoveFolder(folder));
+  return true;
 }
 
 absl::Status NotOwn(const std::string& path, uid_t owner, const std::string& what_to_do) {
@@ -227,16 +303,32 @@ absl::Status CheckMayReplace(const std::string& dir) {
       absl::StrCat(dir, " is a symbolic link to something that is not there; remove it, or choose another name"));
 }
 
-absl::Status LockToWrite(const OpenedFolder& folder) {
-  for (int waited = 0; flock(folder.fd(), LOCK_EX | LOCK_NB) != 0; waited += kLockPauseMs) {
-    if (errno != EWOULDBLOCK) return SystemError("lock", folder.path(), errno);
+absl::Status LockToWrite(OpenedFolder* folder) {
+  for (int waited = 0;; waited += kLockPauseMs) {
+    const absl::StatusOr<bool> locked = TryToLock(folder);
+    if (!locked.ok()) return locked.status();
+    if (*locked) return absl::OkStatus();
     if (waited >= kLockMs) {
-      return absl::UnavailableError(absl::StrCat("another checkpoint is being written to ", folder.path(),
+      return absl::UnavailableError(absl::StrCat("another checkpoint is being written to ", folder->path(),
                                                  "; wait for it, or choose another folder"));
     }
     usleep(kLockPauseMs * 1000);
   }
-  return absl::OkStatus();
+}
+
+bool LockToRead(OpenedFolder* image, bool wait) {
+  const auto lock = [&](int fd) { return flock(fd, LOCK_SH | (wait ? 0 : LOCK_NB)) == 0 || errno != EWOULDBLOCK; };
+  if (!g_no_folder_locks_for_testing && !lock(image->fd())) return false;
+  // Every image has its manifest, also one of before, and one that this user may only read.
+  image->lock() =
+      UniqueFd(openat(image->fd(), kManifestName, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  return image->lock().get() < 0 || lock(image->lock().get());
+}
+
+void Unlock(OpenedFolder* folder) {
+  if (folder->lock().get() >= 0) flock(folder->lock().get(), LOCK_UN);
+  folder->lock().Close();
+  flock(folder->fd(), LOCK_UN);
 }
 
 absl::StatusOr<OpenedFolder> MakePartial(const std::string& dir) {
@@ -264,7 +356,6 @@ absl::StatusOr<OpenedFolder> MakePartial(const std::string& dir) {
       return SystemError("open", partial, errno);
     }
     OpenedFolder folder(std::move(fd), partial);
-    CR_RETURN_IF_ERROR(LockToWrite(folder));
     if (fstat(folder.fd(), &facts) != 0) return SystemError("look at", partial, errno);
     if (!folder.IsInPlace()) continue;
     // What the image holds is for this user only; others may have left files and links in an open folder.
@@ -275,6 +366,15 @@ absl::StatusOr<OpenedFolder> MakePartial(const std::string& dir) {
       return absl::PermissionDeniedError(
           absl::StrCat(partial, " ", why, "; remove it, or choose another name for the image"));
     }
+    // No file is made in what is none of ours.
+    absl::Status status = CheckIsOurs(folder);
+    if (status.ok()) status = LockToWrite(&folder);
+    if (!folder.IsInPlace()) {
+      // Its writer has finished, or given up.
+      RemoveLock(&folder);
+      continue;
+    }
+    CR_RETURN_IF_ERROR(status);
     CR_RETURN_IF_ERROR(RemoveAllIn(folder));
     Step("folder made");
     return folder;
@@ -282,44 +382,53 @@ absl::StatusOr<OpenedFolder> MakePartial(const std::string& dir) {
   return absl::UnavailableError(absl::StrCat("cannot get hold of ", partial, ": others keep using it"));
 }
 
-absl::Status Publish(const OpenedFolder& folder, const std::string& dir) {
+absl::Status Publish(OpenedFolder* folder, const std::string& dir) {
   const std::string partial = dir + ".partial";
   const std::string old = dir + ".old";
-  if (!folder.IsInPlace()) {
+  if (!folder->IsInPlace()) {
     return absl::PermissionDeniedError(absl::StrCat("another user has put something else in the place of ", partial));
   }
   if (!IsImage(dir)) {
     // Nothing there, or an empty folder; anything else makes rename fail.
     if (rename(partial.c_str(), dir.c_str()) != 0) return SystemError("give the image its name", dir, errno);
     Step("renamed");
-    const absl::Status synced = SyncParent(folder);
-    if (!synced.ok()) rename(dir.c_str(), partial.c_str());
+    const absl::Status synced = SyncParent(*folder);
+    if (synced.ok()) {
+      RemoveLock(folder);
+    } else {
+      rename(dir.c_str(), partial.c_str());
+    }
     return synced;
   }
   // The old image will lie in DIR.partial for a moment; the lock keeps the next writer from starting in it meanwhile.
   CR_RETURN_IF_ERROR(CheckMayReplace(dir));
   UniqueFd old_fd(open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
-  const OpenedFolder replaced(std::move(old_fd), partial);
-  const bool locked = replaced.fd() >= 0 && flock(replaced.fd(), LOCK_EX | LOCK_NB) == 0;
+  OpenedFolder replaced(std::move(old_fd), partial);
+  const absl::StatusOr<bool> locked = replaced.fd() >= 0 ? TryToLock(&replaced) : false;
   errno = EINVAL;
   if (!g_no_exchange_for_testing && renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, dir.c_str(), RENAME_EXCHANGE) == 0) {
     Step("exchanged");
-    const absl::Status synced = SyncParent(folder);
+    const absl::Status synced = SyncParent(*folder);
     if (!synced.ok()) {
       renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, dir.c_str(), RENAME_EXCHANGE);
+      RemoveLock(&replaced);
       return synced;
     }
+    RemoveLock(folder);
     // The new image is there. What may be left of the old one is in nobody's way: the next checkpoint removes it.
-    if (locked) RemoveFolder(replaced).IgnoreError();
+    // Without room for its lock file, the old one is locked on this machine.
+    if (!locked.ok() || *locked) RemoveUnused(&replaced).IgnoreError();
     return absl::OkStatus();
   }
-  if (errno != EINVAL && errno != ENOSYS) return SystemError("give the image its name", dir, errno);
+  const int why = errno;
+  RemoveLock(&replaced);
+  if (why != EINVAL && why != ENOSYS) return SystemError("give the image its name", dir, why);
   // The file system cannot exchange names.
   if (Exists(old)) {
     CR_RETURN_IF_ERROR(CheckMayReplace(old));
-    const absl::StatusOr<OpenedFolder> before = OpenedFolder::Open(old);
+    absl::StatusOr<OpenedFolder> before = OpenedFolder::Open(old);
     if (!before.ok()) return before.status();
-    CR_RETURN_IF_ERROR(RemoveFolder(*before));
+    CR_RETURN_IF_ERROR(RemoveFolder(&*before));
   }
   if (rename(dir.c_str(), old.c_str()) != 0) return SystemError("move the old image to", old, errno);
   Step("old moved away");
@@ -329,13 +438,12 @@ absl::Status Publish(const OpenedFolder& folder, const std::string& dir) {
     return SystemError("give the image its name", dir, error);
   }
   Step("renamed");
-  if (const absl::Status synced = SyncParent(folder); !synced.ok()) {
+  if (const absl::Status synced = SyncParent(*folder); !synced.ok()) {
     if (rename(dir.c_str(), partial.c_str()) == 0) rename(old.c_str(), dir.c_str());
     return synced;
   }
-  if (const absl::StatusOr<OpenedFolder> moved = OpenedFolder::Open(old); moved.ok()) {
-    RemoveFolder(*moved).IgnoreError();
-  }
+  RemoveLock(folder);
+  if (absl::StatusOr<OpenedFolder> moved = OpenedFolder::Open(old); moved.ok()) RemoveFolder(&*moved).IgnoreError();
   return absl::OkStatus();
 }
 

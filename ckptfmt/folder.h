@@ -17,6 +17,9 @@ namespace cuda_remote::ckptfmt {
 
 // In the folder of an image that cr-hostd has made (host/signature.h). The manifest does not list it.
 inline constexpr char kSignatureName[] = "signature";
+// The empty file by which a store, or DIR.partial, is locked for its writer. Unlike the lock of a folder, which is one
+// machine's, network file systems show the lock of a file to all hosts if it is open for writing.
+inline constexpr char kLockName[] = "lock";
 
 // DIR without trailing slashes, and with symbolic links resolved if it exists.
 std::string ImagePath(const std::string& dir);
@@ -43,21 +46,30 @@ absl::Status PutBackOldImage(const std::string& dir);
 // kAlreadyExists if it is a symbolic link, which ImagePath could not resolve.
 absl::Status CheckMayReplace(const std::string& dir);
 
-// Locks a folder that images are written to, until its descriptor is closed. Waits 3 seconds for another writer, which
-// may have been killed and be about to end; kUnavailable if it goes on.
-absl::Status LockToWrite(const OpenedFolder& folder);
+// Locks a folder that images are written to, until Unlock or the end of `folder`, against writers on this machine and
+// on all hosts of a file system whose locks they share. Makes its lock file if it has none. Waits 3 seconds for another
+// writer, which may have been killed and be about to end; kUnavailable if it goes on.
+absl::Status LockToWrite(OpenedFolder* folder);
+// Locks an image against RemoveUnused, until Unlock or the end of `image`. False: somebody has locked it alone, and
+// `wait` says not to wait for that. Where the file system has no locks, this is none.
+bool LockToRead(OpenedFolder* image, bool wait);
+// Also where the lock has got into a process that this one has started.
+void Unlock(OpenedFolder* folder);
 
-// Makes an empty DIR.partial, locked until the descriptor is closed. Removes a dead one of this user's first, and
-// refuses one that somebody else has made or may write to (kPermissionDenied).
+// Makes an empty DIR.partial, locked as by LockToWrite. Removes a dead one of this user's first, and refuses one that
+// somebody else has made or may write to (kPermissionDenied).
 absl::StatusOr<OpenedFolder> MakePartial(const std::string& dir);
 
 // Gives `partial`, which is DIR.partial, the name DIR, in place of an image or an empty folder that has it. On the disk
-// when it returns. If it fails, `partial` is DIR.partial again, and an image that had the name DIR has it.
-absl::Status Publish(const OpenedFolder& partial, const std::string& dir);
+// and unlocked when it returns. If it fails, `partial` is DIR.partial again, still locked, and an image that had the
+// name DIR has it.
+absl::Status Publish(OpenedFolder* partial, const std::string& dir);
 
 // Removes an image, or DIR.partial, with all in it; only its own kind of files. Fails, and removes nothing, if the
 // folder has another name by now.
-absl::Status RemoveFolder(const OpenedFolder& folder);
+absl::Status RemoveFolder(OpenedFolder* folder);
+// Does so unless somebody reads the image (LockToRead) or writes it, on any host. False: somebody does.
+absl::StatusOr<bool> RemoveUnused(OpenedFolder* folder);
 
 // Flushes the names beside the folder to the disk. Who may not read them flushes the whole file system.
 absl::Status SyncParent(const OpenedFolder& folder);

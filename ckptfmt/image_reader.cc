@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <zstd.h>
@@ -197,8 +196,7 @@ struct ImageReader::State {
 
 ImageReader::ImageReader(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
-// The lock may have got into a process that this one has started.
-ImageReader::~ImageReader() { flock(state_->folder.fd(), LOCK_UN); }
+ImageReader::~ImageReader() { Unlock(&state_->folder); }
 
 absl::StatusOr<std::unique_ptr<ImageReader>> ImageReader::Open(const std::string& dir, Owner owner, Parts parts) {
   std::string newest = NewestImageIn(dir);
@@ -225,7 +223,7 @@ absl::StatusOr<std::unique_ptr<ImageReader>> ImageReader::OpenImage(const std::s
   if (!folder.ok()) return folder.status();
   state->folder = *std::move(folder);
   // Who removes an image of a store holds it alone.
-  if (IsStoreImage(state->dir)) flock(state->folder.fd(), LOCK_SH);
+  if (IsStoreImage(state->dir)) LockToRead(&state->folder, /*wait=*/true);
   const std::string manifest_path = state->FullPath(kManifestName);
   absl::StatusOr<std::string> manifest = ReadWhole(state->folder, kManifestName, kMaxManifestBytes);
   if (absl::IsNotFound(manifest.status())) {

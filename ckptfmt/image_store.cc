@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -79,15 +78,11 @@ struct ImageStore::State {
 
   // Removes an image, or what is left of one. False: somebody has it open.
   absl::StatusOr<bool> Remove(const std::string& name) {
-    const absl::StatusOr<OpenedFolder> image = folder.OpenBelow(name);
+    absl::StatusOr<OpenedFolder> image = folder.OpenBelow(name);
     if (!image.ok()) return image.status();
-    if (flock(image->fd(), LOCK_EX | LOCK_NB) != 0) {
-      if (errno == EWOULDBLOCK) return false;
-      return SystemError("lock", image->path(), errno);
-    }
-    CR_RETURN_IF_ERROR(RemoveFolder(*image));
+    absl::StatusOr<bool> removed = RemoveUnused(&*image);
     Step("removed");
-    return true;
+    return removed;
   }
 
   // Removes what is not complete.
@@ -150,7 +145,7 @@ struct ImageStore::State {
 };
 
 ImageStore::ImageStore(std::unique_ptr<State> state) : state_(std::move(state)) {}
-ImageStore::~ImageStore() { flock(state_->folder.fd(), LOCK_UN); }
+ImageStore::~ImageStore() { Unlock(&state_->folder); }
 const absl::Status& ImageStore::sharing() const { return state_->sharing; }
 
 absl::StatusOr<std::unique_ptr<ImageStore>> ImageStore::Open(const std::string& dir) {
@@ -174,15 +169,19 @@ absl::StatusOr<std::unique_ptr<ImageStore>> ImageStore::Open(const std::string& 
     return absl::PermissionDeniedError(absl::StrCat(
         path, " ", why, ", who could put other images there; take that right away, or choose another folder"));
   }
-  CR_RETURN_IF_ERROR(LockToWrite(state->folder));
-  const absl::StatusOr<std::vector<std::string>> names = NamesIn(state->folder);
+  absl::StatusOr<std::vector<std::string>> names = NamesIn(state->folder);
   if (!names.ok()) return names.status();
   bool partial = false;
-  if (!names->empty() && std::none_of(names->begin(), names->end(),
-                                      [&](const std::string& name) { return StoreImageNumber(name, &partial) != 0; })) {
-    return absl::AlreadyExistsError(absl::StrCat(path, " holds other things than images (", names->front(),
-                                                 "); choose another folder to keep images in"));
+  const auto is_image = [&](const std::string& name) { return StoreImageNumber(name, &partial) != 0; };
+  const auto other =
+      std::find_if(names->begin(), names->end(), [](const std::string& name) { return name != kLockName; });
+  if (other != names->end() && std::none_of(names->begin(), names->end(), is_image)) {
+    return absl::AlreadyExistsError(
+        absl::StrCat(path, " holds other things than images (", *other, "); choose another folder to keep images in"));
   }
+  CR_RETURN_IF_ERROR(LockToWrite(&state->folder));
+  names = NamesIn(state->folder);
+  if (!names.ok()) return names.status();
   CR_RETURN_IF_ERROR(state->CleanUp(*names));
   state->OpenImages();
   return std::unique_ptr<ImageStore>(new ImageStore(std::move(state)));

@@ -7,6 +7,8 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -20,6 +22,7 @@
 #include "ckptfmt/file.h"
 #include "ckptfmt/folder.h"
 #include "ckptfmt/index.h"
+#include "ckptfmt/manifest.h"
 #include "ckptfmt/testing.h"
 #include "proto/base/status_macros.h"
 #include "proto/chunkhash/chunk_hash.h"
@@ -109,9 +112,12 @@ void ExpectHolds(const std::string& dir, const Memory& memory) {
   EXPECT_EQ(Load(dir, &error), memory) << dir << ": " << error;
 }
 
+// What is in a folder besides the store's lock file.
 std::vector<std::string> Names(const std::string& dir) {
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(dir)) names.push_back(entry.path().filename().string());
+  for (const auto& entry : std::filesystem::directory_iterator(dir)) {
+    if (entry.path().filename() != kLockName) names.push_back(entry.path().filename().string());
+  }
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -315,11 +321,111 @@ TEST(Store, OneWriterAtATime) {
   EXPECT_TRUE(ImageStore::Open(dir).ok());
 }
 
+TEST(Store, ItsLocksAreSeenOnOtherHosts) {
+  TestFolder folder;
+  const std::string dir = folder / "store", lock = dir + "/" + kLockName, image = dir + "/image-000001";
+  {
+    auto store = ImageStore::Open(dir);
+    ASSERT_TRUE(store.ok()) << store.status();
+    EXPECT_EQ(AccessTo(lock), O_RDWR);
+    EXPECT_FALSE(CouldLock(lock, LOCK_EX));
+    auto writer = (*store)->Create({});
+    ASSERT_TRUE(writer.ok()) << writer.status();
+    const std::string partial = image + ".partial/" + kLockName;
+    EXPECT_EQ(AccessTo(partial), O_RDWR);
+    EXPECT_FALSE(CouldLock(partial, LOCK_EX));
+    ASSERT_TRUE(Fill(**writer, FirstMemory(), "job").ok());
+    EXPECT_FALSE(std::filesystem::exists(image + "/" + kLockName)) << "the image is complete, and nobody's";
+  }
+  EXPECT_TRUE(CouldLock(lock, LOCK_EX));
+  const std::string manifest = image + "/" + kManifestName;
+  {
+    auto reader = ImageReader::Open(dir);
+    ASSERT_TRUE(reader.ok()) << reader.status();
+    EXPECT_FALSE(CouldLock(manifest, LOCK_EX));
+    EXPECT_TRUE(CouldLock(manifest, LOCK_SH));
+  }
+  EXPECT_TRUE(CouldLock(manifest, LOCK_EX));
+  // Those of others are seen here.
+  const OtherHosts hosts;
+  UniqueFd other(open(lock.c_str(), O_RDWR));
+  ASSERT_EQ(flock(other.get(), LOCK_EX | LOCK_NB), 0);
+  const absl::Status refused = Save(dir, FirstMemory(), 1);
+  EXPECT_TRUE(absl::IsUnavailable(refused)) << refused;
+  other.Close();
+  UniqueFd reader(open(manifest.c_str(), O_RDONLY));
+  ASSERT_EQ(flock(reader.get(), LOCK_SH | LOCK_NB), 0);
+  ASSERT_TRUE(Save(dir, FirstMemory(), 1).ok());
+  EXPECT_THAT(Names(dir), ElementsAre("image-000001", "image-000002"));
+  reader.Close();
+  ASSERT_TRUE(Save(dir, FirstMemory(), 1).ok());
+  EXPECT_THAT(Names(dir), ElementsAre("image-000003"));
+}
+
+TEST(Store, ALockThatAForkedProcessHasGoesWithTheStore) {
+  TestFolder folder;
+  const std::string dir = folder / "store";
+  auto store = ImageStore::Open(dir);
+  ASSERT_TRUE(store.ok()) << store.status();
+  const pid_t child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  store->reset();
+  EXPECT_TRUE(ImageStore::Open(dir).ok());
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+}
+
+TEST(Store, WhatUsersDoToTheLockFile) {
+  TestFolder folder;
+  const std::string dir = folder / "store", lock = dir + "/" + kLockName, target = folder / "target";
+  ASSERT_TRUE(Save(dir, FirstMemory(), 1).ok());
+  // A store of before has none, and a reader makes none.
+  ASSERT_EQ(unlink(lock.c_str()), 0);
+  ExpectHolds(dir, FirstMemory());
+  EXPECT_FALSE(std::filesystem::exists(lock));
+  const auto refused = [&](const char* what) {
+    const absl::Status status = Save(dir, FirstMemory(), 1);
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << what << ": " << status;
+    EXPECT_THAT(Message(status), HasSubstr(lock + " is not a plain file")) << what;
+    ExpectHolds(dir, FirstMemory());
+    std::filesystem::remove(lock);
+  };
+  ASSERT_EQ(symlink(target.c_str(), lock.c_str()), 0);
+  refused("a link");
+  EXPECT_FALSE(std::filesystem::exists(target));
+  ASSERT_EQ(mkfifo(lock.c_str(), 0600), 0);
+  refused("a pipe");
+  ASSERT_EQ(mkdir(lock.c_str(), 0700), 0);
+  refused("a folder");
+  // Removed while a tool has it: on this machine, nobody else gets in.
+  {
+    auto store = ImageStore::Open(dir);
+    ASSERT_TRUE(store.ok()) << store.status();
+    ASSERT_EQ(unlink(lock.c_str()), 0);
+    EXPECT_TRUE(absl::IsUnavailable(ImageStore::Open(dir).status()));
+  }
+  // A copy has it, too; and a store may have lost its images.
+  ASSERT_TRUE(Save(dir, FirstMemory(), 1).ok());
+  ASSERT_EQ(system(("cp -a " + dir + " " + (folder / "copy")).c_str()), 0);
+  {
+    auto store = ImageStore::Open(dir);
+    ASSERT_TRUE(Save(folder / "copy", FirstMemory(), 1).ok());
+  }
+  std::filesystem::remove_all(folder / "copy/image-000002");
+  EXPECT_THAT(Names(folder / "copy"), ElementsAre("image-000003"));
+  std::filesystem::remove_all(folder / "copy/image-000003");
+  EXPECT_TRUE(Save(folder / "copy", FirstMemory(), 1).ok());
+}
+
 TEST(Store, OtherFoldersAreNotTouched) {
   TestFolder folder;
   ASSERT_TRUE(WriteSample(folder / "image", true).ok());
   EXPECT_TRUE(absl::IsAlreadyExists(ImageStore::Open(folder / "image").status()));
   EXPECT_TRUE(absl::IsAlreadyExists(ImageStore::Open(folder.path()).status()));
+  EXPECT_FALSE(std::filesystem::exists(folder / kLockName));
   EXPECT_TRUE(absl::IsAlreadyExists(ImageWriter::Create(folder.path()).status()));
   EXPECT_FALSE(ImageStore::Open(folder / "no/such/store").ok());
   ASSERT_TRUE(Save(folder / "store", FirstMemory(), 1).ok());
@@ -659,7 +765,7 @@ TEST(Store, ACrashAtAnyStepLosesAndLeaksNothing) {
   EXPECT_GE(news, 4);
 }
 
-TEST(Store, TwoToolsAtOnce) {
+void SaveWithFourTools() {
   TestFolder folder;
   const std::string dir = folder / "store";
   std::vector<pid_t> children;
@@ -697,6 +803,13 @@ TEST(Store, TwoToolsAtOnce) {
     EXPECT_EQ(Load(path, &error).size(), kChunks) << error;
   }
   EXPECT_LE(DiskBytes(dir), (kChunks + 3) * kChunkBytes + 4 * kSlack);
+}
+
+TEST(Store, ToolsAtOnce) { SaveWithFourTools(); }
+
+TEST(Store, ToolsOnHostsAtOnce) {
+  const OtherHosts hosts;
+  SaveWithFourTools();
 }
 
 TEST(Store, DataFilesDoNotGetMoreForEver) {

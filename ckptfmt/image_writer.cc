@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -196,7 +195,7 @@ ImageWriter::~ImageWriter() {
   if (state_->committed) return;
   state_->store.reset();
   state_->client = OpenedFolder();
-  RemoveFolder(state_->folder).IgnoreError();
+  RemoveFolder(&state_->folder).IgnoreError();
 }
 
 absl::Status ImageWriter::ShareWith(const ImageReader& earlier) {
@@ -453,10 +452,8 @@ absl::Status ImageWriter::CommitFiles(ImageInfo info, const Progress& progress) 
   Step("manifest written");
   CR_RETURN_IF_ERROR(SyncFolder(state.folder));
   Step("synced");
-  CR_RETURN_IF_ERROR(Publish(state.folder, state.dir));
+  CR_RETURN_IF_ERROR(Publish(&state.folder, state.dir));
   state.committed = true;
-  // Whoever reads it may begin.
-  flock(state.folder.fd(), LOCK_UN);
   return absl::OkStatus();
 }
 

@@ -3,6 +3,11 @@
 #ifndef CUDA_REMOTE_CKPTFMT_TESTING_H_
 #define CUDA_REMOTE_CKPTFMT_TESTING_H_
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -10,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "ckptfmt/file.h"
 #include "ckptfmt/image_reader.h"
 #include "ckptfmt/image_writer.h"
 
@@ -39,6 +45,34 @@ inline std::string ReadFile(const std::string& path) {
 inline void WriteFile(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
 }
+
+// How this process has a file open: O_RDONLY, O_WRONLY or O_RDWR; -1: not at all.
+inline int AccessTo(const std::string& path) {
+  struct stat named, opened;
+  if (stat(path.c_str(), &named) != 0) return -1;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = atoi(entry.path().filename().c_str());
+    if (fstat(fd, &opened) != 0 || opened.st_ino != named.st_ino || opened.st_dev != named.st_dev) continue;
+    return fcntl(fd, F_GETFL) & O_ACCMODE;
+  }
+  return -1;
+}
+
+// Whether somebody on another host could lock a file, to read or alone. A network file system grants the latter only to
+// who has the file open for writing.
+inline bool CouldLock(const std::string& path, int operation) {
+  const int fd = open(path.c_str(), operation == LOCK_EX ? O_RDWR : O_RDONLY);
+  const bool locked = flock(fd, operation | LOCK_NB) == 0;
+  close(fd);
+  return locked;
+}
+
+// As if each process, and each descriptor, were on another host: nobody sees the locks of folders.
+class OtherHosts {
+ public:
+  OtherHosts() { g_no_folder_locks_for_testing = true; }
+  ~OtherHosts() { g_no_folder_locks_for_testing = false; }
+};
 
 // Bytes that look random but are always the same.
 inline std::string Noise(size_t size, uint64_t seed) {

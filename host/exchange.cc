@@ -115,7 +115,7 @@ absl::StatusOr<ckptfmt::OpenedFolder> BeginImage(const std::string& dir) {
   auto partial = ckptfmt::MakePartial(dir);
   // Of a set: another job's checkpoint may have taken the number.
   if (partial.ok() && IsInSet(dir) && ckptfmt::IsImage(dir)) {
-    ckptfmt::RemoveFolder(*partial).IgnoreError();
+    ckptfmt::RemoveFolder(&*partial).IgnoreError();
     return absl::AlreadyExistsError(dir + " is an image of another checkpoint; try again");
   }
   return partial;
@@ -143,22 +143,20 @@ void GiveAsUser(int own, const std::string& path, size_t keep, int socket) {
     status = fd >= 0 ? CopyImage(ckptfmt::OpenedFolder(UniqueFd(fd), kImage), *partial)
                      : ckptfmt::SystemError("open", kImage, errno);
     copied = status.ok();
-    if (!copied) ckptfmt::RemoveFolder(*partial).IgnoreError();
+    if (!copied) ckptfmt::RemoveFolder(&*partial).IgnoreError();
     Answer(socket, status);
   }
   if (copied && recv(socket, &word, 1, 0) == 1) {
-    status = ckptfmt::Publish(*partial, dir);
+    status = ckptfmt::Publish(&*partial, dir);
     given = status.ok();
-    if (!given) ckptfmt::RemoveFolder(*partial).IgnoreError();
-    // Its lock is for writers; who looks at the image waits for that.
-    if (given) *partial = ckptfmt::OpenedFolder();
+    if (!given) ckptfmt::RemoveFolder(&*partial).IgnoreError();
     const absl::StatusOr<size_t> pruned = given && store ? store->Prune(keep) : size_t{0};
     Answer(socket, status,
            pruned.ok() ? ""
                        : "the image is complete, but old images could not be removed: " +
                              std::string(pruned.status().message()) + "; the next checkpoint tries again");
   }
-  if (!given) ckptfmt::RemoveFolder(*partial).IgnoreError();
+  if (!given) ckptfmt::RemoveFolder(&*partial).IgnoreError();
   if (!given && IsInSet(dir)) rmdir(dir.substr(0, dir.rfind('/')).c_str());  // if there are no other parts in it
 }
 
@@ -270,12 +268,21 @@ absl::Status TakeImage(const checkpoint::Account& account, const Key& key, const
     const std::string newest = ckptfmt::NewestImageIn(dir);
     if (!newest.empty()) *path = dir = newest;
   }
-  const UniqueFd from = OpenAsUser(account, AT_FDCWD, dir, O_DIRECTORY);
-  if (from.get() < 0) {
+  ckptfmt::OpenedFolder image(OpenAsUser(account, AT_FDCWD, dir, O_DIRECTORY), dir);
+  const int from = image.fd();
+  if (from < 0) {
     if (errno == ENOENT) return absl::NotFoundError("there is no checkpoint image " + *path);
     return ErrnoStatus("cannot open " + dir);
   }
-  CR_ASSIGN_OR_RETURN(const Statement statement, ReadStatement(from.get(), dir, account, key));
+  // Of a store or a set: until it is copied, a checkpoint of the job does not remove it.
+  if (ckptfmt::IsStoreImage(dir) || IsInSet(dir)) {
+    const checkpoint::ActAs user(&account);
+    if (!ckptfmt::LockToRead(&image, /*wait=*/false)) {
+      return absl::UnavailableError("the image " + dir + " is being removed or written");
+    }
+    if (!ckptfmt::IsImage(dir)) return absl::NotFoundError("there is no checkpoint image " + dir + " any more");
+  }
+  CR_ASSIGN_OR_RETURN(const Statement statement, ReadStatement(from, dir, account, key));
   if (group) *group = statement.group();
   uint64_t total = 0;
   for (const SignedFile& one : statement.files()) total += one.bytes();
@@ -290,7 +297,7 @@ absl::Status TakeImage(const checkpoint::Account& account, const Key& key, const
   }
   for (const SignedFile& one : statement.files()) {
     struct stat facts;
-    const UniqueFd file = OpenFileAsUser(account, from.get(), one.path(), &facts);
+    const UniqueFd file = OpenFileAsUser(account, from, one.path(), &facts);
     Digest digest;
     const bool fits = file.get() >= 0 && uint64_t(facts.st_size) == one.bytes();
     if (fits) {

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <grpcpp/grpcpp.h>
 #include <string.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -63,11 +62,8 @@ absl::Status RemoveSets(const checkpoint::Account& account, const std::string& f
   for (const uint64_t number : numbers) {
     const std::string set = folder + "/" + ckptfmt::StoreImageName(number);
     for (const std::string& name : {MemberName(part), MemberName(part) + ".partial"}) {
-      const auto image = ckptfmt::OpenedFolder::Open(set + "/" + name);
-      if (!image.ok() || flock(image->fd(), LOCK_EX | LOCK_NB) != 0) continue;
-      // First what makes it count.
-      unlinkat(image->fd(), ckptfmt::kSignatureName, 0);
-      CR_RETURN_IF_ERROR(ckptfmt::RemoveFolder(*image));
+      auto image = ckptfmt::OpenedFolder::Open(set + "/" + name);
+      if (image.ok()) CR_RETURN_IF_ERROR(ckptfmt::RemoveUnused(&*image).status());
     }
     rmdir(set.c_str());  // with the last part
   }

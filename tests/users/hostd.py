@@ -661,7 +661,7 @@ def stores(context):
         saved = worked(host.run(VICTIM, "cr-checkpoint", "--keep", "2", job, store, "--json"))
         if json.loads(saved.stdout)["image"] != image(number):
             raise Failure(f"cr-checkpoint names another image than {number}: {saved.stdout}")
-    if sorted(os.listdir(store)) != ["image-000002", "image-000003"]:
+    if sorted(os.listdir(store)) != ["image-000002", "image-000003", "lock"]:
         raise Failure(f"of three images, --keep 2 has left {os.listdir(store)}")
     belongs_to(store, VICTIM)
     saving = host.begin(VICTIM, "cr-checkpoint", "--every", "0.1s", "--keep", "2", "hers", store)
@@ -677,7 +677,7 @@ def stores(context):
     paused_at(sync, 9, child)
     worked(host.run(VICTIM, "cr-checkpoint", "--stop", "--keep", "2", "hers", store))
     ended(child, 121)
-    if len(numbers()) != 2 or sorted(os.listdir(store)) != [f"image-{number:06}" for number in numbers()]:
+    if len(numbers()) != 2 or sorted(os.listdir(store)) != [*(f"image-{number:06}" for number in numbers()), "lock"]:
         raise Failure(f"--keep 2 has left {os.listdir(store)}")
     spool_is_empty(host)
     refused(host.run(VICTIM, "cr-restart", "--job-dir", host.home + "/copy", store), "without slashes")
