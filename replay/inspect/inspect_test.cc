@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tests of cr-inspect: its parts, and the program itself.
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdio>
+#include <filesystem>
+#include <thread>
 
 #include "ckptfmt/image_store.h"
 #include "ckptfmt/testing.h"
@@ -226,6 +232,45 @@ TEST(Inspect, AStore) {
       "assert b['image'].endswith('/image-000002') and b['age_seconds']>0\" " +
       (folder / "out.json");
   EXPECT_EQ(system(check.c_str()), 0);
+}
+
+// Whether some process has the folder open, besides this one.
+bool IsOpenElsewhere(const std::string& folder) {
+  std::error_code gone;
+  for (const auto& process : std::filesystem::directory_iterator("/proc")) {
+    if (atoi(process.path().filename().c_str()) <= 0 || atoi(process.path().filename().c_str()) == getpid()) continue;
+    for (const auto& fd : std::filesystem::directory_iterator(process.path() / "fd", gone)) {
+      if (std::filesystem::equivalent(fd.path(), folder, gone)) return true;
+    }
+  }
+  return false;
+}
+
+TEST(Inspect, AStoreWhoseOldImagesAreRemovedMeanwhile) {
+  TestFolder folder;
+  const std::string store = folder / "store";
+  const auto image = [&](int number) { return store + "/image-00000" + std::to_string(number); };
+  ASSERT_EQ(mkdir(store.c_str(), 0700), 0);
+  for (int number = 1; number <= 3; ++number) Write(image(number), SampleLog());
+  std::filesystem::rename(image(3), folder / "next");
+  // Its list has the first image, and waits for the second one, while a checkpoint makes a third and removes the first.
+  const int held = open(image(2).c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_EQ(flock(held, LOCK_EX), 0);
+  Result result;
+  std::thread inspects([&] { result = Inspect("--verify " + store); });
+  while (!IsOpenElsewhere(image(2))) usleep(10000);
+  std::filesystem::rename(folder / "next", image(3));
+  std::filesystem::remove_all(image(1));
+  flock(held, LOCK_UN);
+  inspects.join();
+  close(held);
+  EXPECT_EQ(result.code, 0) << result.out;
+  EXPECT_THAT(result.out, HasSubstr("2 images, complete and undamaged"));
+  // What is damaged is no image that was removed.
+  std::filesystem::remove(image(3) + "/memory/data-00000");
+  result = Inspect("--verify " + store);
+  EXPECT_EQ(result.code, 1);
+  EXPECT_THAT(result.out, HasSubstr("data-00000"));
 }
 
 TEST(Inspect, JsonIsJson) {

@@ -4,8 +4,10 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
+#include <set>
 #include <string>
 
+#include "ckptfmt/folder.h"
 #include "ckptfmt/image_reader.h"
 #include "ckptfmt/image_store.h"
 #include "ckptfmt/needs.h"
@@ -56,17 +58,34 @@ int Export(const Options& options) {
   return status.ok() ? kFine : Fail(status);
 }
 
-int RunOnStore(const Options& options, const ckptfmt::StoreListing& store) {
+absl::Status VerifyOne(const Options& options, const std::string& path) {
+  const auto image = ckptfmt::ImageReader::Open(path);
+  if (!image.ok()) return image.status();
+  cli::Progress line("verifying " + path, options.quiet || options.json);
+  return (*image)->Verify([&](uint64_t done, uint64_t total) { line.Update(done, total); });
+}
+
+int RunOnStore(const Options& options, ckptfmt::StoreListing store) {
   int code = kFine;
-  for (const ckptfmt::StoredImage& image : store.images) {
-    absl::Status status = image.status;
-    if (options.verify && status.ok()) {
-      const auto opened = ckptfmt::ImageReader::Open(image.path);
-      cli::Progress line("verifying " + image.path, options.quiet || options.json);
-      status = opened.status();
-      if (opened.ok()) status = (*opened)->Verify([&](uint64_t done, uint64_t total) { line.Update(done, total); });
+  std::set<std::string> seen;
+  for (bool again = true; again;) {
+    again = false;
+    for (const ckptfmt::StoredImage& image : store.images) {
+      if (!seen.insert(image.path).second) continue;
+      absl::Status status = image.status;
+      if (options.verify && status.ok()) status = VerifyOne(options, image.path);
+      if (status.ok()) continue;
+      // A checkpoint that keeps the last few may have removed it meanwhile: there are newer ones to look at.
+      if (!ckptfmt::IsImage(image.path)) {
+        again = true;
+      } else {
+        code = Fail(status);
+      }
     }
-    if (!status.ok()) code = Fail(status);
+    if (!again) break;
+    absl::StatusOr<ckptfmt::StoreListing> now = ckptfmt::ListStore(options.dir);
+    if (!now.ok()) return Fail(now.status());
+    store = *std::move(now);
   }
   const int64_t now = UnixMs();
   if (options.json) {
@@ -88,8 +107,8 @@ int Run(const Options& options) {
   if (options.export_) return Export(options);
   // Of a store, all that is not about one image.
   if (options.other.empty() && arch == 0 && !options.all && !options.here) {
-    const absl::StatusOr<ckptfmt::StoreListing> store = ckptfmt::ListStore(options.dir);
-    if (store.ok()) return RunOnStore(options, *store);
+    absl::StatusOr<ckptfmt::StoreListing> store = ckptfmt::ListStore(options.dir);
+    if (store.ok()) return RunOnStore(options, *std::move(store));
   }
   absl::StatusOr<Summary> summary = Load(options.dir);
   if (!summary.ok()) return Fail(summary.status());
