@@ -303,12 +303,16 @@ def last_image(machine):
 
 @case
 def moved(context):
-    """A job goes to the other host with its shared memory and nameless files, is saved there, and goes back."""
+    """A job goes to the other host with its shared memory, nameless files and one whose name is not UTF-8, is saved there,
+    and goes back."""
     lab = Lab(context)
     lab.a.start()
     lab.b.start()
-    script = lab.script()
+    lab.a.write(lab.context.shared + "/d\udce9ta", "in a file with a name\n")
+    script = lab.script("exec 9<{shared}/d$'\\xe9'ta\n" + JOB + "cat <&9\n", shared=context.shared)
     want = lab.uninterrupted(script)
+    if "in a file with a name" not in want:
+        raise Failure(f"the script does not find its file: {want}")
     child = lab.begin(lab.a, script, 3, 9, 15)
     done = json.loads(worked(lab.move(lab.a, lab.b, "--json")).stdout)
     if done["host"] != lab.b.address or not 0 < done["paused_seconds"] <= done["seconds"]:
