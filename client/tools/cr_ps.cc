@@ -75,8 +75,8 @@ std::vector<LocalProcess> ProcessesHere(const std::string& address, const std::v
 
 // Of a process of this machine: its session with a GPU server; 0: it has none.
 uint64_t SessionOf(const LocalJob& job, int pid) {
-  for (const auto& [session, owner] : job.sessions) {
-    if (owner == pid) return session;
+  for (const LocalSession& one : job.sessions) {
+    if (one.pid == pid) return one.session;
   }
   return 0;
 }

@@ -6,6 +6,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "checkpoint/agent/agent_client.h"
 #include "checkpoint/job/cuda_processes.h"
 #include "checkpoint/job/job_claim.h"
@@ -27,6 +29,15 @@ std::string Comparable(const std::string& address) {
   return kUnix + std::string(realpath(path.c_str(), real) ? real : path);
 }
 
+// The same of an address that a process of the job has. A restarted job may see its folder under the name of another.
+std::string SeenByJob(const LocalJob& local, std::string address) {
+  const std::string inside = kUnix + local.job.directory() + "/";
+  if (address.compare(0, inside.size(), inside) == 0) {
+    address = kUnix + local.directory + "/" + address.substr(inside.size());
+  }
+  return Comparable(address);
+}
+
 std::string ProgramOf(int pid) {
   char path[PATH_MAX];
   const ssize_t length = readlink(("/proc/" + std::to_string(pid) + "/exe").c_str(), path, sizeof(path));
@@ -45,10 +56,10 @@ std::vector<LocalJob> LocalJobs() {
     // From inside of a job, its own processes and those of others have no numbers, or other ones.
     local.alive = seen || IsInUse(local.directory);
     // Of a job that was named by its address, its relay's socket is only the way there.
-    local.server = Comparable(local.job.server().find(':') != std::string::npos &&
-                                      local.job.server().compare(0, sizeof(kUnix) - 1, kUnix) != 0
-                                  ? local.job.server()
-                                  : GpuServerOf(local.directory));
+    const std::string way = SeenByJob(local, GpuServerOf(local.directory));
+    const bool by_address = local.job.server().find(':') != std::string::npos &&
+                            local.job.server().compare(0, sizeof(kUnix) - 1, kUnix) != 0;
+    local.server = by_address ? local.job.server() : way;
     if (seen) {
       // A job that a tool works on is not disturbed.
       JobLook look;
@@ -58,7 +69,10 @@ std::vector<LocalJob> LocalJobs() {
         if (StateOf(process.pid) == 'T') continue;  // a signal has stopped it, and it answers nobody
         const auto agent = agent::AgentClient::Connect(local.directory, uint32_t(process.inner_pid), NameOf(process));
         const auto info = agent.ok() ? (*agent)->GetInfo() : agent.status();
-        if (info.ok()) local.sessions[info->session] = process.pid;
+        if (!info.ok()) continue;
+        const std::string server = SeenByJob(local, info->server);
+        local.sessions.push_back(
+            {process.pid, process.inner_pid, info->session, server == way ? local.server : server});
       }
       for (int pid : ProcessesOf(local.job)) local.processes[InnerPid(pid)] = pid;
       local.device_users = DeviceUsersOf(local.job);
@@ -73,12 +87,17 @@ LocalProcess FindSession(const std::vector<LocalJob>& jobs, const std::string& a
   const std::string server = Comparable(address);
   LocalProcess found;
   for (const LocalJob& job : jobs) {
-    if (!job.alive || job.server != server) continue;
-    if (const auto known = job.sessions.find(session); known != job.sessions.end()) return {&job, known->second};
+    if (!job.alive) continue;
+    for (const LocalSession& one : job.sessions) {
+      if (one.session == session && one.server == server && one.inner_pid == pid) return {&job, one.pid};
+    }
+    if (job.server != server) continue;
     const auto process = job.processes.find(pid);
     const int number = process == job.processes.end() ? 0 : process->second;
     // Another process of a job: copies of an image have the same numbers, and then it cannot be told.
-    if (number == 0 || ProgramOf(number) != program) continue;
+    const bool has_another = std::any_of(job.sessions.begin(), job.sessions.end(),
+                                         [&](const LocalSession& one) { return one.pid == number; });
+    if (number == 0 || has_another || ProgramOf(number) != program) continue;
     found = found.job ? LocalProcess() : LocalProcess{&job, number};
   }
   return found;

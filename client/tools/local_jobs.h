@@ -14,13 +14,21 @@
 
 namespace cuda_remote::client::tools {
 
+// A process with CUDA. Processes of one job may be at several servers, each of which counts its sessions from 1.
+struct LocalSession {
+  int pid = 0;        // as this machine numbers it
+  int inner_pid = 0;  // as it knows itself
+  uint64_t session = 0;
+  std::string server;  // the socket or address, as LocalJob::server
+};
+
 struct LocalJob {
   std::string directory;
   checkpoint::Job job;
-  bool alive = false;                // if its processes cannot be seen from here, the maps below are empty
-  std::map<uint64_t, int> sessions;  // of its processes with CUDA; to their numbers on this machine
-  std::string server;                // the socket or address that it uses
-  std::map<int, int> processes;      // numbers in the job's namespace (here, without one) to this machine's
+  bool alive = false;  // if its processes cannot be seen from here, the lists below are empty
+  std::vector<LocalSession> sessions;
+  std::string server;            // the socket or address that it uses
+  std::map<int, int> processes;  // numbers in the job's namespace (here, without one) to this machine's
   std::vector<checkpoint::DeviceUser> device_users;
 };
 

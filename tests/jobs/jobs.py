@@ -1739,6 +1739,44 @@ def processes_here(context):
     job.expect_success(LIMIT)
 
 
+@case
+def sessions_of_servers(context):
+    """cr-ps tells the processes of a job apart that are on two servers and have the same session number there."""
+    servers = []
+    for name in ("first", "second", "third"):
+        server = context.start(name, [context.tool("cr-server"), "--dir", context.folder(name), "--workers", "0"])
+        harness.wait_for(lambda: harness.connects(context.path(name + "/session.sock")), LIMIT, server.describe)
+        servers.append("unix:" + context.path(name + "/session.sock"))
+    first, second, third = servers
+    syncs = [context.path("a.sync"), context.path("b.sync")]
+    script = context.script(
+        "two", "".join(f"CR_TEST_SYNC_FILE={sync} CR_TEST_PAUSE_AT=3 {context.program} --steps 10 &\n" for sync in syncs) + "wait\n"
+    )
+    job = context.start("job", [context.tool("cr-run"), "--server", first, "--name", "two", "--", script])
+    paused = lambda: all(os.path.exists(sync) and "paused 3" in open(sync).read() for sync in syncs)
+    harness.wait_for(lambda: paused() or not job.running(), LIMIT, job.describe)
+
+    def sessions(address):
+        listed = json.loads(context.run([context.tool("cr-ps"), "--server", address, "--json"]).stdout)["sessions"]
+        return [(one["id"], one["pid"], one["host_pid"], os.path.basename(one["directory"])) for one in listed]
+
+    def inner_pid(pid):
+        return int(re.search(r"^NSpid:.*\s(\d+)$", open(f"/proc/{pid}/status").read(), re.M).group(1))
+
+    pids = [pid for _, pid, _, _ in sessions(first)]
+    same("sessions of the first server", len(pids), 2)
+    context.run([context.tool("cr-migrate"), "two", "--to", second, "--map", f"pid:{pids[1]}={third}"])
+    [at_second], [at_third] = sessions(second), sessions(third)
+    same("the number of both sessions", at_second[0], at_third[0])
+    for (_, pid, host_pid, job_name), want in ((at_second, pids[0]), (at_third, pids[1])):
+        same("the process in the job, its number here, and the job", (pid, inner_pid(host_pid), job_name), (want, want, "two"))
+    [listed] = jobs_of(context)
+    same("processes with a session", len([one for one in listed["process_list"] if one["session"]]), 2)
+    for sync in syncs:
+        open(sync + ".go.3", "w").close()
+    job.expect_success(LIMIT)
+
+
 @contextlib.contextmanager
 def looked_at_by(context, *commands):
     """Runs each command again and again, in a process each. Yields these processes, and a function that says how often each
