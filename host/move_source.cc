@@ -65,13 +65,18 @@ SettleReply::State Settled(Hosts::Stub* stub, const std::string& id, bool decide
   return SettleReply::NONE;
 }
 
-absl::StatusOr<std::shared_ptr<grpc::Channel>> HostsChannel(const std::string& address, const control::TlsFiles& tls) {
+std::shared_ptr<grpc::Channel> HostsChannel(const std::string& address,
+                                            const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
   const size_t colon = address.rfind(':'), bracket = address.rfind(']');
   const bool has_port = colon != std::string::npos && (bracket == std::string::npos || colon > bracket);
   const std::string target = has_port ? address : address + ":" + kHostsPort;
   control::SendGrpcLogTo([](bool, const char*) {});  // the call's status says the same
-  CR_ASSIGN_OR_RETURN(const auto credentials, control::ClientTls(tls));
   return grpc::CreateCustomChannel(target, credentials, control::ClientArguments());
+}
+
+absl::StatusOr<std::shared_ptr<grpc::Channel>> HostsChannel(const std::string& address, const control::TlsFiles& tls) {
+  CR_ASSIGN_OR_RETURN(const auto credentials, control::ClientTls(tls));
+  return HostsChannel(address, credentials);
 }
 
 SaveDecision AskDecision(const std::string& address, const std::string& id, const control::TlsFiles& tls) {

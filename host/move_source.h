@@ -26,6 +26,9 @@ inline constexpr char kHostsPort[] = "7071";
 
 // To the cr-hostd at `address` (HOST or HOST:PORT). Fails if the files for TLS are of no use. Nothing is connected yet.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> HostsChannel(const std::string& address, const control::TlsFiles& tls);
+// The same with what control::ClientTls has made of the files, for callers with many hosts.
+std::shared_ptr<grpc::Channel> HostsChannel(const std::string& address,
+                                            const std::shared_ptr<grpc::ChannelCredentials>& credentials);
 
 // Of a checkpoint over several hosts. kUnknown: the host that knows does not answer.
 enum class SaveDecision { kCounts, kGivenUp, kUnknown };

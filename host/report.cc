@@ -132,14 +132,14 @@ HostReports AskHosts(const std::vector<std::string>& hosts, const control::TlsFi
   // Without a thread for each: a user chooses how many there are.
   grpc::CompletionQueue queue;
   std::vector<Question> questions(hosts.size());
+  const auto credentials = control::ClientTls(tls);
   for (size_t i = 0; i < hosts.size(); ++i) {
     Question& one = questions[i];
-    const auto channel = HostsChannel(hosts[i], tls);
-    if (!channel.ok()) {
-      one.error = std::string(channel.status().message());
+    if (!credentials.ok()) {
+      one.error = std::string(credentials.status().message());
       continue;
     }
-    one.stub = Hosts::NewStub(*channel);
+    one.stub = Hosts::NewStub(HostsChannel(hosts[i], *credentials));
     one.context.set_deadline(WallNow() + kDeadline);
     one.reader = one.stub->AsyncDescribe(&one.context, request, &queue);
     one.reader->Finish(&one.answer, &one.status, &one);
