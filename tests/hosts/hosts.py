@@ -249,9 +249,12 @@ class Lab:
         reached = lambda: f"paused {step}" in open(self.sync).read().split("\n")
         harness.wait_for(reached, LIMIT, lambda: f"the job does not reach step {step}: {self.a.said()} {self.b.said()}")
 
+    def to(self, machine):
+        """Where cr-migrate is to take a job, and what the job writes."""
+        return ("--whole", "--to-host", machine.address, "--output", self.out, "--error", self.errors)
+
     def move(self, source, to, *words, **variables):
-        command = ("cr-migrate", "hers", "--whole", "--to-host", to.address, "--output", self.out, "--error", self.errors)
-        return source.run(VICTIM, *command, *words, **variables)
+        return source.run(VICTIM, "cr-migrate", "hers", *self.to(to), *words, **variables)
 
     def is_output(self, want):
         """All that the job has written, on whichever host."""
@@ -464,8 +467,7 @@ def moved_cgroup(context):
         # One that is not there is named, before anything is sent.
         lab.b.restart(more=["--user-cgroup", parent + "/none-%u"])
         child = lab.begin(lab.a, script, 9, name="late")
-        to_b = ("--whole", "--to-host", lab.b.address, "--output", lab.out, "--error", lab.errors)
-        refused(lab.a.run(VICTIM, "cr-migrate", "late", *to_b), f"no control group {parent}/none-{VICTIM}", "continues")
+        refused(lab.a.run(VICTIM, "cr-migrate", "late", *lab.to(lab.b)), f"no control group {parent}/none-{VICTIM}", "continues")
         lab.go(9)
         ended(child)
     finally:
@@ -887,7 +889,7 @@ def address_stays(context):
     # The processes are restored there, and have not run.
     steps = os.path.join(context.lab.folder, "steps")
     lab.b.restart(more=ALLOWED, CR_TEST_STEPS=steps, CR_TEST_STOP_AT="3")
-    moving = lab.a.begin(VICTIM, "cr-migrate", "hers", "--whole", "--to-host", lab.b.address, "--output", lab.out, "--error", lab.errors)
+    moving = lab.a.begin(VICTIM, "cr-migrate", "hers", *lab.to(lab.b))
     stands = lambda: os.path.exists(steps) and any(line.startswith("3 ") for line in open(steps).read().splitlines())
     harness.wait_for(lambda: stands() or moving.poll() is not None, LIMIT, lambda: f"no step 3: {lab.b.said()}")
     if moving.poll() is not None:
@@ -2090,8 +2092,7 @@ def stands_at(lab, what, number):
         if os.path.exists(path):
             os.unlink(path)
     lab.b.restart(CR_TEST_STEPS=steps, CR_TEST_STOP_AT=str(number))
-    command = ("cr-migrate", "hers", "--whole", "--to-host", lab.b.address, "--output", lab.out, "--error", lab.errors)
-    moving = lab.a.begin(VICTIM, *command)
+    moving = lab.a.begin(VICTIM, "cr-migrate", "hers", *lab.to(lab.b))
     waits = lambda: os.path.exists(steps) and any(line.startswith(f"{number} ") for line in open(steps).read().splitlines())
     over = lambda: waits() or moving.poll() is not None
     harness.wait_for(over, LIMIT, lambda: f"{what}: step {number} was not reached\n{lab.b.said()}")
@@ -2214,8 +2215,7 @@ def blocked_output(context):
     child = lab.begin(lab.a, script, 3)
     os.mkfifo(lab.b.path(lab.out))
     os.chown(lab.b.path(lab.out), VICTIM, VICTIM)
-    command = ("cr-migrate", "hers", "--whole", "--to-host", lab.b.address, "--output", lab.out, "--error", lab.errors)
-    moving = lab.a.begin(VICTIM, *command)
+    moving = lab.a.begin(VICTIM, "cr-migrate", "hers", *lab.to(lab.b))
     restarts = lambda: any(lab.out in harness.command_of(pid) for pid in named(lab.b, "cr-restart"))
     harness.wait_for(lambda: restarts() or moving.poll() is not None, LIMIT, lambda: f"no restart on B: {lab.b.said()}")
     if moving.poll() is not None:
@@ -2238,8 +2238,7 @@ def in_doubt(context):
     script = lab.script()
     want = lab.uninterrupted(script)
     child = lab.begin(lab.a, script, 3)
-    command = ("cr-migrate", "hers", "--whole", "--to-host", lab.b.address, "--output", lab.out, "--error", lab.errors)
-    moving = lab.a.begin(VICTIM, *command)
+    moving = lab.a.begin(VICTIM, "cr-migrate", "hers", *lab.to(lab.b))
     lines = lambda: open(steps).read().splitlines() if os.path.exists(steps) else []
     waits = lambda: any(line.startswith("4 give the session") for line in lines())
     harness.wait_for(lambda: waits() or moving.poll() is not None, LIMIT, lambda: f"the last step was not reached: {lines()}")
