@@ -864,10 +864,15 @@ void WorkerSession::NoteSynchronized(uint64_t work) {
 
 bool WorkerSession::BlockingStreamIsCaptured() const {
   bool captured = false;
-  handles_.ForEach(Kind::kStream, [&](const HandleMap::Entry& entry) {
-    const CUstream stream = reinterpret_cast<CUstream>(entry.real);
+  const auto look = [&captured](uint64_t real) {
+    const CUstream stream = reinterpret_cast<CUstream>(real);
     captured = captured || (IsBlocking(stream) && IsCaptured(stream));
-  });
+  };
+  handles_.ForEach(Kind::kStream, [&look](const HandleMap::Entry& entry) { look(entry.real); });
+  // A capture that is made again has streams of its own.
+  for (const auto& [handle, real] : substitutes_) {
+    if (KindOf(handle) == Kind::kStream) look(real);
+  }
   return captured;
 }
 

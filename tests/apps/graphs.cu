@@ -44,12 +44,12 @@ struct Buffers {
   size_t bytes() const { return n * sizeof(unsigned); }
 };
 
-// Two streams: the second one does its part between two events of the first. Streams and events that are only needed
-// while capturing are destroyed before this returns.
+// Two streams: the second one does its part between two events of the first. Every other time it is one that waits for
+// the legacy stream. Streams and events that are only needed while capturing are destroyed before this returns.
 static cudaGraph_t CaptureTwoStreams(cudaStream_t stream, const Buffers& x, unsigned salt, Counter* counter) {
   cudaStream_t side;
   cudaEvent_t fork, join;
-  CUDA_CHECK(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking));
+  CUDA_CHECK(cudaStreamCreateWithFlags(&side, salt % 2 ? cudaStreamDefault : cudaStreamNonBlocking));
   CUDA_CHECK(cudaEventCreateWithFlags(&fork, cudaEventDisableTiming));
   CUDA_CHECK(cudaEventCreateWithFlags(&join, cudaEventDisableTiming));
   cudaGraph_t graph = nullptr;
