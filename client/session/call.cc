@@ -32,6 +32,11 @@ bool NamedMemory(uint32_t id, std::string_view message, std::vector<uint64_t>* a
 // Requests that wait for the GPU, and whose payload may say which pages of managed memory are to be fetched then.
 bool FetchesAhead(const CallTraits& traits) { return traits.work == Work::kWaits && traits.Has(kMovesSharedMemory); }
 
+// Errors that a call has because of a stream that is captured.
+bool IsOfCapture(int32_t result) {
+  return result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+}
+
 // Graphs and what is made of them.
 bool IsOfGraphs(Kind kind) { return kind == Kind::kGraph || kind == Kind::kGraphNode || kind == Kind::kGraphExec; }
 
@@ -179,6 +184,12 @@ CUresult Call::Send() {
   if (const auto waits = session_->waits(); waits != Session::Waits::kNone) {
     if (waits == Session::Waits::kAll || traits.events != Events::kNoEvents) return Transact();
   }
+  // An error that has to do with a capture is the call's own. Found later, it would be that of a call after the
+  // capture.
+  if (session_->captures().active() &&
+      (traits.events != Events::kNoEvents || session_->captures().MayRefuse(stream_))) {
+    return Transact();
+  }
   if (WithoutContext()) return CUDA_ERROR_INVALID_CONTEXT;
   if (!session_->channel().Fits(message_->size(), payload_.size())) return TooLong();
   std::shared_lock<std::shared_mutex> sending;
@@ -267,6 +278,7 @@ CUresult Call::Finish(uint64_t sequence) {
   }
   if (reply.result != CUDA_SUCCESS) {
     if (reply.result != CUDA_ERROR_NOT_READY) session_->answers().Forget();
+    if (IsOfCapture(reply.result)) session_->captures().NoteRefused();
     return CUresult(reply.result);
   }
   const CallTraits& traits = TraitsOf(header_.call);

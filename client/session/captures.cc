@@ -197,6 +197,16 @@ bool Captures::IsCaptured(uint64_t stream) const {
   return OfStreamLocked(stream) != nullptr;
 }
 
+void Captures::NoteRefused() {
+  MutexLock lock(&mutex_);
+  refused_ = !captures_.empty();
+}
+
+bool Captures::MayRefuse(uint64_t stream) const {
+  MutexLock lock(&mutex_);
+  return refused_ || OfStreamLocked(stream) == nullptr;
+}
+
 uint64_t Captures::GraphOf(uint64_t stream) const {
   if (!active()) return 0;
   MutexLock lock(&mutex_);
@@ -228,6 +238,7 @@ std::unique_ptr<CaptureRecord> Captures::End(uint64_t stream) {
       event = event->second == ended.get() ? of_event_.erase(event) : std::next(event);
     }
     count_.store(int(captures_.size()), std::memory_order_release);
+    refused_ = refused_ && !captures_.empty();
     return ended;
   }
   return nullptr;

@@ -77,6 +77,12 @@ class Captures {
   // Whether what is put into `stream` now is captured instead of run.
   bool IsCaptured(uint64_t stream) const;
 
+  // The driver has refused a call because of a capture, and a capture may have come to nothing by that.
+  void NoteRefused();
+  // While a capture is in progress: whether the driver may refuse, at once, what is put into `stream` now. That is so
+  // after NoteRefused, and for streams that are not captured.
+  bool MayRefuse(uint64_t stream) const;
+
   // The graph of the capture of `stream`; 0 if it has no handle yet, or there is no capture.
   uint64_t GraphOf(uint64_t stream) const;
   // The same, and 0 too if the capture adds to a graph of the application's.
@@ -94,6 +100,7 @@ class Captures {
 
   mutable Mutex mutex_ CR_ACQUIRED_AFTER(&RecordedObjects::mutex_, &DisguisedNodes::mutex_);
   std::atomic<int> count_{0};
+  bool refused_ CR_GUARDED_BY(mutex_) = false;  // since there last was no capture
   std::vector<std::unique_ptr<CaptureRecord>> captures_ CR_GUARDED_BY(mutex_);
   // The capture in which an event was recorded last.
   std::unordered_map<uint64_t, CaptureRecord*> of_event_ CR_GUARDED_BY(mutex_);

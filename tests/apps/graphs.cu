@@ -86,6 +86,28 @@ static cudaGraph_t CaptureTwoStreams(cudaStream_t stream, const Buffers& x, unsi
   return graph;
 }
 
+// A capture that comes to nothing. Every error is that of the call that makes it, and when the capture has ended the
+// stream is as good as any.
+static void CaptureInVain(cudaStream_t stream, const Buffers& x) {
+  cudaGraph_t graph = nullptr;
+  CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  Advance<<<x.grid, x.block, 0, stream>>>(x.zero, x.n, 1);
+  LAUNCH_CHECK();
+  Advance<<<x.grid, x.block>>>(x.zero, x.n, 2);  // the legacy stream, which the captured one would wait for
+  APP_CHECK(cudaGetLastError() == cudaErrorStreamCaptureImplicit);
+  Advance<<<x.grid, x.block, 0, stream>>>(x.zero, x.n, 3);
+  APP_CHECK(cudaGetLastError() == cudaErrorStreamCaptureInvalidated);
+  APP_CHECK(cudaStreamEndCapture(stream, &graph) == cudaErrorStreamCaptureInvalidated && graph == nullptr);
+  CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  APP_CHECK(cudaStreamSynchronize(stream) == cudaErrorStreamCaptureUnsupported);
+  APP_CHECK(cudaMemsetAsync(x.zero, 0, x.bytes(), stream) == cudaErrorStreamCaptureInvalidated);
+  APP_CHECK(cudaStreamEndCapture(stream, &graph) == cudaErrorStreamCaptureInvalidated && graph == nullptr);
+  APP_CHECK(cudaGetLastError() == cudaErrorStreamCaptureInvalidated);
+  Advance<<<x.grid, x.block, 0, stream>>>(x.zero, x.n, 4);
+  LAUNCH_CHECK();
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
 static void TwoStreamsOnHost(std::vector<unsigned>* a, std::vector<unsigned>* b, unsigned salt) {
   for (int i = 0; i < int(a->size()); ++i) {
     const unsigned zero = AdvanceOnHost(0, i, salt + 2);
@@ -251,6 +273,7 @@ int main(int argc, char** argv) {
   }
 
   for (int step = 1; step <= options.steps; ++step) {
+    if (step == 2) CaptureInVain(stream, one);
     CUDA_CHECK(cudaGraphLaunch(one_exec, stream));
     TwoStreamsOnHost(&a[1], &b[1], 17);
 
