@@ -416,8 +416,10 @@ size_t BatchElement(const CUDA_MEMCPY3D_BATCH_OP& op) {
 CUresult CopyBatch(size_t count, const CUDA_MEMCPY3D_BATCH_OP* list, unsigned long long flags, CUstream stream,
                    bool per_thread, size_t* failed) {
   if (count == 0 || !list || flags != 0 || IsLegacyStream(stream, per_thread)) return CUDA_ERROR_INVALID_VALUE;
+  bool wait = false;
   for (size_t i = 0; i < count; ++i) {
     const CUDA_MEMCPY3D_BATCH_OP& op = list[i];
+    wait = wait || op.srcAccessOrder == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL;
     *failed = i;
     const size_t element = BatchElement(op);
     if (element == 0 || op.extent.width == 0 || op.extent.height == 0 || op.extent.depth == 0) {
@@ -446,7 +448,8 @@ CUresult CopyBatch(size_t count, const CUDA_MEMCPY3D_BATCH_OP* list, unsigned lo
     copy.Depth = op.extent.depth;
     if (const CUresult result = Copy3D(&copy, stream, per_thread, false); result != CUDA_SUCCESS) return result;
   }
-  return CUDA_SUCCESS;
+  // The caller may change such a source when the call has returned.
+  return wait ? Custom_cuStreamSynchronize(stream, per_thread) : CUDA_SUCCESS;
 }
 
 }  // namespace

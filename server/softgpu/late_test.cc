@@ -90,6 +90,16 @@ TEST_F(LateTest, BatchesReadAtOnceWhatIsAskedFor) {
   memset(pinned(), 'b', kBytes);
   CU_OK(cuStreamSynchronize(stream_));
   EXPECT_EQ('a', Device());
+  CUDA_MEMCPY3D_BATCH_OP box = {};
+  box.src.type = box.dst.type = CU_MEMCPY_OPERAND_TYPE_POINTER;
+  box.src.op.ptr.ptr = from;
+  box.dst.op.ptr.ptr = to;
+  box.extent = {kBytes, 1, 1};
+  box.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL;
+  CU_OK(cuMemcpy3DBatchAsync(1, &box, 0, stream_));
+  memset(pinned(), 'c', kBytes);
+  CU_OK(cuStreamSynchronize(stream_));
+  EXPECT_EQ('b', Device());
 }
 
 TEST_F(LateTest, ParametersAreTakenAtTheLaunch) {

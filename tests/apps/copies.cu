@@ -136,12 +136,22 @@ class Worker {
           CUDA_CHECK(cudaMemcpyAsync(region_ + at, source, bytes, cudaMemcpyHostToDevice, stream_));
           break;
         }
-        cudaMemcpyAttributes attributes = {};
-        attributes.srcAccessOrder = cudaMemcpySrcAccessOrderDuringApiCall;
-        size_t first = 0, size = bytes;
-        void* to = region_ + at;
-        const void* from = source;
-        CUDA_CHECK(cudaMemcpyBatchAsync(&to, &from, &size, 1, &attributes, &first, 1, stream_));
+        if (at % 2 == 0) {
+          cudaMemcpyAttributes attributes = {};
+          attributes.srcAccessOrder = cudaMemcpySrcAccessOrderDuringApiCall;
+          size_t first = 0, size = bytes;
+          void* to = region_ + at;
+          const void* from = source;
+          CUDA_CHECK(cudaMemcpyBatchAsync(&to, &from, &size, 1, &attributes, &first, 1, stream_));
+        } else {
+          cudaMemcpy3DBatchOp box = {};
+          box.src.type = box.dst.type = cudaMemcpyOperandTypePointer;
+          box.src.op.ptr.ptr = source;
+          box.dst.op.ptr.ptr = region_ + at;
+          box.extent = make_cudaExtent(bytes, 1, 1);
+          box.srcAccessOrder = cudaMemcpySrcAccessOrderDuringApiCall;
+          CUDA_CHECK(cudaMemcpy3DBatchAsync(1, &box, 0, stream_));
+        }
         memset(source, 0xaa, bytes);
         break;
       }

@@ -55,11 +55,13 @@ SOFTGPU_API cuMemcpy3DBatchAsync_v2(size_t count, CUDA_MEMCPY3D_BATCH_OP* list, 
                                     CUstream stream) {
   SOFTGPU_ENTER();
   if (count == 0 || list == nullptr || flags != 0 || IsLegacy(stream)) return CUDA_ERROR_INVALID_VALUE;
+  bool wait = false;
   for (size_t i = 0; i < count; ++i) {
     const CUDA_MEMCPY3D_BATCH_OP& op = list[i];
     if (op.src.type != CU_MEMCPY_OPERAND_TYPE_POINTER || op.dst.type != CU_MEMCPY_OPERAND_TYPE_POINTER) {
       return CUDA_ERROR_NOT_SUPPORTED;
     }
+    wait = wait || op.srcAccessOrder == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL;
     CUDA_MEMCPY3D copy = {};
     copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
     copy.srcDevice = op.src.op.ptr.ptr;
@@ -73,7 +75,8 @@ SOFTGPU_API cuMemcpy3DBatchAsync_v2(size_t count, CUDA_MEMCPY3D_BATCH_OP* list, 
     copy.Depth = op.extent.depth;
     if (CUresult result = cuMemcpy3DAsync_v2(&copy, stream); result != CUDA_SUCCESS) return result;
   }
-  return CUDA_SUCCESS;
+  // Sources that the caller may change when this returns.
+  return wait ? cuStreamSynchronize(stream) : CUDA_SUCCESS;
 }
 SOFTGPU_API cuMemcpy3DBatchAsync(size_t count, CUDA_MEMCPY3D_BATCH_OP* list, size_t* failed, unsigned long long flags,
                                  CUstream stream) {
