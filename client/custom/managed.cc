@@ -273,8 +273,7 @@ CUresult ShareVariable(Call& call, uint64_t address, uint64_t bytes, const char*
   if (!mirror.MapVariable(address, bytes)) {
     return Call::Unsupported(name, "this process has something else where the driver put the __managed__ variable");
   }
-  const CUresult result =
-      mirror.Add(&session.channel(), address, bytes, address, ManagedMirror::Writers::kNobodyBesideTheGpu);
+  const CUresult result = mirror.AddVariable(&session.channel(), address, bytes);
   if (result != CUDA_SUCCESS) return result;
   const ChannelStatus status = mirror.Pull(&session.channel());
   return status == ChannelStatus::kOk ? CUDA_SUCCESS : session.Lose(status);

@@ -263,6 +263,17 @@ TEST_F(MirroredMemoryTest, AManagedVariableIsTheHostsAtItsAddress) {
   Sent();
   EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
   EXPECT_EQ(Sent(), Calls{kCall_cuCtxSynchronize}) << "and they are mirrored no more";
+  // Another module's variable in the same place has nothing of the first one's.
+  ASSERT_EQ(cuModuleLoadData(&module, OneKernel::kImage), CUDA_SUCCESS);
+  reply.dptr = kVariable;
+  server_->On(kCall_cuModuleGetGlobal_v2, {CUDA_SUCCESS, Encoded(reply)});
+  GpuWrites(kVariable, "new");
+  ASSERT_EQ(cuModuleGetGlobal(&variable, nullptr, module, "variable"), CUDA_SUCCESS);
+  EXPECT_STREQ(reinterpret_cast<char*>(variable), "new");
+  Sent();
+  EXPECT_EQ(cuMemsetD8(variable, 0, 4), CUDA_SUCCESS);
+  EXPECT_EQ(Sent(), (Calls{kCall_cuMemsetD8_v2, kOpMirrorRead})) << "the host has written nothing";
+  ASSERT_EQ(cuModuleUnload(module), CUDA_SUCCESS);
 }
 
 }  // namespace

@@ -91,9 +91,21 @@ CUresult ManagedMirror::Add(ClientChannel* channel, uint64_t address, uint64_t b
   return AddLocked(channel, address, bytes, memory, writers);
 }
 
+CUresult ManagedMirror::AddVariable(ClientChannel* channel, uint64_t address, uint64_t bytes) {
+  MutexLock lock(&mutex_);
+  if (IsMirroredLocked(address, bytes)) return CUDA_SUCCESS;
+  memset(reinterpret_cast<void*>(address), 0, bytes);
+  return AddLocked(channel, address, bytes, address, Writers::kNobodyBesideTheGpu);
+}
+
+bool ManagedMirror::IsMirroredLocked(uint64_t address, uint64_t bytes) const {
+  const auto it = ranges_.find(address);
+  return it != ranges_.end() && it->second.bytes == bytes;
+}
+
 CUresult ManagedMirror::AddLocked(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory,
                                   Writers writers) {
-  if (const auto it = ranges_.find(address); it != ranges_.end() && it->second.bytes == bytes) return CUDA_SUCCESS;
+  if (IsMirroredLocked(address, bytes)) return CUDA_SUCCESS;
   char* const base = MapZeroes(bytes);
   if (!base) return CUDA_ERROR_OUT_OF_MEMORY;
   Range range;

@@ -70,6 +70,9 @@ class ManagedMirror {
   // taken for zero so far. CUDA_SUCCESS if it is mirrored already.
   // `memory` is where the bytes are here, `address` where they are there.
   CUresult Add(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory, Writers writers);
+  // The same for a variable, at its own address, once MapVariable has made room for it. Variables that were there
+  // before are gone, with what was in them.
+  CUresult AddVariable(ClientChannel* channel, uint64_t address, uint64_t bytes);
   // Ends that; an unknown range is ignored. The server forgets its side with the memory.
   void Remove(uint64_t address);
 
@@ -155,6 +158,7 @@ class ManagedMirror {
   ChannelStatus SendRuns(ClientChannel* channel, std::string* runs);
   void MoveBackLocked() CR_REQUIRES(mutex_);
   CUresult MoveToLocked(ClientChannel* channel, const std::vector<Place>& places) CR_REQUIRES(mutex_);
+  bool IsMirroredLocked(uint64_t address, uint64_t bytes) const CR_REQUIRES(mutex_);
   CUresult AddLocked(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory, Writers writers)
       CR_REQUIRES(mutex_);
   // The range in which the server's address lies.
