@@ -48,6 +48,13 @@ bool IsKnownDeviceRange(Session& session, CUdeviceptr address, size_t bytes) {
   return range && range->Contains(address, bytes);
 }
 
+// Whether it is memory of the GPU that the host cannot use. The driver takes such for the host's side of a copy, too.
+bool IsOnlyOnDevice(Session& session, const void* host) {
+  ReaderLock lock(&session.memory().mutex());
+  const auto* const range = session.memory().device_ranges().Find(reinterpret_cast<CUdeviceptr>(host));
+  return range && !range->value.managed;
+}
+
 // What the driver refuses before it has copied or looked at a byte. Of what goes in one piece the server says so
 // itself.
 CUresult CheckHostCopy(Session& session, CUdeviceptr device, const void* host, size_t bytes) {
@@ -143,6 +150,8 @@ CUresult ToDevice(CUdeviceptr dst, const void* src, size_t bytes, CUstream strea
   if (const CUresult result = call.StreamToWire(stream, per_thread, &wire_stream); result != CUDA_SUCCESS)
     return result;
   if (const CUresult result = CheckHostCopy(call.session(), dst, src, bytes); result != CUDA_SUCCESS) return result;
+  if (IsOnlyOnDevice(call.session(), src))
+    return CopyOnDevice(dst, reinterpret_cast<CUdeviceptr>(src), bytes, stream, per_thread, blocking);
   const CUresult result = CopyToDevice(call, dst, src, bytes, wire_stream, blocking);
   return CopyPinned(call, result, dst, dst, reinterpret_cast<CUdeviceptr>(src), bytes, wire_stream, blocking);
 }
@@ -154,6 +163,8 @@ CUresult ToHost(void* dst, CUdeviceptr src, size_t bytes, CUstream stream, bool 
   if (const CUresult result = call.StreamToWire(stream, per_thread, &wire_stream); result != CUDA_SUCCESS)
     return result;
   if (const CUresult result = CheckHostCopy(call.session(), src, dst, bytes); result != CUDA_SUCCESS) return result;
+  if (IsOnlyOnDevice(call.session(), dst))
+    return CopyOnDevice(reinterpret_cast<CUdeviceptr>(dst), src, bytes, stream, per_thread, blocking);
   const CUresult result = CopyToHost(call, dst, src, bytes, wire_stream, blocking);
   return CopyPinned(call, result, src, reinterpret_cast<CUdeviceptr>(dst), src, bytes, wire_stream, blocking);
 }

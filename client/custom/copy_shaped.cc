@@ -14,7 +14,6 @@
 #include "client/custom/bodies.gen.h"
 #include "client/custom/copy.h"
 #include "client/custom/copy_shape.h"
-#include "client/custom/managed.h"
 #include "client/custom/mapped_memory.h"
 #include "client/custom/pointer.h"
 #include "client/custom/staged_node.h"
@@ -40,8 +39,8 @@ bool IsPinned(Session& session, CUdeviceptr address) {
   return session.memory().host_ranges().Find(address) != nullptr;
 }
 
-// A unified side becomes what its pointer says it is. So does a host side in managed memory, which the server reaches
-// in the stream's order, and a device side in pinned memory.
+// A unified side becomes what its pointer says it is. So does a host side in memory of the GPU (in managed memory, so
+// that the server reaches it in the stream's order), and a device side in pinned memory.
 template <typename Copy>
 void ResolveUnified(Session& session, Copy* copy) {
   if (copy->srcMemoryType == CU_MEMORYTYPE_DEVICE && IsPinned(session, copy->srcDevice)) {
@@ -50,11 +49,13 @@ void ResolveUnified(Session& session, Copy* copy) {
   if (copy->dstMemoryType == CU_MEMORYTYPE_DEVICE && IsPinned(session, copy->dstDevice)) {
     copy->dstMemoryType = CU_MEMORYTYPE_UNIFIED;
   }
-  if (copy->srcMemoryType == CU_MEMORYTYPE_HOST && IsManaged(session, reinterpret_cast<uint64_t>(copy->srcHost), 1)) {
+  if (copy->srcMemoryType == CU_MEMORYTYPE_HOST &&
+      IsDevicePointer(session, reinterpret_cast<uint64_t>(copy->srcHost))) {
     copy->srcMemoryType = CU_MEMORYTYPE_DEVICE;
     copy->srcDevice = reinterpret_cast<uint64_t>(copy->srcHost);
   }
-  if (copy->dstMemoryType == CU_MEMORYTYPE_HOST && IsManaged(session, reinterpret_cast<uint64_t>(copy->dstHost), 1)) {
+  if (copy->dstMemoryType == CU_MEMORYTYPE_HOST &&
+      IsDevicePointer(session, reinterpret_cast<uint64_t>(copy->dstHost))) {
     copy->dstMemoryType = CU_MEMORYTYPE_DEVICE;
     copy->dstDevice = reinterpret_cast<uint64_t>(copy->dstHost);
   }

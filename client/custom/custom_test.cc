@@ -660,6 +660,56 @@ TEST_F(CustomTest, BoxesOfPageableMemory) {
   EXPECT_EQ(cuMemFree(memory), CUDA_SUCCESS);
 }
 
+// The host cannot read or write memory of the GPU: copies that give it as the host's side are the server's.
+TEST_F(CustomTest, MemoryOfTheGpuAsTheHostsSideOfACopy) {
+  CUdeviceptr memory = 0;
+  ASSERT_EQ(cuMemAlloc(&memory, 4096), CUDA_SUCCESS);
+  CUstream stream = nullptr;
+  ASSERT_EQ(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  const CUdeviceptr to = memory, from = memory + 2048;
+  void* const host_to = reinterpret_cast<void*>(to);
+  const void* const host_from = reinterpret_cast<const void*>(from);
+  Sent();
+  const auto line = [&](CUresult result) {
+    EXPECT_EQ(result, CUDA_SUCCESS);
+    const auto sent = SentOne<wire::cuMemcpyAsync_Request>();
+    EXPECT_EQ(sent.dst, to);
+    EXPECT_EQ(sent.src, from);
+    EXPECT_EQ(sent.bytes, 1000u);
+  };
+  line(cuMemcpyHtoD(to, host_from, 1000));
+  line(cuMemcpyHtoDAsync(to, host_from, 1000, stream));
+  line(cuMemcpyDtoH(host_to, from, 1000));
+  line(cuMemcpyDtoHAsync(host_to, from, 1000, stream));
+  CUDA_MEMCPY2D rows{};
+  rows.srcMemoryType = rows.dstMemoryType = CU_MEMORYTYPE_HOST;
+  rows.srcHost = host_from;
+  rows.dstHost = host_to;
+  rows.srcPitch = rows.dstPitch = 32;
+  rows.WidthInBytes = 16;
+  rows.Height = 4;
+  EXPECT_EQ(cuMemcpy2DAsync(&rows, stream), CUDA_SUCCESS);
+  const auto flat = SentOne<wire::cuMemcpy2DAsync_v2_Request>();
+  EXPECT_FALSE(flat.src_is_payload || flat.dst_is_payload);
+  // In a graph, too.
+  CUgraph graph = nullptr;
+  ASSERT_EQ(cuGraphCreate(&graph, 0), CUDA_SUCCESS);
+  CUDA_MEMCPY3D box{};
+  box.srcMemoryType = CU_MEMORYTYPE_HOST;
+  box.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  box.srcHost = host_from;
+  box.dstDevice = to;
+  box.WidthInBytes = 16;
+  box.Height = box.Depth = 1;
+  CUgraphNode node = nullptr;
+  Sent();
+  ASSERT_EQ(cuGraphAddMemcpyNode(&node, graph, nullptr, 0, &box, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(SentOne<wire::cuGraphAddNode_v2_Request>().params.type, uint32_t(CU_GRAPH_NODE_TYPE_MEMCPY));
+  EXPECT_EQ(cuGraphDestroy(graph), CUDA_SUCCESS);
+  EXPECT_EQ(cuStreamDestroy(stream), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemFree(memory), CUDA_SUCCESS);
+}
+
 // The thread's own default stream is none that a batch is refused for.
 TEST_F(CustomTest, BatchesAreNotForTheLegacyStream) {
   CUdeviceptr memory = 0;

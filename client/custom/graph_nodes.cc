@@ -115,7 +115,7 @@ CUresult FillSide(Call& call, CUmemorytype* type, CUdeviceptr* device, const voi
   if (IsSharedHostMemory(call.session(), address, 1, &reached) ||
       MapForDevice(call, *device, &reached) == CUDA_SUCCESS) {
     *device = reached;
-  } else if (*type == CU_MEMORYTYPE_HOST || !IsDevicePointer(call.session(), *device)) {
+  } else if (!IsDevicePointer(call.session(), *device)) {
     return CUDA_ERROR_INVALID_VALUE;  // pageable memory: staged_node.h has that already
   }
   *type = CU_MEMORYTYPE_DEVICE;

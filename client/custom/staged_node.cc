@@ -20,7 +20,7 @@ bool IsPageable(Call& call, CUmemorytype type, CUdeviceptr device, const void* h
   uint64_t reached;
   if (IsSharedHostMemory(call.session(), reinterpret_cast<const void*>(address), 1, &reached)) return false;
   if (MapForDevice(call, address, &reached) == CUDA_SUCCESS) return false;
-  return type == CU_MEMORYTYPE_HOST || !IsDevicePointer(call.session(), address);
+  return !IsDevicePointer(call.session(), address);
 }
 
 using Sides = StagedSides;
