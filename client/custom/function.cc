@@ -76,11 +76,28 @@ CUresult GetAttribute(const CallInfo& info, uint64_t function, int device, CUfun
   return CUDA_SUCCESS;
 }
 
+// The name by which its library gave it. Empty: it is no kernel.
+std::string NameOfKernel(Session& session, uint64_t kernel) {
+  ReaderLock lock(&session.objects().mutex());
+  const Object* const object = session.objects().handles().Find(Kind::kKernel, kernel);
+  const Object* const library = object ? session.objects().handles().Find(Kind::kLibrary, object->owner) : nullptr;
+  if (!library || !library->children) return "";
+  for (const auto& [name, child] : *library->children) {
+    if (child == kernel) return name;
+  }
+  return "";
+}
+
 // The name is the client's own copy: it lives as long as the process, which is at least as long as the driver promises.
 CUresult GetName(const CallInfo& info, uint64_t function, const char** name) {
   if (!name || !function) return CUDA_ERROR_INVALID_VALUE;
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  // Kernels are of no context, and have names without one.
+  if (const std::string known = NameOfKernel(call.session(), function); !known.empty()) {
+    *name = call.session().names().Intern(known);
+    return CUDA_SUCCESS;
+  }
   std::shared_ptr<FunctionInfo> facts;
   const CUresult result = FindFunctionInfo(call, function, &facts);
   if (result == CUDA_SUCCESS) *name = call.session().names().Intern(facts->name);

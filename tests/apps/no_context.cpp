@@ -6,6 +6,7 @@
 // memory and a captured graph that such threads made live on, over checkpoints too.
 #include <cuda.h>
 
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -122,6 +123,15 @@ int main(int argc, char** argv) {
   CU_CHECK(cuInit(0));
   CUdevice device;
   CU_CHECK(cuDeviceGet(&device, 0));
+  // Kernels have names before there is any context.
+  CUlibrary first;
+  CUkernel kernel;
+  const char* name = "";
+  CU_CHECK(cuLibraryLoadData(&first, kCode, nullptr, nullptr, 0, nullptr, nullptr, 0));
+  CU_CHECK(cuLibraryGetKernel(&kernel, first, "grow"));
+  CU_CHECK(cuKernelGetName(&name, kernel));
+  APP_CHECK(std::string(name) == "grow");
+  CU_CHECK(cuLibraryUnload(first));
   CU_CHECK(cuCtxCreate(&work.context, nullptr, 0, device));
   CU_CHECK(cuStreamCreate(&work.stream, CU_STREAM_NON_BLOCKING));
   CU_CHECK(cuStreamCreate(&work.other, CU_STREAM_NON_BLOCKING));
