@@ -126,7 +126,7 @@ CUresult Fill(const Sides& sides, CUDA_MEMCPY3D copy, CUcontext context, StagedC
   return Custom_cuGraphAddMemcpyNode(&second, graph, &first, 1, &copy, context);
 }
 
-void Remember(CUgraphNode node, CUgraph graph, const CUDA_MEMCPY3D& copy) {
+void Remember(CUgraphNode node, CUgraph graph, const CUDA_MEMCPY3D& copy, CUuserObject owned) {
   Session* const session = Session::Get();
   WriterLock lock(&session->disguised_nodes().mutex());
   session->disguised_nodes().set_any();
@@ -134,6 +134,7 @@ void Remember(CUgraphNode node, CUgraph graph, const CUDA_MEMCPY3D& copy) {
   if (graph) kept.graph = reinterpret_cast<uint64_t>(graph);
   kept.type = CU_GRAPH_NODE_TYPE_MEMCPY;
   kept.copy = copy;
+  kept.user_object = reinterpret_cast<uint64_t>(owned);
 }
 
 // A piece of pinned memory of at least `bytes`.
@@ -149,26 +150,26 @@ CUresult TakeStaged(Session& session, size_t bytes, StagedCopy** copy) {
   return CUDA_SUCCESS;
 }
 
-// Leaves a piece to a graph, and to what will be made from it, before anything there names it. The piece is free again
-// when they are gone; after an error, as soon as no graph has it.
-CUresult OwnStaged(CUgraph graph, StagedCopy* staged) {
+// Leaves a piece to a graph, and to what will be made from it, before anything there names it: they have a reference to
+// *object. The piece is free again when they are gone; after an error, as soon as no graph has it.
+CUresult OwnStaged(CUgraph graph, StagedCopy* staged, CUuserObject* object) {
   const auto give_back = [](void* data) {
     if (Session* const session = Session::Get()) session->staged_copies().Give({static_cast<StagedCopy*>(data)});
   };
-  CUuserObject object;
-  CUresult result = Custom_cuUserObjectCreate(&object, staged, give_back, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
+  CUresult result = Custom_cuUserObjectCreate(object, staged, give_back, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
   if (result != CUDA_SUCCESS) {
     give_back(staged);
     return result;
   }
-  result = Call_cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
-  if (result != CUDA_SUCCESS) Call_cuUserObjectRelease(object, 1);
+  result = Call_cuGraphRetainUserObject(graph, *object, 1, CU_GRAPH_USER_OBJECT_MOVE);
+  if (result != CUDA_SUCCESS) Call_cuUserObjectRelease(*object, 1);
   return result;
 }
 
-// A graph that does the copy, with a piece of pinned memory that it and its copies own. *child may be set after an
-// error, too; the caller destroys it.
-CUresult MakeChild(Session& session, const Sides& sides, const CUDA_MEMCPY3D& copy, CUcontext context, CUgraph* child) {
+// A graph that does the copy, with a piece of pinned memory that it and its copies own (OwnStaged). *child may be set
+// after an error, too; the caller destroys it.
+CUresult MakeChild(Session& session, const Sides& sides, const CUDA_MEMCPY3D& copy, CUcontext context, CUgraph* child,
+                   CUuserObject* owned) {
   StagedCopy* staged = nullptr;
   CUresult result = TakeStaged(session, PackedBytes(copy), &staged);
   if (result != CUDA_SUCCESS) return result;
@@ -177,7 +178,7 @@ CUresult MakeChild(Session& session, const Sides& sides, const CUDA_MEMCPY3D& co
     session.staged_copies().Give({staged});
     return result;
   }
-  result = OwnStaged(*child, staged);
+  result = OwnStaged(*child, staged, owned);
   return result == CUDA_SUCCESS ? Fill(sides, copy, context, staged, *child) : result;
 }
 
@@ -197,7 +198,8 @@ CUresult AddStagedNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* depe
   CUresult result = CheckStaged(copy);
   if (result != CUDA_SUCCESS) return result;
   CUgraph child = nullptr;
-  result = MakeChild(*session, sides, copy, context, &child);
+  CUuserObject owned = nullptr;
+  result = MakeChild(*session, sides, copy, context, &child, &owned);
   if (!child) return result;
   CUgraphNodeParams params{};
   params.type = CU_GRAPH_NODE_TYPE_GRAPH;
@@ -208,7 +210,7 @@ CUresult AddStagedNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* depe
   if (!session->captures().DestroyLater(reinterpret_cast<uint64_t>(graph), reinterpret_cast<uint64_t>(child))) {
     Call_cuGraphDestroy(child);
   }
-  if (result == CUDA_SUCCESS) Remember(*node, graph, copy);
+  if (result == CUDA_SUCCESS) Remember(*node, graph, copy, owned);
   return result;
 }
 
@@ -231,8 +233,9 @@ CUresult SetStagedNode(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
   if (result == CUDA_SUCCESS) result = Call_cuGraphGetNodes(child, nodes, &count);
   if (result != CUDA_SUCCESS) return result;
   StagedCopy* staged = nullptr;
+  CUuserObject owned = nullptr;
   result = TakeStaged(*session, PackedBytes(copy), &staged);
-  if (result == CUDA_SUCCESS) result = OwnStaged(child, staged);
+  if (result == CUDA_SUCCESS) result = OwnStaged(child, staged, &owned);
   if (result != CUDA_SUCCESS) return result;
   CUDA_MEMCPY3D diverted = copy;
   Divert(is, staged, &diverted);
@@ -244,8 +247,11 @@ CUresult SetStagedNode(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
     result = type == CU_GRAPH_NODE_TYPE_HOST ? Custom_cuGraphHostNodeSetParams(nodes[i], &host)
                                              : Custom_cuGraphMemcpyNodeSetParams(nodes[i], &diverted);
   }
-  if (result == CUDA_SUCCESS) Remember(node, nullptr, copy);
-  return result;
+  if (result != CUDA_SUCCESS) return result;
+  Remember(node, nullptr, copy, owned);
+  // What was made from the graph before has references of its own to the old piece.
+  if (before.user_object) Call_cuGraphReleaseUserObject(child, reinterpret_cast<CUuserObject>(before.user_object), 1);
+  return CUDA_SUCCESS;
 }
 
 CUresult SetStagedNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D& copy, CUcontext context) {
@@ -262,7 +268,8 @@ CUresult SetStagedNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMC
   // The executable takes a reference to the piece in the place of the one that it had. It keeps both until launches
   // from before have ended (CUDA's manual on user objects).
   CUgraph child = nullptr;
-  CUresult result = MakeChild(*Session::Get(), sides, copy, context, &child);
+  CUuserObject owned = nullptr;
+  CUresult result = MakeChild(*Session::Get(), sides, copy, context, &child, &owned);
   if (!child) return result;
   if (result == CUDA_SUCCESS) result = Custom_cuGraphExecChildGraphNodeSetParams(exec, node, child);
   Call_cuGraphDestroy(child);

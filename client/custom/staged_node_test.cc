@@ -606,6 +606,14 @@ TEST_F(StagedNodeTest, ANodeIsChangedInItsGraph) {
   sent.Run();
   EXPECT_EQ(std::string(reinterpret_cast<char*>(pinned.srcDevice), other.size()), other);
   ExpectSeen(node, changed);
+  // The graph lets go of the old piece, which is free when nothing that was made from the graph has it.
+  wire::cuGraphReleaseUserObject_Request released;
+  ASSERT_TRUE(sent.Read(sent.all.size() - 1, &released));
+  EXPECT_EQ(released.object, added.Object());
+  EXPECT_FALSE(HasPiece());
+  Gone(added.Object());
+  ASSERT_TRUE(HasPiece());
+  earlier_.push_back(Session::Get()->staged_copies().Take(0));
 
   // Refused, it is what it was, and the pinned memory is the graph's until that is gone.
   for (const uint32_t call : {uint32_t(kCall_cuGraphNodeSetParams), uint32_t(kCall_cuUserObjectCreate)}) {

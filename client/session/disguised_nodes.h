@@ -34,8 +34,10 @@ struct DisguisedNode {
   // Allocation: `accesses` is what its accessDescs point to. Free: the address alone.
   CUDA_MEM_ALLOC_NODE_PARAMS allocation{};
   std::vector<CUmemAccessDesc> accesses;
-  // Copy of pageable memory: what the application asked for.
+  // Copy of pageable memory: what the application asked for, and the user object by which the node's graph has its
+  // pinned memory.
   CUDA_MEMCPY3D copy{};
+  uint64_t user_object = 0;
 };
 
 class DisguisedNodes {
