@@ -114,7 +114,7 @@ TEST(Commit, OneWriterAtATimeOnAllHosts) {
   for (const char* job : {"a", "b", "c"}) {
     const pid_t child = fork();
     if (child == 0) {
-      for (int i = 0; i < 20;) {
+      for (int i = 0; i < 8;) {
         const absl::Status status = WriteJob(image, job);
         i += status.ok();
         if (status.ok() || absl::IsUnavailable(status)) continue;

@@ -681,6 +681,13 @@ def stores(context):
         raise Failure(f"--keep 2 has left {os.listdir(store)}")
     spool_is_empty(host)
     refused(host.run(VICTIM, "cr-restart", "--job-dir", host.home + "/copy", store), "without slashes")
+    # As a checkpoint has the image that it removes, on this host and on another one.
+    newest = image(numbers()[-1])
+    for path, access in ((newest, os.O_RDONLY), (newest + "/manifest.pb", os.O_RDWR)):
+        held = os.open(path, access)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        refused(host.run(VICTIM, "cr-restart", "--job-dir", "copy", store), "is being removed")
+        os.close(held)
     again = host.begin(VICTIM, "cr-restart", "--job-dir", "copy", "--output", rest, "--append", store)
     host.wait_for_job("copy", again)
     has_only_rights_of(host.facts("copy")["pid"], VICTIM)
