@@ -407,7 +407,8 @@ Status Checkpoint::Give(agent::Given given) {
           "GPU server %s",
           session_->settings().server.c_str());
     }
-    session_->host_functions().SetChannel(channel());
+    // The tool still has the rings: Unlock takes them back, and destroys this channel.
+    if (!taken_) session_->host_functions().SetChannel(channel());
     return moved;
   }
   if (given.new_worker) {

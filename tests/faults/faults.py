@@ -737,13 +737,23 @@ def connections(context):
 def migrate_to_nowhere(context):
     """A migration that cannot work leaves the job where it is."""
     lab = context.lab
-    command = context.app("reduce", 30)
+    command = context.app("pipeline", 30)
     server = lab.server()
-    job = lab.job("job", command, server.unix, step_ms=60)
+    job = lab.job("job", command, server.unix, step_ms=60, pause_at=[29])
     job.wait_steps(3, 60)
     for to in ("unix:" + context.path("nowhere.sock"), "127.0.0.1:1"):
         tool = lab.start(harness.Process(lab, "migrate" + to[-1], [lab.tool("cr-migrate"), job.id, "--to", to]))
         must_fail(tool)
+    if lab.software:
+        # There the process, which has host functions, has its new session when it finds that it cannot have its pinned memory.
+        lab.env["SOFTGPU_FAIL"] = "cuMemHostRegister_v2:0:2"
+        pinless = lab.server("pinless")
+        del lab.env["SOFTGPU_FAIL"]
+        for number in range(3):
+            tool = lab.start(harness.Process(lab, f"pinless{number}", [lab.tool("cr-migrate"), job.id, "--to", pinless.unix]))
+            must_fail(tool, mention="did not take its new session.*the job continues where it was")
+    job.hurry()
+    job.go(29)
     job.expect_success(60)
     harness.same("after failed migrations", job.stdout(), context.expected(command))
 
