@@ -4,6 +4,7 @@
 # All that users get: the programs and libraries.
 USERS_GET = [
     "//checkpoint/engine/criu:cr-hold",
+    "//checkpoint/engine/criu:libcuda-remote-criu.so",
     "//ckptfmt",
     "//client:libcuda-remote.so",
     "//client/mpi:cr-mpi-agent",

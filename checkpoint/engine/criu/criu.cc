@@ -954,6 +954,11 @@ absl::Status DumpProcesses(const Job& job, const ProcessFacts& facts, const std:
       return absl::FailedPreconditionError("cr-hold is not beside this tool: the installation is incomplete");
     command.insert(command.end(), {"--action-script", script});
   }
+  const std::string preload = FindCompanion("libcuda-remote-criu.so", kOwnFolder);
+  if (preload.empty()) {
+    return absl::FailedPreconditionError(
+        "libcuda-remote-criu.so is not beside this tool: the installation is incomplete");
+  }
   if (account) command.push_back("--unprivileged");
   const std::string shared_files = SharedFilesToCopy(facts, image.get());
   for (const InheritedFile& file : facts.files()) command.insert(command.end(), {"--external", file.id()});
@@ -985,6 +990,7 @@ absl::Status DumpProcesses(const Job& job, const ProcessFacts& facts, const std:
     for (const UniqueFd* needed : {&image, &work, &lock, &page_socket}) fcntl(needed->get(), F_SETFD, 0);
     for (const UniqueFd& needed : links.locks()) fcntl(needed.get(), F_SETFD, 0);
     if (facts.shared_files_size() > 0) setenv(kSharedFilesVariable, shared_files.c_str(), 1);
+    setenv("LD_PRELOAD", preload.c_str(), 1);
     if (account && !Become(*account, CriuCapabilities())) return 126;
     execv(arguments[0], arguments.data());
     return 127;

@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <limits.h>
+#include <linux/futex.h>
 #include <linux/io_uring.h>
 #include <linux/sched.h>
 #include <poll.h>
@@ -537,6 +538,48 @@ void Stopped() {
   MUST(waitpid(child, &status, 0) == child && WIFEXITED(status));
 }
 
+// Threads that sleep in system calls. No signal handler runs, so no call may fail with EINTR. `all`: also those that
+// fail in a process that continues, as natively after SIGSTOP and SIGCONT.
+void Sleepers(bool all) {
+  int ends[2];
+  MUST(pipe2(ends, O_CLOEXEC) == 0);
+  const int events = epoll_create1(EPOLL_CLOEXEC), semaphore = semget(IPC_PRIVATE, 1, 0600);
+  epoll_event readable = {EPOLLIN, {}};
+  MUST(semaphore >= 0 && epoll_ctl(events, EPOLL_CTL_ADD, ends[0], &readable) == 0);
+  static int word = 0;
+  const timespec brief{4, 0}, limit{600, 0};
+  std::vector<std::thread> threads;
+  threads.emplace_back([&] {
+    pollfd pipe{ends[0], POLLIN, 0};
+    MUST(poll(&pipe, 1, 600000) == 1);
+  });
+  threads.emplace_back([&] { MUST(nanosleep(&brief, nullptr) == 0); });
+  if (all) {
+    threads.emplace_back(
+        [&] { MUST(syscall(SYS_futex, &word, FUTEX_WAIT, 0, &limit, nullptr, 0) == 0 || errno == EAGAIN); });
+    threads.emplace_back([&] { MUST(epoll_wait(events, &readable, 1, 600000) == 1); });
+    threads.emplace_back([&] {
+      sembuf take{0, -1, 0};
+      MUST(semtimedop(semaphore, &take, 1, &limit) == 0);
+    });
+  }
+  usleep(200000);  // until they sleep
+  Pause();
+  sembuf give{0, 1, 0};
+  MUST(write(ends[1], "x", 1) == 1 && semop(semaphore, &give, 1) == 0);
+  word = 1;
+  syscall(SYS_futex, &word, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+  for (std::thread& thread : threads) thread.join();
+}
+
+// A handler runs, so the call fails with EINTR.
+void InterruptedSleeper() {
+  static volatile sig_atomic_t handled;
+  signal(SIGUSR1, [](int) { handled = 1; });
+  Touch("ready");
+  MUST(poll(nullptr, 0, 20000) == -1 && errno == EINTR && handled == 1);
+}
+
 // Sessions and process groups of their own, as launchers make for each rank; one group's leader has ended.
 void Sessions() {
   Worker session([](int) {
@@ -636,6 +679,9 @@ const std::map<std::string, void (*)()> kSubjects = {
     {"Clocks", Clocks},
     {"Zombies", Zombies},
     {"Sessions", Sessions},
+    {"Sleepers", [] { Sleepers(true); }},
+    {"SleepersThatContinue", [] { Sleepers(false); }},
+    {"InterruptedSleeper", InterruptedSleeper},
     {"Stopped", Stopped},
     {"LosesParent", LosesParent},
     {"SlowServer", SlowServer},
@@ -934,11 +980,50 @@ TEST_F(TreeTest, RenamedMemory) {
 }
 
 TEST_F(TreeTest, UnixSockets) { SaveAndRestore("UnixSockets"); }
+
 TEST_F(TreeTest, Descriptors) { SaveAndRestore("Descriptors"); }
 TEST_F(TreeTest, ProcessDescriptor) { SaveAndRestore("ProcessDescriptor"); }
 TEST_F(TreeTest, Zombies) { SaveAndRestore("Zombies"); }
 TEST_F(TreeTest, Sessions) { SaveAndRestore("Sessions"); }
 TEST_F(TreeTest, Stopped) { SaveAndRestore("Stopped"); }
+
+TEST_F(TreeTest, SleepersSleepOn) {
+  ASSERT_NO_FATAL_FAILURE(StartSubject("Sleepers"));
+  for (const bool stop : {false, false, true}) {
+    ASSERT_NO_FATAL_FAILURE(Save(stop));
+    if (!stop) EmptyImage();
+    usleep(100000);
+  }
+  ASSERT_NO_FATAL_FAILURE(Kill());
+  ASSERT_NO_FATAL_FAILURE(Restore());
+  usleep(100000);
+  Finish();
+}
+
+// The kernel gives the calls another number then.
+TEST_F(TreeTest, SleepersThatWereStoppedBefore) {
+  ASSERT_NO_FATAL_FAILURE(StartSubject("SleepersThatContinue"));
+  for (const int signal : {SIGSTOP, SIGCONT}) {
+    ASSERT_EQ(kill(job_.pid(), signal), 0);
+    usleep(100000);
+  }
+  ASSERT_NO_FATAL_FAILURE(Save(false));
+  EmptyImage();
+  ASSERT_NO_FATAL_FAILURE(Save(true));
+  ASSERT_NO_FATAL_FAILURE(Kill());
+  ASSERT_NO_FATAL_FAILURE(Restore());
+  usleep(100000);
+  Finish();
+}
+
+TEST_F(TreeTest, ASignalDuringTheCheckpointWakesSleepers) {
+  ASSERT_NO_FATAL_FAILURE(StartSubject("InterruptedSleeper"));
+  for (int looks = 0; looks < 20; looks = StateOf(job_.pid()) == 'S' ? looks + 1 : 0) usleep(10000);
+  ASSERT_NO_FATAL_FAILURE(Save(true));
+  ASSERT_EQ(kill(job_.pid(), SIGUSR1), 0);
+  EXPECT_TRUE(ContinueProcesses(job_, found_.stopped_before)) << "as after a cr-checkpoint --stop that failed";
+  Finish();
+}
 
 TEST_F(TreeTest, StoppedInAJobThatContinues) {
   ASSERT_NO_FATAL_FAILURE(StartSubject("Stopped"));
