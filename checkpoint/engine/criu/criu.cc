@@ -31,6 +31,7 @@
 #include <sstream>
 #include <utility>
 
+#include "checkpoint/engine/criu/affinity.h"
 #include "checkpoint/engine/criu/connections.h"
 #include "checkpoint/engine/criu/continue.h"
 #include "checkpoint/engine/criu/criu_facts.h"
@@ -859,6 +860,7 @@ absl::Status DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* fac
     features.merge(KernelFeaturesOf(processes[pid]));
   }
   for (const std::string& name : features) facts->add_kernel_features(name);
+  FindAffinities(job, facts);
   FindSharedFiles(processes, job.directory(), facts);
   facts->set_own_loader_cache(HasOwnLoaderCache(job));
   CR_RETURN_IF_ERROR(CheckRights(job));

@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <fstream>
 
+#include "checkpoint/engine/criu/affinity.h"
 #include "checkpoint/engine/criu/criu.h"
 #include "checkpoint/engine/criu/criu_facts.h"
 #include "checkpoint/engine/criu/criu_image.h"
@@ -213,6 +214,7 @@ absl::Status CriuRestore::AwaitHeld() {
 }
 
 absl::StatusOr<Isolated> CriuRestore::Finish() {
+  RestoreAffinities(facts_, isolated_.init);
   if (write(hold_, kHoldGo, strlen(kHoldGo)) != ssize_t(strlen(kHoldGo)))
     return ErrnoStatus("cannot resume the restored processes");
   int code = 0;
