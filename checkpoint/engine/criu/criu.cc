@@ -396,8 +396,9 @@ bool LosesParent(const Job& job, int pid) {
   return ParentOf(pid) == job.pid() && session != pid && session != getsid(job.pid());
 }
 
-// Namespaces of which CRIU saves one of each kind only; it can save further mounts and networks.
-constexpr const char* kOnlyOnce[] = {"user", "ipc", "uts", "cgroup", "time"};
+// Namespaces of which CRIU saves one of each kind only. It also saves further mounts and networks, but restores them
+// only if the job's first process had its own ones made by CRIU.
+constexpr const char* kOnlyOnce[] = {"user", "mnt", "net", "ipc", "uts", "cgroup", "time"};
 
 // Whether a process of the job's is in a namespace that CRIU cannot save beside the job's own.
 absl::Status CheckOnlyOnce(const Job& job) {
