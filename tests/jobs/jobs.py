@@ -672,6 +672,39 @@ def churn_orphans(context):
 
 
 @case
+def replaced_file(context):
+    """A file that the job has open and somebody has replaced comes back as it was. The new file of that name is left alone.
+    So does a file of /proc that tells of a process of the job."""
+    path = context.path("replaced.data")
+    variables = f"CR_TEST_SYNC_FILE={context.path('replaced.sync')} CR_TEST_PAUSE_AT=5,12"
+    command = f"""printf 'old contents\\n' > {path}
+exec 3<> {path} 4< /proc/self/status
+echo new > {path}.new
+mv {path}.new {path}
+{variables} {context.program} --steps 30
+cat - {path} <&3
+head -n 1 <&4
+"""
+    saved_and_restarted(context, "replaced", command, around=("", "old contents\nnew\nName:\treplaced-start\n"))
+    same("the new file", open(path).read(), "new\n")
+
+
+@case
+def bound(context):
+    """A job that is bound to a processor is so after a restart, and again after the next one."""
+    processors = os.sched_getaffinity(0)
+    if len(processors) < 2:
+        raise Failure("this machine has one processor only; the test needs two")
+    one = max(processors)
+    variables = f"CR_TEST_SYNC_FILE={context.path('bound.sync')} CR_TEST_PAUSE_AT=5,12"
+    command = f"""taskset -p -c {one} $$ > /dev/null
+{variables} {context.program} --steps 30
+grep Cpus_allowed_list /proc/self/status
+"""
+    saved_and_restarted(context, "bound", command, around=("", f"Cpus_allowed_list:\t{one}\n"))
+
+
+@case
 def missing_files(context):
     """What an image needs and this machine lacks is named before anything is started; the image stays of use."""
     sync, program = context.path("missing.sync"), context.path("globals")

@@ -1124,7 +1124,7 @@ absl::Status RestoreCommand(const Job& job, const ProcessFacts& facts, const std
   std::string image;
   std::vector<SavedFile> files;
   std::vector<std::string> paths;
-  if (ReadImageFile(image_folder + "/files.img", &image) && ParseFiles(image, facts, &files)) {
+  if (ReadImageFile(image_folder + "/files.img", &image) && ParseFiles(image, /*remaps=*/"", facts, &files)) {
     for (const SavedFile& file : files) paths.push_back(file.path);
   }
   const int folder = open(image_folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);

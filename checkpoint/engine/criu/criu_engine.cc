@@ -127,10 +127,12 @@ class CriuProcesses final : public SavedProcesses {
  private:
   // Compares the job's open files with what is there.
   absl::Status CheckFiles(const RestoreOptions& options) {
-    std::string bytes;
+    std::string bytes, remaps;
     std::vector<SavedFile> files;
+    ReadImageFile(image_ + "/remap-fpath.img", &remaps);  // there is none where no file has lost its name
     // An image of a newer CRIU may look otherwise: then CRIU itself finds what differs.
-    if (!ReadImageFile(image_ + "/files.img", &bytes) || !ParseFiles(bytes, facts_, &files)) return absl::OkStatus();
+    if (!ReadImageFile(image_ + "/files.img", &bytes) || !ParseFiles(bytes, remaps, facts_, &files))
+      return absl::OkStatus();
     // Those that the job gets now are as they are, and its libraries are put there.
     const std::string libraries = job_.directory() + "/lib/";
     const auto is_new = [&](const SavedFile& file) {

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/engine/criu/needs.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -27,6 +29,7 @@ namespace {
 constexpr char kKeptFolder[] = "kept";
 // Of a kept library in a job's folder; CRIU compares it.
 constexpr mode_t kKeptMode = 0755;
+constexpr char kProcesses[] = "/proc/";
 constexpr char kFilesImage[] = "/files.img", kRemapsImage[] = "/remap-fpath.img";
 
 // A RegFileEntry of CRIU's (images/regfile.proto).
@@ -73,6 +76,12 @@ Entry ParseEntry(protozero::pbf_reader facts) {
   }
   entry.file.path = entry.path;
   return entry;
+}
+
+// Such as /proc/57/status: it is there again when the process is.
+bool IsOfProcess(const std::string& path) {
+  return path.compare(0, strlen(kProcesses), kProcesses) == 0 &&
+         isdigit(static_cast<unsigned char>(path[strlen(kProcesses)]));
 }
 
 // A path of the job's, seen from here while the job is there.
@@ -143,7 +152,7 @@ bool ReadNeeds(std::string_view image, std::string_view remaps, const Job& job, 
         if (file.id() == entry.path) entry.file.path = file.path();
       }
       if (entry.file.path == entry.path) return;
-    } else if (entry.path[0] != '/' || (exists && !exists(job, entry.path))) {
+    } else if (entry.path[0] != '/' || IsOfProcess(entry.path) || (exists && !exists(job, entry.path))) {
       return;
     }
     // Without a size it is only appended to: then any will do.

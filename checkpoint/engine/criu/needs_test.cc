@@ -92,11 +92,21 @@ TEST(Needs, ADeletedFileIsNotNeededWhereAnotherHasItsName) {
   };
   using Bytes = std::map<std::string, uint64_t>;
   EXPECT_EQ(needed(remaps), (Bytes{{"/tmp/link_remap.3", 3}, {"/dev/shm/a", 5}}));
-  const Bytes all = {{"/dev/shm/a", 0}, {"/tmp/b", 3}, {"/tmp/link_remap.3", 3}, {"/proc/12/status", 0}};
+  const Bytes all = {{"/dev/shm/a", 0}, {"/tmp/b", 3}, {"/tmp/link_remap.3", 3}};
   EXPECT_EQ(needed(EmptyRemapsImage()), all);
   EXPECT_EQ(needed(""), all);
   ckptfmt::Needs needs;
   EXPECT_FALSE(ReadNeeds(image, "no image of CRIU's", Job(), ProcessFacts(), nullptr, &needs));
+}
+
+TEST(Needs, AProcessOfTheJobBringsItsOwnFiles) {
+  std::string image = EmptyFilesImage();
+  Add(&image, "/proc/57/status", O_RDONLY, 0, {});
+  Add(&image, "/proc/stat", O_RDONLY, 0, {});
+  ckptfmt::Needs needs;
+  ASSERT_TRUE(ReadNeeds(image, "", Job(), ProcessFacts(), nullptr, &needs));
+  ASSERT_EQ(needs.files.size(), 1u);
+  EXPECT_EQ(needs.files[0].path, "/proc/stat");
 }
 
 // A program that was just starting had it mapped. The job has one of its own, which this machine need not have.

@@ -20,12 +20,15 @@ namespace cuda_remote::checkpoint {
 namespace {
 
 // A RegFileEntry of CRIU's (images/regfile.proto). False if it has no length.
-bool ParseEntry(protozero::pbf_reader facts, const ProcessFacts& process_facts, SavedFile* file) {
+bool ParseEntry(protozero::pbf_reader facts, const ProcessFacts& process_facts, SavedFile* file, uint32_t* id) {
   using protozero::pbf_wire_type;
   using protozero::tag_and_type;
   bool has_size = false, external = false;
   while (facts.next()) {
     switch (facts.tag_and_type()) {
+      case tag_and_type(1, pbf_wire_type::varint):
+        *id = facts.get_uint32();
+        break;
       case tag_and_type(2, pbf_wire_type::varint):
         file->written = (facts.get_uint32() & O_ACCMODE) != O_RDONLY;
         break;
@@ -64,14 +67,19 @@ bool Writes(const std::string& process, const std::string& number) {
 
 }  // namespace
 
-bool ParseFiles(std::string_view image, const ProcessFacts& process_facts, std::vector<SavedFile>* files) {
+bool ParseFiles(std::string_view image, std::string_view remaps, const ProcessFacts& process_facts,
+                std::vector<SavedFile>* files) {
   files->clear();
   std::set<std::string> known;
   // A program that was just starting has it open.
   if (process_facts.own_loader_cache()) known.insert(kLoaderCache);
+  std::set<uint32_t> nameless;
+  if (!remaps.empty() && !ReadNameless(remaps, [&](uint32_t file) { nameless.insert(file); })) return false;
   return ReadFilesImage(image, FileKind::kRegular, [&](protozero::pbf_reader entry) {
     SavedFile file;
-    if (ParseEntry(entry, process_facts, &file) && known.insert(file.path).second) files->push_back(std::move(file));
+    uint32_t id = 0;
+    if (!ParseEntry(entry, process_facts, &file, &id) || nameless.count(id) != 0) return;
+    if (known.insert(file.path).second) files->push_back(std::move(file));
   });
 }
 

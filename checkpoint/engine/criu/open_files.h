@@ -22,9 +22,11 @@ struct SavedFile {
   bool written = false;
 };
 
-// The files in CRIU's files.img whose length counts (all but those that are only appended to). False if `image` is not
-// such a file. Any input is safe.
-bool ParseFiles(std::string_view image, const ProcessFacts& process_facts, std::vector<SavedFile>* files);
+// The files in CRIU's files.img whose length counts (all but those that are only appended to). `remaps`: CRIU's
+// remap-fpath.img; the files that it lists are left out, since another file may have taken their names. Empty: there is
+// none. False if these are not such files. Any input is safe.
+bool ParseFiles(std::string_view image, std::string_view remaps, const ProcessFacts& process_facts,
+                std::vector<SavedFile>* files);
 
 // Compares, and gives the files open for writing that have grown. Fails for a difference that cannot be undone.
 absl::StatusOr<std::vector<SavedFile>> CompareFiles(const std::vector<SavedFile>& files);

@@ -16,10 +16,10 @@ namespace cuda_remote::checkpoint {
 namespace {
 
 void Add(std::string* image, const std::string& name, int flags, bool has_size, uint64_t size, bool external,
-         int type = 1) {
+         int type = 1, uint32_t id = 7) {
   std::string facts;
   protozero::pbf_writer reg(facts);
-  reg.add_uint32(1, 7);
+  reg.add_uint32(1, id);
   reg.add_uint32(2, uint32_t(flags));
   reg.add_uint64(3, 0);
   reg.add_string(6, name);
@@ -41,7 +41,7 @@ TEST(OpenFilesTest, Parses) {
   file->set_id("file[1a:2b]");
   file->set_path("/out");
   std::vector<SavedFile> files;
-  ASSERT_TRUE(ParseFiles(image, job, &files));
+  ASSERT_TRUE(ParseFiles(image, "", job, &files));
   ASSERT_EQ(files.size(), 2u);
   EXPECT_EQ(files[0].path, "/a");
   EXPECT_EQ(files[0].bytes, 5u);
@@ -49,14 +49,31 @@ TEST(OpenFilesTest, Parses) {
   EXPECT_EQ(files[1].path, "/out");
   EXPECT_TRUE(files[1].written);
   // Nothing that is damaged is more than refused.
-  for (size_t cut = 0; cut < image.size(); ++cut) ParseFiles(image.substr(0, cut), job, &files);
+  for (size_t cut = 0; cut < image.size(); ++cut) ParseFiles(image.substr(0, cut), "", job, &files);
   for (size_t at = 0; at < image.size(); ++at) {
     std::string bad = image;
     bad[at] = char(bad[at] ^ 0x55);
-    ParseFiles(bad, job, &files);
+    ParseFiles(bad, "", job, &files);
   }
-  EXPECT_FALSE(ParseFiles("", job, &files));
-  EXPECT_FALSE(ParseFiles("something else", job, &files));
+  EXPECT_FALSE(ParseFiles("", "", job, &files));
+  EXPECT_FALSE(ParseFiles("something else", "", job, &files));
+}
+
+// What is there under such a name now is another file, which is not to be compared, and not to be cut back.
+TEST(OpenFilesTest, FilesWithoutNamesAreLeftOut) {
+  std::string image = EmptyFilesImage(), remaps = EmptyRemapsImage();
+  Add(&image, "/data", O_RDWR, true, 5, false, 1, 1);    // replaced by rename
+  Add(&image, "/data", O_RDONLY, true, 9, false, 1, 2);  // the new one
+  Add(&image, "/log", O_RDWR, true, 3, false, 1, 3);     // deleted
+  AddRemap(&remaps, 1, 1, kGhostRemap);
+  AddRemap(&remaps, 3, 4, kLinkedRemap);
+  std::vector<SavedFile> files;
+  ASSERT_TRUE(ParseFiles(image, remaps, {}, &files));
+  ASSERT_EQ(files.size(), 1u);
+  EXPECT_EQ(files[0].path, "/data");
+  EXPECT_EQ(files[0].bytes, 9u);
+  EXPECT_FALSE(files[0].written);
+  EXPECT_FALSE(ParseFiles(image, "something else", {}, &files));
 }
 
 // A program that was just starting had it open. A restart makes it again, perhaps of another length.
@@ -65,10 +82,10 @@ TEST(OpenFilesTest, TheLoadersCacheIsTheJobsOwn) {
   Add(&image, "/etc/ld.so.cache", O_RDONLY, true, 5, false);
   ProcessFacts job;
   std::vector<SavedFile> files;
-  ASSERT_TRUE(ParseFiles(image, job, &files));
+  ASSERT_TRUE(ParseFiles(image, "", job, &files));
   EXPECT_EQ(files.size(), 1u);
   job.set_own_loader_cache(true);
-  ASSERT_TRUE(ParseFiles(image, job, &files));
+  ASSERT_TRUE(ParseFiles(image, "", job, &files));
   EXPECT_TRUE(files.empty());
 }
 

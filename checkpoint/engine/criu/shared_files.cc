@@ -11,11 +11,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <functional>
 #include <iterator>
 #include <map>
 #include <random>
 #include <set>
+#include <sstream>
 
 #include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/engine/criu/hold.h"
@@ -32,6 +34,8 @@ constexpr const char* kTemporary[] = {kSharedMemory, "/tmp/", "/var/tmp/", "/run
 // Of a session of Open MPI: /tmp/ompi.HOST.USER/pid.NUMBER where mpirun is, jf.NUMBER where its daemons are.
 constexpr char kOpenMpi[] = "/ompi.";
 constexpr const char* kSessions[] = {"/pid.", "/jf."};
+constexpr char kSocket[] = "socket:[";
+constexpr int kInodeColumn = 6;  // of /proc/PID/net/unix; the path is the last one
 // How /proc ends the name of a file that has it no more.
 constexpr char kDeleted[] = " (deleted)";
 // CRIU's link to a file that has lost the name under which it was opened; and ours, which has the number of the shared
@@ -156,6 +160,32 @@ void ForEachDescriptor(
     if (length > 0 && target[0] == '/' && stat(path.c_str(), &facts) == 0)
       body(std::string(target, size_t(length)), facts.st_ino, path);
   });
+}
+
+// The paths of the processes' Unix sockets in folders for temporary files. CRIU makes the sockets again, not the
+// folders.
+std::set<std::string> SocketsOf(const std::map<int, std::vector<Mapping>>& processes) {
+  std::set<std::string> inodes, paths;
+  for (const auto& [pid, mappings] : processes) {
+    const std::string folder = "/proc/" + std::to_string(pid) + "/fd";
+    ForEachEntry(folder, [&](const std::string& name) {
+      char target[64];
+      const ssize_t length = readlink((folder + "/" + name).c_str(), target, sizeof(target));
+      const std::string text(target, size_t(std::max<ssize_t>(length, 0)));
+      if (BeginsWith(text, kSocket)) inodes.insert(text.substr(strlen(kSocket), text.size() - strlen(kSocket) - 1));
+    });
+  }
+  if (inodes.empty()) return paths;
+  // All of them are in the job's network.
+  std::ifstream list("/proc/" + std::to_string(processes.begin()->first) + "/net/unix");
+  for (std::string line; std::getline(list, line);) {
+    std::istringstream words(line);
+    std::string word, inode, path;
+    for (int i = 0; i < kInodeColumn; ++i) words >> word;
+    if (words >> inode && std::getline(words >> std::ws, path) && IsTemporary(path) && inodes.count(inode) != 0)
+      paths.insert(path);
+  }
+  return paths;
 }
 
 // Whether a link of /proc's leads to another file system, where other files have the same numbers: that of a
@@ -319,7 +349,10 @@ void FindSharedFiles(const std::map<int, std::vector<Mapping>>& processes, const
   }
   // The folders in which they are, first those further up. Temporary folders themselves are everywhere.
   std::map<std::string, struct stat> folders;
-  for (const auto& [path, ignored] : found) {
+  std::set<std::string> paths = SocketsOf(processes);
+  for (const auto& [path, ignored] : found) paths.insert(path);
+  for (const std::string& path : paths) {
+    if (!own_folder.empty() && BeginsWith(path, own_folder + "/")) continue;
     for (size_t slash = path.rfind('/'); slash > 0 && slash != std::string::npos; slash = path.rfind('/', slash - 1)) {
       const std::string folder = path.substr(0, slash);
       if (!IsTemporary(folder) || !folders.emplace(folder, (struct stat){}).second) continue;

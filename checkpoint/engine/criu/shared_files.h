@@ -19,9 +19,10 @@
 
 namespace cuda_remote::checkpoint {
 
-// Those that these processes, numbered as seen here, have open or mapped, and nobody else. `processes`: with what each
-// has mapped. `own_folder`: what is in it is left out, the job's folder. Files that disappear meanwhile are left out,
-// too. Those that stand in *facts already are known to be nobody else's.
+// Those that these processes, numbered as seen here, have open or mapped, and nobody else. Also the temporary folders
+// in which they have Unix sockets. `processes`: with what each has mapped. `own_folder`: what is in it is left out, the
+// job's folder. Files that disappear meanwhile are left out, too. Those that stand in *facts already are known to be
+// nobody else's.
 void FindSharedFiles(const std::map<int, std::vector<Mapping>>& processes, const std::string& own_folder,
                      ProcessFacts* facts);
 

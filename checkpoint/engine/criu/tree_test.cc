@@ -315,6 +315,18 @@ void UnixSockets() {
   for (Worker* worker : {&stream, &datagrams, &packets, &reader}) worker->End();
 }
 
+// As Python's multiprocessing has it: a socket in a temporary folder of its own.
+void SocketInAFolder() {
+  const std::string folder = g_folder + "/sockets/private", path = folder + "/listener";
+  MUST(std::filesystem::create_directories(folder) && chmod(folder.c_str(), 0710) == 0);
+  const StatusOr<UniqueFd> listener = ListenUnix(path);
+  MUST(listener.ok());
+  Pause();
+  struct stat facts;
+  MUST(stat(folder.c_str(), &facts) == 0 && (facts.st_mode & 07777) == 0710);
+  MUST(ConnectUnix(path).ok());
+}
+
 // Pipes with something in them, a named one, eventfd, timerfd and signalfd, an epoll over them, inotify: all shared
 // with a child.
 void Descriptors() {
@@ -668,6 +680,7 @@ const std::map<std::string, void (*)()> kSubjects = {
     {"UnlinkedMemory", UnlinkedMemory},
     {"LinkedMemory", LinkedMemory},
     {"UnixSockets", UnixSockets},
+    {"SocketInAFolder", SocketInAFolder},
     {"Descriptors", Descriptors},
     {"ProcessDescriptor", ProcessDescriptor},
     {"Semaphores", Semaphores},
@@ -980,6 +993,11 @@ TEST_F(TreeTest, RenamedMemory) {
 }
 
 TEST_F(TreeTest, UnixSockets) { SaveAndRestore("UnixSockets"); }
+
+// On another host, or after the job has removed it at its end.
+TEST_F(TreeTest, FoldersOfSocketsAreMadeAgain) {
+  SaveAndRestore("SocketInAFolder", [] { std::filesystem::remove_all(g_folder + "/sockets"); });
+}
 
 TEST_F(TreeTest, Descriptors) { SaveAndRestore("Descriptors"); }
 TEST_F(TreeTest, ProcessDescriptor) { SaveAndRestore("ProcessDescriptor"); }
