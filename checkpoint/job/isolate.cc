@@ -28,6 +28,7 @@
 #include "checkpoint/job/caller.h"
 #include "checkpoint/job/forwarded_signals.h"
 #include "checkpoint/job/io_uring.h"
+#include "checkpoint/job/mptcp.h"
 #include "checkpoint/job/own_ptys.h"
 #include "proto/base/status_macros.h"
 #include "proto/errors/absl_status.h"
@@ -148,6 +149,10 @@ pid_t Spawn(const Plan& plan, bool own_session, int* failure) {
     // An ordinary user's plain child could have no such filter that leaves setuid programs as they are.
     if (own_session && plan.withhold_io_uring && !WithholdIoUring()) {
       fprintf(stderr, "cuda-remote: io_uring cannot be kept from the job: %s; a program that uses it cannot be saved\n",
+              strerror(errno));
+    }
+    if (own_session && plan.withhold_mptcp && !WithholdMptcp()) {
+      fprintf(stderr, "cuda-remote: MPTCP cannot be kept from the job: %s; a program that uses it cannot be saved\n",
               strerror(errno));
     }
     UnblockInChild();

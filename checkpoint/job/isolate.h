@@ -49,6 +49,8 @@ struct Plan {
   bool own_ptys = false;  // pseudo-terminals of its own (own_ptys.h)
   // The program and what it starts can make no io_uring (io_uring.h).
   bool withhold_io_uring = false;
+  // Nor MPTCP sockets (mptcp.h).
+  bool withhold_mptcp = false;
   // Processes of the job whose parents end become the program's children, and stay in the tree that is saved.
   bool adopt = false;
 

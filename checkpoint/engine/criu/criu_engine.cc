@@ -338,7 +338,7 @@ absl::Status CriuEngine::PrepareStart(Plan* plan) {
   plan->first_pid = ChooseFirstPid();
   // It saves System V shared memory, semaphores and message queues as those of a whole namespace only.
   plan->own_ipc = true;
-  plan->withhold_io_uring = true;  // it can save none
+  plan->withhold_io_uring = plan->withhold_mptcp = true;  // it can save none
   return absl::OkStatus();
 }
 

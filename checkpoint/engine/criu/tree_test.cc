@@ -402,6 +402,17 @@ void NoAsyncQueue() {
   worker.End();
 }
 
+// As on a kernel without MPTCP. TCP works.
+void NoMptcp() {
+  const auto refused = [] { return socket(AF_INET, SOCK_STREAM, 262) < 0 && errno == EPROTONOSUPPORT; };
+  const int plain = socket(AF_INET, SOCK_STREAM, 0);
+  MUST(refused() && plain >= 0);
+  Worker worker([&](int) { return refused() ? 1 : 0; });
+  Pause();
+  MUST(refused() && worker.Ask(0) == 1 && listen(plain, 1) == 0);
+  worker.End();
+}
+
 // In a process whose parent ends: it ends with `code`.
 void BeOrphan(pid_t first, int code) {
   while (getppid() != first) usleep(1000);
@@ -676,6 +687,7 @@ void NumbersBeginAgain() {
 const std::map<std::string, void (*)()> kSubjects = {
     {"AsyncQueue", AsyncQueue},
     {"NoAsyncQueue", NoAsyncQueue},
+    {"NoMptcp", NoMptcp},
     {"SystemV", SystemV},
     {"UnlinkedMemory", UnlinkedMemory},
     {"LinkedMemory", LinkedMemory},
@@ -1070,6 +1082,13 @@ TEST_F(TreeTest, AsyncQueueIsRefused) {
 }
 
 TEST_F(TreeTest, AsyncQueueIsWithheld) { SaveAndRestore("NoAsyncQueue"); }
+
+TEST_F(TreeTest, MptcpIsWithheld) {
+  const int socket_of_it = socket(AF_INET, SOCK_STREAM, 262);
+  if (socket_of_it < 0) GTEST_SKIP() << "this kernel has no MPTCP";
+  close(socket_of_it);
+  SaveAndRestore("NoMptcp");
+}
 
 TEST_F(TreeTest, ProcessesWithoutParents) {
   adopt_ = true;
