@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +19,8 @@
 #include <map>
 #include <set>
 #include <utility>
+
+#include "checkpoint/job/job.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -42,6 +45,16 @@ const struct {
     {"bpf-", "has a BPF program or map open", "close it before the checkpoint"},
     {"kvm-", "runs a virtual machine", "end it before the checkpoint"},
     {"[landlock-ruleset]", "has a Landlock ruleset open", "close it before the checkpoint"},
+};
+
+// File systems that only the kernel mounts, of which CRIU knows nothing. /proc shows a file in one as "/NAME".
+const struct {
+  unsigned long type;  // as statfs has it
+  const char* what;
+  const char* advice;
+} kKernelsOwn[] = {
+    {0x19800202, "has a POSIX message queue open", "have the program use a pipe or a socket instead"},
+    {0x5345434d, "has secret memory open (memfd_secret)", "have the program use other memory"},
 };
 
 // Programs that hold the other end of a session, or ask an agent.
@@ -216,6 +229,11 @@ class Search {
   }
 
   void LookAtProcess(int pid) {
+    const std::vector<int> threads = StateOf(pid) == 'Z' ? ThreadsOf(pid) : std::vector<int>();
+    if (std::any_of(threads.begin(), threads.end(), IsRunning)) {
+      Add(pid, "has ended its main thread while other threads run",
+          "have main() wait for the threads, with pthread_join instead of pthread_exit");
+    }
     std::string tracer = StatusField(pid, "TracerPid");
     // When a tool is killed, its CRIU goes on, and lets go of the processes after a while.
     for (; criu_waits_ < kMostCriuWaits && IsCriu(tracer); ++criu_waits_) {
@@ -241,6 +259,12 @@ class Search {
       }
       if (target == kEvent && IsSemaphore(pid, path.substr(path.rfind('/') + 1)))
         Add(pid, "has an eventfd with EFD_SEMAPHORE", "have the program use a semaphore or a pipe instead");
+    } else if (target.rfind('/') == 0 && stat(path.c_str(), &facts) == 0 && S_ISREG(facts.st_mode)) {
+      struct statfs system;
+      if (statfs(path.c_str(), &system) != 0) return;
+      for (const auto& known : kKernelsOwn) {
+        if (static_cast<unsigned long>(system.f_type) == known.type) Add(pid, known.what, known.advice);
+      }
     } else if (stat(path.c_str(), &facts) == 0 && (S_ISCHR(facts.st_mode) || S_ISBLK(facts.st_mode))) {
       if (!IsKnownDevice(facts))
         Add(pid, "has the device " + target + " open", "close it before the checkpoint, or run without it");

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/io_uring.h>
+#include <mqueue.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -132,6 +133,16 @@ TEST(Obstacles, IoUring) {
   });
   if (!child.did()) GTEST_SKIP() << "io_uring is not allowed here";
   EXPECT_NE(Texts(Obstacles({child.pid()})).find("uses io_uring, which cannot be saved"), std::string::npos);
+}
+
+TEST(Obstacles, AMessageQueue) {
+  const std::string name = "/obstacles-test-" + std::to_string(getpid());
+  const Child child([&] { return mq_open(name.c_str(), O_CREAT | O_RDWR, 0600, nullptr) >= 0; });
+  mq_unlink(name.c_str());
+  ASSERT_TRUE(child.did());
+  const std::string text = Texts(Obstacles({child.pid()}));
+  EXPECT_NE(text.find("has a POSIX message queue open, which cannot be saved; have the program use"), std::string::npos)
+      << text;
 }
 
 TEST(Obstacles, ADevice) {

@@ -13,6 +13,7 @@
 #include <linux/io_uring.h>
 #include <linux/sched.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
@@ -534,6 +535,16 @@ void LosesParent() {
   Join(parent);
 }
 
+// A process whose main thread has ended, as by pthread_exit in main. Another one waits for `go`.
+void MainThreadEnded() {
+  prctl(PR_SET_NAME, "headless");
+  std::thread([] {
+    Pause();
+    _exit(kExit);
+  }).detach();
+  pthread_exit(nullptr);
+}
+
 // A server that accepts nobody until it is told to.
 void SlowServer() {
   const StatusOr<UniqueFd> listener = ListenUnix(g_folder + "/slow.sock");
@@ -709,6 +720,7 @@ const std::map<std::string, void (*)()> kSubjects = {
     {"InterruptedSleeper", InterruptedSleeper},
     {"Stopped", Stopped},
     {"LosesParent", LosesParent},
+    {"MainThreadEnded", MainThreadEnded},
     {"SlowServer", SlowServer},
     {"NewThreads", NewThreads},
     {"NumbersBeginAgain", NumbersBeginAgain},
@@ -1066,6 +1078,15 @@ TEST_F(TreeTest, SemaphoreEventIsRefused) {
   ASSERT_NO_FATAL_FAILURE(StartSubject("SemaphoreEvent"));
   const std::string error(DescribeProcesses(job_, /*close_tcp=*/false, &facts_).message());
   EXPECT_NE(error.find("EFD_SEMAPHORE"), std::string::npos) << error;
+  Finish();
+}
+
+// CRIU cannot save it, and the kernel shows neither its memory nor its files.
+TEST_F(TreeTest, ProcessWithoutMainThreadIsRefused) {
+  ASSERT_NO_FATAL_FAILURE(StartSubject("MainThreadEnded"));
+  const std::string error(DescribeProcesses(job_, /*close_tcp=*/false, &facts_).message());
+  EXPECT_NE(error.find("headless (PID "), std::string::npos) << error;
+  EXPECT_NE(error.find("has ended its main thread while other threads run"), std::string::npos) << error;
   Finish();
 }
 
