@@ -74,12 +74,12 @@ std::string OwnFolder() {
   return whole.substr(0, whole.rfind('/') + 1);
 }
 
-// The fields of /proc/PID/stat behind the name, which may have anything in it: state, parent and so on. Empty if there
-// is no such process.
+// The fields of /proc/PID/stat behind the name, which may have anything in it, also ends of lines: state, parent and so
+// on. Empty if there is no such process.
 std::string StatOf(int pid) {
   std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
   std::string text;
-  std::getline(in, text);
+  std::getline(in, text, '\0');
   const size_t name_end = text.rfind(')');
   return name_end != std::string::npos && name_end + 2 < text.size() ? text.substr(name_end + 2) : std::string();
 }

@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/file.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -220,6 +221,25 @@ TEST_F(JobTest, AnotherProgramInAProcess) {
   kill(child, SIGKILL);
   EXPECT_TRUE(EndsNow(process));
   waitpid(child, nullptr, 0);
+}
+
+TEST_F(JobTest, AProcessMayHaveAnyName) {
+  int named[2];
+  ASSERT_EQ(pipe2(named, O_CLOEXEC), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    prctl(PR_SET_NAME, "a) Z 1\n2) Z 1");
+    if (write(named[1], "x", 1) == 1) pause();
+    _exit(1);
+  }
+  char byte;
+  ASSERT_EQ(read(named[0], &byte, 1), 1);
+  EXPECT_TRUE(IsRunning(child));
+  EXPECT_EQ(ParentOf(child), getpid());
+  EXPECT_EQ(ProgramMark(child), ProgramMark(getpid()));
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  for (const int end : named) close(end);
 }
 
 TEST_F(JobTest, AStoppedProcessIsNamed) {

@@ -268,7 +268,7 @@ class Standstill {
 int TerminalGroup(const Job& job) {
   std::ifstream in("/proc/" + std::to_string(job.pid()) + "/stat");
   std::string text, state;
-  std::getline(in, text);
+  std::getline(in, text, '\0');
   const size_t name_end = text.rfind(')');
   if (name_end == std::string::npos) return 0;
   std::istringstream fields(text.substr(name_end + 1));
