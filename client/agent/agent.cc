@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "proto/agent/message.h"
+#include "proto/base/standard_descriptors.h"
 #include "proto/base/status_macros.h"
 #include "proto/base/unique_fd.h"
 #include "proto/channel/handshake.h"
@@ -63,6 +64,7 @@ class AgentThread final : public Agent {
   Status Open() {
     static const int registered = pthread_atfork(nullptr, nullptr, CloseInChild);
     (void)registered;
+    const StandardDescriptorsTaken taken;
     wake_.Reset(eventfd(0, EFD_CLOEXEC));
     if (!wake_.ok()) return ErrnoError("eventfd");
     CR_RETURN_IF_ERROR(Listen());
@@ -122,7 +124,7 @@ class AgentThread final : public Agent {
   }
 
   void Accept() {
-    const int socket = accept4(listen_.get(), nullptr, nullptr, SOCK_CLOEXEC);
+    const int socket = BesideStandard(accept4(listen_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (socket < 0) return;
     uint32_t user = 0, pid = 0;
     if (!PeerUser(socket, &user, &pid) || (user != geteuid() && user != 0)) {

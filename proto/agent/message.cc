@@ -7,6 +7,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "proto/base/standard_descriptors.h"
+
 namespace cuda_remote::agent {
 namespace {
 
@@ -93,7 +95,7 @@ ReceiveStatus ReceiveMessage(int socket, int timeout_ms, Message* message) {
     for (size_t i = 0; i < count; ++i) {
       int fd;
       memcpy(&fd, CMSG_DATA(at) + i * sizeof(int), sizeof(fd));
-      message->fds.push_back(fd);
+      message->fds.push_back(BesideStandard(fd));
     }
   }
   const bool whole = !(packet.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) && size_t(got) >= sizeof(head) &&

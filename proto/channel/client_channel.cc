@@ -20,6 +20,7 @@
 #endif
 
 #include "proto/base/clock.h"
+#include "proto/base/standard_descriptors.h"
 #include "proto/base/status_macros.h"
 #include "proto/base/unique_fd.h"
 #include "proto/channel/handshake.h"
@@ -281,8 +282,8 @@ class ClientChannel::Impl {
 
   ChannelFds DupFds() const {
     ChannelFds fds;
-    fds.socket = fcntl(socket_.get(), F_DUPFD_CLOEXEC, 0);
-    fds.ring = fcntl(memory_->fd(), F_DUPFD_CLOEXEC, 0);
+    fds.socket = fcntl(socket_.get(), F_DUPFD_CLOEXEC, kStandardDescriptors);
+    fds.ring = fcntl(memory_->fd(), F_DUPFD_CLOEXEC, kStandardDescriptors);
     if (fds.socket >= 0 && fds.ring >= 0) return fds;
     if (fds.socket >= 0) close(fds.socket);
     if (fds.ring >= 0) close(fds.ring);
@@ -714,6 +715,7 @@ ClientChannel::~ClientChannel() = default;
 
 StatusOr<std::unique_ptr<ClientChannel>> ClientChannel::Connect(const std::string& unix_path, const Hello& hello,
                                                                 Welcome* welcome) try {
+  const StandardDescriptorsTaken taken;
   CR_ASSIGN_OR_RETURN(UniqueFd socket, ConnectServer(unix_path));
   CR_ASSIGN_OR_RETURN(UniqueFd ring, ClientHandshake(socket.get(), hello, kHandshakeTimeoutMs, welcome));
   return Adopt({socket.Release(), ring.Release()}, 1, *welcome);

@@ -704,6 +704,68 @@ grep Cpus_allowed_list /proc/self/status
     saved_and_restarted(context, "bound", command, around=("", f"Cpus_allowed_list:\t{one}\n"))
 
 
+# Uses the GPU with its standard streams closed, and prints all the time until FOLDER/go is there.
+CLOSED = """
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+static void Report(const char* folder, const char* name, const char* text) {
+  char path[4096], part[4096];
+  snprintf(path, sizeof(path), "%s/%s", folder, name);
+  snprintf(part, sizeof(part), "%s.part", path);
+  FILE* file = fopen(part, "w");
+  fputs(text, file);
+  fclose(file);
+  rename(part, path);
+}
+int main(int count, char** words) {
+  for (int fd = 0; fd < 3; ++fd) close(fd);
+  void* cuda = dlopen("libcuda.so.1", RTLD_NOW);
+  int (*init)(unsigned) = (int (*)(unsigned))dlsym(cuda, "cuInit");
+  int (*create)(void**, unsigned, int) = (int (*)(void**, unsigned, int))dlsym(cuda, "cuCtxCreate_v2");
+  int (*allocate)(unsigned long long*, size_t) = (int (*)(unsigned long long*, size_t))dlsym(cuda, "cuMemAlloc_v2");
+  int (*set)(unsigned long long, int, size_t) = (int (*)(unsigned long long, int, size_t))dlsym(cuda, "cuMemsetD8_v2");
+  int (*copy)(void*, unsigned long long, size_t) = (int (*)(void*, unsigned long long, size_t))dlsym(cuda, "cuMemcpyDtoH_v2");
+  void* context;
+  unsigned long long memory;
+  char go[4096], got[4096], want[4096], text[100];
+  if (init(0) || create(&context, 0, 0) || allocate(&memory, sizeof(got)) || set(memory, 7, sizeof(got))) return 1;
+  memset(want, 7, sizeof(want));
+  snprintf(go, sizeof(go), "%s/go", words[1]);
+  int result = 0, same = 1;
+  for (int round = 0; result == 0 && (round < 20 || access(go, F_OK) != 0); ++round) {
+    for (int fd = 0; fd < 3; ++fd) result -= write(fd, "nobody reads this\\n", 18) >= 0;
+    if (result == 0) result = copy(got, memory, sizeof(got));
+    same = same && memcmp(got, want, sizeof(got)) == 0;
+    if (round == 10) Report(words[1], "ready", "");
+    usleep(1000);
+  }
+  snprintf(text, sizeof(text), "result %d, same %d", result, same);
+  Report(words[1], "result", text);
+  return 0;
+}
+"""
+
+
+@case
+def closed_streams(context):
+    """A program that has closed its standard streams uses the GPU, is saved and restarted. What it prints goes nowhere."""
+    folder = context.folder("closed")
+    program, job, image = context.compile("closes", CLOSED, "-ldl"), context.path("closed.job"), context.path("closed.image")
+    result = os.path.join(folder, "result")
+    child = context.start("closes-first", [context.tool("cr-run"), "--job-dir", job, "--", program, folder])
+    harness.wait_for(lambda: os.path.exists(folder + "/ready") or not child.running(), LIMIT, child.describe)
+    if child.running():
+        context.run([context.tool("cr-checkpoint"), job, image])
+    open(folder + "/go", "w").close()
+    child.expect_success(LIMIT)
+    same("the first run", open(result).read(), "result 0, same 1")
+    os.unlink(result)
+    context.start("closes-again", [context.tool("cr-restart"), image]).expect_success(LIMIT)
+    same("the restarted one", open(result).read(), "result 0, same 1")
+
+
 @case
 def missing_files(context):
     """What an image needs and this machine lacks is named before anything is started; the image stays of use."""
