@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/worker/handle_map.h"
 
+#include <algorithm>
+
 namespace cuda_remote::server {
 
 HandleMap::Entry* HandleMap::Slot(uint32_t slot) {
@@ -43,6 +45,7 @@ void HandleMap::Bind(Kind kind, uint64_t handle, uint64_t real, uint64_t parent)
   entry->handle = handle;
   entry->real = real;
   LinkTo(entry, parent);
+  LinkToKind(entry);
   virtual_[uint8_t(kind)][real] = handle;
   ++live_;
 }
@@ -55,6 +58,26 @@ void HandleMap::LinkTo(Entry* entry, uint64_t parent) {
   entry->next_sibling = above->first_child;
   if (entry->next_sibling != 0) Slot(entry->next_sibling)->previous_sibling = slot;
   above->first_child = slot;
+}
+
+void HandleMap::LinkToKind(Entry* entry) {
+  OfKind& all = of_kind_[uint8_t(KindOf(entry->handle))];
+  const uint32_t slot = SlotOf(entry->handle);
+  entry->next_of_kind = all.first;
+  if (all.first != 0) Slot(all.first)->previous_of_kind = slot;
+  all.first = slot;
+  ++all.count;
+}
+
+void HandleMap::UnlinkFromKind(Entry* entry) {
+  OfKind& all = of_kind_[uint8_t(KindOf(entry->handle))];
+  if (entry->previous_of_kind != 0) {
+    Slot(entry->previous_of_kind)->next_of_kind = entry->next_of_kind;
+  } else {
+    all.first = entry->next_of_kind;
+  }
+  if (entry->next_of_kind != 0) Slot(entry->next_of_kind)->previous_of_kind = entry->previous_of_kind;
+  --all.count;
 }
 
 void HandleMap::Unlink(Entry* entry) {
@@ -97,6 +120,7 @@ void HandleMap::Drop(uint32_t slot, const std::function<void(const Entry&)>& gon
   Entry* const entry = Slot(slot);
   const Entry dead = *entry;
   Unlink(entry);
+  UnlinkFromKind(entry);
   auto& map = virtual_[uint8_t(KindOf(entry->handle))];
   // Two handles may have named the same object; only the newer one is found from it.
   if (const auto it = map.find(entry->real); it != map.end() && it->second == entry->handle) map.erase(it);
@@ -127,12 +151,12 @@ void HandleMap::Unbind(uint64_t handle, const std::function<void(const Entry&)>&
 }
 
 void HandleMap::ForEach(Kind kind, const std::function<void(const Entry&)>& each) const {
-  for (const auto& chunk : chunks_) {
-    if (!chunk) continue;
-    for (uint32_t i = 0; i < kChunk; ++i) {
-      if (chunk[i].handle != 0 && KindOf(chunk[i].handle) == kind) each(chunk[i]);
-    }
-  }
+  std::vector<uint32_t> slots;
+  const OfKind& all = of_kind_[uint8_t(kind)];
+  slots.reserve(all.count);
+  for (uint32_t slot = all.first; slot != 0; slot = At(slot)->next_of_kind) slots.push_back(slot);
+  std::sort(slots.begin(), slots.end());
+  for (const uint32_t slot : slots) each(*At(slot));
 }
 
 }  // namespace cuda_remote::server

@@ -27,6 +27,8 @@ class HandleMap {
     uint32_t first_child = 0;  // slots
     uint32_t next_sibling = 0;
     uint32_t previous_sibling = 0;
+    uint32_t next_of_kind = 0;
+    uint32_t previous_of_kind = 0;
   };
 
   // The entry of a live handle of `kind`; null for any other number.
@@ -57,7 +59,11 @@ class HandleMap {
 
   size_t size() const { return live_; }
 
-  // Calls `each` with every live entry of `kind`, in the order of slots.
+  // How many live entries of `kind` there are.
+  size_t Count(Kind kind) const { return of_kind_[uint8_t(kind)].count; }
+
+  // Calls `each` with every live entry of `kind`, in the order of slots. Looks at no entries of other kinds, of which a
+  // session may have very many.
   void ForEach(Kind kind, const std::function<void(const Entry&)>& each) const;
 
  private:
@@ -68,10 +74,18 @@ class HandleMap {
   void Unlink(Entry* entry);
   void DropChildren(uint32_t slot, const std::function<void(const Entry&)>& gone);
   void Drop(uint32_t slot, const std::function<void(const Entry&)>& gone);
+  void LinkToKind(Entry* entry);
+  void UnlinkFromKind(Entry* entry);
 
   std::vector<std::unique_ptr<Entry[]>> chunks_;
   // By kind, so that equal numbers of different kinds do not meet.
   std::unordered_map<uint64_t, uint64_t> virtual_[256];
+  // The live entries of a kind: the newest one's slot, and how many.
+  struct OfKind {
+    uint32_t first = 0;
+    size_t count = 0;
+  };
+  OfKind of_kind_[256];
   size_t live_ = 0;
 };
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <vector>
 
 namespace cuda_remote::server {
@@ -72,6 +73,31 @@ TEST(HandleMapTest, SiblingsInAnyOrder) {
   EXPECT_EQ(count, 33u);
   map.Unbind(kContext, nullptr);
   EXPECT_EQ(map.size(), 0u);
+}
+
+TEST(HandleMapTest, EachOfAKindInTheOrderOfSlots) {
+  HandleMap map;
+  std::map<uint32_t, uint64_t> streams;
+  uint32_t random = 1;
+  for (int i = 0; i < 20000; ++i) {
+    random = random * 1664525 + 1013904223;
+    const uint32_t slot = 1 + (random >> 8) % 1000;
+    const Kind kind = random >> 30 != 0 ? Kind::kEvent : Kind::kStream;
+    const uint64_t handle = MakeHandle(kind, slot, uint16_t(i));
+    if (const HandleMap::Entry* const there = map.At(slot)) {
+      map.Unbind(there->handle, nullptr);
+      streams.erase(slot);
+    } else {
+      map.Bind(kind, handle, uint64_t(i), 0);
+      if (kind == Kind::kStream) streams[slot] = handle;
+    }
+    if (i % 1000 != 0) continue;
+    std::vector<uint64_t> expected, seen;
+    for (const auto& [at, stream] : streams) expected.push_back(stream);
+    map.ForEach(Kind::kStream, [&seen](const HandleMap::Entry& entry) { seen.push_back(entry.handle); });
+    EXPECT_EQ(seen, expected);
+    EXPECT_EQ(map.Count(Kind::kStream), expected.size());
+  }
 }
 
 TEST(HandleMapTest, ADeepChainNeedsNoStack) {
