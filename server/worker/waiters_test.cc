@@ -65,6 +65,41 @@ TEST(Waiters, SeveralBehindComeInTheirOrder) {
   EXPECT_EQ(next, 20);
 }
 
+// Threads of a program wait for what another thread does when its own wait is over.
+TEST(Waiters, WaitsBeyondTheLimitEndInAnyOrder) {
+  Waiters waiters(2, nullptr);
+  std::promise<void> last_ended;
+  const std::shared_future<void> last = last_ended.get_future().share();
+  std::atomic<bool> first_ended{false}, last_ready{false};
+  std::atomic<int> ended{0};
+  for (int i = 0; i < 2; ++i) {
+    waiters.Run([&, last] {
+      last.wait();
+      ++ended;
+    });
+  }
+  // Neither queues behind the two, nor this one behind that one.
+  waiters.Run([&] { ++ended; }, [&] { return first_ended.load(); });
+  waiters.Run(
+      [&] {
+        ++ended;
+        last_ended.set_value();
+      },
+      [&] { return last_ready.load(); });
+  EXPECT_EQ(ended, 0);
+  last_ready = true;
+  const bool went_on = last.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
+  EXPECT_TRUE(went_on);
+  if (!went_on) last_ended.set_value();
+  first_ended = true;
+  std::promise<void> all;
+  waiters.RunBehind([&] {
+    EXPECT_EQ(ended, 4);
+    all.set_value();
+  });
+  all.get_future().wait();
+}
+
 TEST(Waiters, EndsWithOneBehindThatHasNotBegun) {
   std::atomic<bool> slow_ended{false};
   {

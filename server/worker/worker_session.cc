@@ -21,7 +21,7 @@
 namespace cuda_remote::server {
 namespace {
 
-// Threads that may wait for the GPU at the same time; a client with more waits than that has them queued.
+// Threads that may wait for the GPU at the same time. What a client with more waits has beyond that, one thread polls.
 constexpr size_t kMaxWaiters = 256;
 constexpr size_t kSideWaiters = 32;
 
@@ -342,8 +342,14 @@ void WorkerSession::Defer(ReplyBuilder* reply, std::function<CUresult(std::strin
   DeferAnswer(reply, [wait = std::move(wait)](Answer* answer) { return wait(&answer->message, &answer->payload); });
 }
 
-void WorkerSession::DeferIn(ContextRef context, ReplyBuilder* reply, Wait wait) {
-  waiters_->Run(Deferrable(context, reply, std::move(wait)));
+void WorkerSession::DeferIn(ContextRef context, ReplyBuilder* reply, Wait wait, std::function<bool()> ready) {
+  std::function<bool()> asked;
+  if (ready) {
+    asked = [this, context, ready = std::move(ready)] {
+      return MakeCurrent(table_, context) != CUDA_SUCCESS || ready();
+    };
+  }
+  waiters_->Run(Deferrable(context, reply, std::move(wait)), std::move(asked));
 }
 
 void WorkerSession::DeferSide(ContextRef context, ReplyBuilder* reply, Wait wait) {
@@ -354,9 +360,9 @@ void WorkerSession::DeferBehindAll(ReplyBuilder* reply, Wait wait) {
   waiters_->RunBehind(Deferrable({}, reply, std::move(wait)));
 }
 
-void WorkerSession::DeferInStream(CUstream stream, ReplyBuilder* reply, Wait wait) {
+void WorkerSession::DeferInStream(CUstream stream, ReplyBuilder* reply, Wait wait, std::function<bool()> ready) {
   if (stream_waits_.load(std::memory_order_acquire) != 0 && waited_stream_ != stream) {
-    DeferAnswer(reply, std::move(wait));
+    DeferAnswer(reply, std::move(wait), std::move(ready));
     return;
   }
   waited_stream_ = stream;

@@ -222,10 +222,13 @@ class WorkerSession : public Session {
   const std::shared_ptr<GoneObjects>& gone_objects() const { return gone_objects_; }
 
   // As Defer, with the current context, and with an answer that need not be copied. `wait` must not touch the session's
-  // members other than those that say that they may be used from any thread.
+  // members other than those that say that they may be used from any thread. `ready`, for waits that a program may have
+  // any number of: whether `wait` would return at once (Waiters::Run); asked in the same context.
   using Wait = std::function<CUresult(Answer*)>;
-  void DeferAnswer(ReplyBuilder* reply, Wait wait) { DeferIn(current_ref_, reply, std::move(wait)); }
-  void DeferIn(ContextRef context, ReplyBuilder* reply, Wait wait);
+  void DeferAnswer(ReplyBuilder* reply, Wait wait, std::function<bool()> ready = nullptr) {
+    DeferIn(current_ref_, reply, std::move(wait), std::move(ready));
+  }
+  void DeferIn(ContextRef context, ReplyBuilder* reply, Wait wait, std::function<bool()> ready = nullptr);
   // For the waits of side_work.h, which depend on nothing that other waits do.
   void DeferSide(ContextRef context, ReplyBuilder* reply, Wait wait);
   // In no context, and begun when all that these two have deferred before has ended, also what nobody waits for.
@@ -233,7 +236,7 @@ class WorkerSession : public Session {
   // For waits behind work in `stream`, which end in the order in which they were given: one thread does them one after
   // the other, which is faster than many that look at the same stream. While it is busy with another stream, as
   // DeferAnswer.
-  void DeferInStream(CUstream stream, ReplyBuilder* reply, Wait wait);
+  void DeferInStream(CUstream stream, ReplyBuilder* reply, Wait wait, std::function<bool()> ready);
 
   // Asks `ready` for a short while whether the GPU is done, as long as no other request is waiting. True once it is:
   // the handler answers at once, which is faster than handing the wait over.

@@ -65,13 +65,15 @@ CUresult AnswerBehind(WorkerSession& worker, CUstream stream, std::shared_ptr<ch
       return state;
     }
   }
-  worker.DeferInStream(stream, reply, [driver, event, buffer = std::move(buffer), bytes](Answer* answer) {
+  const auto wait = [driver, event, buffer = std::move(buffer), bytes](Answer* answer) {
     const CUresult state = driver->cuEventSynchronize(event);
     driver->cuEventDestroy_v2(event);
     answer->keeper = buffer;
     if (state == CUDA_SUCCESS) answer->view = {buffer.get(), bytes};
     return state;
-  });
+  };
+  worker.DeferInStream(stream, reply, wait,
+                       [driver, event] { return driver->cuEventQuery(event) != CUDA_ERROR_NOT_READY; });
   return CUDA_SUCCESS;
 }
 

@@ -17,11 +17,15 @@
 namespace cuda_remote::server {
 namespace {
 
+// With more streams than so many, asking each takes longer than handing the wait over.
+constexpr size_t kMostAskedStreams = 256;
+
 CUresult SynchronizeContext(WorkerSession& worker, const Request& request, ContextRef context, ReplyBuilder* reply) {
   const DriverTable* const driver = &worker.driver();
   const uint64_t work = worker.work_now();
   // What is asked here are the streams of all contexts. With one context, it is the session's work.
-  if (worker.contexts().size() == 1 && CapturesInProgress() == 0 && !worker.prints()) {
+  if (worker.contexts().size() == 1 && CapturesInProgress() == 0 && !worker.prints() &&
+      worker.handles().Count(Kind::kStream) <= kMostAskedStreams) {
     CUresult state = CUDA_SUCCESS;
     const bool fetching = BeginFetchExpected(worker, request);
     // The copies are behind all of it.
@@ -82,7 +86,14 @@ CUresult Custom_cuStreamSynchronize(Session& session, const Request& request,
       return state;
     }
   }
-  worker.DeferAnswer(reply, [driver, stream](Answer*) { return driver->cuStreamSynchronize(stream); });
+  const auto ready = [driver, stream] {
+    // A capture may have begun meanwhile, which the question would break.
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    driver->cuStreamIsCapturing(stream, &status);
+    return status == CU_STREAM_CAPTURE_STATUS_NONE && driver->cuStreamQuery(stream) != CUDA_ERROR_NOT_READY;
+  };
+  worker.DeferAnswer(
+      reply, [driver, stream](Answer*) { return driver->cuStreamSynchronize(stream); }, ready);
   return CUDA_SUCCESS;
 }
 
@@ -102,7 +113,9 @@ CUresult Custom_cuEventSynchronize(Session& session, const Request& request, con
       return state;
     }
   }
-  worker.DeferAnswer(reply, [driver, event](Answer*) { return driver->cuEventSynchronize(event); });
+  worker.DeferAnswer(
+      reply, [driver, event](Answer*) { return driver->cuEventSynchronize(event); },
+      [driver, event] { return driver->cuEventQuery(event) != CUDA_ERROR_NOT_READY; });
   return CUDA_SUCCESS;
 }
 
