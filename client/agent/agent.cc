@@ -2,6 +2,7 @@
 #include "client/agent/agent.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -36,14 +37,23 @@ constexpr int kPathCheckMs = 5000;
 // Longest wait for the answer to a tool's request: a tool that goes is noticed after it.
 constexpr int kMostAnswerMs = 20;
 
+// How long the thread leaves connections alone that it cannot accept.
+constexpr int kAcceptPauseMs = 200;
+
+// Descriptors that are put aside (KeepSpares): usually, and after the channel was released.
+constexpr int kSpares = 8, kSparesReleased = 3;
+
 // What a forked child closes: it has no agent, and must not keep the parent's connections open.
 std::atomic<int> g_inherited[3] = {{-1}, {-1}, {-1}};
+std::atomic<int> g_spares[kSpares] = {{-1}, {-1}, {-1}, {-1}, {-1}, {-1}, {-1}, {-1}};
 
 void CloseInChild() {
-  for (std::atomic<int>& fd : g_inherited) {
-    const int open = fd.exchange(-1);
+  const auto leave = [](std::atomic<int>* fd) {
+    const int open = fd->exchange(-1);
     if (open >= 0) close(open);
-  }
+  };
+  for (std::atomic<int>& fd : g_inherited) leave(&fd);
+  for (std::atomic<int>& fd : g_spares) leave(&fd);
 }
 
 class AgentThread final : public Agent {
@@ -59,6 +69,7 @@ class AgentThread final : public Agent {
       unlink(path_.c_str());
     }
     for (std::atomic<int>& fd : g_inherited) fd.store(-1);
+    for (std::atomic<int>& fd : g_spares) fd.store(-1);
   }
 
   Status Open() {
@@ -69,6 +80,7 @@ class AgentThread final : public Agent {
     if (!wake_.ok()) return ErrnoError("eventfd");
     CR_RETURN_IF_ERROR(Listen());
     g_inherited[0].store(wake_.get());
+    KeepSpares();
     // The application's signals are none of the agent's business.
     sigset_t all, before;
     sigfillset(&all);
@@ -111,10 +123,13 @@ class AgentThread final : public Agent {
 
   void Run() {
     while (true) {
-      pollfd waiting[3] = {{wake_.get(), POLLIN, 0}, {listen_.get(), POLLIN, 0}, {tool_.get(), POLLIN, 0}};
-      const int ready = poll(waiting, 3, kPathCheckMs);
+      const bool accepts = !accept_later_;
+      pollfd waiting[3] = {
+          {wake_.get(), POLLIN, 0}, {accepts ? listen_.get() : -1, POLLIN, 0}, {tool_.get(), POLLIN, 0}};
+      const int ready = poll(waiting, 3, accepts ? kPathCheckMs : kAcceptPauseMs);
+      accept_later_ = false;
       if (ready < 0 && errno != EINTR) return;
-      if (ready == 0) CheckPath();
+      if (ready == 0 && accepts) CheckPath();
       if (ready <= 0) continue;
       if (waiting[0].revents) break;
       if (waiting[2].revents) ServeTool();
@@ -123,9 +138,41 @@ class AgentThread final : public Agent {
     DropTool();
   }
 
+  // For a program that has come to the limit of its descriptors, or gets there while it is saved. One is for a tool's
+  // connection, three are for what a request makes (the log and the channel's). After the channel was released, two are
+  // for the next one, and CRIU has the others for the code that it runs in the process.
+  void KeepSpares() {
+    const int wanted = state_ == State::kReleased ? kSparesReleased : kSpares;
+    for (int i = 0; i < kSpares; ++i) {
+      if (i < wanted && !spares_[i].ok()) spares_[i].Reset(fcntl(wake_.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
+      if (i >= wanted) spares_[i].Close();
+      g_spares[i].store(spares_[i].get());
+    }
+  }
+
+  void UseSpares() {
+    for (int i = 0; i < kSpares; ++i) {
+      g_spares[i].store(-1);
+      spares_[i].Close();
+    }
+  }
+
   void Accept() {
-    const int socket = BesideStandard(accept4(listen_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (socket < 0) return;
+    int socket = BesideStandard(accept4(listen_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (socket < 0 && errno == EMFILE) {
+      UseSpares();
+      socket = BesideStandard(accept4(listen_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    }
+    if (socket < 0) {
+      // The connection stays where it is; to look again at once would only take the processor.
+      accept_later_ = errno != EINTR && errno != ECONNABORTED;
+      return;
+    }
+    Greet(socket);
+    KeepSpares();
+  }
+
+  void Greet(int socket) {
     uint32_t user = 0, pid = 0;
     if (!PeerUser(socket, &user, &pid) || (user != geteuid() && user != 0)) {
       close(socket);
@@ -147,6 +194,12 @@ class AgentThread final : public Agent {
 
   // One message of the connected tool, or its end.
   void ServeTool() {
+    UseSpares();
+    ServeRequest();
+    KeepSpares();
+  }
+
+  void ServeRequest() {
     Message request;
     switch (ReceiveMessage(tool_.get(), 0, &request)) {
       case ReceiveStatus::kTimeout:
@@ -405,6 +458,8 @@ class AgentThread final : public Agent {
   UniqueFd wake_;
   // The thread's own.
   UniqueFd listen_;
+  UniqueFd spares_[kSpares];
+  bool accept_later_ = false;
   ino_t inode_ = 0;
   UniqueFd tool_;
   State state_ = State::kRunning;

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -22,6 +23,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "checkpoint/agent/agent_client.h"
 #include "checkpoint/agent/lock.h"
@@ -637,6 +639,30 @@ TEST_F(AgentTest, SocketIsMadeAgainWhenItsPathIsGone) {
     again = AgentClient::Connect(directory_, uint32_t(getpid()), "the job").ok();
   }
   EXPECT_TRUE(again);
+}
+
+// The program's own limit: a program that has come to it can still be saved, or is told why not.
+TEST_F(AgentTest, AnswersAToolWhenTheProgramHasNoDescriptorLeft) {
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit few{64, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  for (int round = 0; round < 2; ++round) {
+    std::vector<UniqueFd> all;
+    for (int fd; (fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0)) >= 0;) all.emplace_back(fd);
+    all.pop_back();  // for the tool's end, which is in this process
+    auto tool = Connect();
+    EXPECT_EQ(fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0), -1);
+    EXPECT_EQ(ValueOf(tool->GetInfo()).pid, 4711u);
+    // The tool's end needs one, too, and the agent takes back what it had put aside for the connection.
+    all.pop_back();
+    all.pop_back();
+    uint64_t number = 0;
+    UniqueFd images;
+    EXPECT_EQ(tool->AskImages(&number, &images), absl::OkStatus());
+    EXPECT_EQ(Contents(images.get()), "the images");
+  }
+  EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
 TEST_F(AgentTest, ForkedChildHoldsNothing) {

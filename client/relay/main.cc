@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -37,6 +38,7 @@ namespace {
 
 constexpr int kExitUsage = 2;
 constexpr int kExitCannotListen = 3;
+constexpr auto kAcceptPause = std::chrono::milliseconds(100);
 
 constexpr char kExamples[] = R"(
 Examples:
@@ -59,6 +61,14 @@ void CloseInherited(int watch_fd, int ready_fd) {
     first = kept + 1;
   }
   syscall(SYS_close_range, unsigned(first), ~0u, 0u);
+}
+
+// Each session takes several. The limit is that of the program that started this relay.
+void RaiseDescriptorLimit() {
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 // Of the program that used this relay, which has ended: a reader of its output must see the end.
@@ -112,6 +122,7 @@ int Main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
   }
   CloseInherited(watch_fd, ready_fd);
+  RaiseDescriptorLimit();
   logging::SetUp("cr-relay", "%Y-%m-%d %H:%M:%S.%e %l %n: %v", log_level);
 
   // What gRPC says of a connection stands in our own messages, too.
@@ -126,6 +137,7 @@ int Main(int argc, char** argv) {
   const std::string target = control::ControlTarget(connect, &local);
   if (tls.empty() && !local) logging::Info("the connection to {} is not encrypted", connect);
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN);  // rings are files in memory, and the limit of file sizes is the program's
   const int signal_fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
   auto listener = ListenUnix(path);
   if (!listener.ok()) {
@@ -176,7 +188,14 @@ int Main(int argc, char** argv) {
     if (waiting[0].revents) {
       const int socket = accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC);
       uint32_t uid = 0, pid = 0;
-      if (socket < 0) continue;
+      if (socket < 0) {
+        // The client stays where it is; to look again at once would only take the processor.
+        if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
+          logging::Error("cannot accept a client: {}", strerror(errno));
+          std::this_thread::sleep_for(kAcceptPause);
+        }
+        continue;
+      }
       if (!PeerUser(socket, &uid, &pid) || uid != geteuid()) {
         logging::Warn("refused a client of user {} (pid {})", uid, pid);
         close(socket);

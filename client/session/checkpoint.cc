@@ -307,11 +307,12 @@ StatusOr<agent::Taken> Checkpoint::Take(uint64_t images) {
     session_->objects().log().Serialize(&log, has_images ? given_images_ : std::set<Hash128>());
   }
   CR_ASSIGN_OR_RETURN(UniqueFd file, MakeMemfd("cuda-remote-log", [&log](const auto& put) { return put(log); }));
+  agent::Taken taken;
+  taken.fds = channel()->DupFds();
+  if (taken.fds.socket < 0) return ErrnoError("no descriptors for the tool");
   ForgetQuestion();
   taken_ = true;
-  agent::Taken taken;
   taken.log_fd = file.Release();
-  taken.fds = channel()->DupFds();
   taken.next_sequence = channel()->next_sequence();
   taken.welcome = channel()->welcome();
   return taken;

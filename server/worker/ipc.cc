@@ -11,12 +11,16 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <thread>
+
 #include "proto/base/clock.h"
 #include "proto/base/hash.h"
 #include "proto/base/short_waits.h"
 #include "proto/frame/handle.h"
 #include "proto/logging/log.h"
 #include "proto/threads/mutex.h"
+#include "proto/threads/start_thread.h"
 #include "server/worker/ipc_messages.h"
 
 namespace cuda_remote::server {
@@ -31,6 +35,8 @@ const std::string kOfferScope = "offers of a move";
 constexpr int kAnswerSeconds = 10;
 // How often one that is waited for is looked for.
 constexpr auto kAgain = std::chrono::milliseconds(2);
+// How long a connection that cannot be accepted is left alone.
+constexpr auto kAcceptPause = std::chrono::milliseconds(100);
 
 std::string RandomBytes() {
   std::string bytes(kIpcRandomBytes, 0);
@@ -221,12 +227,15 @@ bool Ipc::ListenLocked(const std::string& home, const std::string& scope, bool* 
     return false;
   }
   listening_[home] = std::move(fd);
-  if (!thread_.joinable()) {
-    thread_ = std::thread([this] { Serve(); });
-    return true;
+  if (thread_.joinable()) {
+    const uint64_t one = 1;
+    return write(wake_.get(), &one, sizeof(one)) == sizeof(one);
   }
-  const uint64_t one = 1;
-  return write(wake_.get(), &one, sizeof(one)) == sizeof(one);
+  thread_ = StartThread([this] { Serve(); });
+  if (thread_.joinable()) return true;
+  logging::Error("cannot share with other sessions: the system gives no thread");
+  listening_.erase(home);
+  return false;
 }
 
 void Ipc::Serve() {
@@ -265,7 +274,11 @@ void Ipc::Serve() {
 
 void Ipc::Accept(int listening) {
   UniqueFd fd(accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!fd.ok()) return;
+  if (!fd.ok()) {
+    // Without descriptors or memory it stays where it is; to look again at once would only take the processor.
+    if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) std::this_thread::sleep_for(kAcceptPause);
+    return;
+  }
   MutexLock lock(&mutex_);
   if (users_.size() >= kMaxConnections || !SameUser(fd.get())) return;
   users_[fd.get()].connection = std::move(fd);
