@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/session/host_arena.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <iterator>
 
+#include "client/session/log.h"
 #include "proto/machine/machine_memory.h"
 
 #ifndef MAP_FIXED_NOREPLACE
@@ -18,6 +23,30 @@ namespace {
 
 // From here on the machine is asked whether it has that much.
 constexpr size_t kMuch = size_t{64} << 20;
+
+// Makes the file longer. The limit of the program's files (RLIMIT_FSIZE) counts for it, too; beyond it the call fails,
+// as it does by itself only for programs that ignore SIGXFSZ. Others get that signal, which would end them.
+bool Lengthen(int fd, uint64_t bytes) {
+  sigset_t too_long, before, pending;
+  sigemptyset(&too_long);
+  sigaddset(&too_long, SIGXFSZ);
+  pthread_sigmask(SIG_BLOCK, &too_long, &before);
+  sigpending(&pending);
+  const bool done = ftruncate(fd, off_t(bytes)) == 0;
+  if (!done && errno == EFBIG) {
+    const timespec at_once{};
+    if (!sigismember(&pending, SIGXFSZ)) sigtimedwait(&too_long, nullptr, &at_once);
+    static std::atomic<bool> said{false};
+    if (!said.exchange(true)) {
+      LogLine(
+          "out of pinned or managed memory: it is a file in memory, which the limit of file sizes (ulimit -f) "
+          "does not let grow to %llu bytes",
+          static_cast<unsigned long long>(bytes));
+    }
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return done;
+}
 
 }  // namespace
 
@@ -41,7 +70,7 @@ void* HostArena::Allocate(size_t bytes) {
     break;
   }
   if (offset == end_) {
-    if (end_ + wanted > kMaxBytes || ftruncate(fd_, off_t(end_ + wanted)) != 0) return nullptr;
+    if (end_ + wanted > kMaxBytes || !Lengthen(fd_, end_ + wanted)) return nullptr;
     end_ += wanted;
   }
   void* const hint = reinterpret_cast<void*>(base_ + offset);

@@ -2,7 +2,9 @@
 #include "client/session/host_arena.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -24,6 +26,26 @@ TEST(HostArenaTest, MemoryIsZeroedWritableAndInTheArena) {
   for (int i = 0; i < 10000; ++i) ASSERT_EQ(memory[i], 0);
   memset(memory, 7, 10000);
   arena.Free(memory, 10000);
+}
+
+// The limit is the program's, and natively pinned memory is no file: the signal would end a program that knows of none.
+TEST(HostArenaTest, TheLimitOfFileSizesIsAFailureAndNoSignal) {
+  HostArena arena;
+  void* const small = arena.Allocate(1 << 20);
+  ASSERT_NE(small, nullptr);
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit few{4 << 20, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &few), 0);
+  EXPECT_EQ(arena.Allocate(4 << 20), nullptr);
+  void* const fits = arena.Allocate(3 << 20);
+  EXPECT_NE(fits, nullptr);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  sigset_t pending;
+  sigpending(&pending);
+  EXPECT_FALSE(sigismember(&pending, SIGXFSZ));
+  arena.Free(fits, 3 << 20);
+  arena.Free(small, 1 << 20);
 }
 
 // What makes sharing work: the same bytes are in the file, at the offset that the address says.

@@ -49,6 +49,8 @@ int RunInBackground(const std::function<int(const Background&)>& work) {
     close(result[0]);
     close(messages[0]);
     signal(SIGPIPE, SIG_IGN);
+    // A file that the limit of file sizes does not allow is an error like a full disk.
+    signal(SIGXFSZ, SIG_IGN);
     const int code = work({[&] { return PeerClosed(alive[0]); }, messages[1]});
     fflush(nullptr);
     const ssize_t ignored = write(result[1], &code, sizeof(code));

@@ -2,6 +2,7 @@
 // cr-restart: brings a saved job back. See --help.
 
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -85,6 +86,8 @@ struct Options {
 };
 
 int Run(const Options& options) {
+  // A file that the limit of file sizes does not allow is an error like a full disk. Restored processes have their own.
+  signal(SIGXFSZ, SIG_IGN);
   ToolReport report(kTool, options.quiet, options.times, Interrupted);
   GpuSessions sessions(options.restart.places, &report);
   RestartJob restart(options.restart, EngineOf, &sessions, &report);

@@ -390,6 +390,16 @@ size_t RaiseDescriptorLimit() {
   return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? size_t(limit.rlim_cur) : 1024;
 }
 
+// The limit of file sizes is for the files of whoever started this server, perhaps with a program of a job. Here and in
+// the workers "files" are shared memory. Beyond the limit a call is to fail, not to end the process.
+void RaiseFileSizeLimit() {
+  signal(SIGXFSZ, SIG_IGN);
+  rlimit limit{RLIM_INFINITY, RLIM_INFINITY};
+  if (setrlimit(RLIMIT_FSIZE, &limit) == 0 || getrlimit(RLIMIT_FSIZE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_FSIZE, &limit);
+}
+
 // Whether this process could still find its own programs and libraries without capabilities, by the owners and modes
 // of the folders on the way: not where root runs a build in somebody's closed home.
 bool ReachesOwnFolder() {
@@ -451,6 +461,7 @@ int Main(int argc, char** argv) {
   logging::SetUp("cr-server", "%Y-%m-%d %H:%M:%S.%e %l %n: %v", options.policy.log_level);
   control::SendGrpcLogTo(LogForGrpc);
   const size_t descriptors = RaiseDescriptorLimit();
+  RaiseFileSizeLimit();
 
   if (options.directory.empty()) options.directory = RuntimeFolders().front();
   if (options.directory[0] != '/') {

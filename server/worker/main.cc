@@ -261,6 +261,8 @@ absl::Status Suit(const WorkerAssign& assign, const Warm& warm, const Options& o
 int Serve(const Options& options, char** argv) {
   // Threads of libraries must not die of a closed socket.
   signal(SIGPIPE, SIG_IGN);
+  // What the limit of file sizes does not allow fails.
+  signal(SIGXFSZ, SIG_IGN);
   absl::StatusOr<std::unique_ptr<WorkerLink>> opened = WorkerLink::Open(options.link_fd);
   if (!opened.ok()) {
     logging::Error("{}", std::string(opened.status().message()));
