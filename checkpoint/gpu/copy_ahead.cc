@@ -11,6 +11,7 @@
 #include "proto/codec/codec.h"
 #include "proto/frame/frame.h"
 #include "proto/threads/mutex.h"
+#include "proto/threads/start_thread.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -231,9 +232,13 @@ absl::Status CopyAhead::Compare(ClientChannel* from, const std::vector<Region>& 
       hashes = HashRegions(&requests, all, &refused);
     }
   } before{from}, now{to_};
-  std::thread other([&] { before.Hash(both); });
+  std::thread other = StartThread([&] { before.Hash(both); });
   now.Hash(both);
-  other.join();
+  if (other.joinable()) {
+    other.join();
+  } else {
+    before.Hash(both);
+  }
   for (const Side* side : {&before, &now}) {
     if (side->hashes.ok()) continue;
     // What cannot be hashed is copied.

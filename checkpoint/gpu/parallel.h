@@ -6,9 +6,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <future>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
+
+#include "absl/status/status.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -34,6 +38,33 @@ size_t InParallel(size_t count, unsigned most, const Each& each) {
   work(true);
   for (std::thread& thread : threads) thread.join();
   return std::min<size_t>(next, count);
+}
+
+// Calls each(index) for all indices below `count` at the same time, on the calling thread and on others, since they may
+// wait for each other. Fails if the system gives not that many threads; then nothing has been called. `each` throws
+// nothing.
+template <typename Each>
+absl::Status AllAtOnce(size_t count, const Each& each) {
+  std::promise<bool> start;
+  const std::shared_future<bool> started = start.get_future().share();
+  std::vector<std::thread> threads;
+  std::string problem;
+  try {
+    while (threads.size() + 1 < count) {
+      threads.emplace_back([&each, started, index = threads.size() + 1] {
+        if (started.get()) each(index);
+      });
+    }
+  } catch (const std::system_error& error) {
+    problem = error.what();
+  }
+  start.set_value(problem.empty());
+  if (problem.empty() && count != 0) each(0);
+  for (std::thread& thread : threads) thread.join();
+  if (problem.empty()) return absl::OkStatus();
+  return absl::ResourceExhaustedError("the system gives " + std::to_string(threads.size()) + " of " +
+                                      std::to_string(count - 1) + " threads, one for each process that uses CUDA (" +
+                                      problem + "); see ulimit -u and the cgroup's pids.max");
 }
 
 }  // namespace cuda_remote::checkpoint

@@ -4,13 +4,14 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
-#include <thread>
 #include <utility>
+#include <vector>
 
 #include "checkpoint/agent/agent_client.h"
 #include "checkpoint/gpu/copy_ahead.h"
 #include "checkpoint/gpu/gpu_host.h"
 #include "checkpoint/gpu/modules.h"
+#include "checkpoint/gpu/parallel.h"
 #include "checkpoint/gpu/places.h"
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/cuda_processes.h"
@@ -140,16 +141,20 @@ bool HasRoomToSpare(const std::vector<Move>& moves, uint64_t held) {
 
 // Makes the code of all processes at their places while the job runs on.
 void ReplayCodeAhead(const CodeAhead& code, std::vector<Move>* moves) {
-  std::vector<std::thread> threads;
+  std::vector<Move*> with_code;
   for (Move& move : *moves) {
     move.ahead = code.Of(move.of);
     if (!move.channel) move.ahead = nullptr;
-    if (!move.ahead) continue;
-    threads.emplace_back([&move] {
-      if (!ReplayCode(*move.ahead, move.channel.get())) move.status = absl::InternalError("its session cannot be used");
-    });
+    if (move.ahead) with_code.push_back(&move);
   }
-  for (std::thread& thread : threads) thread.join();
+  const absl::Status done = AllAtOnce(with_code.size(), [&](size_t i) {
+    Move& move = *with_code[i];
+    if (!ReplayCode(*move.ahead, move.channel.get())) move.status = absl::InternalError("its session cannot be used");
+  });
+  // Then all of it is made in the pause.
+  if (!done.ok()) {
+    for (Move* move : with_code) move->ahead = nullptr;
+  }
   for (Move& move : *moves) {
     if (!std::exchange(move.status, absl::OkStatus()).ok()) Drop(&move);
   }
@@ -227,12 +232,13 @@ absl::Status Describe(const std::vector<uint64_t>& sessions, Move* move) {
 
 // Runs `work` for all moves that are not replayed yet, at the same time. It leaves its result in Move::status.
 void ForEachOpen(std::vector<Move>* moves, const std::function<void(size_t, Move*)>& work) {
-  std::vector<std::thread> threads;
+  std::vector<size_t> open;
   for (size_t i = 0; i < moves->size(); ++i) {
-    if ((*moves)[i].replayed) continue;
-    threads.emplace_back([&, i] { work(i, &(*moves)[i]); });
+    if (!(*moves)[i].replayed) open.push_back(i);
   }
-  for (std::thread& thread : threads) thread.join();
+  const absl::Status done = AllAtOnce(open.size(), [&](size_t i) { work(open[i], &(*moves)[open[i]]); });
+  if (done.ok()) return;
+  for (const size_t i : open) (*moves)[i].status = done;
 }
 
 // The first failure that they have left.
@@ -307,12 +313,14 @@ absl::Status ReplayAll(const std::string& scope, std::vector<Move>* moves, bool*
 
 // Finds out what the new sessions have of the old ones' memory.
 absl::Status CompareAll(std::vector<Move>* moves) {
-  std::vector<std::thread> threads;
+  std::vector<Move*> with_copies;
   for (Move& move : *moves) {
-    if (!move.copies) continue;
-    threads.emplace_back([&move] { move.status = move.copies->Compare(move.process->channel(), move.regions); });
+    if (move.copies) with_copies.push_back(&move);
   }
-  for (std::thread& thread : threads) thread.join();
+  CR_RETURN_IF_ERROR(AllAtOnce(with_copies.size(), [&](size_t i) {
+    Move& move = *with_copies[i];
+    move.status = move.copies->Compare(move.process->channel(), move.regions);
+  }));
   return ResultOf(*moves);
 }
 

@@ -10,9 +10,9 @@
 
 #include <algorithm>
 #include <sstream>
-#include <thread>
 
 #include "checkpoint/gpu/gpu_state.h"
+#include "checkpoint/gpu/parallel.h"
 #include "checkpoint/job/cuda_processes.h"
 #include "checkpoint/job/stand_ins.h"
 #include "checkpoint/transaction/at_step.h"
@@ -302,11 +302,7 @@ absl::Status RestartJob::OpenSessions(const std::string& scope) {
   const size_t count = saved_.logs.size();
   AtStep("open sessions");
   std::vector<absl::Status> results(count);
-  std::vector<std::thread> threads;
-  for (size_t i = 0; i < count; ++i) {
-    threads.emplace_back([&, i] { results[i] = sessions_.Open(i, scope); });
-  }
-  for (std::thread& thread : threads) thread.join();
+  CR_RETURN_IF_ERROR(AllAtOnce(count, [&](size_t i) { results[i] = sessions_.Open(i, scope); }));
   for (size_t i = 0; i < count; ++i) CR_RETURN_IF_ERROR(Of(i, results[i]));
   report_.Done("opening sessions with the GPU server, and recreating the GPU objects");
   return absl::OkStatus();

@@ -141,6 +141,7 @@ CUresult FillCopy(Call& call, const CUDA_MEMCPY3D& copy, CUcontext context, Node
 
 CUresult FillHost(Call& call, CUhostFn function, void* data, NodeMessage* out) {
   if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (!call.session().host_functions().Start()) return CUDA_ERROR_OUT_OF_MEMORY;
   out->params.type = CU_GRAPH_NODE_TYPE_HOST;
   out->params.host_function = call.session().host_functions().RegisterForGraph(function, data);
   return CUDA_SUCCESS;

@@ -21,6 +21,7 @@ CUresult Custom_cuUserObjectCreate(CUuserObject* object_out, void* ptr, CUhostFn
   if (!object_out || !destroy || initialRefcount == 0) return CUDA_ERROR_INVALID_VALUE;
   Call call(info::k_cuUserObjectCreate);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  if (!call.session().host_functions().Start()) return CUDA_ERROR_OUT_OF_MEMORY;
   wire::cuUserObjectCreate_Request request;
   request.object = call.NewHandle(Kind::kUserObject, kNoParent);
   if (!request.object) return CUDA_ERROR_OUT_OF_MEMORY;

@@ -12,6 +12,7 @@
 #include "proto/base/clock.h"
 #include "proto/channel/client_channel.h"
 #include "proto/codec/operations.gen.h"
+#include "proto/threads/start_thread.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -21,9 +22,26 @@ constexpr int kReadTimeoutMs = 100;
 
 }  // namespace
 
+bool HostFunctions::Start() {
+  MutexLock lock(&mutex_);
+  if (started_) return true;
+  // The application's signals are for its own threads.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread thread = StartThread([this] { Loop(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  started_ = thread.joinable();
+  if (started_) {
+    thread.detach();
+  } else {
+    LogLine("the system gives no thread to run host functions; see the limits of processes (ulimit -u, pids.max)");
+  }
+  return started_;
+}
+
 uint64_t HostFunctions::Register(std::function<void(CUresult)> function) {
   MutexLock lock(&mutex_);
-  if (!started_) StartThreadLocked();
   const uint64_t number = next_number_++;
   functions_[number] = std::move(function);
   outstanding_.fetch_add(1, std::memory_order_acq_rel);
@@ -32,7 +50,6 @@ uint64_t HostFunctions::Register(std::function<void(CUresult)> function) {
 
 uint64_t HostFunctions::RegisterForGraph(CUhostFn function, void* data) {
   MutexLock lock(&mutex_);
-  if (!started_) StartThreadLocked();
   uint64_t& number = numbers_[{function, data}];
   if (number == 0) {
     number = next_number_++;
@@ -52,7 +69,6 @@ bool HostFunctions::FindForGraph(uint64_t number, CUhostFn* function, void** dat
 
 void HostFunctions::RegisterObject(uint64_t handle, CUhostFn destroy, void* data) {
   MutexLock lock(&mutex_);
-  if (!started_) StartThreadLocked();
   objects_[handle] = {destroy, data};
 }
 
@@ -82,16 +98,6 @@ bool HostFunctions::Detach(int timeout_ms) {
 uint64_t HostFunctions::RunningMs() const {
   const int64_t since = running_since_ns_.load(std::memory_order_acquire);
   return since == 0 ? 0 : uint64_t((NowNs() - since) / 1000000 + 1);
-}
-
-void HostFunctions::StartThreadLocked() {
-  started_ = true;
-  // The application's signals are for its own threads.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread([this] { Loop(); }).detach();
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 void HostFunctions::Loop() {

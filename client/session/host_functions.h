@@ -3,7 +3,7 @@
 //
 // cuLaunchHostFunc and cuStreamAddCallback send a number in place of the function. When the stream reaches it, the
 // server sends an event with that number, the callback thread runs the function here, and an acknowledgement lets
-// the stream go on. The thread is started by the first registration, so a program without host functions has none.
+// the stream go on. The thread is started before the first registration, so a program without host functions has none.
 #ifndef CUDA_REMOTE_CLIENT_SESSION_HOST_FUNCTIONS_H_
 #define CUDA_REMOTE_CLIENT_SESSION_HOST_FUNCTIONS_H_
 
@@ -26,6 +26,10 @@ namespace cuda_remote::client {
 
 class HostFunctions {
  public:
+  // Starts the callback thread, if there is none yet. False: the system gives no thread. Everything that registers
+  // something calls this before.
+  bool Start();
+
   // Remembers `function` and returns the number that stands for it, never 0. It runs once, with the status of the
   // stream.
   uint64_t Register(std::function<void(CUresult)> function);
@@ -64,7 +68,6 @@ class HostFunctions {
   }
 
  private:
-  void StartThreadLocked() CR_REQUIRES(mutex_);
   void Loop();
 
   mutable Mutex mutex_;  // guards what follows

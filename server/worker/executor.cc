@@ -4,6 +4,7 @@
 #include <chrono>
 #include <exception>
 #include <new>
+#include <system_error>
 #include <utility>
 
 #include "proto/api/call_traits.gen.h"
@@ -55,6 +56,10 @@ bool Executor::Execute(const FrameHeader& header, const std::string& message, st
         result = handler(*session_, Request{header, message, Payload(payload)}, &reply);
       } catch (const std::bad_alloc&) {
         logging::Error("out of memory in {}", CallName(header.call));
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+      } catch (const std::system_error& error) {
+        logging::Error("{} needs a thread, which the system does not give: {}", CallName(header.call), error.what());
+        reply = ReplyBuilder();
         result = CUDA_ERROR_OUT_OF_MEMORY;
       }
     }

@@ -11,6 +11,7 @@
 #include "proto/logging/log.h"
 #include "proto/machine/machine_memory.h"
 #include "proto/threads/mutex.h"
+#include "proto/threads/start_thread.h"
 #include "server/worker/device_arena.h"
 #include "server/worker/side_reads.h"
 
@@ -100,6 +101,16 @@ CUresult SnapshotMemory::Allocate(int device, uint64_t bytes, uint64_t* address)
     real_.cuMemUnmap(next_, bytes);
     return result;
   }
+  if (!watched_) {
+    // Without the watcher nobody would make room for the job.
+    std::thread watcher = StartThread([this] { Watch(); });
+    if (!watcher.joinable()) {
+      real_.cuMemUnmap(next_, bytes);
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    watcher.detach();
+    watched_ = true;
+  }
   *address = next_;
   next_ += bytes;
   Piece& piece = pieces_[*address];
@@ -107,8 +118,6 @@ CUresult SnapshotMemory::Allocate(int device, uint64_t bytes, uint64_t* address)
   piece.device = device;
   piece.context = context;
   used_ = Now();
-  if (!watched_) std::thread([this] { Watch(); }).detach();
-  watched_ = true;
   return CUDA_SUCCESS;
 }
 

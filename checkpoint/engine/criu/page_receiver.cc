@@ -16,6 +16,7 @@
 #include "proto/errors/absl_status.h"
 #include "proto/machine/machine_memory.h"
 #include "proto/threads/mutex.h"
+#include "proto/threads/start_thread.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -144,8 +145,9 @@ absl::StatusOr<UniqueFd> PageReceiver::Begin(int folder) {
   setsockopt(ends[1], SOL_SOCKET, SO_SNDBUFFORCE, &kSocketBytes, sizeof(kSocketBytes));
   socket_.Reset(ends[0]);
   UniqueFd criu_end(ends[1]);
-  receiver_ = std::thread([this] { Receive(); });
-  writer_ = std::thread([this] { Write(); });
+  receiver_ = StartThread([this] { Receive(); });
+  if (receiver_.joinable()) writer_ = StartThread([this] { Write(); });
+  if (!writer_.joinable()) return ErrnoStatus("cannot start a thread to receive the memory of processes", EAGAIN);
   return criu_end;
 }
 

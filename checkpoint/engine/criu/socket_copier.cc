@@ -6,9 +6,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "proto/threads/mutex.h"
+#include "proto/threads/start_thread.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -42,7 +44,10 @@ SocketCopier::SocketCopier(int socket) : socket_(socket) {
     lanes_.back()->out.Reset(ends[0]);
     lanes_.back()->in.Reset(ends[1]);
   }
-  for (const auto& lane : lanes_) lane->thread = std::thread([this, one = lane.get()] { Run(one); });
+  for (const auto& lane : lanes_) lane->thread = StartThread([this, one = lane.get()] { Run(one); });
+  // Fewer will do; without any, the caller's thread copies.
+  const auto has_none = [](const std::unique_ptr<Lane>& lane) { return !lane->thread.joinable(); };
+  lanes_.erase(std::remove_if(lanes_.begin(), lanes_.end(), has_none), lanes_.end());
 }
 
 SocketCopier::~SocketCopier() {
