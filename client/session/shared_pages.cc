@@ -139,7 +139,7 @@ PageBacking FindBacking(uint64_t start, uint64_t bytes, int except) {
   const uint64_t end = start + bytes;
   uint64_t at = start;  // what is before is known to be of one kind
   Mapping first;
-  ForEachMapping("/proc/self", [&](const Mapping& one) {
+  const auto look = [&](const Mapping& one) {
     if (one.end <= at) return true;
     if (one.begin > at || !one.readable || !one.writable) return false;
     const bool file = one.shared && one.inode != 0;
@@ -156,7 +156,8 @@ PageBacking FindBacking(uint64_t start, uint64_t bytes, int except) {
     }
     at = one.end;
     return at < end;
-  });
+  };
+  ForEachMapping("/proc/self", look, start);
   if (at < end) found.kind = PageBacking::kOther;
   if (found.kind != PageBacking::kFile) return found;
   if (except < 0 || !IsFile(except, first)) found.fd = OpenMapped(first);

@@ -163,6 +163,44 @@ TEST(Mappings, Lines) {
   }
 }
 
+// The two ways to ask the kernel say the same.
+TEST(Mappings, FromAnAddress) {
+  const auto files_from = [](uint64_t from) {
+    std::vector<std::string> lines;
+    EXPECT_TRUE(ForEachMapping(
+        "/proc/self",
+        [&](const Mapping& one) {
+          if (one.inode == 0 && one.name != "[stack]") return true;
+          lines.push_back(std::to_string(one.begin) + " " + std::to_string(one.end) + " " + one.name + " " +
+                          std::to_string(one.offset) + " " + std::to_string(one.inode) + " " +
+                          std::to_string(one.major) + ":" + std::to_string(one.minor) + (one.readable ? " r" : " -") +
+                          (one.writable ? "w" : "-") + (one.shared ? "s" : "p"));
+          return true;
+        },
+        from));
+    return lines;
+  };
+  const std::vector<std::string> all = files_from(0);
+  EXPECT_GT(all.size(), 5u);
+  EXPECT_EQ(files_from(1), all);
+  Mapping code;
+  const auto here = reinterpret_cast<uint64_t>(&ParseMapping);
+  ASSERT_TRUE(ForEachMapping(
+      "/proc/self",
+      [&](const Mapping& one) {
+        code = one;
+        return false;
+      },
+      here));
+  EXPECT_LE(code.begin, here);
+  EXPECT_GT(code.end, here);
+  int calls = 0;
+  const auto count = [&](const Mapping&) { return ++calls < 2; };
+  EXPECT_TRUE(ForEachMapping("/proc/self", count, UINT64_MAX));
+  EXPECT_EQ(calls, 0);
+  EXPECT_FALSE(ForEachMapping("/proc/0", count, 1));
+}
+
 TEST(Mappings, OfThisProcess) {
   const size_t page = size_t(sysconf(_SC_PAGESIZE));
   const int fd = memfd_create("base_test", MFD_CLOEXEC);

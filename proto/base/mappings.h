@@ -25,8 +25,9 @@ struct Mapping {
 
 // Calls `each` for the mappings of a process, lowest addresses first, until it returns false. `process`: its folder in
 // /proc, "/proc/self" for this one. False if the file cannot be read: the process has ended, or is another user's.
-// Mappings that change meanwhile may come or not.
-bool ForEachMapping(const std::string& process, const std::function<bool(const Mapping&)>& each);
+// Mappings that change meanwhile may come or not. Those that end at `from` or before it are left out; from Linux 6.11
+// on that takes no time, however many they are.
+bool ForEachMapping(const std::string& process, const std::function<bool(const Mapping&)>& each, uint64_t from = 0);
 
 // All of them; empty if the file cannot be read. The kernel takes milliseconds for a process that has many libraries.
 std::vector<Mapping> MappingsOf(const std::string& process);
