@@ -68,6 +68,8 @@ absl::StatusOr<Message> AgentClient::Call(const Message& request, int timeout_ms
       return absl::DeadlineExceededError("the job does not answer");
     case ReceiveStatus::kOtherVersion:
       return absl::FailedPreconditionError("the job's client library is of another version than this tool");
+    case ReceiveStatus::kNoDescriptors:
+      return absl::ResourceExhaustedError("this tool has no descriptor left (ulimit -n) for what the job gave it");
     case ReceiveStatus::kMalformed:
       return Nonsense();
     case ReceiveStatus::kClosed:

@@ -211,6 +211,9 @@ class AgentThread final : public Agent {
         Refuse(tool_.get(), "the job's client library is of another version than this tool");
         DropTool();
         return;
+      case ReceiveStatus::kNoDescriptors:
+        Refuse(tool_.get(), "the process has no descriptor left (ulimit -n)");
+        return;
       case ReceiveStatus::kMalformed:
         DropTool();
         return;

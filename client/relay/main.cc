@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -25,6 +24,7 @@
 
 #include "client/relay/relay_session.h"
 #include "proto/base/clock.h"
+#include "proto/base/descriptor_limit.h"
 #include "proto/channel/handshake.h"
 #include "proto/cli/help.h"
 #include "proto/control/buffer_memory.h"
@@ -61,14 +61,6 @@ void CloseInherited(int watch_fd, int ready_fd) {
     first = kept + 1;
   }
   syscall(SYS_close_range, unsigned(first), ~0u, 0u);
-}
-
-// Each session takes several. The limit is that of the program that started this relay.
-void RaiseDescriptorLimit() {
-  rlimit limit;
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 // Of the program that used this relay, which has ended: a reader of its output must see the end.
@@ -122,7 +114,7 @@ int Main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
   }
   CloseInherited(watch_fd, ready_fd);
-  RaiseDescriptorLimit();
+  RaiseDescriptorLimit();  // it is that of the program that started this relay
   logging::SetUp("cr-relay", "%Y-%m-%d %H:%M:%S.%e %l %n: %v", log_level);
 
   // What gRPC says of a connection stands in our own messages, too.

@@ -10,6 +10,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "proto/base/descriptor_limit.h"
+
 namespace cuda_remote::client::tools {
 namespace {
 
@@ -51,6 +53,7 @@ int RunInBackground(const std::function<int(const Background&)>& work) {
     signal(SIGPIPE, SIG_IGN);
     // A file that the limit of file sizes does not allow is an error like a full disk.
     signal(SIGXFSZ, SIG_IGN);
+    RaiseDescriptorLimit();
     const int code = work({[&] { return PeerClosed(alive[0]); }, messages[1]});
     fflush(nullptr);
     const ssize_t ignored = write(result[1], &code, sizeof(code));

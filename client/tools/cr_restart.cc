@@ -29,6 +29,7 @@
 #include "client/tools/tool_report.h"
 #include "host/client.h"
 #include "host/report.pb.h"
+#include "proto/base/descriptor_limit.h"
 #include "proto/cli/help.h"
 
 namespace cuda_remote::client::tools {
@@ -88,6 +89,7 @@ struct Options {
 int Run(const Options& options) {
   // A file that the limit of file sizes does not allow is an error like a full disk. Restored processes have their own.
   signal(SIGXFSZ, SIG_IGN);
+  RaiseDescriptorLimit();
   ToolReport report(kTool, options.quiet, options.times, Interrupted);
   GpuSessions sessions(options.restart.places, &report);
   RestartJob restart(options.restart, EngineOf, &sessions, &report);

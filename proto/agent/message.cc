@@ -98,11 +98,15 @@ ReceiveStatus ReceiveMessage(int socket, int timeout_ms, Message* message) {
       message->fds.push_back(BesideStandard(fd));
     }
   }
-  const bool whole = !(packet.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) && size_t(got) >= sizeof(head) &&
+  const bool whole = !(packet.msg_flags & MSG_TRUNC) && size_t(got) >= sizeof(head) &&
                      head.magic == kMagic && head.body_bytes == size_t(got) - sizeof(head);
   if (!whole || head.version != kVersion) {
     CloseAll(&message->fds);
     return whole ? ReceiveStatus::kOtherVersion : ReceiveStatus::kMalformed;
+  }
+  if (packet.msg_flags & MSG_CTRUNC) {
+    CloseAll(&message->fds);
+    return ReceiveStatus::kNoDescriptors;
   }
   body.resize(head.body_bytes);
   message->type = Type(head.type);

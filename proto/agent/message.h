@@ -36,7 +36,8 @@ struct Message {
   std::vector<int> fds;  // the receiver owns them
 };
 
-enum class ReceiveStatus { kOk, kClosed, kTimeout, kMalformed, kOtherVersion };
+// kNoDescriptors: the message had descriptors, and this process cannot have so many more.
+enum class ReceiveStatus { kOk, kClosed, kTimeout, kMalformed, kOtherVersion, kNoDescriptors };
 
 // Sends one message; the caller keeps the descriptors. False if the peer is gone.
 bool SendMessage(int socket, const Message& message);

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "proto/agent/message.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <cstring>
+#include <vector>
 
 namespace cuda_remote::agent {
 namespace {
@@ -164,6 +169,36 @@ TEST(AgentMessages, Channels) {
   ASSERT_TRUE(DecodeTaken(other, &back));
   EXPECT_EQ(back.welcome.session, 5u);
   RefusesOtherLengths(other.body, &DecodeTakenBody);
+}
+
+// Not a peer that talks nonsense: this process is at its limit.
+TEST(AgentMessages, NoDescriptorsForWhatCame) {
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+  Message message, got;
+  message.type = Type::kOk;
+  message.fds = {STDERR_FILENO, STDERR_FILENO};
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit few{64, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  std::vector<int> all;
+  for (int fd; (fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0)) >= 0;) all.push_back(fd);
+  close(all.back());
+  all.pop_back();
+  ASSERT_TRUE(SendMessage(ends[0], message));
+  EXPECT_EQ(ReceiveMessage(ends[1], 1000, &got), ReceiveStatus::kNoDescriptors);
+  EXPECT_TRUE(got.fds.empty());
+  const int free_again = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
+  EXPECT_GE(free_again, 0) << "the one that came is still open";
+  all.push_back(free_again);
+  for (const int fd : all) close(fd);
+  EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  ASSERT_TRUE(SendMessage(ends[0], message));
+  EXPECT_EQ(ReceiveMessage(ends[1], 1000, &got), ReceiveStatus::kOk);
+  EXPECT_EQ(got.fds.size(), 2u);
+  for (const int fd : got.fds) close(fd);
+  for (const int fd : ends) close(fd);
 }
 
 TEST(AgentMessages, Requests) {

@@ -9,7 +9,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,6 +21,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "proto/base/descriptor_limit.h"
 #include "proto/base/status_macros.h"
 #include "proto/base/text.h"
 #include "proto/base/unique_fd.h"
@@ -66,14 +66,6 @@ struct Options {
   int client_fd = -1;
   int budget_fd = -1;
 };
-
-// Memory that can be shared takes a descriptor for each allocation of some drivers.
-void RaiseDescriptorLimit() {
-  rlimit limit;
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
-}
 
 // `fd`: where this process's standard error went before the driver's output was captured.
 void LogTo(int fd, const std::string& level) { logging::SetUp("worker", "cr-worker[%P] %l: %v", level, fd); }
@@ -397,7 +389,8 @@ int main(int argc, char** argv) {
   // Standard output belongs to the GPU's printf.
   cuda_remote::server::LogTo(2, options.log_level);
   cuda_remote::server::FixAddressLayout(argv);
-  cuda_remote::server::RaiseDescriptorLimit();
+  // Memory that can be shared takes a descriptor for each allocation of some drivers.
+  cuda_remote::RaiseDescriptorLimit();
   if (options.secret) prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
   return cuda_remote::server::Serve(options, argv);
 }

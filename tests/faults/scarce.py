@@ -96,6 +96,23 @@ def image_file_size(context):
 
 
 @case
+def tool_descriptors(context):
+    """A tool's soft limit of descriptors, usually 1024, is no limit of how many processes a job may have."""
+    lab = context.lab
+    server = lab.server()
+    go = os.path.join(lab.folder, "go")
+    count = 8
+    start = f'for i in $(seq {count}); do "$0" descriptors "$1" & done; wait'
+    job = lab.job("job", ["bash", "-c", start, context.program("scarce"), go], server.unix)
+    wait_for(lambda: job.stdout().count(b"full") == count or not job.running(), LIMIT, job.describe)
+    image = os.path.join(lab.folder, "image")
+    lab.run("checkpoint", context.limited("-S -n 30", lab.tool("cr-checkpoint"), "--stop", job.id, image), LIMIT)
+    restart = context.limited("-S -n 30", lab.tool("cr-restart"), "--server", server.unix, image)
+    open(go, "w").close()
+    lab.run("restart", restart, LIMIT)
+
+
+@case
 def threads(context):
     """A program that gets no more threads is told so by the calls that need one, and goes on."""
     server = context.lab.server()
