@@ -68,6 +68,7 @@ void RelaySession::Refuse(const std::string& why) {
   logging::Info("refused: {}", why);  // the client says it where its user looks
   Welcome welcome;
   welcome.error = why;
+  welcome.of_relay = true;
   std::string body;
   EncodeWelcome(welcome, &body);
   SendPacket(socket_.get(), PacketType::kWelcome, body, -1);
@@ -226,8 +227,10 @@ void RelaySession::Run() {
   packet.fd.Close();
   if (packet.type == PacketType::kQuery) return Ask(packet.body);
   if (packet.type == PacketType::kControlCall) return Control(packet.body);
-  if (packet.type != PacketType::kHello || !DecodeHello(packet.body, &hello)) return Refuse("not a Hello");
-  if (const std::string why = CheckWireVersion(hello.wire_version); !why.empty()) return Refuse(why);
+  if (packet.type != PacketType::kHello || !DecodeHello(packet.body, &hello)) {
+    return Refuse("cr-relay did not get a Hello");
+  }
+  if (const std::string why = CheckWireVersion(hello.wire_version, "cr-relay"); !why.empty()) return Refuse(why);
   channel_ = grpc::CreateCustomChannel(address_, credentials_, control::ClientArguments());
   std::unique_ptr<RelayStream> stream;
   std::string problem;  // with the last try
@@ -252,7 +255,8 @@ void RelaySession::Run() {
   if (!rings.ok() || !DecodeWelcome(welcome_, &welcome)) {
     stream->Cancel();
     stream->Finish();
-    return Refuse(rings.ok() ? "the server sent a Welcome that cr-relay cannot read" : rings.status().message());
+    return Refuse(rings.ok() ? "the server sent a Welcome that cr-relay cannot read"
+                             : "cr-relay: " + rings.status().message());
   }
   const std::shared_ptr<ring::RingMemory> memory = *std::move(rings);
   welcome.shared_memory = false;

@@ -23,6 +23,7 @@ namespace {
 
 // Between two tries to connect to a listener that has no room.
 constexpr int kConnectLookMs = 5;
+constexpr char kServerRefused[] = "the server refused: ";
 
 struct PacketHead {
   uint32_t magic;
@@ -37,14 +38,6 @@ Status FillAddress(const std::string& path, sockaddr_un* address) {
   }
   memcpy(address->sun_path, path.data(), path.size());
   return OkStatus();
-}
-
-// What a server or a cr-relay gives as the reason for no session. A relay names the server itself, which it may not
-// even have reached.
-std::string Refusal(const std::string& reason) {
-  const bool of_relay =
-      reason.compare(0, 24, "cannot reach the server ") == 0 || reason.compare(0, 11, "the server ") == 0;
-  return of_relay ? reason : "the server refused: " + reason;
 }
 
 }  // namespace
@@ -96,9 +89,9 @@ bool ParsePacket(std::string_view bytes, PacketType* type, std::string_view* bod
   return true;
 }
 
-std::string CheckWireVersion(uint32_t version) {
+std::string CheckWireVersion(uint32_t version, const char* who) {
   if (version == kWireVersion) return "";
-  return "the client speaks wire version " + std::to_string(version) + ", this server " + std::to_string(kWireVersion) +
+  return "the client speaks wire version " + std::to_string(version) + ", " + who + " " + std::to_string(kWireVersion) +
          "; install the same release of cuda-remote on both sides";
 }
 
@@ -306,12 +299,12 @@ StatusOr<UniqueFd> ClientHandshake(int socket, const Hello& hello, int timeout_m
   if (packet.type == PacketType::kEnd) {
     std::string reason;
     DecodeEnd(packet.body, &reason);
-    return Error(Refusal(reason));
+    return Error(kServerRefused + reason);
   }
   if (packet.type != PacketType::kWelcome || !DecodeWelcome(packet.body, welcome)) {
     return Error("the server's answer is not a Welcome");
   }
-  if (!welcome->error.empty()) return Error(Refusal(welcome->error));
+  if (!welcome->error.empty()) return Error((welcome->of_relay ? "" : kServerRefused) + welcome->error);
   if (welcome->wire_version != kWireVersion) {
     return Error("the server speaks wire version " + std::to_string(welcome->wire_version) + ", this client " +
                  std::to_string(kWireVersion) + "; install the same release of cuda-remote on both sides");

@@ -59,8 +59,8 @@ bool DecodeEnd(std::string_view bytes, std::string* reason);
 // Takes a packet apart; false if it is none.
 bool ParsePacket(std::string_view bytes, PacketType* type, std::string_view* body);
 
-// Empty if a client of this version may be served, else the sentence that refuses it.
-std::string CheckWireVersion(uint32_t version);
+// Empty if a client of this version may be served, else the sentence that refuses it. `who` refuses it.
+std::string CheckWireVersion(uint32_t version, const char* who = "this server");
 
 // Empty if this server knows the address layout that the session needs, else the sentence that refuses it.
 std::string CheckAddressLayout(const Hello& hello);

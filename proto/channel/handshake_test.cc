@@ -250,6 +250,15 @@ TEST(Handshake, PacketsThatAreNone) {
   EXPECT_EQ(SendPacket(s.fd[0], PacketType::kHello, std::string(kMaxPacketBytes, 'x'), -1), ChannelStatus::kTooLarge);
 }
 
+void SendRefusal(int fd, const std::string& why, bool of_relay) {
+  Welcome welcome;
+  welcome.error = why;
+  welcome.of_relay = of_relay;
+  std::string body;
+  EncodeWelcome(welcome, &body);
+  SendPacket(fd, PacketType::kWelcome, body, -1);
+}
+
 TEST(Handshake, ClientExplainsEveryWayToFail) {
   struct Case {
     const char* expect;
@@ -258,14 +267,7 @@ TEST(Handshake, ClientExplainsEveryWayToFail) {
   const Case cases[] = {
       {"without an answer", [](int) {}},
       {"not a Welcome", [](int fd) { send(fd, "what?", 5, 0); }},
-      {"full up",
-       [](int fd) {
-         Welcome welcome;
-         welcome.error = "full up";
-         std::string body;
-         EncodeWelcome(welcome, &body);
-         SendPacket(fd, PacketType::kWelcome, body, -1);
-       }},
+      {"full up", [](int fd) { SendRefusal(fd, "full up", false); }},
       {"wire version 9",
        [](int fd) {
          Welcome welcome;
@@ -280,10 +282,10 @@ TEST(Handshake, ClientExplainsEveryWayToFail) {
          EncodeWelcome(Welcome(), &body);
          SendPacket(fd, PacketType::kWelcome, body, -1);
        }},
-      {"going down",
+      {"the server refused: the server is going down",
        [](int fd) {
          std::string body;
-         EncodeEnd("going down", &body);
+         EncodeEnd("the server is going down", &body);
          SendPacket(fd, PacketType::kEnd, body, -1);
        }},
   };
@@ -299,6 +301,20 @@ TEST(Handshake, ClientExplainsEveryWayToFail) {
     close(fd[0]);
   }
   EXPECT_EQ(OpenDescriptors(), before);
+}
+
+// However the reason begins.
+TEST(Handshake, ARefusalNamesWhoRefuses) {
+  const auto refused = [](const char* why, bool of_relay) {
+    Sockets s;
+    SendRefusal(s.fd[1], why, of_relay);
+    Welcome welcome;
+    return ClientHandshake(s.fd[0], Hello(), 1000, &welcome).status().message();
+  };
+  EXPECT_EQ(refused("the server is full", false), "the server refused: the server is full");
+  EXPECT_EQ(refused("full", false), "the server refused: full");
+  EXPECT_EQ(refused("cr-relay has no room", true), "cr-relay has no room");
+  EXPECT_EQ(refused("cannot reach the server gpu8:7070", true), "cannot reach the server gpu8:7070");
 }
 
 // Whoever listens may be stopped, or mean harm.
