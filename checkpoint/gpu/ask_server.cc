@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/gpu/ask_server.h"
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <utility>
@@ -12,16 +11,14 @@ namespace cuda_remote::checkpoint {
 namespace {
 
 constexpr int kAnswerMs = 3000;
-constexpr char kUnix[] = "unix:";
 
 }  // namespace
 
 bool AskServer(const std::string& address, nvml::Question question, nvml::Answer* answer) {
-  if (address.compare(0, sizeof(kUnix) - 1, kUnix) != 0) return false;
-  std::string body, path = address.substr(sizeof(kUnix) - 1);
-  struct stat facts;
-  if (stat(path.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode)) path += "/session.sock";
-  const StatusOr<UniqueFd> socket = ConnectServer(path);
+  const std::optional<std::string> path = SocketPathOf(address);
+  if (!path) return false;
+  std::string body;
+  const StatusOr<UniqueFd> socket = ConnectServer(*path);
   if (!socket.ok()) return false;
   question.pid = uint32_t(getpid());
   EncodeQuestion(question, &body);

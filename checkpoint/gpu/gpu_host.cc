@@ -7,7 +7,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -20,6 +19,7 @@
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
 #include "proto/base/status_macros.h"
+#include "proto/channel/handshake.h"
 #include "proto/errors/absl_status.h"
 
 namespace cuda_remote::checkpoint {
@@ -116,7 +116,7 @@ absl::Status CheckLength(const std::string& path) {
 }  // namespace
 
 absl::Status CheckServerAddress(const std::string& address) {
-  if (address.compare(0, 5, "unix:") == 0) return absl::OkStatus();
+  if (SocketPathOf(address)) return absl::OkStatus();
   const size_t colon = address.rfind(':');
   const std::string port = colon == std::string::npos ? "" : address.substr(colon + 1);
   const bool number = !port.empty() && port.size() <= 5 && port.find_first_not_of("0123456789") == std::string::npos;
@@ -129,10 +129,8 @@ absl::StatusOr<std::unique_ptr<GpuHost>> GpuHost::Open(const std::string& addres
                                                        bool detached, const std::optional<Account>& account) {
   std::unique_ptr<GpuHost> host(new GpuHost);
   host->detached_ = detached;
-  if (address.compare(0, 5, "unix:") == 0) {
-    host->path_ = Absolute(address.substr(5));
-    struct stat facts;
-    if (stat(host->path_.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode)) host->path_ += "/session.sock";
+  if (const std::optional<std::string> path = SocketPathOf(address)) {
+    host->path_ = Absolute(*path);
     return host;
   }
   std::vector<std::string> command;

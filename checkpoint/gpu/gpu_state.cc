@@ -58,12 +58,6 @@ absl::StatusOr<Reply> Ask(ClientChannel* channel, uint32_t operation, const Requ
   return reply;
 }
 
-// Of a server or a relay on this machine: "unix:PATH". Empty: the address is another one.
-std::string SocketOf(const std::string& address) {
-  static constexpr char kUnix[] = "unix:";
-  return address.compare(0, sizeof(kUnix) - 1, kUnix) == 0 ? address.substr(sizeof(kUnix) - 1) : "";
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ClientChannel>> OpenSession(const std::string& path, uint32_t pid,
@@ -91,14 +85,14 @@ absl::StatusOr<std::unique_ptr<ClientChannel>> OpenSession(const std::string& pa
 
 void TellSaved(const std::string& address, uint64_t session, uint64_t unix_ms, uint64_t bytes) {
   if (unix_ms == 0) return;
-  const std::string path = SocketOf(address);
-  if (path.empty()) return;
+  const std::optional<std::string> path = SocketPathOf(address);
+  if (!path) return;
   control::ControlCall call;
   control::NoteSavedRequest* const saved = call.mutable_note_saved();
   saved->set_id(session);
   saved->set_unix_ms(unix_ms);
   saved->set_bytes(bytes);
-  control::CallOnSocket(path, call, kTellMs).IgnoreError();
+  control::CallOnSocket(*path, call, kTellMs).IgnoreError();
 }
 
 std::string NotReplayableIn(const replay::Log& log) {

@@ -22,7 +22,6 @@ namespace {
 
 // cr-nvml may have to load the driver first.
 constexpr int kAnswerTimeoutMs = 30000;
-constexpr char kUnix[] = "unix:";
 
 std::string Variable(const char* name) {
   const char* const value = getenv(name);
@@ -96,8 +95,7 @@ StatusOr<nvml::Answer> AskServer(const JobServer& server, const nvml::Question& 
   std::string body;
   nvml::EncodeQuestion(question, &body);
   const ConnectionLock lock(server.folder);
-  if (server.address.compare(0, sizeof(kUnix) - 1, kUnix) == 0)
-    return Exchange(server.address.substr(sizeof(kUnix) - 1), body);
+  if (const std::optional<std::string> path = SocketPathOf(server.address)) return Exchange(*path, body);
   // A relay of our own ends when it had no questions for a while; then another one is started.
   if (!relay->empty()) {
     StatusOr<nvml::Answer> answer = Exchange(*relay, body);

@@ -19,7 +19,7 @@
 namespace cuda_remote::client {
 
 struct JobServer {
-  std::string address;  // "unix:/path" or "host:port"; empty: none
+  std::string address;  // "unix:PATH" or "host:port"; empty: none
   int32_t gpu = -1;
   std::string folder;    // the job's; empty: none
   std::string identity;  // differs if the server may be another one

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <optional>
 #include <string>
 
 #include "proto/base/status.h"
@@ -18,9 +19,9 @@ constexpr int kAnswerTimeoutMs = 5000;
 }  // namespace
 
 int AskForFaultDevice(const std::string& server) {
-  const std::string prefix = "unix:";
-  if (server.compare(0, prefix.size(), prefix) != 0) return -1;
-  StatusOr<UniqueFd> socket = ConnectServer(server.substr(prefix.size()));
+  const std::optional<std::string> path = SocketPathOf(server);
+  if (!path) return -1;
+  StatusOr<UniqueFd> socket = ConnectServer(*path);
   if (!socket.ok()) return -1;
   Packet packet;
   ChannelStatus status = SendPacket(socket->get(), PacketType::kFaultDevice, {}, -1);

@@ -17,6 +17,7 @@
 #include "client/trace/control.h"
 #include "client/trace/trace.h"
 #include "proto/base/text.h"
+#include "proto/channel/handshake.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/driverabi/visible_devices.h"
 #include "proto/folder/connection_lock.h"
@@ -86,14 +87,13 @@ CUresult Session::Connect(Session** session) {
 CUresult Session::Open() {
   if (settings_.sync) waits_ = Waits::kAll;
   staging_.SetThreads(settings_.copy_threads);
-  std::string path;
-  static constexpr char kUnix[] = "unix:";
   if (settings_.server.empty()) {
     LogLine("no GPU server: run the program with cr-run, or set CUDA_REMOTE_SERVER");
     return CUDA_ERROR_NO_DEVICE;
   }
-  if (settings_.server.compare(0, sizeof(kUnix) - 1, kUnix) == 0) {
-    path = settings_.server.substr(sizeof(kUnix) - 1);
+  std::string path;
+  if (std::optional<std::string> socket = SocketPathOf(settings_.server)) {
+    path = *std::move(socket);
   } else {
     StatusOr<std::string> relay = StartRelay(settings_.server);
     if (!relay.ok()) {

@@ -3,7 +3,6 @@
 
 #include <limits.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include "checkpoint/agent/agent_client.h"
 #include "checkpoint/job/cuda_processes.h"
 #include "checkpoint/job/job_claim.h"
+#include "proto/channel/handshake.h"
 
 namespace cuda_remote::client::tools {
 
@@ -21,10 +21,9 @@ constexpr char kUnix[] = "unix:";
 
 // `address` as the job's file gpu-server has it: the socket's path without links, or host and port.
 std::string Comparable(const std::string& address) {
-  if (address.compare(0, sizeof(kUnix) - 1, kUnix) != 0) return address;
-  std::string path = Absolute(address.substr(sizeof(kUnix) - 1));
-  struct stat facts;
-  if (stat(path.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode)) path += "/session.sock";
+  const std::optional<std::string> socket = SocketPathOf(address);
+  if (!socket) return address;
+  const std::string path = Absolute(*socket);
   char real[PATH_MAX];
   return kUnix + std::string(realpath(path.c_str(), real) ? real : path);
 }

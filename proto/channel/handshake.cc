@@ -23,6 +23,7 @@ namespace {
 
 // Between two tries to connect to a listener that has no room.
 constexpr int kConnectLookMs = 5;
+constexpr char kUnix[] = "unix:";
 constexpr char kServerRefused[] = "the server refused: ";
 
 struct PacketHead {
@@ -199,6 +200,13 @@ ChannelStatus ReceivePacket(int socket, Packet* packet, int timeout_ms, bool may
   packet->body.assign(body);
   packet->fd = std::move(fd);
   return ChannelStatus::kOk;
+}
+
+std::optional<std::string> SocketPathOf(const std::string& address) {
+  if (address.compare(0, sizeof(kUnix) - 1, kUnix) != 0) return std::nullopt;
+  const std::string path = address.substr(sizeof(kUnix) - 1);
+  struct stat facts;
+  return stat(path.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode) ? path + "/session.sock" : path;
 }
 
 StatusOr<UniqueFd> ConnectUnix(const std::string& path, int* failure, int timeout_ms) {

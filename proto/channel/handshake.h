@@ -32,6 +32,7 @@
 #define CUDA_REMOTE_PROTO_CHANNEL_HANDSHAKE_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -75,6 +76,10 @@ ChannelStatus SendPacket(int socket, PacketType type, std::string_view body, int
 // descriptors, wrong magic); descriptors that came with it are closed then. Without `may_have_fd`, one is too many, and
 // the kernel drops it without giving it to this process.
 ChannelStatus ReceivePacket(int socket, Packet* packet, int timeout_ms, bool may_have_fd = true);
+
+// The session socket of the server at `address`, if that is "unix:PATH" of the socket or of cr-server's folder. None if
+// it is another address (HOST:PORT).
+std::optional<std::string> SocketPathOf(const std::string& address);
 
 // How long to wait for a listener that is not trusted, or may be stopped.
 inline constexpr int kMostConnectMs = 1000;

@@ -317,6 +317,17 @@ TEST(Handshake, ARefusalNamesWhoRefuses) {
   EXPECT_EQ(refused("cannot reach the server gpu8:7070", true), "cannot reach the server gpu8:7070");
 }
 
+TEST(Handshake, AServerIsNamedByItsSocketOrItsFolder) {
+  char folder[] = "/tmp/cr-handshake-XXXXXX";
+  ASSERT_TRUE(mkdtemp(folder));
+  const std::string path = folder;
+  EXPECT_EQ(SocketPathOf("unix:" + path), path + "/session.sock");
+  EXPECT_EQ(SocketPathOf("unix:" + path + "/relay.sock"), path + "/relay.sock");
+  EXPECT_EQ(SocketPathOf("gpu8:7070"), std::nullopt);
+  EXPECT_EQ(SocketPathOf(path), std::nullopt);
+  rmdir(folder);
+}
+
 // Whoever listens may be stopped, or mean harm.
 TEST(Handshake, AListenerThatNeverAcceptsIsNotWaitedForForever) {
   char folder[] = "/tmp/cr-handshake-XXXXXX";

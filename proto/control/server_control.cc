@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "proto/control/server_control.h"
 
-#include <sys/stat.h>
-
 #include <chrono>
 #include <utility>
 
 #include "proto/base/clock.h"
 #include "proto/base/status_macros.h"
+#include "proto/channel/handshake.h"
 #include "proto/control/grpc_call.h"
 #include "proto/control/socket_call.h"
 #include "proto/control/status_text.h"
@@ -17,18 +16,14 @@ namespace cuda_remote::control {
 namespace {
 
 constexpr auto kDeadline = std::chrono::seconds(5);
-constexpr char kUnix[] = "unix:";
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ServerControl>> ServerControl::Open(const std::string& address, TlsFiles tls) {
   std::unique_ptr<ServerControl> server(new ServerControl);
   server->address_ = address;
-  const bool prefixed = address.compare(0, sizeof(kUnix) - 1, kUnix) == 0;
-  if (prefixed || (!address.empty() && address[0] == '/')) {
-    server->path_ = prefixed ? address.substr(sizeof(kUnix) - 1) : address;
-    struct stat facts;
-    if (stat(server->path_.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode)) server->path_ += "/session.sock";
+  if (std::optional<std::string> path = SocketPathOf(address[0] == '/' ? "unix:" + address : address)) {
+    server->path_ = *std::move(path);
     return server;
   }
   FillFromEnvironment(&tls);

@@ -37,5 +37,6 @@ for _ in $(seq 200); do
   if grep -q ready "$folder/ready"; then break; fi
   sleep 0.05
 done
-check "refused" "unix:$folder/server/session.sock" cudaErrorSystemNotReady 802 "the driver is broken"
+check "refused" "unix:$folder/server/session.sock" cudaErrorSystemNotReady 802 "the server refused: .*the driver is broken"
+check "refused, named by its folder" "unix:$folder/server" cudaErrorSystemNotReady 802 "the driver is broken"
 echo passed
