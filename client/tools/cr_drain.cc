@@ -14,10 +14,15 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
+#include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -29,12 +34,15 @@
 #include "checkpoint/job/job.h"
 #include "client/tools/foreground.h"
 #include "host/client.h"
+#include "proto/base/clock.h"
 #include "proto/base/status_macros.h"
 #include "proto/cli/help.h"
 #include "proto/codec/text.h"
 #include "proto/control/server_control.h"
 #include "proto/errors/absl_status.h"
 #include "proto/folder/private_folder.h"
+#include "proto/threads/mutex.h"
+#include "proto/threads/start_thread.h"
 
 namespace cuda_remote::client::tools {
 
@@ -43,6 +51,16 @@ namespace {
 
 constexpr char kTool[] = "cr-drain";
 constexpr int kExitLeft = 4;
+// Of RunTool, besides the tool's exit codes.
+constexpr int kNotStarted = -1, kTooLate = -2;
+// How many users' jobs are drained at a time. One that takes longer than kPatience is none of them any more: a user can
+// stop the tool that works on his job.
+constexpr int kAtOnce = 4;
+constexpr std::chrono::minutes kPatience(2);
+// How often to look whether a tool has ended.
+constexpr std::chrono::milliseconds kLook(20);
+// How long a tool gets to give up.
+constexpr std::chrono::seconds kGivesUp(10);
 
 constexpr char kExamples[] = R"(
 Examples:
@@ -60,46 +78,84 @@ Needs root, or an operator of this host (cr-hostd --operator). For an operator, 
 --save so that users can enter it (mode 0755). If cr-drain is interrupted, jobs that were moved or saved stay so. Run it
 again for the rest.
 
+The jobs of one user are drained one after the other, beside those of other users. What is not moved or saved when the
+time of --limit is over goes on here.
+
 Exit codes: 0 no job is left, 1 failed, 2 wrong use, 4 jobs are left here, or sessions of this host's GPU server.
 )";
 
 struct Options {
   std::string to_host, server, save, reason = "the host is being drained";
-  double timeout = 60;
+  double timeout = 60, limit = 7200;
   bool undo = false;
 };
 
-// What happened to the jobs.
-struct Outcome {
-  int moved = 0, saved = 0;
-  std::vector<std::string> left;  // a line each
+// What happened to the jobs. For any thread.
+class Outcome {
+ public:
+  void Moved() {
+    MutexLock lock(&mutex_);
+    ++moved_;
+  }
+  void Saved() {
+    MutexLock lock(&mutex_);
+    ++saved_;
+  }
+  void Left(std::string line) {
+    MutexLock lock(&mutex_);
+    left_.push_back(std::move(line));
+  }
+  // The exit code.
+  int Print() {
+    MutexLock lock(&mutex_);
+    printf("%d moved, %d saved, %zu left\n", moved_, saved_, left_.size());
+    for (const std::string& one : left_) printf("left: %s\n", one.c_str());
+    return left_.empty() ? 0 : kExitLeft;
+  }
+
+ private:
+  Mutex mutex_;
+  int moved_ CR_GUARDED_BY(mutex_) = 0, saved_ CR_GUARDED_BY(mutex_) = 0;
+  std::vector<std::string> left_ CR_GUARDED_BY(mutex_);
 };
 
-// Runs a tool beside this one to its end, as `account` if there is one. Its exit code; -1: it could not be started.
-int RunTool(const std::string& name, const std::vector<std::string>& words, const std::optional<Account>& account) {
+// Whether the child has ended by then. It still has to be waited for.
+bool EndsBy(pid_t child, Moment end) {
+  siginfo_t ended{};
+  while (waitid(P_PID, id_t(child), &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid == 0) {
+    if (Now() >= end) return false;
+    std::this_thread::sleep_for(kLook);
+  }
+  return true;
+}
+
+// Runs a tool beside this one to its end, as `account` if there is one. Its exit code; kNotStarted; kTooLate: it was
+// ended since it had not ended by itself by `end`.
+int RunTool(const std::string& name, const std::vector<std::string>& words, const std::optional<Account>& account,
+            Moment end) {
   const std::string program = FindCompanion(name);
   if (program.empty()) {
     Say(kTool, name + " is not beside cr-drain: the installation is incomplete");
-    return -1;
+    return kNotStarted;
   }
+  std::vector<std::string> environment = {"PATH=/usr/local/bin:/usr/bin:/bin", "CUDA_REMOTE_HOSTD=" + HostdSocket()};
+  for (const std::string& variable : NewEngine()->Environment()) {
+    if (const char* const value = getenv(variable.c_str())) environment.push_back(variable + "=" + value);
+  }
+  if (const char* const own = getenv("XDG_RUNTIME_DIR"); own && !account)
+    environment.push_back(std::string("XDG_RUNTIME_DIR=") + own);
+  if (account) environment.push_back("HOME=" + account->home);
+  std::vector<char*> arguments, variables;
+  std::string first = program;
+  arguments.push_back(&first[0]);
+  std::vector<std::string> copies = words;
+  for (std::string& word : copies) arguments.push_back(&word[0]);
+  for (std::string& variable : environment) variables.push_back(&variable[0]);
+  arguments.push_back(nullptr);
+  variables.push_back(nullptr);
   fflush(nullptr);
   const pid_t child = fork();
   if (child == 0) {
-    std::vector<std::string> environment = {"PATH=/usr/local/bin:/usr/bin:/bin", "CUDA_REMOTE_HOSTD=" + HostdSocket()};
-    for (const std::string& name : NewEngine()->Environment()) {
-      if (const char* const value = getenv(name.c_str())) environment.push_back(name + "=" + value);
-    }
-    if (const char* const own = getenv("XDG_RUNTIME_DIR"); own && !account)
-      environment.push_back(std::string("XDG_RUNTIME_DIR=") + own);
-    if (account) environment.push_back("HOME=" + account->home);
-    std::vector<char*> arguments, variables;
-    std::string first = program;
-    arguments.push_back(&first[0]);
-    std::vector<std::string> copies = words;
-    for (std::string& word : copies) arguments.push_back(&word[0]);
-    for (std::string& variable : environment) variables.push_back(&variable[0]);
-    arguments.push_back(nullptr);
-    variables.push_back(nullptr);
     const bool ready = chdir("/") == 0 && (!account || (LeaveTerminal() && Become(*account)));
     // The tool has left the terminal, so Ctrl-C reaches this program alone. After the change of the user, since the
     // kernel then forgets this.
@@ -108,11 +164,23 @@ int RunTool(const std::string& name, const std::vector<std::string>& words, cons
     fprintf(stderr, "%s: cannot start %s: %s\n", kTool, program.c_str(), strerror(errno));
     _exit(126);
   }
-  int status = 0;
-  while (child > 0 && waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  if (child < 0) {
+    Say(kTool, std::string("fork: ") + strerror(errno));
+    return kNotStarted;
   }
-  if (child < 0) Say(kTool, std::string("fork: ") + strerror(errno));
-  if (child < 0) return -1;
+  const bool too_late = !EndsBy(child, end);
+  for (const int signal : {SIGTERM, SIGKILL}) {
+    if (!too_late || kill(child, signal) != 0) break;
+    kill(child, SIGCONT);
+    if (EndsBy(child, Now() + kGivesUp)) break;
+  }
+  if (too_late) {
+    waitpid(child, nullptr, WNOHANG);
+    return kTooLate;
+  }
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
@@ -167,14 +235,20 @@ void AddOutputs(const Job& job, std::vector<std::string>* words) {
   }
 }
 
-void DrainOne(const Options& options, const FoundJob& found, bool of_hostd, Outcome* outcome) {
+// By `end`.
+void DrainOne(const Options& options, const FoundJob& found, bool of_hostd, Moment end, Outcome* outcome) {
   const std::string name = found.directory.substr(found.directory.rfind('/') + 1);
   // Root's tools handle root's jobs as root, also those of cr-run --user.
   const std::optional<Account> account = of_hostd ? AccountOf(found.job) : std::nullopt;
   const std::string which = "job " + Printable(name) + " of " + (account ? NameOf(*account) : std::string("root"));
   std::string error;
   if (of_hostd && !account) {
-    outcome->left.push_back(which + ": its job.json names no user");
+    outcome->Left(which + ": its job.json names no user");
+    return;
+  }
+  const std::string late = which + ": the time for this user's jobs is over (--limit)";
+  if (Now() >= end) {
+    if (JobIsAlive(found.job)) outcome->Left(late);
     return;
   }
   printf("%s: %s\n", which.c_str(), options.to_host.empty() || !of_hostd ? "is saved" : "moves");
@@ -184,12 +258,17 @@ void DrainOne(const Options& options, const FoundJob& found, bool of_hostd, Outc
     if (!options.server.empty()) words.push_back("--to=" + options.server);
     AddOutputs(found.job, &words);
     words.push_back(name);
-    if (RunTool("cr-migrate", words, account) == 0) {
-      ++outcome->moved;
+    const int code = RunTool("cr-migrate", words, account, end);
+    if (code == 0) {
+      outcome->Moved();
       return;
     }
     if (!JobIsAlive(found.job)) {
-      outcome->left.push_back(which + ": it has ended, and cr-migrate did not succeed; see above");
+      outcome->Left(which + ": it has ended, and cr-migrate did not succeed; see above");
+      return;
+    }
+    if (code == kTooLate) {
+      outcome->Left(late);
       return;
     }
     error = "it could not be moved";
@@ -202,20 +281,101 @@ void DrainOne(const Options& options, const FoundJob& found, bool of_hostd, Outc
       error = std::string(folder.status().message());
     } else {
       const std::string image = NewImage(*folder, name);
-      const int code = RunTool(
-          "cr-checkpoint",
-          {"--stop", "--timeout=" + std::to_string(options.timeout), account ? name : found.directory, image}, account);
+      const int code =
+          RunTool("cr-checkpoint",
+                  {"--stop", "--timeout=" + std::to_string(options.timeout), account ? name : found.directory, image},
+                  account, end);
       if (code == 0) {
-        ++outcome->saved;
+        outcome->Saved();
         printf("%s: saved as %s\n", which.c_str(), image.c_str());
+        return;
+      }
+      if (code == kTooLate) {
+        outcome->Left(JobIsAlive(found.job) ? late : late + "; it has ended, perhaps saved as " + image);
         return;
       }
       error = "it could not be saved";
     }
   }
   // It may have come to its end by itself meanwhile.
-  if (JobIsAlive(found.job)) outcome->left.push_back(which + ": " + error);
+  if (JobIsAlive(found.job)) outcome->Left(which + ": " + error);
 }
+
+// Drains jobs, those of one user one after the other.
+class Drainer {
+ public:
+  Drainer(const Options& options, Outcome* outcome) : options_(options), outcome_(outcome) {}
+  ~Drainer() { Finish(); }
+
+  void Add(const FoundJob& found, bool of_hostd) {
+    const std::optional<Account> account = of_hostd ? AccountOf(found.job) : std::nullopt;
+    MutexLock lock(&mutex_);
+    users_[account ? account->user : 0].jobs.push_back({found, of_hostd});
+  }
+  // Until all are done that were added.
+  void Finish() {
+    MutexLock lock(&mutex_);
+    while (true) {
+      const Moment now = Now();
+      bool busy = false;
+      int young = 0;
+      for (const auto& [user, one] : users_) young += one.running && now < one.begun + kPatience ? 1 : 0;
+      for (auto& [user, one] : users_) {
+        if (!one.running && !one.jobs.empty() && young < kAtOnce) {
+          Begin(&one);
+          ++young;
+        }
+        busy = busy || one.running || !one.jobs.empty();
+      }
+      if (!busy) break;
+      changed_.WaitFor(&mutex_, kLookAgain);
+    }
+    std::vector<std::thread> threads = std::exchange(threads_, {});
+    lock.Unlock();
+    for (std::thread& thread : threads) thread.join();
+  }
+
+ private:
+  struct One {
+    FoundJob found;
+    bool of_hostd;
+  };
+  struct User {
+    std::deque<One> jobs;  // that have not begun
+    bool running = false;
+    Moment begun;
+    std::optional<Moment> end;
+  };
+
+  void Begin(User* user) CR_REQUIRES(mutex_) {
+    user->begun = Now();
+    user->running = true;
+    if (!user->end) {
+      user->end =
+          user->begun + std::chrono::duration_cast<Moment::duration>(std::chrono::duration<double>(options_.limit));
+    }
+    const auto run = [this, user, one = user->jobs.front(), end = *user->end] {
+      DrainOne(options_, one.found, one.of_hostd, end, outcome_);
+      MutexLock lock(&mutex_);
+      user->running = false;
+      changed_.NotifyAll();
+    };
+    user->jobs.pop_front();
+    threads_.push_back(StartThread(run));
+    if (threads_.back().joinable()) return;
+    threads_.pop_back();
+    user->running = false;
+    outcome_->Left("a job: the system gives cr-drain no more threads; run it again");
+  }
+
+  static constexpr std::chrono::seconds kLookAgain{1};
+  const Options& options_;
+  Outcome* const outcome_;
+  Mutex mutex_;
+  Condition changed_;
+  std::map<uid_t, User> users_ CR_GUARDED_BY(mutex_);
+  std::vector<std::thread> threads_ CR_GUARDED_BY(mutex_);
+};
 
 // Programs of other hosts that use this host's GPU server.
 void FindSessions(Outcome* outcome) {
@@ -224,13 +384,13 @@ void FindSessions(Outcome* outcome) {
   const auto server = control::ServerControl::Open("unix:" + socket, {});
   const auto sessions = server.ok() ? (*server)->List() : server.status();
   if (!sessions.ok()) {
-    outcome->left.push_back("the GPU server of this host: " + std::string(sessions.status().message()));
+    outcome->Left("the GPU server of this host: " + std::string(sessions.status().message()));
     return;
   }
   for (const control::SessionInfo& one : sessions->sessions()) {
-    outcome->left.push_back("session " + std::to_string(one.id()) + " of this host's GPU server: " +
-                            Printable(one.program()) + (one.peer().empty() ? "" : " from " + Printable(one.peer())) +
-                            "; its user moves it with cr-migrate --to, cr-ps --end ends it");
+    outcome->Left("session " + std::to_string(one.id()) + " of this host's GPU server: " + Printable(one.program()) +
+                  (one.peer().empty() ? "" : " from " + Printable(one.peer())) +
+                  "; its user moves it with cr-migrate --to, cr-ps --end ends it");
   }
 }
 
@@ -240,6 +400,7 @@ int Drain(const Options& options) {
     return kExitFailure;
   }
   Outcome outcome;
+  Drainer drainer(options, &outcome);
   // A job that was being started when this began appears a moment later.
   std::set<std::string> seen;
   for (bool found_one = true; found_one;) {
@@ -248,15 +409,14 @@ int Drain(const Options& options) {
       for (const FoundJob& found : of_hostd ? JobsOfHostd(HostdSocket(), 0) : AllJobs()) {
         if (!JobIsAlive(found.job) || !seen.insert(found.directory + std::to_string(found.job.pid_namespace())).second)
           continue;
-        DrainOne(options, found, of_hostd, &outcome);
+        drainer.Add(found, of_hostd);
         found_one = true;
       }
     }
+    drainer.Finish();
   }
   FindSessions(&outcome);
-  printf("%d moved, %d saved, %zu left\n", outcome.moved, outcome.saved, outcome.left.size());
-  for (const std::string& one : outcome.left) printf("left: %s\n", one.c_str());
-  return outcome.left.empty() ? 0 : kExitLeft;
+  return outcome.Print();
 }
 
 int Main(int argc, char** argv) {
@@ -279,10 +439,14 @@ int Main(int argc, char** argv) {
       ->type_name("SECONDS")
       ->capture_default_str()
       ->check(CLI::Range(0.001, 86400.0));
+  app.add_option("--limit", options.limit, "how long to work on the jobs of one user")
+      ->type_name("SECONDS")
+      ->capture_default_str()
+      ->check(CLI::Range(1.0, 1e6));
   int caller = -1;
   app.add_option("--caller", caller, "used by cr-hostd")->group("");
   CLI::Option* const undo = app.add_flag("--undo", options.undo, "let the host accept jobs again");
-  for (const char* other : {"--to-host", "--to", "--save", "--reason", "--timeout"}) undo->excludes(other);
+  for (const char* other : {"--to-host", "--to", "--save", "--reason", "--timeout", "--limit"}) undo->excludes(other);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -85,9 +85,9 @@ class Host:
     def facts(self, name):
         return json.load(open(self.job(name) + "/job.json"))
 
-    def wait_for_job(self, name, child):
+    def wait_for_job(self, name, child, user=VICTIM):
         harness.wait_for(
-            lambda: os.path.exists(self.job(name) + "/job.json") or child.poll() is not None, LIMIT, lambda: f"no job {name}"
+            lambda: os.path.exists(self.job(name, user) + "/job.json") or child.poll() is not None, LIMIT, lambda: f"no job {name}"
         )
         if child.poll() is not None:
             raise Failure(f"the job has ended with {child.returncode}: {child.stderr.read()}")
@@ -217,7 +217,7 @@ def asked(host, user, *fields, streams="none"):
 
 def start_sleeper(host, name, user=VICTIM):
     child = host.begin(user, "cr-run", "--name", name, "--", "/bin/sleep", "600")
-    host.wait_for_job(name, child)
+    host.wait_for_job(name, child, user)
     return child
 
 
@@ -890,6 +890,45 @@ def terminal(context):
         raise Failure(f"cr-drain ended with {draining.returncode}: {os.read(main, 65536)}")
     ended(child, 121)
     spool_is_empty(host)
+
+
+STOP_TOOLS = """
+import os, signal, time
+while True:
+    for number in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if open(f"/proc/{number}/comm").read() == "cr-checkpoint\\n" and os.stat(f"/proc/{number}").st_uid == os.geteuid():
+                os.kill(int(number), signal.SIGSTOP)
+                print(number, flush=True)
+        except OSError:
+            pass
+    time.sleep(0.01)
+"""
+
+
+@case
+def stalled_drain(context):
+    """Who stops the tool that saves his job for cr-drain keeps neither others' jobs nor cr-drain waiting."""
+    steps, drained = context.lab.folder + "/steps", context.folder("drained", 0o755)
+    # Root's tools wait until his, who asks for one of them, is stopped.
+    host = Host(context, CR_TEST_STEPS=steps, CR_TEST_STOP_AT="1")
+    his, hers = start_sleeper(host, "his", ATTACKER), start_sleeper(host, "hers")
+    stopping = context.start(ATTACKER, [PYTHON, "-c", STOP_TOOLS])
+    draining = host.begin(0, "cr-drain", "--save", drained, "--limit", "15")
+    stopped = int(stopping.stdout.readline())
+    open(steps + ".go", "w").close()
+    ended(hers, 121)
+    if not os.path.exists(f"/proc/{stopped}"):
+        raise Failure("the job of another user was not saved before the tool was given up that had been stopped")
+    done = ended(draining, 4)
+    if "1 saved, 1 left" not in done or "left: job his of" not in done or "--limit" not in done:
+        raise Failure(f"cr-drain says {done}")
+    stopping.kill()
+    if os.path.exists(f"/proc/{stopped}"):
+        raise Failure("what cr-drain has started for a user is still there")
+    if his.poll() is None:
+        his.terminate()
+        his.wait(LIMIT)
 
 
 @contextlib.contextmanager
