@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/resource.h>
@@ -63,6 +64,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/status_macros.h"
 #include "proto/base/text.h"
+#include "proto/base/unique_fd.h"
 #include "proto/codec/json.h"
 #include "proto/codec/text.h"
 #include "proto/errors/absl_status.h"
@@ -175,6 +177,28 @@ absl::Status MakeFolder(const std::string& path) {
     return absl::OkStatus();
   }
   return ErrnoStatus("cannot make the folder " + path);
+}
+
+// Gives a user's folder a file system of its own, unless it has one: /run is in memory, the whole system needs it, and
+// the user's processes may write in the folders of their jobs. As much as logind gives for a user's /run/user/UID.
+absl::Status LimitFolder(const std::string& path) {
+  const std::string above = path.substr(0, path.rfind('/'));
+  struct statfs system;
+  if (statfs(above.c_str(), &system) != 0 || system.f_type != TMPFS_MAGIC) return absl::OkStatus();
+  // Requests of this user that come at the same time.
+  const UniqueFd lock(open((above + "/.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  struct stat folder, parent;
+  if (!lock.ok() || flock(lock.get(), LOCK_EX) != 0 || stat(path.c_str(), &folder) != 0 ||
+      stat(above.c_str(), &parent) != 0) {
+    return ErrnoStatus("cannot look at the folder " + path);
+  }
+  std::error_code ignored;
+  // What is there belongs to jobs of an older cr-hostd, which would not find it any more.
+  if (folder.st_dev != parent.st_dev || !std::filesystem::is_empty(path, ignored)) return absl::OkStatus();
+  if (mount("cuda-remote", path.c_str(), "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=10%,nr_inodes=100000") == 0) {
+    return absl::OkStatus();
+  }
+  return ErrnoStatus("cannot limit the room of the folder " + path);
 }
 
 // "HOST,HOST:PORT"
@@ -365,6 +389,9 @@ absl::Status Worker::MakeJobsFolder() {
   const std::string folder = checkpoint::UserFolder(settings_.socket, peer_.account.user);
   CR_RETURN_IF_ERROR(MakeFolder(folder.substr(0, folder.rfind('/'))));
   CR_RETURN_IF_ERROR(MakeFolder(folder));
+  if (const absl::Status limited = LimitFolder(folder); !limited.ok()) {
+    Log(peer_.account, std::string(limited.message()));
+  }
   CR_RETURN_IF_ERROR(MakeFolder(folder + "/cuda-remote"));
   return MakeFolder(checkpoint::UserJobsFolder(settings_.socket, peer_.account.user));
 }

@@ -419,6 +419,10 @@ class Lab:
         if self.keep or (kind is not None and os.environ.get("CR_TEST_KEEP")):
             print(f"kept: {self.folder}", flush=True)
         else:
+            # cr-hostd mounts some where the folder is in memory.
+            places = [line.split()[4] for line in open("/proc/self/mountinfo")]
+            for place in reversed([place for place in places if place.startswith(self.folder + "/")]):
+                subprocess.run(["umount", "--lazy", place])
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def tool(self, name):

@@ -48,9 +48,11 @@ def accepts(path):
 class Host:
     """A cr-hostd with folders of its own, and users who know of it."""
 
-    def __init__(self, context, name="host", more=(), **variables):
+    def __init__(self, context, name="host", more=(), memory=None, **variables):
         self.context = context
         self.folder = context.folder(name, 0o755)
+        if memory:  # as /run is: a file system of this size
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"mode=755,size={memory}", "none", self.folder], check=True)
         self.socket = self.folder + "/hostd.sock"
         self.state = self.folder + "/state"
         self.key = self.state + "/hostd.key"
@@ -890,6 +892,40 @@ def terminal(context):
         raise Failure(f"cr-drain ended with {draining.returncode}: {os.read(main, 65536)}")
     ended(child, 121)
     spool_is_empty(host)
+
+
+FILL = """
+import os, sys
+for path in sys.argv[1:]:
+    try:
+        with open(path, "r+" if os.path.exists(path) else "w") as file:
+            for _ in range(20):
+                file.write("x" * (1 << 20))
+                file.flush()
+    except OSError as error:
+        print(path, error)
+"""
+
+
+@case
+def full_run(context):
+    """What a user writes into the folder of his job takes no room from others where the folders are in memory."""
+    host = Host(context, memory="32m")
+    his = start_sleeper(host, "his", ATTACKER)
+    job = host.job("his", ATTACKER)
+    context.python(ATTACKER, FILL, job + "/user/junk", job + "/connect.lock")
+    if os.statvfs(host.folder).f_bavail * os.statvfs(host.folder).f_frsize < 24 << 20:
+        raise Failure("a user has filled the file system of cr-hostd's folder")
+    hers = start_sleeper(host, "hers")
+    image = host.home + "/image"
+    worked(host.run(VICTIM, "cr-checkpoint", "hers", image))
+    # Another one, in the same folder, also of a cr-hostd that has just started.
+    worked(host.run(ATTACKER, "cr-run", "--", "/bin/true"))
+    for child in (his, hers):
+        child.terminate()
+        child.wait(LIMIT)
+    again = host.begin(VICTIM, "cr-restart", image)
+    host.wait_for_job("hers", again)
 
 
 STOP_TOOLS = """
