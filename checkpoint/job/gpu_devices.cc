@@ -55,9 +55,10 @@ std::string DeviceOf(int pid) {
 
 }  // namespace
 
-std::vector<DeviceUser> DeviceUsersOf(const Job& job) {
+std::vector<DeviceUser> DeviceUsersOf(const Job& job) { return DeviceUsersOf(job, ProcessesOf(job)); }
+
+std::vector<DeviceUser> DeviceUsersOf(const Job& job, std::vector<int> pids) {
   std::vector<DeviceUser> users;
-  std::vector<int> pids = ProcessesOf(job);
   const std::vector<int> outlived = OutlivedProcessesOf(job);
   pids.insert(pids.end(), outlived.begin(), outlived.end());
   for (int pid : pids) {

@@ -25,6 +25,8 @@ struct DeviceUser {
 
 // The job's processes that have one of NVIDIA's devices open now, each once.
 std::vector<DeviceUser> DeviceUsersOf(const Job& job);
+// The same among `pids`, the job's processes (ProcessesOf), where they are known.
+std::vector<DeviceUser> DeviceUsersOf(const Job& job, std::vector<int> pids);
 
 // One sentence about it, for messages.
 std::string ToText(const DeviceUser& user);

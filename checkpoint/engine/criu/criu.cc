@@ -182,7 +182,7 @@ absl::StatusOr<int> InsideJob(const Job& job, const std::function<int()>& body,
 // Whether CRIU waits in vain: it does, in rare cases, for a process that is killed while it looks at it.
 class LostWait {
  public:
-  explicit LostWait(const Job& job) : running_(ProcessesOf(job)) {
+  explicit LostWait(std::vector<int> pids) : running_(std::move(pids)) {
     running_.erase(std::remove_if(running_.begin(), running_.end(), [](int pid) { return !IsRunning(pid); }),
                    running_.end());
   }
@@ -304,7 +304,7 @@ bool IsSameFile(const struct stat& one, const struct stat& other) {
 // What the job has open on mounts that are not in its namespace: all that it inherited. Of a job without one: its
 // streams, which may become others at a restart. Of a restarted job also its outputs (cr-run --output, --error), since
 // CRIU opens them within the namespace; not those that it has open in another way as well.
-absl::Status FindInheritedFiles(const Job& job, ProcessFacts* facts) {
+absl::Status FindInheritedFiles(const Job& job, const std::vector<int>& pids, ProcessFacts* facts) {
   const std::set<std::pair<dev_t, ino_t>> streams = StreamFiles(job);
   std::set<int> mounts;
   std::ifstream mount_info("/proc/" + std::to_string(job.init_pid()) + "/mountinfo");
@@ -314,7 +314,7 @@ absl::Status FindInheritedFiles(const Job& job, ProcessFacts* facts) {
   const std::set<std::string> outputs(job.outputs().begin(), job.outputs().end());
   std::map<std::string, InheritedFile> outputs_inside;  // by id
   std::set<std::string> ids, opened_otherwise;
-  for (int pid : ProcessesOf(job)) {
+  for (int pid : pids) {
     const std::string proc = "/proc/" + std::to_string(pid);
     const std::unique_ptr<DIR, int (*)(DIR*)> list(opendir((proc + "/fd").c_str()), closedir);
     while (const dirent* const entry = list ? readdir(list.get()) : nullptr) {
@@ -401,7 +401,7 @@ bool LosesParent(const Job& job, int pid) {
 constexpr const char* kOnlyOnce[] = {"user", "mnt", "net", "ipc", "uts", "cgroup", "time"};
 
 // Whether a process of the job's is in a namespace that CRIU cannot save beside the job's own.
-absl::Status CheckOnlyOnce(const Job& job) {
+absl::Status CheckOnlyOnce(const Job& job, const std::vector<int>& pids) {
   const auto refuse = [&](int pid, const char* name) {
     return absl::FailedPreconditionError(
         ProcessText(pid) + " is in a " + name +
@@ -409,7 +409,6 @@ absl::Status CheckOnlyOnce(const Job& job) {
         "cannot be saved. End it first, or start it outside of the job");
   };
   const auto space = [](int pid, const char* name) { return ReadLink("/proc/" + std::to_string(pid) + "/ns/" + name); };
-  const std::vector<int> pids = ProcessesOf(job);
   for (const char* const name : kOnlyOnce) {
     const std::string first = space(job.pid(), name);
     for (const int pid : pids) {
@@ -433,8 +432,8 @@ absl::Status CheckOnlyOnce(const Job& job) {
 
 // CRIU saves the first process and those below it. One whose parents have ended is a child of the first one, unless
 // that does not want it: then it is one of the namespace's init, would end with a stopped job and not come back.
-absl::Status CheckTree(const Job& job) {
-  for (int pid : ProcessesOf(job)) {
+absl::Status CheckTree(const Job& job, const std::vector<int>& pids) {
+  for (int pid : pids) {
     int above = pid;
     while (above > 0 && above != job.pid() && above != job.init_pid()) above = ParentOf(above);
     const bool in_tree = above != job.init_pid();
@@ -547,11 +546,11 @@ bool UsesSystemV(const Job& job) {
 
 // Of a job of another user's: all of its processes have exactly that user's rights. CRIU, which has these rights only,
 // could not bring others back.
-absl::Status CheckRights(const Job& job) {
+absl::Status CheckRights(const Job& job, const std::vector<int>& pids) {
   const std::optional<Account> account = AccountOf(job);
   if (!account) return absl::OkStatus();
   const std::vector<uint64_t> users(4, account->user), groups(4, account->group);
-  for (int pid : ProcessesOf(job)) {
+  for (int pid : pids) {
     std::vector<uint64_t> more = StatusNumbers(pid, "Groups", 10);
     std::sort(more.begin(), more.end());
     const std::vector<uint64_t> capabilities = StatusNumbers(pid, "CapPrm", 16);
@@ -610,9 +609,9 @@ std::string Several(const std::vector<Connection>& connections) {
 
 // Fails if a connection has no second end that would come back with it, and is not to be closed. Those of an address
 // that comes back with the job go on.
-absl::Status CheckConnections(const Job& job, const ProcessFacts& facts) {
+absl::Status CheckConnections(const Job& job, const std::vector<int>& pids, const ProcessFacts& facts) {
   if (facts.tcp_close() || job.has_network()) return absl::OkStatus();
-  std::vector<Connection> others = WithOthers(OpenConnections(ProcessesOf(job)));
+  std::vector<Connection> others = WithOthers(OpenConnections(pids));
   if (!others.empty()) {
     // Not one whose other end a process has got, or closed, since the processes were listed.
     usleep(kLookAgainUs);
@@ -812,13 +811,17 @@ absl::Status DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* fac
   }
   CR_RETURN_IF_ERROR(HasCapabilities());
   if (!JobIsAlive(job)) return absl::FailedPreconditionError("the job has ended");
-  const std::vector<DeviceUser> users = DeviceUsersOf(job);
+  // Once: the second time the job stands still, and to list them takes as long as the machine has processes.
+  const std::vector<int> pids = ProcessesOf(job);
+  const std::vector<DeviceUser> users = DeviceUsersOf(job, pids);
   if (!users.empty()) {
     return absl::FailedPreconditionError(
         ToText(users[0]) + (users.size() > 1 ? ", and " + std::to_string(users.size() - 1) + " more do" : "") +
         "; what it has there would not be saved");
   }
-  const std::vector<Obstacle> obstacles = FindObstacles([&] { return ProcessesOf(job); });
+  bool listed = false;
+  const std::vector<Obstacle> obstacles =
+      FindObstacles([&] { return std::exchange(listed, true) ? ProcessesOf(job) : pids; });
   if (!obstacles.empty()) {
     std::string text = ToText(obstacles[0]);
     for (size_t i = 1; i < obstacles.size(); ++i) text += ". " + ToText(obstacles[i]);
@@ -856,7 +859,7 @@ absl::Status DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* fac
   facts->clear_kernel_features();
   std::map<int, std::vector<Mapping>> processes;
   std::set<std::string> features;
-  for (const int pid : ProcessesOf(job)) {
+  for (const int pid : pids) {
     processes[pid] = MappingsOf("/proc/" + std::to_string(pid));
     features.merge(KernelFeaturesOf(processes[pid]));
   }
@@ -864,16 +867,18 @@ absl::Status DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* fac
   FindAffinities(job, facts);
   FindSharedFiles(processes, job.directory(), facts);
   facts->set_own_loader_cache(HasOwnLoaderCache(job));
-  CR_RETURN_IF_ERROR(CheckRights(job));
+  CR_RETURN_IF_ERROR(CheckRights(job, pids));
   absl::Status tree;
+  listed = false;
   const auto check_tree = [&] {
-    tree = IsIsolated(job) ? CheckTree(job) : CheckNamespaces(job);
-    if (tree.ok()) tree = IsIsolated(job) ? CheckOnlyOnce(job) : CheckOwnTree(job);
+    const std::vector<int> now = std::exchange(listed, true) ? ProcessesOf(job) : pids;
+    tree = IsIsolated(job) ? CheckTree(job, now) : CheckNamespaces(job);
+    if (tree.ok()) tree = IsIsolated(job) ? CheckOnlyOnce(job, now) : CheckOwnTree(job);
     return tree.ok();
   };
   if (!Becomes(check_tree, kParentless)) return tree;
-  CR_RETURN_IF_ERROR(FindInheritedFiles(job, facts));
-  return CheckConnections(job, *facts);
+  CR_RETURN_IF_ERROR(FindInheritedFiles(job, pids, facts));
+  return CheckConnections(job, pids, *facts);
 }
 
 std::string CriuErrors(const std::string& path) {
@@ -979,8 +984,8 @@ absl::Status DumpProcesses(const Job& job, const ProcessFacts& facts, const std:
   CR_ASSIGN_OR_RETURN(UniqueFd page_socket, pages->Begin(image.get()));
   command.insert(command.end(), {"--page-server", "--ps-socket", std::to_string(page_socket.get())});
   const std::string kernel = CriuFactsPath(criu);
-  LostWait wait(job);
-  const std::vector<int> before = leave_stopped ? std::vector<int>() : ProcessesOf(job);
+  const std::vector<int> before = ProcessesOf(job);
+  LostWait wait(before);
   const auto execute = [&] {
     // Not in this machine's own mounts.
     if (IsIsolated(job)) ShowCriuFacts(kernel);

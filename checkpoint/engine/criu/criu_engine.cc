@@ -384,6 +384,8 @@ absl::Status CriuEngine::Dump(const Job& job, const std::string& facts, const st
 
 absl::Status CriuEngine::FinishFiles() {
   const AsRoot root;
+  // The job could not wait for this.
+  CR_RETURN_IF_ERROR(CopyKeptLibraries(std::exchange(kept_, {})));
   return Annotate("the memory of the job's processes could not be saved: ", saved_->Finish());
 }
 
@@ -398,7 +400,8 @@ absl::Status CriuEngine::ListNeeds(const Job& job, const std::string& facts, con
   const AsRoot root;
   ProcessFacts known;
   if (!FactsFromJson(facts, &known)) return absl::DataLossError(kUnreadableFacts);
-  return DescribeNeeds(job, known, image, needs);
+  kept_.clear();
+  return DescribeNeeds(job, known, image, needs, &kept_);
 }
 
 bool CriuEngine::Resume(const Job& job, const std::string&) {

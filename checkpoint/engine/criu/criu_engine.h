@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/engine/criu/criu.h"
+#include "checkpoint/engine/criu/needs.h"
 #include "checkpoint/engine/criu/page_receiver.h"
 #include "checkpoint/engine/snapshot_engine.h"
 
@@ -51,6 +52,7 @@ class CriuEngine final : public SnapshotEngine {
   std::string logs_;
   std::function<absl::Status()> still_;
   std::unique_ptr<PageReceiver> prepared_, saved_;  // of the Dump that comes next, and of the last one
+  std::vector<KeptFile> kept_;                      // of the last Dump, until they are copied
   DumpFacts last_;
 };
 

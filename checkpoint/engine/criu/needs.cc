@@ -13,6 +13,7 @@
 #include <fstream>
 #include <map>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/engine/criu/criu.h"
@@ -21,6 +22,7 @@
 #include "ckptfmt/needs.h"
 #include "proto/base/status_macros.h"
 #include "proto/errors/absl_status.h"
+#include "proto/errors/annotate.h"
 #include "proto/folder/connection_lock.h"
 
 namespace cuda_remote::checkpoint {
@@ -89,6 +91,9 @@ std::string InJob(const Job& job, const std::string& path) {
   return "/proc/" + std::to_string(job.pid()) + "/root" + path;
 }
 
+// By which this process can open it again.
+std::string PathOf(const UniqueFd& file) { return "/proc/self/fd/" + std::to_string(file.get()); }
+
 bool ExistsInJob(const Job& job, const std::string& path) { return access(InJob(job, path).c_str(), F_OK) == 0; }
 
 // Where the job sees which of our libraries.
@@ -108,7 +113,6 @@ std::map<std::string, std::string> LibrariesOf(const Job& job) {
 absl::Status Copy(const std::string& from, const std::string& to, mode_t mode) {
   std::ifstream in(from, std::ios::binary | std::ios::ate);
   std::string bytes(in ? size_t(in.tellg()) : 0, 0);
-  // At once: character by character it takes long, while the job stands still.
   if (bytes.empty() || !in.seekg(0).read(&bytes[0], std::streamsize(bytes.size())))
     return ErrnoStatus("cannot read " + from, errno ? errno : ENODATA);
   const std::string fresh = to + ".new";
@@ -162,7 +166,7 @@ bool ReadNeeds(std::string_view image, std::string_view remaps, const Job& job, 
 }
 
 absl::Status DescribeNeeds(const Job& job, const ProcessFacts& facts, const std::string& client_folder,
-                           ckptfmt::Needs* needs) {
+                           ckptfmt::Needs* needs, std::vector<KeptFile>* kept) {
   const std::string path = client_folder + kFilesImage;
   std::string image, remaps;
   const auto unreadable = [] {
@@ -178,14 +182,10 @@ absl::Status DescribeNeeds(const Job& job, const ProcessFacts& facts, const std:
     const auto found = libraries.find(file.path);
     if (found == libraries.end() || file.build_id.empty()) continue;
     // One that was replaced while the job ran is not what the job has mapped.
-    if (ckptfmt::BuildIdOf(InJob(job, file.path)) != file.build_id) continue;
-    const std::string& library = found->second;
-    const std::string name = std::string(kKeptFolder) + "/" + library;
-    if (copied.insert(library).second) {
-      if (mkdir((client_folder + "/" + kKeptFolder).c_str(), 0700) != 0 && errno != EEXIST)
-        return ErrnoStatus("cannot make a folder in " + client_folder);
-      CR_RETURN_IF_ERROR(Copy(InJob(job, file.path), client_folder + "/" + name, 0600));
-    }
+    UniqueFd library(open(InJob(job, file.path).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (!library.ok() || ckptfmt::BuildIdOf(PathOf(library)) != file.build_id) continue;
+    const std::string name = std::string(kKeptFolder) + "/" + found->second;
+    if (copied.insert(name).second) kept->push_back({std::move(library), file.path, client_folder + "/" + name});
     file.kept = "client/" + name;
   }
   const auto rename = [&](std::string_view from, FileChange* change) {
@@ -200,6 +200,15 @@ absl::Status DescribeNeeds(const Job& job, const ProcessFacts& facts, const std:
   if (copied.empty()) return absl::OkStatus();
   if (!ChangeFiles(&image, rename)) return unreadable();
   return WriteImageFile(path, image);
+}
+
+absl::Status CopyKeptLibraries(const std::vector<KeptFile>& kept) {
+  for (const KeptFile& file : kept) {
+    const std::string folder = file.to.substr(0, file.to.rfind('/'));
+    if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return ErrnoStatus("cannot make the folder " + folder);
+    CR_RETURN_IF_ERROR(AnnotateBehind(Copy(PathOf(file.from), file.to, 0600), " (" + file.path + ")"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status PutKeptLibraries(const std::string& client_folder, const std::string& directory) {

@@ -12,11 +12,13 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "checkpoint/engine/criu/process_facts.pb.h"
 #include "checkpoint/job/job.h"
 #include "ckptfmt/types.h"
+#include "proto/base/unique_fd.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -26,10 +28,19 @@ namespace cuda_remote::checkpoint {
 bool ReadNeeds(std::string_view image, std::string_view remaps, const Job& job, const ProcessFacts& facts,
                bool (*exists)(const Job& job, const std::string& path), ckptfmt::Needs* needs);
 
-// What CRIU has just saved into `client_folder` of a job that is still there: fills in *needs, copies our libraries
-// into `client_folder`, and changes their paths in files.img.
+// A library of ours that the image is to have: the file, its path in the job, and that of the copy.
+struct KeptFile {
+  UniqueFd from;
+  std::string path, to;
+};
+
+// What CRIU has just saved into `client_folder` of a job that stands still: fills in *needs, gives our libraries that
+// go into `client_folder`, and changes their paths in files.img.
 absl::Status DescribeNeeds(const Job& job, const ProcessFacts& facts, const std::string& client_folder,
-                           ckptfmt::Needs* needs);
+                           ckptfmt::Needs* needs, std::vector<KeptFile>* kept);
+
+// Copies them; the job may run on, and end, meanwhile.
+absl::Status CopyKeptLibraries(const std::vector<KeptFile>& kept);
 
 // Puts the image's own libraries where its processes will look for them: `directory` is the job's folder here.
 absl::Status PutKeptLibraries(const std::string& client_folder, const std::string& directory);
