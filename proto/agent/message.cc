@@ -98,8 +98,8 @@ ReceiveStatus ReceiveMessage(int socket, int timeout_ms, Message* message) {
       message->fds.push_back(BesideStandard(fd));
     }
   }
-  const bool whole = !(packet.msg_flags & MSG_TRUNC) && size_t(got) >= sizeof(head) &&
-                     head.magic == kMagic && head.body_bytes == size_t(got) - sizeof(head);
+  const bool whole = !(packet.msg_flags & MSG_TRUNC) && size_t(got) >= sizeof(head) && head.magic == kMagic &&
+                     head.body_bytes == size_t(got) - sizeof(head);
   if (!whole || head.version != kVersion) {
     CloseAll(&message->fds);
     return whole ? ReceiveStatus::kOtherVersion : ReceiveStatus::kMalformed;
