@@ -40,8 +40,9 @@ constexpr int kMostAnswerMs = 20;
 // How long the thread leaves connections alone that it cannot accept.
 constexpr int kAcceptPauseMs = 200;
 
-// Descriptors that are put aside (KeepSpares): usually, and after the channel was released.
-constexpr int kSpares = 8, kSparesReleased = 3;
+// Descriptors that are put aside (KeepSpares): usually, and after the channel was released. How many of them are for a
+// request, with the connection's.
+constexpr int kSpares = 8, kSparesReleased = 3, kSparesOfRequest = 4;
 
 // What a forked child closes: it has no agent, and must not keep the parent's connections open.
 std::atomic<int> g_inherited[3] = {{-1}, {-1}, {-1}};
@@ -150,8 +151,9 @@ class AgentThread final : public Agent {
     }
   }
 
-  void UseSpares() {
-    for (int i = 0; i < kSpares; ++i) {
+  // Lets go of the first ones.
+  void UseSpares(int count) {
+    for (int i = 0; i < count; ++i) {
       g_spares[i].store(-1);
       spares_[i].Close();
     }
@@ -160,7 +162,7 @@ class AgentThread final : public Agent {
   void Accept() {
     int socket = BesideStandard(accept4(listen_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (socket < 0 && errno == EMFILE) {
-      UseSpares();
+      UseSpares(1);
       socket = BesideStandard(accept4(listen_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     }
     if (socket < 0) {
@@ -194,7 +196,7 @@ class AgentThread final : public Agent {
 
   // One message of the connected tool, or its end.
   void ServeTool() {
-    UseSpares();
+    UseSpares(kSparesOfRequest);
     ServeRequest();
     KeepSpares();
   }
