@@ -14,8 +14,8 @@
 namespace cuda_remote::client {
 
 struct Settings {
-  // CUDA_REMOTE_SERVER: "unix:PATH" (the socket of a cr-server or cr-relay on this machine, or its folder) or "host:port"
-  // (the library starts a cr-relay). Empty: no server, cuInit fails and says so.
+  // CUDA_REMOTE_SERVER: "unix:PATH" (the socket of a cr-server or cr-relay on this machine, or its folder) or
+  // "host:port" (the library starts a cr-relay). Empty: no server, cuInit fails and says so.
   std::string server;
   // CUDA_REMOTE_GPU: ordinal of the only GPU that the session may see, -1 for all.
   int gpu = -1;
