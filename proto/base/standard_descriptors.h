@@ -9,6 +9,10 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <utility>
+
+#include "proto/base/unique_fd.h"
+
 namespace cuda_remote {
 
 inline constexpr int kStandardDescriptors = 3;
@@ -27,22 +31,25 @@ inline int BesideStandard(int fd) {
 class StandardDescriptorsTaken {
  public:
   StandardDescriptorsTaken() {
-    int fd;
-    while ((fd = open("/dev/null", O_PATH | O_CLOEXEC)) >= 0 && fd < kStandardDescriptors) taken_[fd] = true;
-    if (fd >= 0) close(fd);
+    while (true) {
+      UniqueFd fd(open("/dev/null", O_PATH | O_CLOEXEC));
+      if (!fd.ok() || fd.get() >= kStandardDescriptors) return;
+      const int number = fd.get();
+      taken_[number] = std::move(fd);
+    }
   }
   ~StandardDescriptorsTaken() {
-    for (int fd = 0; fd < kStandardDescriptors; ++fd) {
-      // Unless the program has put something else there.
-      const int flags = taken_[fd] ? fcntl(fd, F_GETFL) : -1;
-      if (flags >= 0 && (flags & O_PATH) != 0) close(fd);
+    for (UniqueFd& fd : taken_) {
+      // Not what the program has put there meanwhile.
+      const int flags = fd.ok() ? fcntl(fd.get(), F_GETFL) : -1;
+      if (flags < 0 || (flags & O_PATH) == 0) (void)fd.Release();
     }
   }
   StandardDescriptorsTaken(const StandardDescriptorsTaken&) = delete;
   StandardDescriptorsTaken& operator=(const StandardDescriptorsTaken&) = delete;
 
  private:
-  bool taken_[kStandardDescriptors] = {};
+  UniqueFd taken_[kStandardDescriptors];
 };
 
 }  // namespace cuda_remote
