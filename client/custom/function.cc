@@ -81,11 +81,7 @@ std::string NameOfKernel(Session& session, uint64_t kernel) {
   ReaderLock lock(&session.objects().mutex());
   const Object* const object = session.objects().handles().Find(Kind::kKernel, kernel);
   const Object* const library = object ? session.objects().handles().Find(Kind::kLibrary, object->owner) : nullptr;
-  if (!library || !library->children) return "";
-  for (const auto& [name, child] : *library->children) {
-    if (child == kernel) return name;
-  }
-  return "";
+  return library && library->children ? RecordedObjects::NameOf(*library->children, kernel) : "";
 }
 
 // The name is the client's own copy: it lives as long as the process, which is at least as long as the driver promises.

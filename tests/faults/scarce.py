@@ -47,6 +47,13 @@ class Context:
         env = {"CUDA_REMOTE_JOB_DIR": os.path.join(self.lab.folder, name + ".job")}
         return self.lab.start(harness.Process(self.lab, name, self.limited(limit, *command), env))
 
+    def without_descriptors(self, server):
+        """A job that has no descriptor left, and the file with which it goes on."""
+        go = os.path.join(self.lab.folder, "go")
+        job = self.lab.job("job", [self.program("scarce"), "descriptors", go], server.unix)
+        wait_for(lambda: b"full" in job.stdout() or not job.running(), LIMIT, job.describe)
+        return job, go
+
 
 @case
 def many_waits(context):
@@ -81,9 +88,7 @@ def image_file_size(context):
     """A tool under a limit of file sizes says what it could not write, and the job continues."""
     lab = context.lab
     server = lab.server()
-    go = os.path.join(lab.folder, "go")
-    job = lab.job("job", [context.program("scarce"), "descriptors", go], server.unix)
-    wait_for(lambda: b"full" in job.stdout() or not job.running(), LIMIT, job.describe)
+    job, go = context.without_descriptors(server)
     image = os.path.join(lab.folder, "image")
     tool = context.limited("-f 16", lab.tool("cr-checkpoint"), job.id, image)
     failed = lab.run("checkpoint-small", tool, LIMIT, expect=1)
@@ -131,9 +136,7 @@ def descriptors(context):
     """A program that has no descriptor left is saved, goes on, and is restarted."""
     lab = context.lab
     server = lab.server()
-    go = os.path.join(lab.folder, "go")
-    job = lab.job("job", [context.program("scarce"), "descriptors", go], server.unix)
-    wait_for(lambda: b"full" in job.stdout() or not job.running(), LIMIT, job.describe)
+    job, go = context.without_descriptors(server)
     image = os.path.join(lab.folder, "image")
     lab.run("checkpoint", [lab.tool("cr-checkpoint"), job.id, image], LIMIT)
     open(go, "w").close()
