@@ -52,7 +52,10 @@ ONE = (
     (
         "reader of /proc/PID/maps",
         re.compile(r'/maps"|/self/maps'),
-        ("proto/base/mappings.cc",) + STAND_ALONE,
+        (
+            "proto/base/mappings.cc",
+            "checkpoint/engine/criu/criu_preload.cc",  # in CRIU, with nothing but the C library
+        ) + STAND_ALONE,
         "use proto/base/mappings.h",
     ),
     (

@@ -39,7 +39,9 @@
 #include "checkpoint/engine/criu/hold.h"
 #include "checkpoint/engine/criu/obstacles.h"
 #include "checkpoint/engine/criu/open_files.h"
+#include "checkpoint/engine/criu/pages_socket.h"
 #include "checkpoint/engine/criu/passing.h"
+#include "checkpoint/engine/criu/process_memory.h"
 #include "checkpoint/engine/criu/saved_rights.h"
 #include "checkpoint/engine/criu/shared_files.h"
 #include "checkpoint/engine/instruction_sets.h"
@@ -981,11 +983,17 @@ absl::Status DumpProcesses(const Job& job, const ProcessFacts& facts, const std:
   CR_RETURN_IF_ERROR(standstill.Begin(leave_stopped, still));
   found->stopped_before = standstill.stopped_before();
   const LinkLocks links(facts);
-  CR_ASSIGN_OR_RETURN(UniqueFd page_socket, pages->Begin(image.get()));
+  const std::vector<int> before = ProcessesOf(job);
+  ProcessMemory memory(job, before);
+  const auto read = [&memory](int process, uint64_t address, char* to, size_t bytes) {
+    return memory.Read(process, address, to, bytes);
+  };
+  CR_ASSIGN_OR_RETURN(UniqueFd page_socket, pages->Begin(image.get(), read));
   command.insert(command.end(), {"--page-server", "--ps-socket", std::to_string(page_socket.get())});
   const std::string kernel = CriuFactsPath(criu);
-  const std::vector<int> before = ProcessesOf(job);
   LostWait wait(before);
+  // Else CRIU, which may have more rights, sends all of it.
+  const bool hides = memory.MayRead();
   const auto execute = [&] {
     // Not in this machine's own mounts.
     if (IsIsolated(job)) ShowCriuFacts(kernel);
@@ -999,6 +1007,7 @@ absl::Status DumpProcesses(const Job& job, const ProcessFacts& facts, const std:
     for (const UniqueFd& needed : links.locks()) fcntl(needed.get(), F_SETFD, 0);
     if (facts.shared_files_size() > 0) setenv(kSharedFilesVariable, shared_files.c_str(), 1);
     setenv("LD_PRELOAD", preload.c_str(), 1);
+    if (hides) setenv(kPagesSocketVariable, std::to_string(page_socket.get()).c_str(), 1);
     if (account && !Become(*account, CriuCapabilities())) return 126;
     execv(arguments[0], arguments.data());
     return 127;

@@ -1,25 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-// libcuda-remote-criu.so: is loaded into CRIU while it saves a job (LD_PRELOAD), and changes what CRIU reads of threads
-// that sleep in a system call.
+// libcuda-remote-criu.so: is loaded into CRIU while it saves a job (LD_PRELOAD). It changes what CRIU reads of threads
+// that sleep in a system call, and of memory.
 //
-// CRIU stops threads by ptrace. The kernel could continue a poll or a nanosleep afterwards, as after SIGSTOP and
-// SIGCONT, by what it has noted about the thread (restart_block). What CRIU does in the thread deletes that, and no
-// image has it. Then the call fails with EINTR, in the job that continues and in the restarted one. Others, such as
-// epoll_wait, fail with EINTR whenever a thread is stopped. Where no signal handler has run, programs do not expect
-// that: sleeps end too early, and servers give up.
+// Sleeping threads. CRIU stops threads by ptrace. The kernel could continue a poll or a nanosleep afterwards, as after
+// SIGSTOP and SIGCONT, by what it has noted about the thread (restart_block). What CRIU does in the thread deletes
+// that, and no image has it. Then the call fails with EINTR, in the job that continues and in the restarted one.
+// Others, such as epoll_wait, fail with EINTR whenever a thread is stopped. Where no signal handler has run, programs
+// do not expect that: sleeps end too early, and servers give up.
 //
 // So CRIU is shown these calls as ones that are made once more, with the whole of their time limit, unless a signal
 // handler runs first (ERESTARTNOHAND, which pause and select have). CRIU has a restored thread make the call again.
 // In a job that continues it does that, too, and a handler that runs for a signal of meanwhile does not end the call.
 // So what it writes into such a thread is changed back, and the kernel decides.
 //
+// Memory. One thread of CRIU's sends all pages, while the processes stand still. So the pages of large anonymous
+// mappings are hidden from it, and cr-checkpoint is told where they are and reads them itself (pages_socket.h). CRIU
+// asks for the pages of such a mapping alone, by PAGEMAP_SCAN (CRIU from 4.0, Linux from 6.7). What it asks for in
+// another way it sees, and sends.
+//
 // With nothing but the C library's oldest functions: CRIU may have a C library of its own.
 
 #include <elf.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
 #include <sys/ptrace.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -28,7 +39,149 @@
 #include <sys/user.h>
 #endif
 
+#include "checkpoint/engine/criu/pages_socket.h"
+
 namespace {
+
+using cuda_remote::checkpoint::HiddenPages;
+using cuda_remote::checkpoint::kMostHidden;
+using cuda_remote::checkpoint::kPagesSocketVariable;
+
+// Of linux/fs.h, from Linux 6.7.
+struct PageRegion {
+  uint64_t start, end, categories;
+};
+struct ScanArguments {
+  uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
+  uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
+};
+constexpr unsigned long kPagemapScan = _IOWR('f', 16, ScanArguments);
+constexpr uint64_t kGuard = 1 << 8;  // a category: nothing is there
+
+constexpr uint64_t kPageBytes = 4096;
+// CRIU asks for a mapping of this length alone, for shorter ones together with their neighbours.
+constexpr uint64_t kLarge = 2 << 20;
+
+// The large anonymous mappings of one process, in the order of their addresses. CRIU has one thread.
+struct Mapping {
+  uint64_t begin, end;
+};
+struct {
+  int process = 0;
+  uint32_t count = 0, hidden = 0;
+  Mapping mappings[4096];
+} g_large;
+
+// Where cr-checkpoint is told; -1: nothing is hidden.
+int g_pages_socket = -1;
+
+__attribute__((constructor)) void FindPagesSocket() {
+  const char* const number = getenv(kPagesSocketVariable);
+  if (number != nullptr) g_pages_socket = atoi(number);
+}
+
+// The process whose pagemap `fd` is; 0 if it is another file.
+int ProcessOfPagemap(int fd) {
+  char link[64], path[256];
+  snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+  const ssize_t length = readlink(link, path, sizeof(path) - 1);
+  if (length <= 0) return 0;
+  path[length] = '\0';
+  char* const file = strrchr(path, '/');
+  if (file == nullptr || strcmp(file, "/pagemap") != 0) return 0;
+  *file = '\0';
+  const char* const folder = strrchr(path, '/');
+  return atoi(folder != nullptr ? folder + 1 : path);
+}
+
+// A line of /proc/PID/maps: "BEGIN-END rw-p OFFSET DEVICE INODE   NAME".
+void NoteMapping(const char* line) {
+  char* after;
+  const uint64_t begin = strtoul(line, &after, 16);
+  const uint64_t end = *after == '-' ? strtoul(after + 1, &after, 16) : begin;
+  unsigned long inode;
+  char rights[8];
+  int name = 0;
+  if (end - begin < kLarge || sscanf(after, " %7s %*x %*s %lu %n", rights, &inode, &name) != 2 || name == 0) return;
+  // Of others CRIU has just changed the rights, so that it can read them, and will change them back.
+  const bool is_private = rights[0] == 'r' && rights[1] == 'w' && rights[3] == 'p';
+  const char* const text = after + name;
+  const bool is_plain = *text == '\0' || strcmp(text, "[heap]") == 0 || strncmp(text, "[anon:", 6) == 0;
+  if (!is_private || inode != 0 || !is_plain) return;
+  if (g_large.count < sizeof(g_large.mappings) / sizeof(Mapping)) g_large.mappings[g_large.count++] = {begin, end};
+}
+
+void ReadMappings(int process) {
+  g_large.process = process;
+  g_large.count = g_large.hidden = 0;
+  char text[8192];
+  snprintf(text, sizeof(text), "/proc/%d/maps", process);
+  const int fd = int(syscall(SYS_openat, AT_FDCWD, text, O_RDONLY | O_CLOEXEC));
+  size_t held = 0;
+  while (fd >= 0) {
+    const ssize_t got = read(fd, text + held, sizeof(text) - 1 - held);
+    if (got <= 0) break;
+    held += size_t(got);
+    text[held] = '\0';
+    char* line = text;
+    for (char* end; (end = strchr(line, '\n')) != nullptr; line = end + 1) {
+      *end = '\0';
+      NoteMapping(line);
+    }
+    held -= size_t(line - text);
+    memmove(text, line, held);
+  }
+  if (fd >= 0) close(fd);
+}
+
+bool LiesInLargeMapping(uint64_t begin, uint64_t end) {
+  for (uint32_t i = 0; i < g_large.count; ++i) {
+    if (begin >= g_large.mappings[i].begin && end <= g_large.mappings[i].end) return true;
+  }
+  return false;
+}
+
+bool Tell(const HiddenPages* pages, size_t count) {
+  const char* at = reinterpret_cast<const char*>(pages);
+  for (size_t left = count * sizeof(*pages); left > 0;) {
+    const ssize_t sent = send(g_pages_socket, at, left, MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent <= 0) return false;
+    at += sent;
+    left -= size_t(sent);
+  }
+  return true;
+}
+
+// Takes out of `count` regions that the kernel has found what cr-checkpoint is to read. Returns how many are left; -1:
+// cr-checkpoint is gone.
+long HidePages(int fd, const ScanArguments& scan, long count) {
+  const int process = ProcessOfPagemap(fd);
+  if (process == 0) return count;
+  if (process != g_large.process) ReadMappings(process);
+  if (!LiesInLargeMapping(scan.start, scan.end)) return count;
+  auto* const regions = reinterpret_cast<PageRegion*>(scan.vec);
+  HiddenPages told[128];
+  size_t to_tell = 0;
+  long left = 0;
+  for (long i = 0; i < count; ++i) {
+    if ((regions[i].categories & kGuard) != 0 || g_large.hidden >= kMostHidden) {
+      regions[left++] = regions[i];
+      continue;
+    }
+    // The kernel may find more than it says it has looked at. CRIU asks again from there.
+    const uint64_t end = regions[i].end < scan.walk_end ? regions[i].end : scan.walk_end;
+    if (regions[i].start >= end) break;
+    ++g_large.hidden;
+    told[to_tell].process = process;
+    told[to_tell].address = regions[i].start;
+    told[to_tell].pages = (end - regions[i].start) / kPageBytes;
+    if (++to_tell < sizeof(told) / sizeof(told[0])) continue;
+    if (!Tell(told, to_tell)) return -1;
+    to_tell = 0;
+  }
+  return Tell(told, to_tell) ? left : -1;
+}
 
 long Ptrace(long request, pid_t thread, void* address, void* data) {
   return syscall(SYS_ptrace, request, thread, address, data);
@@ -115,7 +268,18 @@ void LeaveToKernel(pid_t thread, user_regs_struct* registers) {
 
 }  // namespace
 
-// In place of the C library's.
+// These are in place of the C library's.
+
+extern "C" __attribute__((visibility("default"))) int ioctl(int fd, unsigned long request, ...) noexcept {
+  va_list arguments;
+  va_start(arguments, request);
+  void* const argument = va_arg(arguments, void*);
+  va_end(arguments);
+  const long result = syscall(SYS_ioctl, fd, request, argument);
+  if (request != kPagemapScan || result <= 0 || g_pages_socket < 0) return int(result);
+  return int(HidePages(fd, *static_cast<const ScanArguments*>(argument), result));
+}
+
 extern "C" __attribute__((visibility("default"))) long ptrace(__ptrace_request request, ...) noexcept {
   va_list arguments;
   va_start(arguments, request);

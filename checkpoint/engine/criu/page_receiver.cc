@@ -12,6 +12,7 @@
 #include <protozero/pbf_writer.hpp>
 #include <utility>
 
+#include "checkpoint/engine/criu/pages_socket.h"
 #include "proto/base/status_macros.h"
 #include "proto/errors/absl_status.h"
 #include "proto/machine/machine_memory.h"
@@ -135,8 +136,9 @@ PageReceiver::~PageReceiver() {
   if (buffer_) munmap(buffer_, size_);
 }
 
-absl::StatusOr<UniqueFd> PageReceiver::Begin(int folder) {
+absl::StatusOr<UniqueFd> PageReceiver::Begin(int folder, ReadMemory read) {
   int ends[2];
+  read_ = std::move(read);
   if (buffer_) folder_.Reset(fcntl(folder, F_DUPFD_CLOEXEC, 3));
   if (!folder_.ok() || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
     return ErrnoStatus("cannot receive the memory of processes", buffer_ ? errno : ENOMEM);
@@ -166,6 +168,7 @@ absl::Status PageReceiver::Finish() {
 bool PageReceiver::Fail(const absl::Status& error) {
   MutexLock lock(&mutex_);
   error_.Update(error);
+  changed_.NotifyAll();
   return false;
 }
 
@@ -183,21 +186,29 @@ void PageReceiver::Receive() {
 }
 
 bool PageReceiver::ReceiveAll() {
-  SocketCopier copier(socket_.get());
+  SocketCopier copier(socket_.get(), /*fetches=*/read_ != nullptr);
   for (Message message; ReadMessage(&message);) {
     switch (message.command) {
       case kOpen: {
         const char has_parent = 0;
-        if (!CloseImage() || !OpenImage(message.target)) return false;
+        if (!CloseImage(&copier) || !OpenImage(message.target)) return false;
         if (send(socket_.get(), &has_parent, 1, MSG_NOSIGNAL) != 1) return false;
         break;
       }
       case kAdd:
-        if (!AddPages(message, &copier)) return false;
+        if (!AddHidden(message.address, &copier) || !AddPages(message, &copier)) return false;
+        break;
+      case kHidden:
+        if (!read_ || message.process == 0) return Fail(absl::UnimplementedError("CRIU hides memory by itself"));
+        if (message.pages == 0 || hidden_.size() >= kMostHidden ||
+            (!hidden_.empty() && message.address < hidden_.back().address)) {
+          return Fail(absl::DataLossError("CRIU hides memory in another way than it should"));
+        }
+        hidden_.push_back(message);
         break;
       case kClose:
       case kForceClose:
-        return copier.Finish() && CloseImage();
+        return CloseImage(&copier) && copier.Finish();
       default:
         return Fail(
             absl::UnimplementedError("CRIU sends an unknown command (" + std::to_string(message.command) + ")"));
@@ -222,6 +233,11 @@ bool PageReceiver::ReadMessage(Message* message) {
     // The first message names a target and has neither pages nor an address.
     wide_ = Load<uint64_t>(bytes + 16) == 0;
     layout_known_ = true;
+  }
+  static_assert(sizeof(HiddenPages) == kNarrowBytes);
+  if (const auto hidden = Load<HiddenPages>(bytes); hidden.command == kHidden) {
+    *message = {kHidden, kPresent, hidden.pages, hidden.address, 0, hidden.process};
+    return true;
   }
   if (wide_ && !read(kNarrowBytes, kWideBytes)) return false;
   const uint32_t word = Load<uint32_t>(bytes);
@@ -262,7 +278,16 @@ bool PageReceiver::WriteMap() {
   return status.ok() || Fail(status);
 }
 
-bool PageReceiver::CloseImage() {
+bool PageReceiver::AddHidden(uint64_t end, SocketCopier* copier) {
+  for (; !hidden_.empty() && hidden_.front().address < end; hidden_.pop_front()) {
+    if (!AddPages(hidden_.front(), copier)) return false;
+    hidden_bytes_ += hidden_.front().pages * kPageBytes;
+  }
+  return true;
+}
+
+bool PageReceiver::CloseImage(SocketCopier* copier) {
+  if (!AddHidden(UINT64_MAX, copier)) return false;
   if (!map_) return true;
   const bool ok = WriteMap();
   map_ = pages_ = nullptr;
@@ -281,6 +306,7 @@ bool PageReceiver::AddPages(const Message& message, SocketCopier* copier) {
   AppendMessage(entry, &entries_);
   if (entries_.size() > kWriteBytes && !WriteMap()) return false;
   if (!(message.flags & kPresent)) return true;
+  uint64_t address = message.address;
   for (uint64_t left = message.pages * kPageBytes; left > 0;) {
     uint64_t room;
     {
@@ -301,8 +327,15 @@ bool PageReceiver::AddPages(const Message& message, SocketCopier* copier) {
       }
       if (received_ - written_ > write_at_) changed_.NotifyAll();
     };
-    if (!copier->Copy(buffer_ + at, bytes, done)) return false;
+    const auto fetch = [this, process = message.process, address, to = buffer_ + at, bytes] {
+      const absl::Status status = read_(process, address, to, bytes);
+      return status.ok() || Fail(status);
+    };
+    const bool begun = message.command == kHidden ? copier->Fetch(buffer_ + at, bytes, fetch, done)
+                                                  : copier->Copy(buffer_ + at, bytes, done);
+    if (!begun) return false;
     taken_ += bytes;
+    address += bytes;
     left -= bytes;
   }
   return true;

@@ -7,6 +7,10 @@
 // written: pagemap-ID.img, pagemap-shmem-ID.img and pages-N.img. What does not fit into the buffer is written at once.
 // Pages of zeros are holes in the files.
 //
+// What is most of it need not go through CRIU, whose one thread takes 0.1 s for a GB: the library in CRIU
+// (criu_preload.cc) hides it from CRIU and says where it is (kHidden, pages_socket.h), and the threads of this end read
+// it out of the processes.
+//
 // The protocol is that of criu/page-xfer.c, in the layouts of CRIU 3.17 to 4.1 and of 4.2. CRIU waits for an answer
 // before it lets the processes go, so all pages have been copied by then. If this end is closed before, CRIU fails and
 // the processes run on. CRIU may have a user's rights: any input is safe.
@@ -17,6 +21,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -39,12 +44,16 @@ class PageReceiver {
   PageReceiver(const PageReceiver&) = delete;
   PageReceiver& operator=(const PageReceiver&) = delete;
 
+  // Reads `bytes` at `address` of the process that is `process` for CRIU. Called by several threads.
+  using ReadMemory = std::function<absl::Status(int process, uint64_t address, char* to, size_t bytes)>;
   // Begins to receive into the open folder `folder`. Gives CRIU's end of the socket, to be closed at the latest when
-  // CRIU has ended. Once only.
-  absl::StatusOr<UniqueFd> Begin(int folder);
+  // CRIU has ended. Null `read`: hidden memory is an error. Once only.
+  absl::StatusOr<UniqueFd> Begin(int folder, ReadMemory read = nullptr);
   // After CRIU has ended and its end is closed: waits for what it has sent. Fails if that is not all of a dump, or if a
   // file cannot be written; without a message if the reason is that CRIU has ended, which then says why.
   absl::Status Received();
+  // After Received: how much of it was hidden from CRIU.
+  uint64_t hidden_bytes() const { return hidden_bytes_; }
   // Waits until all files are written. They are not flushed to the disk. Fails without a message as Received.
   absl::Status Finish();
 
@@ -54,10 +63,11 @@ class PageReceiver {
   static constexpr uint64_t kUsualBytes = uint64_t{640} << 20;
 
  private:
-  // One kind of message for all commands, as CRIU sends it.
+  // One kind of message for all commands, as CRIU sends it, and HiddenPages.
   struct Message {
     uint32_t command = 0, flags = 0;
     uint64_t pages = 0, address = 0, target = 0;
+    int process = 0;  // of kHidden
   };
   class File;
   // Bytes in the buffer that belong to one file.
@@ -70,8 +80,10 @@ class PageReceiver {
   bool ReceiveAll();
   bool ReadMessage(Message* message);
   bool OpenImage(uint64_t target);
-  bool CloseImage();
+  bool CloseImage(SocketCopier* copier);
   bool AddPages(const Message& message, SocketCopier* copier);
+  // The hidden pages below `end`, which CRIU does not follow with lower ones.
+  bool AddHidden(uint64_t end, SocketCopier* copier);
   void Write();
   bool WriteMap();
   std::shared_ptr<File> Create(const std::string& name);
@@ -83,6 +95,7 @@ class PageReceiver {
   char* buffer_ = nullptr;
   UniqueFd folder_;
   UniqueFd socket_;
+  ReadMemory read_;
   std::thread receiver_, writer_;
 
   // Of the receiver.
@@ -92,6 +105,8 @@ class PageReceiver {
   uint32_t images_ = 0;
   std::shared_ptr<File> pages_, map_;  // the open pages-N.img and its pagemap image
   std::string entries_;                // what goes to the latter
+  std::deque<Message> hidden_;         // of the open image, in the order of their addresses, not added yet
+  uint64_t hidden_bytes_ = 0;
 
   Mutex mutex_;
   Condition changed_;

@@ -13,11 +13,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/engine/criu/criu_image.h"
+#include "checkpoint/engine/criu/pages_socket.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -71,6 +75,10 @@ class Sender {
   bool Add(const Entry& entry, const std::string& bytes) {
     return Message(kAdd, entry.flags, entry.pages, entry.address, 0) && Send(bytes.data(), bytes.size());
   }
+  bool Hide(int process, uint64_t address, uint64_t pages) {
+    const HiddenPages hidden{kHidden, process, address, pages};
+    return Send(&hidden, sizeof(hidden));
+  }
   bool Close() {
     int32_t status = -1;
     return Message(kForceClose, 0, 0, 0, 0) && recv(fd_, &status, sizeof(status), MSG_WAITALL) == sizeof(status) &&
@@ -106,8 +114,8 @@ class PageReceiverTest : public testing::TestWithParam<bool> {
     std::filesystem::remove_all(folder_);
   }
 
-  int Begin(PageReceiver* receiver) {
-    absl::StatusOr<UniqueFd> end = receiver->Begin(fd_);
+  int Begin(PageReceiver* receiver, PageReceiver::ReadMemory read = nullptr) {
+    absl::StatusOr<UniqueFd> end = receiver->Begin(fd_, std::move(read));
     EXPECT_EQ(end.status(), absl::OkStatus());
     return end.ok() ? end->Release() : -1;
   }
@@ -221,6 +229,93 @@ TEST_P(PageReceiverTest, TakesMoreThanItsBuffer) {
   }
 }
 
+// What is hidden comes between what CRIU sends, at its address, however much there is and wherever it is told.
+TEST_P(PageReceiverTest, ReadsWhatIsHidden) {
+  std::mt19937 random(9);
+  for (const uint64_t buffer : {uint64_t{1}, uint64_t{64} << 20}) {
+    std::filesystem::remove_all(folder_ + "/pages-1.img");
+    std::filesystem::remove_all(folder_ + "/pages-2.img");
+    for (const int id : {17, 18}) std::filesystem::remove_all(folder_ + "/pagemap-" + std::to_string(id) + ".img");
+    std::string memory[2];
+    for (std::string& one : memory) one = Noise(3000, random());
+    PageReceiver receiver(buffer);
+    const auto read = [&](int process, uint64_t address, char* to, size_t bytes) {
+      memory[process - 17].copy(to, bytes, address);
+      return absl::OkStatus();
+    };
+    Sender criu(Begin(&receiver, read), GetParam());
+    std::string expected[2];
+    std::vector<Entry> entries[2];
+    uint64_t hidden = 0;
+    for (const int process : {17, 18}) {
+      ASSERT_TRUE(criu.Open(Process(unsigned(process))));
+      std::vector<Entry> sent;  // what CRIU sends when it has looked at several mappings
+      for (uint64_t at = 0; at < 3000;) {
+        const uint64_t pages = std::min<uint64_t>(1 + random() % 300, 3000 - at);
+        const Entry entry{at * kPage, pages, kPresent};
+        switch (random() % 3) {
+          case 0:
+            ASSERT_TRUE(criu.Hide(process, entry.address, pages));
+            hidden += pages * kPage;
+            break;
+          case 1:
+            sent.push_back(entry);
+            break;
+          default:
+            at += pages;
+            continue;
+        }
+        expected[process - 17].append(memory[process - 17], entry.address, pages * kPage);
+        entries[process - 17].push_back(entry);
+        at += pages;
+        if (random() % 4 != 0) continue;
+        for (const Entry& one : sent) {
+          ASSERT_TRUE(criu.Add(one, memory[process - 17].substr(one.address, one.pages * kPage)));
+        }
+        sent.clear();
+      }
+      for (const Entry& one : sent) {
+        ASSERT_TRUE(criu.Add(one, memory[process - 17].substr(one.address, one.pages * kPage)));
+      }
+    }
+    ASSERT_TRUE(criu.Close());
+    criu.End();
+    ASSERT_EQ(receiver.Received(), absl::OkStatus());
+    EXPECT_EQ(receiver.hidden_bytes(), hidden);
+    ASSERT_EQ(receiver.Finish(), absl::OkStatus());
+    for (const int process : {0, 1}) {
+      EXPECT_TRUE(Read("pages-" + std::to_string(process + 1) + ".img") == expected[process]) << process;
+      uint32_t pages = 0;
+      std::vector<Entry> found;
+      ReadMap("pagemap-" + std::to_string(process + 17) + ".img", &pages, &found);
+      ASSERT_EQ(found.size(), entries[process].size());
+      for (size_t i = 0; i < found.size(); ++i) {
+        EXPECT_EQ(found[i].address, entries[process][i].address);
+        EXPECT_EQ(found[i].pages, entries[process][i].pages);
+        EXPECT_EQ(found[i].flags, entries[process][i].flags);
+      }
+    }
+  }
+}
+
+// CRIU is not answered, and the reason is told.
+TEST_P(PageReceiverTest, WhatIsHiddenCannotBeRead) {
+  PageReceiver receiver(1);
+  std::atomic<int> reads{0};
+  const auto read = [&reads](int, uint64_t, char*, size_t) {
+    return ++reads < 3 ? absl::OkStatus() : absl::PermissionDeniedError("not this one");
+  };
+  Sender criu(Begin(&receiver, read), GetParam());
+  ASSERT_TRUE(criu.Open(Process(17)));
+  for (uint64_t i = 0; i < 40; ++i) {
+    if (!criu.Hide(17, i << 20, 256)) break;
+  }
+  EXPECT_FALSE(criu.Close());
+  criu.End();
+  EXPECT_EQ(receiver.Received().message(), "not this one");
+  EXPECT_EQ(receiver.Finish().message(), "not this one");
+}
+
 // CRIU says itself why it has ended.
 TEST_P(PageReceiverTest, CriuEnds) {
   for (int after = 0; after < 4; ++after) {
@@ -294,6 +389,32 @@ TEST_P(PageReceiverTest, RefusesWhatCriuDoesNotSend) {
       {kAdd, 1, Process(1), "belong to no image"},
       {99, 0, Process(1), "unknown command"},
   };
+  const auto read = [](int, uint64_t, char*, size_t) { return absl::OkStatus(); };
+  const struct {
+    bool reads;
+    HiddenPages first, second;
+    const char* error;
+  } kHiddenCases[] = {
+      {false, {kHidden, 17, 0, 1}, {}, "by itself"},
+      {true, {kHidden, 0, 0, 1}, {}, "by itself"},
+      {true, {kHidden, 17, 0, 0}, {}, "in another way"},
+      {true, {kHidden, 17, 8192, 1}, {kHidden, 17, 4096, 1}, "in another way"},
+      {true, {kHidden, 17, 8192, uint64_t{1} << 60}, {kHidden, 17, uint64_t{1} << 60, 1}, "belong to no image"},
+  };
+  for (const auto& one : kHiddenCases) {
+    std::filesystem::remove_all(folder_ + "/pages-1.img");
+    std::filesystem::remove_all(folder_ + "/pagemap-17.img");
+    PageReceiver receiver(1);
+    Sender criu(one.reads ? Begin(&receiver, read) : Begin(&receiver), GetParam());
+    ASSERT_TRUE(criu.Open(Process(17)));
+    ASSERT_TRUE(criu.Send(&one.first, sizeof(one.first)));
+    if (one.second.process != 0) {
+      ASSERT_TRUE(criu.Send(&one.second, sizeof(one.second)));
+    }
+    criu.Close();
+    const std::string error(receiver.Received().message());
+    EXPECT_NE(error.find(one.error), std::string::npos) << error;
+  }
   for (const auto& one : kCases) {
     PageReceiver receiver(1);
     Sender criu(Begin(&receiver), GetParam());

@@ -13,9 +13,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/utsname.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -119,6 +121,63 @@ struct Connections : Pair {
   int other = -1;
 };
 
+// Memory of all kinds that CRIU may send or not: long mappings with gaps, of all rights, and a short one.
+class Memory {
+ public:
+  Memory() {
+    for (Piece& piece : pieces_) {
+      void* const memory = mmap(nullptr, piece.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (memory == MAP_FAILED) abort();
+      piece.words = static_cast<uint64_t*>(memory);
+      madvise(memory, piece.bytes, MADV_NOHUGEPAGE);
+      if (piece.named) prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, memory, piece.bytes, "piece");
+      ForEach(piece, [](uint64_t* word, uint64_t value) { *word = value; });
+      mprotect(memory, piece.bytes, piece.rights);
+    }
+  }
+  // One more page each time.
+  void Change(int step) {
+    Piece& piece = pieces_[0];
+    piece.words[size_t(step) % (piece.bytes / kPage) * kPageWords + 7] = uint64_t(step);
+  }
+  bool IsRight(int step) {
+    bool right = pieces_[0].words[size_t(step) % (pieces_[0].bytes / kPage) * kPageWords + 7] == uint64_t(step);
+    for (const Piece& piece : pieces_) {
+      if (piece.rights == PROT_NONE) mprotect(piece.words, piece.bytes, PROT_READ);
+      ForEach(piece, [&right](const uint64_t* word, uint64_t value) { right = right && *word == value; });
+      if (piece.rights == PROT_NONE) mprotect(piece.words, piece.bytes, PROT_NONE);
+    }
+    return right;
+  }
+  // Bytes of what has no need of CRIU: two pages of three.
+  static constexpr uint64_t kHidden = (size_t{24} + 12) * 2 / 3 << 20;
+
+ private:
+  static constexpr size_t kPage = 4096, kPageWords = kPage / sizeof(uint64_t);
+  struct Piece {
+    size_t bytes;
+    int rights;
+    bool named;
+    uint64_t* words = nullptr;
+  };
+  // The words that are written at the begin, of two pages of three. The others are zero, or nowhere.
+  template <typename Do>
+  static void ForEach(const Piece& piece, const Do& action) {
+    for (size_t page = 0; page < piece.bytes / kPage; ++page) {
+      for (const size_t at : {size_t{0}, kPageWords - 1}) {
+        if (page % 3 != 0) action(piece.words + page * kPageWords + at, page << 20 | at | uint64_t{1} << 60);
+      }
+    }
+  }
+  Piece pieces_[7] = {{24 << 20, PROT_READ | PROT_WRITE, false},
+                      {12 << 20, PROT_READ | PROT_WRITE, true},
+                      {8 << 20, PROT_READ, false},
+                      {2 << 20, PROT_WRITE, false},
+                      {4 << 20, PROT_READ | PROT_EXEC, false},
+                      {4 << 20, PROT_NONE, false},
+                      {1 << 20, PROT_READ | PROT_WRITE, false}};
+};
+
 // The program that is saved: counts on standard output, in a shared mapping, while a thread serves a socket. `port`:
 // see Connections; -1: without them.
 int Subject(const char* folder, int steps, int port) {
@@ -149,8 +208,14 @@ int Subject(const char* folder, int steps, int port) {
   const pid_t pid = getpid();
   std::optional<Connections> connections;
   if (port >= 0) connections.emplace(port);
+  Memory pieces;
   while (*count < steps) {
+    if (!pieces.IsRight(*count)) {
+      printf("the memory is wrong\n");
+      return 1;
+    }
     *count = *count + 1;
+    pieces.Change(*count);
     printf("%d %d%s\n", int(*count), getpid() == pid, connections ? connections->Use(*count).c_str() : "");
     fflush(stdout);
     usleep(20000);
@@ -223,6 +288,19 @@ class SnapshotTest : public testing::Test {
     ASSERT_EQ(DumpProcesses(job_, facts_, folder_ + image, folder_ + "/job", stop, nullptr, &pages, &found_),
               absl::OkStatus());
     ASSERT_EQ(pages.Finish(), absl::OkStatus());
+    if (MayHide()) {
+      EXPECT_GE(pages.hidden_bytes(), Memory::kHidden);
+    }
+  }
+
+  // Whether CRIU and the kernel have what it takes (criu_preload.cc).
+  static bool MayHide() {
+    utsname kernel;
+    uname(&kernel);
+    int major = 0, minor = 0;
+    sscanf(kernel.release, "%d.%d", &major, &minor);
+    const absl::StatusOr<std::string> criu = FindCriu();
+    return (major > 6 || (major == 6 && minor >= 7)) && criu.ok() && atoi(CriuVersion(*criu).c_str()) >= 4;
   }
 
   void Kill() {

@@ -17,6 +17,8 @@ namespace {
 
 // More do not help: moving references is the slower part then.
 constexpr size_t kLanes = 4;
+// Threads for Fetch: all processors but those that CRIU and the caller need. Each takes 3 to 4 GB/s.
+constexpr unsigned kSparedProcessors = 2, kMostFetchers = 16;
 constexpr int kPipeBytes = 1 << 20;
 // Less is copied sooner than handed to another thread.
 constexpr size_t kWorthALane = 64 << 10;
@@ -35,7 +37,7 @@ bool All(size_t bytes, const Some& some) {
 
 }  // namespace
 
-SocketCopier::SocketCopier(int socket) : socket_(socket) {
+SocketCopier::SocketCopier(int socket, bool fetches) : socket_(socket) {
   for (size_t i = 0; i < kLanes; ++i) {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) break;
@@ -48,6 +50,12 @@ SocketCopier::SocketCopier(int socket) : socket_(socket) {
   // Fewer will do; without any, the caller's thread copies.
   const auto has_none = [](const std::unique_ptr<Lane>& lane) { return !lane->thread.joinable(); };
   lanes_.erase(std::remove_if(lanes_.begin(), lanes_.end(), has_none), lanes_.end());
+  const unsigned processors = std::thread::hardware_concurrency();
+  const unsigned fetchers = std::clamp(processors, kSparedProcessors + 2, kSparedProcessors + kMostFetchers);
+  for (unsigned i = kSparedProcessors; fetches && i < fetchers; ++i) {
+    std::thread thread = StartThread([this] { RunFetches(); });
+    if (thread.joinable()) fetchers_.push_back(std::move(thread));
+  }
 }
 
 SocketCopier::~SocketCopier() {
@@ -59,6 +67,13 @@ SocketCopier::~SocketCopier() {
   // A thread that waits for the rest of a part has no more to wait for.
   for (const auto& lane : lanes_) lane->in.Close();
   for (const auto& lane : lanes_) lane->thread.join();
+  for (std::thread& fetcher : fetchers_) fetcher.join();
+}
+
+SocketCopier::Part* SocketCopier::Add(Part part) {
+  if (failed_) return nullptr;
+  parts_.push_back(std::make_unique<Part>(std::move(part)));
+  return parts_.back().get();
 }
 
 bool SocketCopier::Copy(char* to, size_t bytes, std::function<void()> done) {
@@ -66,9 +81,8 @@ bool SocketCopier::Copy(char* to, size_t bytes, std::function<void()> done) {
   Part* part = nullptr;
   {
     MutexLock lock(&mutex_);
-    if (failed_) return false;
-    parts_.push_back(std::make_unique<Part>(Part{to, bytes, std::move(done)}));
-    part = parts_.back().get();
+    part = Add({to, bytes, std::move(done)});
+    if (part == nullptr) return false;
     if (bytes >= kWorthALane && !lanes_.empty()) {
       lane = lanes_[next_++ % lanes_.size()].get();
       lane->parts.push_back(part);
@@ -85,6 +99,26 @@ bool SocketCopier::Copy(char* to, size_t bytes, std::function<void()> done) {
   return true;
 }
 
+bool SocketCopier::Fetch(char* to, size_t bytes, std::function<bool()> fetch, std::function<void()> done) {
+  Part* part = nullptr;
+  {
+    MutexLock lock(&mutex_);
+    part = Add({to, bytes, std::move(done), std::move(fetch)});
+    if (part == nullptr) return false;
+    if (!fetchers_.empty()) to_fetch_.push_back(part);
+  }
+  if (!fetchers_.empty()) {
+    changed_.NotifyAll();
+    return true;
+  }
+  if (part->fetch()) {
+    Complete(part);
+    return true;
+  }
+  Fail();
+  return false;
+}
+
 bool SocketCopier::Finish() {
   MutexLock lock(&mutex_);
   while (!parts_.empty() && !failed_) changed_.Wait(&mutex_);
@@ -98,6 +132,12 @@ void SocketCopier::Complete(Part* part) {
   changed_.NotifyAll();
 }
 
+void SocketCopier::Fail() {
+  MutexLock lock(&mutex_);
+  failed_ = true;
+  changed_.NotifyAll();
+}
+
 void SocketCopier::Run(Lane* lane) {
   while (true) {
     Part* part = nullptr;
@@ -108,14 +148,24 @@ void SocketCopier::Run(Lane* lane) {
       part = lane->parts.front();
       lane->parts.pop_front();
     }
-    if (All(part->bytes, [&](size_t at, size_t left) { return read(lane->out.get(), part->to + at, left); })) {
-      Complete(part);
-      continue;
+    if (!All(part->bytes, [&](size_t at, size_t left) { return read(lane->out.get(), part->to + at, left); }))
+      return Fail();
+    Complete(part);
+  }
+}
+
+void SocketCopier::RunFetches() {
+  while (true) {
+    Part* part = nullptr;
+    {
+      MutexLock lock(&mutex_);
+      while (!over_ && to_fetch_.empty()) changed_.Wait(&mutex_);
+      if (over_) return;
+      part = to_fetch_.front();
+      to_fetch_.pop_front();
     }
-    MutexLock lock(&mutex_);
-    failed_ = true;
-    changed_.NotifyAll();
-    return;
+    if (!part->fetch()) return Fail();
+    Complete(part);
   }
 }
 
