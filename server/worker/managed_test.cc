@@ -5,6 +5,8 @@
 #include <cuda.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <memory>
 #include <string>
@@ -158,6 +160,45 @@ TEST_F(ManagedTest, WorkIsFoundUntilItIsWaitedFor) {
   EXPECT_TRUE(FindsWork());
   EXPECT_EQ(client_->Synchronize(), CUDA_SUCCESS);
   EXPECT_FALSE(FindsWork());
+}
+
+// The executor watches for a moment only, and hands longer waits over. The pages come with the answer all the same.
+TEST_F(ManagedTest, ALongWaitBringsThePagesThatWereAskedFor) {
+  constexpr uint64_t kSegment = ManagedMemory::kPage;
+  const int fd = memfd_create("managed", MFD_CLOEXEC);
+  ASSERT_EQ(ftruncate(fd, kSegment), 0);
+  ASSERT_EQ(client_->channel().SendFd(3, fd), ChannelStatus::kOk);
+  wire::OpManagedMap_Request map;
+  map.tag = 3;
+  map.address = kManagedBase;
+  map.bytes = kSegment;
+  ASSERT_EQ(client_->Call(kOpManagedMap, map), CUDA_SUCCESS);
+  // Memory that has been copied several times is registered, so that copies follow the work.
+  const uint64_t all[2] = {kManagedBase, kSegment}, some[2] = {kManagedBase + kBytes, kBytes};
+  const auto payload_of = [](const uint64_t(&run)[2]) {
+    return std::string_view(reinterpret_cast<const char*>(run), sizeof run);
+  };
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_EQ(client_->Call(kOpManagedFlush, wire::OpManagedFlush_Request(), payload_of(all)), CUDA_SUCCESS);
+    ASSERT_EQ(client_->Synchronize(), CUDA_SUCCESS);
+  }
+  wire::cuMemsetD8Async_Request fill;
+  fill.dstDevice = kManagedBase;
+  fill.uc = 'x';
+  fill.N = kSegment;
+  ASSERT_EQ(client_->Call(kCall_cuMemsetD8Async, fill), CUDA_SUCCESS);
+  char fetched = 0;
+  ASSERT_EQ(client_->Call(kCall_cuCtxSynchronize, wire::cuCtxSynchronize_Request(), payload_of(some), &fetched, 1),
+            CUDA_SUCCESS);
+  EXPECT_EQ(client_->reply.payload_bytes, 1u);
+  std::string bytes(3 * kBytes, 'o');
+  ASSERT_EQ(pread(fd, &bytes[0], bytes.size(), 0), ssize_t(bytes.size()));
+  EXPECT_EQ(bytes, std::string(kBytes, 0) + std::string(kBytes, 'x') + std::string(kBytes, 0));
+  // Nobody has asked for any.
+  ASSERT_EQ(client_->Call(kCall_cuMemsetD8Async, fill), CUDA_SUCCESS);
+  ASSERT_EQ(client_->Call(kCall_cuCtxSynchronize, wire::cuCtxSynchronize_Request(), {}, &fetched, 1), CUDA_SUCCESS);
+  EXPECT_EQ(client_->reply.payload_bytes, 0u);
+  close(fd);
 }
 
 // A program may go by a function of the host's that no work follows. When the client has run it, the driver still has

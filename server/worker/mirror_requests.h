@@ -36,9 +36,11 @@ CUresult FetchManaged(WorkerSession& worker, uint64_t address, uint64_t bytes, s
 void FetchExpected(WorkerSession& worker, const Request& request, ReplyBuilder* reply);
 // The same in two halves, so that the copies follow the work without a gap: before the executor itself waits for all of
 // the session's work, and afterwards instead of FetchExpected. False if these pages cannot be had so. If it waits no
-// longer, ManagedMemory::LeaveFetch is called instead of the second half.
+// longer, ManagedMemory::LeaveFetch is called instead of the second half, and whoever waits on calls NoteFetched.
 bool BeginFetchExpected(WorkerSession& worker, const Request& request);
 void EndFetchExpected(WorkerSession& worker, ReplyBuilder* reply);
+// Makes `payload`, the reply's, say that the pages have been fetched. Any thread.
+void NoteFetched(std::string* payload);
 
 }  // namespace cuda_remote::server
 

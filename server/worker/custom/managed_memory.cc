@@ -103,25 +103,19 @@ bool IsDone(WorkerSession& worker, const Work& work) {
 
 }  // namespace
 
-namespace {
-
-void SayFetched(WorkerSession& worker, ReplyBuilder* reply) {
-  reply->payload.assign(1, '\1');
-  MakeCurrent(worker.driver(), worker.current_ref());
-}
-
-}  // namespace
+void NoteFetched(std::string* payload) { payload->assign(1, '\1'); }
 
 void EndFetchExpected(WorkerSession& worker, ReplyBuilder* reply) {
   worker.managed_memory().EndFetch();
-  SayFetched(worker, reply);
+  NoteFetched(&reply->payload);
+  MakeCurrent(worker.driver(), worker.current_ref());
 }
 
 void FetchExpected(WorkerSession& worker, const Request& request, ReplyBuilder* reply) {
   const std::string_view runs = request.payload.unstable();
   if (runs.empty() || worker.executes_kept() || !IsDone(worker, AllWork(worker))) return;
   worker.PrepareManagedMemory();
-  if (worker.managed_memory().Fetch(runs) == CUDA_SUCCESS) return SayFetched(worker, reply);
+  if (worker.managed_memory().Fetch(runs) == CUDA_SUCCESS) NoteFetched(&reply->payload);
   MakeCurrent(worker.driver(), worker.current_ref());
 }
 

@@ -23,11 +23,12 @@ constexpr size_t kMostAskedStreams = 256;
 CUresult SynchronizeContext(WorkerSession& worker, const Request& request, ContextRef context, ReplyBuilder* reply) {
   const DriverTable* const driver = &worker.driver();
   const uint64_t work = worker.work_now();
+  bool fetching = false;
   // What is asked here are the streams of all contexts. With one context, it is the session's work.
   if (worker.contexts().size() == 1 && CapturesInProgress() == 0 && !worker.prints() &&
       worker.handles().Count(Kind::kStream) <= kMostAskedStreams) {
     CUresult state = CUDA_SUCCESS;
-    const bool fetching = BeginFetchExpected(worker, request);
+    fetching = BeginFetchExpected(worker, request);
     // The copies are behind all of it.
     const auto ask = [&] { return fetching ? worker.managed_memory().FetchState() : QueryAll(worker, {context}); };
     if (worker.SpinUntil([&] { return (state = ask()) != CUDA_ERROR_NOT_READY; }) && state == CUDA_SUCCESS) {
@@ -42,9 +43,12 @@ CUresult SynchronizeContext(WorkerSession& worker, const Request& request, Conte
     if (fetching) worker.managed_memory().LeaveFetch();
   }
   WorkerSession* const session = &worker;
-  worker.DeferIn(context, reply, [driver, work, session](Answer*) {
+  worker.DeferIn(context, reply, [driver, work, session, fetching](Answer* answer) {
     const CUresult result = driver->cuCtxSynchronize();
-    if (result == CUDA_SUCCESS) session->NoteSynchronized(work);
+    if (result != CUDA_SUCCESS) return result;
+    session->NoteSynchronized(work);
+    // The copies are part of what was waited for.
+    if (fetching) NoteFetched(&answer->payload);
     return result;
   });
   return CUDA_SUCCESS;
