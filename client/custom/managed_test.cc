@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <algorithm>
 #include <string>
 #include <thread>
 #include <vector>
@@ -365,6 +366,34 @@ TEST_F(ManagedTest, AdviceAndPrefetchesForTheHostMakeFetchesLonger) {
   EXPECT_EQ(SentOne<wire::OpManagedFetch_Request>().bytes, 48 * kPage);
   EXPECT_EQ(fetched(memory), 16u);
   EXPECT_EQ(cuMemFree(memory), CUDA_SUCCESS);
+}
+
+// Once the host has used the same page after several waits, the waits ask for it. Sometimes, and less and less often,
+// they do not, to learn whether the host still uses it.
+TEST_F(ManagedTest, WaitsAskForThePagesThatTheHostUsesEachTime) {
+  server_->On(kCall_cuCtxSynchronize, [](const FakeServer::Request& request) {
+    return FakeServer::Answer(CUDA_SUCCESS, {}, 0, request.payload.empty() ? "" : "1");
+  });
+  const CUdeviceptr memory = Allocate(kSegment);
+  memset(AtHost(memory), 'h', kSegment);
+  // The turns in which the host had to fetch the page itself.
+  const auto missed = [&](CUdeviceptr page, int turns) {
+    std::vector<int> found;
+    for (int turn = 1; turn <= turns; ++turn) {
+      EXPECT_EQ(cuMemPrefetchAsync(memory, 1, Gpu(0), 0, nullptr), CUDA_SUCCESS);
+      EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
+      const Calls before = Sent();
+      EXPECT_EQ(std::count(before.begin(), before.end(), kOpManagedFetch), 0) << "the answer has brought it";
+      EXPECT_EQ(AtHost(page)[0], 'h');
+      if (!Sent().empty()) found.push_back(turn);
+    }
+    return found;
+  };
+  EXPECT_EQ(missed(memory, 600), (std::vector<int>{1, 2, 3, 4, 20, 36, 68, 132, 260, 516}));
+  // With other pages it begins anew.
+  EXPECT_EQ(missed(memory + 32 * kPage, 40), (std::vector<int>{1, 2, 3, 4, 5, 21, 37}));
+  EXPECT_EQ(cuMemFree(memory), CUDA_SUCCESS);
+  server_->On(kCall_cuCtxSynchronize, FakeServer::Answer());
 }
 
 TEST_F(ManagedTest, PrefetchesThatAreWrongChangeNothing) {

@@ -24,11 +24,13 @@ constexpr uint64_t kReadGrowth = 4;
 constexpr uint64_t kWorthAhead = 256;
 // Pages whose protection is taken away at a time, at most. Those that are not written then are sent for nothing.
 constexpr uint64_t kMostWrite = 512;
-// So often the host must have used the same pages, and not more than so many, for them to be fetched ahead. Once in so
-// many times they are not, to see whether the host still comes for them.
+// So often the host must have used the same pages, and not more than so many, for them to be fetched ahead.
 constexpr uint64_t kHabit = 3;
 constexpr uint64_t kMostAhead = 64;
-constexpr uint64_t kProbe = 16;
+// Sometimes they are not fetched ahead, to learn whether the host still uses them: a probe. It costs the host several
+// faults. So the distance between two probes doubles, from the first number to the second. If the host has stopped, no
+// more fetches are wasted than were useful before.
+constexpr uint64_t kFirstProbe = 16, kRarestProbe = 256;
 // Runs of one message, two numbers each.
 constexpr size_t kMostRuns = 32 << 10;
 // What is handed over at a time of a segment that was not watched before; of it, units with a page that was used.
@@ -72,6 +74,11 @@ void SetPreferred(uint64_t first, uint64_t last, bool preferred, std::map<uint64
   } else {
     (*ranges)[first] = last;
   }
+}
+
+// Whether the `ahead`th time at which a segment's pages would be fetched ahead is a probe.
+bool IsProbe(uint64_t ahead) {
+  return ahead % kRarestProbe == 0 || (ahead >= kFirstProbe && (ahead & (ahead - 1)) == 0);
 }
 
 }  // namespace
@@ -314,10 +321,11 @@ CUresult ManagedPages::HandOverLocked(ClientChannel* channel, uint64_t start, Se
     segment->mostly_written = written * 8 >= had * 7;
     const bool same = segment->first == segment->had_first && segment->last == segment->had_last;
     segment->repeats = same ? segment->repeats + 1 : 0;
+    if (!same) segment->ahead = 0;
     segment->had_first = segment->first;
     segment->had_last = segment->last;
     SetHabitLocked(segment, segment->repeats >= kHabit && segment->last - segment->first <= kMostAhead &&
-                                segment->attached.empty() && ++segment->ahead % kProbe != 0);
+                                segment->attached.empty() && !IsProbe(++segment->ahead));
     Set(&segment->host, segment->first, segment->last, false);
     Set(&segment->dirty, segment->first, segment->last, false);
     segment->marker = kNoPage;

@@ -159,8 +159,8 @@ class ManagedPages {
     bool mostly_written = false;  // at the last HandOver: then pages that are fetched by a write are not protected
     uint64_t wanted_first = 0, wanted_last = 0;  // WillUse
     std::map<uint64_t, uint64_t> preferred;      // PreferHost: first page -> one past the last
-    // What the host had at the last HandOver, for how many of them it has been the same, and how often it was to be
-    // fetched ahead. Habit: whether Expect and Anticipate look at it.
+    // What the host had at the last HandOver, for how many of them it has been the same, and how often since then it
+    // was to be fetched ahead. Habit: whether Expect and Anticipate look at it.
     uint64_t had_first = 0, had_last = 0, repeats = 0, ahead = 0;
     bool habit = false;
     const Expected* expected = nullptr;                          // of the call that asks for them, if one does
