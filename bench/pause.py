@@ -17,8 +17,9 @@ With `--program`, live checkpoints of one program that prints a line for each of
 "python3 tests/frameworks/torch_gpt.py --steps 100000". A row for each, and one with the longest times of all; the last
 column is the memory that is the process's own at that time.
 
-Steps before and during: steps a second before the tool began, and while it copied GPU memory in rounds. Use --step-ms 0
-for the job's slowdown: a job that waits between its steps hides it.
+Steps before and during: steps a second before the tool began, and while it looked at GPU memory and copied it in rounds.
+Lost: the seconds that the job lost in each part of that time (see PARTS), of how many. The bar is on looking and copying
+together. Use --step-ms 0 for the job's slowdown: a job that waits between its steps hides it.
 """
 
 import argparse
@@ -52,31 +53,68 @@ class Line:
         self.begin = end - seconds
 
 
-def rate(lines):
-    """Steps a second."""
-    seconds = sum(line.seconds for line in lines)
-    return sum(line.steps for line in lines) / seconds if seconds else 0
+def within(lines, begin, end):
+    """Steps and seconds of what lies of the lines between two moments."""
+    steps = seconds = 0
+    for line in lines:
+        part = min(line.end, end) - max(line.begin, begin)
+        if part > 0:
+            steps += line.steps * part / line.seconds
+            seconds += part
+    return steps, seconds
+
+
+# What cr-checkpoint does while the job runs, and the step (--times) with whose end each part ends. cr-checkpoint makes host
+# memory ready between the first look at GPU memory and the rounds.
+PARTS = {
+    "looking": "looking at GPU memory while the job runs",
+    "preparing": "making host memory ready",
+    "copying": "copying GPU memory while the job runs",
+}
+
+
+def parts_of(ends, began):
+    """When each of PARTS began and ended, by the ends of the steps. The first one has the tool's start in it."""
+    moments = [began] + [ends[step] for step in PARTS.values()]
+    return dict(zip(PARTS, zip(moments, moments[1:])))
 
 
 class Seen:
-    """What a job saw of a checkpoint or a move that began at the moment `began` and copied memory for `rounds` seconds before
-    the pause: the longest time between two steps, and the steps a second before it all and in the rounds (0: not known).
+    """What a job saw of a checkpoint or a move that began at the moment `began` and looked at memory and copied it for
+    `rounds` seconds before the pause: the longest time between two steps, and the steps a second before it all and in the
+    rounds (0: not known). `ends`: of the tool's steps; without it, the rounds are taken to end with the line before the
+    pause.
     """
 
-    def __init__(self, lines, began, rounds):
-        after = [line for line in lines if line.end > began]
-        pause = max(after, key=lambda line: line.longest, default=None)
-        self.longest = pause.longest if pause else 0
+    def __init__(self, lines, began, rounds, ends=None):
+        self.longest = max((line.longest for line in lines if line.end > began), default=0)
+        # The first look can stop a job for a moment, too.
+        since = ends[PARTS["copying"]] if ends else began
+        pause = max((line for line in lines if line.end > since), key=lambda line: line.longest, default=None)
         # The first line has the start of the job in it.
-        self.before_lines = [line for line in lines[1:] if line.end <= began]
-        self.during_lines = [
-            line for line in after if line.end <= pause.begin + 1e-3 and line.begin >= pause.begin - rounds - 1e-3
-        ]  # fmt: skip
-        self.before, self.during = rate(self.before_lines), rate(self.during_lines)
+        before = [line for line in lines[1:] if line.end <= began]
+        before_seconds = sum(line.seconds for line in before)
+        self.before = sum(line.steps for line in before) / before_seconds if before_seconds else 0
+        parts = {}
+        if pause and rounds:
+            parts = parts_of(ends, began) if ends else {"copying": (pause.begin - rounds, pause.begin)}
+        running = [line for line in lines if pause and line.end <= pause.begin + 1e-3]
+        seen = {part: within(running, begin, end) for part, (begin, end) in parts.items()}
+        # Of each part: how many seconds the job lost, and of how many.
+        self.lost = {
+            part: (seconds - steps / self.before, seconds) for part, (steps, seconds) in seen.items() if self.before
+        }
+        # What the rounds cost of their seconds; 0 seconds: not known.
+        self.seconds = rounds if self.lost else 0
+        self.rounds_lost = sum(lost for part, (lost, _) in self.lost.items() if part != "preparing")
+        self.during = self.before * (1 - self.slowdown()) if self.seconds else 0
 
     def slowdown(self):
         """The part of the steps that the rounds cost; None: not known."""
-        return 1 - self.during / self.before if self.before and self.during else None
+        return self.rounds_lost / self.seconds if self.seconds else None
+
+    def lost_text(self):
+        return ", ".join(f"{part} {lost:.3f} of {seconds:.3f}" for part, (lost, seconds) in self.lost.items()) or "-"
 
 
 class Job:
@@ -116,15 +154,31 @@ class Job:
 
 
 def tool(options, limit, *words):
+    """What a tool prints as JSON."""
     command = [os.path.join(options.product, words[0])] + list(words[1:])
     # Files, since a cr-relay that the tool leaves behind has its output, too.
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
-        done = subprocess.run(command, stdout=out, stderr=errors, timeout=limit)
+    with tempfile.TemporaryFile("w+") as out, tempfile.NamedTemporaryFile("w+") as errors:
+        watch = Watch(errors.name)
+        try:
+            done = subprocess.run(command, stdout=out, stderr=errors, timeout=limit)
+        finally:
+            watch.end()
         out.seek(0)
         errors.seek(0)
+        told = errors.read()
         if done.returncode != 0:
-            raise RuntimeError(f"{' '.join(words)}: {errors.read().strip()[-400:]}")
-        return json.loads(out.read())
+            raise RuntimeError(f"{' '.join(words)}: {told.strip()[-400:]}")
+        result = json.loads(out.read())
+    result["told"] = list(zip(told.splitlines(), watch.times))
+    return result
+
+
+def checkpoint_tool(options, job, image):
+    """As tool, of cr-checkpoint; under "ends" when each of its steps ended."""
+    result = tool(options, options.limit, "cr-checkpoint", "--json", "--times", *options.checkpoint_option, job, image)
+    steps = [(re.fullmatch(r"cr-checkpoint: +[\d.]+ s  (\S.*)", line), when) for line, when in result["told"]]
+    result["ends"] = {found.group(1): when for found, when in steps if found}
+    return result
 
 
 def measure(options, job, what):
@@ -133,7 +187,7 @@ def measure(options, job, what):
     began = time.monotonic()
     result = what()
     time.sleep(0.5)
-    return result, Seen(job.lines(), began, result.get("before", {}).get("seconds", 0))
+    return result, Seen(job.lines(), began, result.get("before", {}).get("seconds", 0), result.get("ends"))
 
 
 class FullGpu:
@@ -184,7 +238,9 @@ class Watch:
 
     def run(self):
         with open(self.path, "rb") as f:
-            while not self.stopped.wait(0.001):
+            over = False
+            while not over:
+                over = self.stopped.wait(0.001)
                 self.times += [time.monotonic()] * f.read().count(b"\n")
 
     def lines(self):
@@ -192,6 +248,7 @@ class Watch:
         return [Line(1, end - begin, end - begin, end) for begin, end in zip(times, times[1:])]
 
     def end(self):
+        """Notes what has come until now, and no more."""
         self.stopped.set()
         self.thread.join()
 
@@ -224,32 +281,32 @@ def program(options, folder, found):
     """Live checkpoints of options.program, one every options.seconds, and their rows."""
     image = os.path.join(folder, "image")
     process, watch = start_program(options, folder)
-    before, during, group, times = [], [], "", []
+    lost, seconds, group, times = 0, 0, "", []
     try:
         for number in range(options.checkpoints):
             time.sleep(options.seconds)
             began = time.monotonic()
-            got = tool(options, options.limit, "cr-checkpoint", "--json", *options.checkpoint_option, "pause-program", image)
+            got = checkpoint_tool(options, "pause-program", image)
             time.sleep(0.5)
             # Not what the checkpoint before has to do with.
             lines = [line for line in watch.lines() if line.begin >= began - options.seconds]
-            seen = Seen(lines, began, got["before"]["seconds"])
-            before += seen.before_lines
-            during += seen.during_lines
+            seen = Seen(lines, began, got["before"]["seconds"], got["ends"])
+            lost += seen.rounds_lost
+            seconds += seen.seconds
             group = f"{os.path.basename(program_name(options))}, {got['gpu_bytes'] / 1e9:.1f} GB on the GPU"
             found.add("program", got["paused_seconds"], group=group, name=f"live checkpoint {number + 1}")
             row(number + 1, f"{got['paused_seconds']:.3f}", f"{got['reading_seconds']:.3f}",
                 f"{got['dumping_seconds']:.3f}", f"{got['seconds']:.1f}", f"{got['before']['seconds']:.2f}",
-                f"{seen.before:.1f} / {seen.during:.1f}", f"{seen.longest:.3f}", f"{got['gpu_bytes'] / 1e9:.2f}",
-                f"{private_bytes(process.pid) / 1e6:.0f}")  # fmt: skip
+                f"{seen.before:.1f} / {seen.during:.1f}", seen.lost_text(), f"{seen.longest:.3f}",
+                f"{got['gpu_bytes'] / 1e9:.2f}", f"{private_bytes(process.pid) / 1e6:.0f}")  # fmt: skip
             times.append([got[part] for part in ("paused_seconds", "reading_seconds", "dumping_seconds", "seconds")])
             shutil.rmtree(image)
     finally:
         end_program(process, watch)
-    row("longest", *(f"{max(column):.3f}" for column in zip(*times)), *["-"] * 5)
+    row("longest", *(f"{max(column):.3f}" for column in zip(*times)), *["-"] * 6)
     # Of all together: one checkpoint's rounds are a few steps only.
-    if rate(before) and rate(during):
-        slowdown(found, group, rate(before), rate(during), sum(line.seconds for line in during))
+    if seconds:
+        slowdown(found, group, lost / seconds, seconds)
     if options.native:
         process, watch = start_program(options, folder, native=True)
         try:
@@ -258,7 +315,7 @@ def program(options, folder, found):
         finally:
             end_program(process, watch)
         found.add("native", seconds, group=group, name=NATIVE)
-        row(NATIVE, f"{seconds:.3f}", *["-"] * 8)
+        row(NATIVE, f"{seconds:.3f}", *["-"] * 9)
 
 
 def program_name(options):
@@ -270,9 +327,9 @@ def program_name(options):
 NATIVE = "the driver's own (lock and checkpoint)"
 
 
-def slowdown(found, group, before, during, seconds):
-    """Notes what part of its steps a job lost in the rounds."""
-    found.add("slowdown", seconds, group=group, name="steps while rounds ran", value=1 - during / before)
+def slowdown(found, group, lost, seconds):
+    """Notes what part of its steps a job lost in the rounds, which took `seconds`."""
+    found.add("slowdown", seconds, group=group, name="steps while rounds ran", value=lost)
 
 
 def row(*cells):
@@ -290,8 +347,7 @@ def checkpoint(options, folder, found, mib, percent):
     try:
         job.wait_ready(60)
         with FullGpu(options):
-            got, seen = measure(options, job, lambda: tool(
-                options, options.limit, "cr-checkpoint", "--json", *options.checkpoint_option, job.name, image))  # fmt: skip
+            got, seen = measure(options, job, lambda: checkpoint_tool(options, job.name, image))
         before, behind = got.get("before", {}), got.get("behind", {})
         name = f"live checkpoint, {percent}% changing" + ("" if room else f", {options.leave_free} MiB free")
         found.add("checkpoint", got["paused_seconds"], group=group_of(mib), name=name, mib=mib, percent=percent, room=room,
@@ -300,9 +356,9 @@ def checkpoint(options, folder, found, mib, percent):
             f"{got['dumping_seconds']:.3f}", f"{before.get('seconds', 0):.2f}", before.get("rounds", "-"),
             f"{before.get('copied_bytes', 0) / 1e9:.2f}", f"{before.get('kept_bytes', 0) / 1e9:.2f}",
             f"{behind.get('bytes', 0) / 1e9:.2f} in {behind.get('taking_seconds', 0):.3f} s",
-            f"{got['seconds']:.1f}", f"{seen.before:.1f} / {seen.during:.1f}", f"{seen.longest:.3f}")
+            f"{got['seconds']:.1f}", f"{seen.before:.1f} / {seen.during:.1f}", seen.lost_text(), f"{seen.longest:.3f}")
         if seen.slowdown() is not None:
-            slowdown(found, f"{group_of(mib)}, {name}", seen.before, seen.during, before["seconds"])
+            slowdown(found, f"{group_of(mib)}, {name}", seen.slowdown(), seen.seconds)
     finally:
         job.end()
         shutil.rmtree(image, ignore_errors=True)
@@ -313,10 +369,10 @@ def at_once(options, folder, found, mib):
     image = os.path.join(folder, "image")
     try:
         job.wait_ready(60)
-        got = tool(options, options.limit, "cr-checkpoint", "--json", *options.checkpoint_option, job.name, image)
+        got = checkpoint_tool(options, job.name, image)
         found.add("at once", got["paused_seconds"], group=group_of(mib), name="live checkpoint, at once", mib=mib, percent=0)
         row(mib, "0%", f"checkpoint at once, {got['prepared_bytes'] / 1e9:.2f} GB prepared", f"{got['paused_seconds']:.3f}",
-            f"{got['reading_seconds']:.3f}", f"{got['dumping_seconds']:.3f}", *["-"] * 5, f"{got['seconds']:.1f}", "-", "-")
+            f"{got['reading_seconds']:.3f}", f"{got['dumping_seconds']:.3f}", *["-"] * 5, f"{got['seconds']:.1f}", "-", "-", "-")
         if got["prepared_bytes"] == 0:
             raise RuntimeError("the checkpoint prepared no host memory")
     finally:
@@ -337,9 +393,9 @@ def move(options, folder, found, mib, percent, to, what):
             f"{got['handing_over_seconds']:.3f} + {got['replaying_seconds']:.3f}", f"{got['ahead_seconds']:.2f}", before["rounds"],
             f"{before['copied_bytes'] / 1e9:.2f}", f"{before['kept_bytes'] / 1e9:.2f}",
             f"{got['handed_over_bytes'] / 1e9:.2f} + {got['direct_bytes'] / 1e9:.2f}", f"{got['seconds']:.1f}",
-            f"{seen.before:.1f} / {seen.during:.1f}", f"{seen.longest:.3f}")
+            f"{seen.before:.1f} / {seen.during:.1f}", seen.lost_text(), f"{seen.longest:.3f}")
         if before["rounds"] and seen.slowdown() is not None:
-            slowdown(found, f"{group_of(mib)}, {name}", seen.before, seen.during, before["seconds"])
+            slowdown(found, f"{group_of(mib)}, {name}", seen.slowdown(), seen.seconds)
     finally:
         job.end()
 
@@ -362,7 +418,7 @@ def native(options, folder, found, mib, percent):
         job.wait_ready(60)
         seconds = native_seconds(options, folder, job.process.pid)
         found.add("native", seconds, group=group_of(mib), name=NATIVE, mib=mib)
-        row(mib, "any", "native", f"{seconds:.3f}", *["-"] * 10)
+        row(mib, "any", "native", f"{seconds:.3f}", *["-"] * 11)
     finally:
         job.end()
 
@@ -424,8 +480,8 @@ def main():
         server = Server(options, os.path.join(folder, "server"), None)
         options.server = server.unix
         row("checkpoint", "pause s", "of it GPU", "of it process", "all s", "before s", "steps/s before / during",
-            "seen by the job s", "GPU GB", "process MB")
-        row(*["---"] * 10)
+            "lost s", "seen by the job s", "GPU GB", "process MB")
+        row(*["---"] * 11)
         failed = 0
         try:
             program(options, folder, found)
@@ -438,8 +494,8 @@ def main():
         found.finish(options.json)
         return 1 if failed else 0
     row("MiB", "changing", "what", "pause s", "of it GPU", "of it process, or handing over + replay", "before s", "rounds", "copied GB",
-        "still right GB", "handed over + copied without the host GB", "all s", "steps/s before / during", "seen by the job s")
-    row(*["---"] * 14)
+        "still right GB", "handed over + copied without the host GB", "all s", "steps/s before / during", "lost s", "seen by the job s")
+    row(*["---"] * 15)
     failed = 0
     try:
         names = [("server", None)] + ([("other", None)] if options.moves else [])

@@ -3,7 +3,7 @@
 // step that the part holds what the step before wrote, and now and then that the rest holds what it always held.
 //
 // Usage: pause_job MIB PERCENT STEP_MS SECONDS. Steps begin every STEP_MS (0: as soon as the one before is done).
-// Prints "ready", then a line every tenth of a second, with the steps in it, the longest time from one step to the
+// Prints "ready", then a line every 20 milliseconds, with the steps in it, the longest time from one step to the
 // next, and when the line's last step ended (CLOCK_MONOTONIC), and "wrong 0" in the end; exit code 1 if anything was
 // wrong.
 #include <cuda_runtime.h>
@@ -28,8 +28,8 @@
 namespace {
 
 constexpr size_t kBlock = size_t{256} << 20;
-constexpr int kRestEvery = 100;     // steps
-constexpr double kLineEvery = 0.1;  // seconds
+constexpr int kRestEvery = 100;      // steps
+constexpr double kLineEvery = 0.02;  // seconds
 
 double Now() {
   timespec now;

@@ -114,9 +114,37 @@ class ReportTest(unittest.TestCase):
         # A second of 10 steps, one of rounds with 9, and a pause of half a second.
         lines = [line(1, 1, 1, 1), line(10, 1, 0.1, 2), line(7, 0.7, 0.1, 2.7), line(9, 1, 0.1, 3.7), line(1, 0.5, 0.5, 4.2), line(10, 1, 0.1, 5.2)]
         seen = pause.Seen(lines, 2.5, 1)
-        self.assertEqual((seen.longest, seen.before, seen.during), (0.5, 10, 9))
+        self.assertEqual((seen.longest, seen.before), (0.5, 10))
+        self.assertAlmostEqual(seen.during, 9)
         self.assertAlmostEqual(seen.slowdown(), 0.1)
         self.assertIsNone(pause.Seen(lines, 2.5, 0).slowdown())
+
+    def test_slowdown_counts_rounds_only(self):
+        # 1000 steps a second; nothing for 0.01 s of the first look, 500 while host memory is made ready, 900 in the rounds,
+        # 1000 until the pause, none in it.
+        rates = {2.0: 1000, 2.01: 0, 2.05: 1000, 2.45: 500, 3.0: 900, 3.03: 1000, 3.1: 0, 4: 1000}
+
+        def steps_until(moment):
+            steps, begin = 0, 0
+            for end, rate in rates.items():
+                steps += rate * max(0, min(end, moment) - begin)
+                begin = end
+            return steps
+
+        ends = [0.01 * number for number in range(401)]
+        lines = [
+            pause.Line(steps_until(end) - steps_until(begin), end - begin, 0.01, end) for begin, end in zip(ends, ends[1:])
+        ]
+        (still,) = [line for line in lines if line.begin < 3.055 < line.end]
+        still.longest = 0.07
+        steps = dict(zip(pause.PARTS.values(), (2.05, 2.45, 3.0)))
+        # Of 0.15 s until the first look was over, it took 0.05 s, and the rounds 0.55 s.
+        seen = pause.Seen(lines, 1.9, 0.6, steps)
+        self.assertAlmostEqual(seen.before, 1000)
+        lost = {part: (round(lost, 3), round(seconds, 3)) for part, (lost, seconds) in seen.lost.items()}
+        self.assertEqual(lost, {"looking": (0.01, 0.15), "preparing": (0.2, 0.4), "copying": (0.055, 0.55)})
+        self.assertAlmostEqual(seen.slowdown(), 0.065 / 0.6)
+        self.assertEqual(seen.seconds, 0.6)
 
     def test_plot_is_xml(self):
         judged = self.judge(launch=row(native=[1.0], ring=[1000.0], grpc=[0.001]), copy=row("GB/s", "higher", native=[2.0], ring=[1.0]))
