@@ -5,6 +5,9 @@
 
 namespace cuda_remote::server {
 
+// Whether copies or hashes are on their way. Any thread.
+bool SideReadsAreUnderWay();
+
 // Waits until all copies and hashes are done that had begun before. Any thread but those that wait for these.
 void AwaitSideReads();
 

@@ -61,6 +61,11 @@ void Guard(DriverTable* table) {
 
 }  // namespace
 
+bool SideReadsAreUnderWay() {
+  MutexLock lock(&g_mutex);
+  return !g_reads.empty();
+}
+
 // Later ones do not read what is about to go: the session owns it no more.
 void AwaitSideReads() {
   MutexLock lock(&g_mutex);

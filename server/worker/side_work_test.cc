@@ -344,5 +344,41 @@ TEST_F(SideRequestsOfAGpu, TheFirstHashIsRefusedWhileWorkGoesOn) {
   ASSERT_EQ(Hash({Memory(memory, 4096)}, 4096, &hashes_), CUDA_SUCCESS);
 }
 
+// Otherwise each step of a job that waits for its context would wait for what a checkpoint copies just then.
+TEST_F(SideRequestsOfAGpu, AWaitForTheContextDoesNotWaitForSideWork) {
+  // Takes much longer than all else here.
+  constexpr uint64_t kBytes = 32 << 20, kTimes = 8;
+  const uint64_t module = client_.LoadModule(
+      ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry busy(.param .u32 turns) {\n"
+      ".reg .u32 %r<3>;\n.reg .pred %p;\nld.param.u32 %r1, [turns];\nagain: sub.u32 %r1, %r1, 1;\n"
+      "setp.ne.u32 %p, %r1, 0;\n@%p bra again;\nret; }\n");
+  const uint64_t kernel = client_.Function(module, "busy");
+  ASSERT_NE(kernel, 0u);
+  const uint64_t memory = client_.Allocate(kBytes);
+  ASSERT_EQ(Write(memory, std::string(4096, 1)), CUDA_SUCCESS);
+  // Loads the code.
+  ASSERT_EQ(Hash({Memory(memory, 4096)}, 4096, &hashes_), CUDA_SUCCESS);
+  wire::OpHashMemory_Request in;
+  in.regions.assign(kTimes, Memory(memory, kBytes));
+  in.chunk_bytes = 2 << 20;
+  std::string message;
+  in.Encode(&message);
+  FrameHeader header;
+  header.call = kOpHashMemory;
+  std::vector<ChunkHash> hashes(kTimes * kBytes / in.chunk_bytes);
+  const uint64_t hash = client_.channel().Begin(header, message, {}, hashes.data(), hashes.size() * sizeof(hashes[0]));
+  ASSERT_NE(hash, 0u);
+  const uint32_t turns = 300000;
+  client_.Send(kCall_cuLaunchKernel, client_.Launch(kernel, {reinterpret_cast<const char*>(&turns), sizeof(turns)}));
+  ASSERT_EQ(client_.Synchronize(), CUDA_SUCCESS);
+  Reply reply;
+  EXPECT_EQ(client_.channel().WaitFor(hash, 1, &reply), ChannelStatus::kTimeout) << "the hash was waited for";
+  // What the job has put into its streams was waited for.
+  EXPECT_EQ(client_.Call(kCall_cuStreamQuery, wire::cuStreamQuery_Request()), CUDA_SUCCESS);
+  EXPECT_EQ(client_.channel().Wait(hash, &reply), ChannelStatus::kOk);
+  EXPECT_EQ(reply.result, CUDA_SUCCESS);
+  EXPECT_EQ(client_.pending, CUDA_SUCCESS);
+}
+
 }  // namespace
 }  // namespace cuda_remote::server

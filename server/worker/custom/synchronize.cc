@@ -4,6 +4,8 @@
 
 #include <cuda.h>
 
+#include <functional>
+
 #include "proto/codec/context.gen.h"
 #include "proto/codec/event.gen.h"
 #include "proto/codec/stream.gen.h"
@@ -12,6 +14,7 @@
 #include "server/worker/driver_hooks.h"
 #include "server/worker/managed_memory.h"
 #include "server/worker/mirror_requests.h"
+#include "server/worker/side_reads.h"
 #include "server/worker/worker_session.h"
 
 namespace cuda_remote::server {
@@ -24,6 +27,7 @@ CUresult SynchronizeContext(WorkerSession& worker, const Request& request, Conte
   const DriverTable* const driver = &worker.driver();
   const uint64_t work = worker.work_now();
   bool fetching = false;
+  std::function<CUresult()> wait;
   // What is asked here are the streams of all contexts. With one context, it is the session's work.
   if (worker.contexts().size() == 1 && CapturesInProgress() == 0 && !worker.prints() &&
       worker.handles().Count(Kind::kStream) <= kMostAskedStreams) {
@@ -41,13 +45,16 @@ CUresult SynchronizeContext(WorkerSession& worker, const Request& request, Conte
       return CUDA_SUCCESS;
     }
     if (fetching) worker.managed_memory().LeaveFetch();
+    // The copies of managed memory are part of what is waited for, and wait() knows nothing of them.
+    if (!fetching && SideReadsAreUnderWay()) wait = WaitBesideSideWork(worker, context);
   }
   WorkerSession* const session = &worker;
-  worker.DeferIn(context, reply, [driver, work, session, fetching](Answer* answer) {
-    const CUresult result = driver->cuCtxSynchronize();
+  worker.DeferIn(context, reply, [driver, work, session, wait, fetching](Answer* answer) {
+    // An error comes from the context's own wait, which also makes the driver print what the kernels have printed.
+    const bool done = wait && wait() == CUDA_SUCCESS;
+    const CUresult result = done ? CUDA_SUCCESS : driver->cuCtxSynchronize();
     if (result != CUDA_SUCCESS) return result;
     session->NoteSynchronized(work);
-    // The copies are part of what was waited for.
     if (fetching) NoteFetched(&answer->payload);
     return result;
   });

@@ -128,6 +128,24 @@ std::function<CUresult()> WaitFor(WorkerSession& worker, const Work& work) {
   };
 }
 
+std::function<CUresult()> WaitBesideSideWork(WorkerSession& worker, const ContextRef& context) {
+  const DriverTable& driver = worker.driver();
+  Work work;
+  bool blocking = false;
+  worker.handles().ForEach(Kind::kStream, [&](const HandleMap::Entry& entry) {
+    const CUstream stream = reinterpret_cast<CUstream>(entry.real);
+    if (driver.cuStreamQuery(stream) != CUDA_ERROR_NOT_READY) return;
+    blocking = blocking || IsBlocking(stream);
+    work.streams.emplace_back(context, stream);
+  });
+  // An event in the legacy stream would be behind the work of such streams, and later work of others behind the event:
+  // an order that the program has not asked for, and that may never come about.
+  if (blocking) return nullptr;
+  work.streams.emplace_back(context, CU_STREAM_LEGACY);
+  work.marks = worker.stream_marks();
+  return WaitFor(worker, work);
+}
+
 void GiveBackStaging(WorkerSession& worker) {
   if (!worker.staging().has_much_unused() || CapturesInProgress() != 0) return;
   std::vector<ContextRef> contexts;

@@ -39,6 +39,11 @@ CUresult QueryAll(WorkerSession& worker, const std::vector<ContextRef>& contexts
 // over.
 std::function<CUresult()> WaitFor(WorkerSession& worker, const Work& work);
 
+// What waits for that work, too, and not for side work (side_work.h), for which a wait for the context would wait: a
+// checkpoint has copies on their way all the time. As QueryAll, for one context that is all that there is. Null if only
+// a wait for the context will do.
+std::function<CUresult()> WaitBesideSideWork(WorkerSession& worker, const ContextRef& context);
+
 // Gives memory for payloads back if much of it is unused and the GPUs have nothing to do. For calls that need more of
 // it: a session with several contexts is seldom known to be idle. Executor only.
 void GiveBackStaging(WorkerSession& worker);
