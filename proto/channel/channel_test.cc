@@ -95,8 +95,9 @@ void Serve(ServerChannel* channel) {
       case kHang:
         continue;
       case kSlow:
-        slow.emplace_back([channel, header, message] {
+        slow.emplace_back([channel, header, message, prints = payload.bytes != 0] {
           usleep(unsigned(Number(message)));
+          if (prints) channel->Output(0x1000d, "late");
           channel->Reply(header.sequence, header.call, 0, 0, message);
         });
         continue;
@@ -484,6 +485,32 @@ TEST(Channel, WaitsThatEnd) {
   for (std::thread& other : others) other.join();
   ASSERT_EQ(pair.client->Call(Header(kEcho), "still there", "", nullptr, 0, &reply), ChannelStatus::kOk);
   EXPECT_EQ(reply.message, "still there");
+}
+
+// A thread of the application reads its replies itself while the checkpoint agent waits for another one: the agent
+// would have to wake it.
+TEST(Channel, AWaitWithALimitLeavesTheReadingToOthers) {
+  static std::atomic<pid_t> reader;
+  Pair pair;
+  pair.client->SetStdoutSink([](const char*, size_t) { reader = gettid(); });
+  ChannelStatus status;
+  const uint64_t sequence = pair.client->TryBegin(Header(kSlow), Bytes(1000000), 1000, &status);
+  ASSERT_NE(sequence, 0u);
+  std::thread agent([&] {
+    Reply reply;
+    EXPECT_EQ(pair.client->WaitFor(sequence, 30000, &reply), ChannelStatus::kOk);
+  });
+  usleep(50000);
+  // Most of the time: on a busy machine this thread may come late.
+  int own = 0;
+  constexpr int kTries = 20;
+  for (int i = 0; i < kTries; ++i) {
+    Reply reply;
+    EXPECT_EQ(pair.client->Call(Header(kSlow), Bytes(20000), "print", nullptr, 0, &reply), ChannelStatus::kOk);
+    if (reader == gettid()) ++own;
+  }
+  agent.join();
+  EXPECT_GT(own, kTries / 4);
 }
 
 // A worker that reads nothing: the ring fills, and a thread stands in the middle of a request.

@@ -45,7 +45,7 @@ constexpr int kFullRingFirstMs = 2;
 // A waiting thread of an eager client looks this long. Waking a processor that sleeps deeply takes some hundred
 // microseconds, which is 5 % of a copy of 256 MiB.
 constexpr int64_t kEagerSpinNs = 10000000;
-// How often TryBegin looks again.
+// How often TryBegin and WaitFor look again.
 constexpr int kTryPauseUs = 50;
 // Payloads from this size on are bulk.
 constexpr size_t kBulk = 32 << 10;
@@ -188,10 +188,53 @@ class ClientChannel::Impl {
     }
   }
 
-  ChannelStatus Wait(uint64_t sequence, Reply* reply) { return WaitUntil(sequence, -1, reply); }
+  ChannelStatus Wait(uint64_t sequence, Reply* reply) {
+    MutexLock lock(&pending_mutex_);
+    Pending* const pending = FindLocked(sequence);
+    if (!pending) return ChannelStatus::kSystemError;
+    while (!pending->done) {
+      if (!reader_active_) {
+        // Nobody touches `pending` now, so this thread may give up if the session is over.
+        if (state() != ChannelStatus::kOk) break;
+        reader_active_ = true;
+        lock.Unlock();
+        ReadUntil(pending);
+        lock.Lock();
+        LeaveReaderRoleLocked();
+        continue;
+      }
+      pending->word.store(0, std::memory_order_relaxed);
+      AddWaiterLocked(pending);
+      lock.Unlock();
+      ring::FutexWait(&pending->word, 0, -1, false);
+      lock.Lock();
+      RemoveWaiterLocked(pending);
+    }
+    return TakeLocked(pending, reply);
+  }
 
+  // Does not have the reader role while it waits, and nobody wakes it: a thread of the application that waits reads its
+  // reply itself, and leaves the role without a system call.
   ChannelStatus WaitFor(uint64_t sequence, int timeout_ms, Reply* reply) {
-    return WaitUntil(sequence, NowMs() + timeout_ms, reply);
+    const int64_t deadline = NowMs() + timeout_ms;
+    MutexLock lock(&pending_mutex_);
+    Pending* const pending = FindLocked(sequence);
+    if (!pending) return ChannelStatus::kSystemError;
+    for (bool peer_gone = false; !pending->done && (reader_active_ || state() == ChannelStatus::kOk);) {
+      lock.Unlock();
+      DrainReplies();
+      lock.Lock();
+      if (pending->done) break;
+      if (NowMs() >= deadline) return ChannelStatus::kTimeout;
+      // What it sent before has been read, or another thread is at it.
+      const bool ends = peer_gone && !reader_active_;
+      lock.Unlock();
+      if (ends) Fail(ChannelStatus::kClosed, "");
+      peer_gone = CheckPeer();
+      usleep(kTryPauseUs);
+      lock.Lock();
+    }
+    return TakeLocked(pending, reply);
   }
 
   void Abandon(uint64_t sequence) {
@@ -203,45 +246,6 @@ class ClientChannel::Impl {
     } else {
       pending->abandoned = true;  // whoever reads may be about to fill it in
     }
-  }
-
-  // `deadline` in ms; -1: none.
-  ChannelStatus WaitUntil(uint64_t sequence, int64_t deadline, Reply* reply) {
-    MutexLock lock(&pending_mutex_);
-    Pending* const pending = FindLocked(sequence);
-    if (!pending) return ChannelStatus::kSystemError;
-    while (!pending->done) {
-      const int left = deadline < 0 ? -1 : int(std::max<int64_t>(0, deadline - NowMs()));
-      if (!reader_active_) {
-        // Nobody touches `pending` now, so this thread may give up if the session is over.
-        if (state() != ChannelStatus::kOk) break;
-        if (left == 0) return ChannelStatus::kTimeout;
-        reader_active_ = true;
-        lock.Unlock();
-        ReadUntil(pending, deadline);
-        lock.Lock();
-        LeaveReaderRoleLocked();
-        continue;
-      }
-      if (left == 0) return ChannelStatus::kTimeout;
-      pending->word.store(0, std::memory_order_relaxed);
-      AddWaiterLocked(pending);
-      lock.Unlock();
-      ring::FutexWait(&pending->word, 0, left, false);
-      lock.Lock();
-      RemoveWaiterLocked(pending);
-    }
-    ChannelStatus status = state();
-    if (pending->done) {
-      status = ChannelStatus::kOk;
-      reply->result = pending->result;
-      reply->pending_error = pending->pending_error;
-      reply->payload_bytes = pending->received;
-      // Both strings keep a buffer, so that nothing is allocated in the long run.
-      reply->message.swap(pending->message);
-    }
-    RemoveLocked(pending);
-    return status;
   }
 
   ChannelStatus SendFd(uint64_t tag, int fd) {
@@ -448,16 +452,14 @@ class ClientChannel::Impl {
     LeaveReaderRoleLocked();
   }
 
-  // With the reader role. Returns when `mine` is done, the session is over, or it is later than `deadline` (-1: none).
-  void ReadUntil(Pending* mine, int64_t deadline) {
+  // With the reader role. Returns when `mine` is done or the session is over.
+  void ReadUntil(Pending* mine) {
     reply_.Resync();
     while (!mine->done) {
       const RingStatus status = ReadOne();
       if (status == RingStatus::kOk) continue;
       if (status == RingStatus::kCorrupt || state() != ChannelStatus::kOk) return;
-      const int64_t left = deadline < 0 ? kPeerCheckMs : deadline - NowMs();
-      if (left <= 0) return;
-      reply_.Wait(int(std::min<int64_t>(left, kPeerCheckMs)));
+      reply_.Wait(kPeerCheckMs);
       if (reply_.Ready()) continue;
       if (CheckPeer() && !reply_.Ready()) {
         Fail(ChannelStatus::kClosed, "");
@@ -559,6 +561,21 @@ class ClientChannel::Impl {
     pending->next = buckets_[sequence % kBuckets];
     buckets_[sequence % kBuckets] = pending;
     return true;
+  }
+
+  // Ends a wait: the reply, or how the session has ended.
+  ChannelStatus TakeLocked(Pending* pending, Reply* reply) CR_REQUIRES(pending_mutex_) {
+    ChannelStatus status = state();
+    if (pending->done) {
+      status = ChannelStatus::kOk;
+      reply->result = pending->result;
+      reply->pending_error = pending->pending_error;
+      reply->payload_bytes = pending->received;
+      // Both strings keep a buffer, so that nothing is allocated in the long run.
+      reply->message.swap(pending->message);
+    }
+    RemoveLocked(pending);
+    return status;
   }
 
   void RemoveLocked(Pending* pending) CR_REQUIRES(pending_mutex_) {

@@ -4,7 +4,8 @@
 // All threads of a process share one channel. Requests enter the ring under one short lock, so the order in the ring is
 // the order of the calls. Threads that wait for replies share the work: one of them takes the reader role, reads
 // whatever arrives, puts payloads straight into their destinations and wakes the owners; when its own reply is there,
-// it leaves the role to another waiter. A thread that finds the request ring full reads replies meanwhile, so the two
+// it leaves the role to another waiter. Who waits with a limit (WaitFor) never has the role for longer than it takes to
+// read what is there. A thread that finds the request ring full reads replies meanwhile, so the two
 // directions cannot lock each other up.
 //
 // The server's bytes are never trusted: positions and headers are copied out of shared memory and checked, messages are
