@@ -104,7 +104,9 @@ CUresult SideWork::KernelIn(uint64_t context, CUfunction* kernel) {
   Place& place = places_[context];
   if (place.hash == nullptr) {
     CUmodule module = nullptr;
-    CUresult result = driver_.cuModuleLoadData(&module, kHashKernel);
+    // Compiling takes the driver some 10 ms, in which the job's calls wait. Another GPU or an older driver needs it.
+    CUresult result = driver_.cuModuleLoadData(&module, kCompiledHashKernel);
+    if (result != CUDA_SUCCESS) result = driver_.cuModuleLoadData(&module, kHashKernel);
     if (result == CUDA_SUCCESS) result = driver_.cuModuleGetFunction(&place.hash, module, "cuda_remote_hash");
     if (result != CUDA_SUCCESS) return result;
   }
