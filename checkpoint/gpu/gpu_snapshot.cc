@@ -79,6 +79,7 @@ absl::Status GpuSnapshot::Take(ClientChannel* channel, const std::vector<Region>
     uint64_t number;
     Run run;
     uint64_t at;
+    size_t piece;
   };
   std::deque<Open> open;
   const auto finish = [&]() -> absl::Status {
@@ -89,7 +90,7 @@ absl::Status GpuSnapshot::Take(ClientChannel* channel, const std::vector<Region>
     for (uint64_t i = 0; i < one.run.chunks; ++i) {
       const uint64_t index = one.run.first + i;
       const size_t bytes = size_t(std::min(kChunkBytes, regions[one.run.region].bytes - index * kChunkBytes));
-      chunks_.push_back({one.run.region, index, bytes, one.at + i * kChunkBytes});
+      chunks_.push_back({one.run.region, index, bytes, one.at + i * kChunkBytes, one.piece});
       taken_[one.run.region][index] = true;
       bytes_ += bytes;
     }
@@ -115,7 +116,7 @@ absl::Status GpuSnapshot::Take(ClientChannel* channel, const std::vector<Region>
         copy.to = piece.address + offset;
         if (open.size() >= kMostOpen) CR_RETURN_IF_ERROR(finish());
         CR_ASSIGN_OR_RETURN(const uint64_t number, requests.Begin(SideRequestOf(kOpPeekMemory, copy)));
-        open.push_back({number, run, copy.to});
+        open.push_back({number, run, copy.to, pieces_.size()});
       }
     }
   }
@@ -151,7 +152,8 @@ absl::Status GpuSnapshot::Read(SideRequests* requests, SharedBuffers* shared, Ch
       char* slot = pool->TryTake();
       if (slot == nullptr) status = peeker.Finish();
       if (status.ok() && slot == nullptr) slot = pool->Take();
-      if (status.ok()) status = peeker.Add({chunks_[i].at, chunks_[i].bytes, contexts_[chunks_[i].region], i}, slot);
+      const Chunk& chunk = chunks_[i];
+      if (status.ok()) status = peeker.Add({chunk.at, chunk.bytes, contexts_[chunk.region], i, chunk.piece}, slot);
     }
     if (const absl::Status rest = peeker.Finish(); !rest.ok()) status = rest;
     if (status.ok() && peeker.refused() != 0) status = Failed("read what it kept on the GPU", peeker.refused());

@@ -37,7 +37,8 @@ class GpuSnapshot {
     size_t region = 0;
     uint64_t index = 0;
     size_t bytes = 0;
-    uint64_t at = 0;  // in the snapshot
+    uint64_t at = 0;   // in the snapshot
+    size_t piece = 0;  // which of pieces_, from 1 on
   };
 
   std::vector<std::vector<bool>> taken_;  // by region and index

@@ -43,7 +43,7 @@ absl::StatusOr<SharedBuffers*> Peeker::Attach(SideRequests* requests, SharedBuff
 Peeker::Peeker(SideRequests* requests, SharedBuffers* shared, ChunkPool* pool, Use use, Captures captures)
     : requests_(requests), shared_(shared), pool_(pool), use_(std::move(use)), captures_(captures) {
   if (shared == nullptr) return;
-  for (size_t i = 0; i < SharedBuffers::kCount; ++i) free_buffers_.push_back(i);
+  free_buffers_.fill(true);
   const unsigned count = std::clamp(std::thread::hardware_concurrency() * 3 / 8, 1u, kMostThreads);
   try {
     while (threads_.size() < count) threads_.emplace_back([this] { Work(); });
@@ -53,7 +53,7 @@ Peeker::Peeker(SideRequests* requests, SharedBuffers* shared, ChunkPool* pool, U
 }
 
 Peeker::~Peeker() {
-  while (!flights_.empty()) FinishOne().IgnoreError();
+  Finish().IgnoreError();
   {
     MutexLock lock(&mutex_);
     over_ = true;
@@ -62,25 +62,50 @@ Peeker::~Peeker() {
   for (std::thread& thread : threads_) thread.join();
 }
 
+bool Peeker::Follows(const Chunk& chunk) const {
+  if (shared_ == nullptr || next_.empty() || next_.size() == kMostTogether) return false;
+  const Chunk& last = next_.back().chunk;
+  return chunk.allocation != 0 && chunk.allocation == last.allocation && chunk.context == last.context &&
+         last.bytes == kChunkBytes && chunk.address == last.address + kChunkBytes;
+}
+
 absl::Status Peeker::Add(const Chunk& chunk, char* slot) {
-  Flight flight{{chunk, slot, kNone}, {}, {}, {}};
+  absl::Status status;
+  if (!Follows(chunk)) status = Send();
+  next_.push_back({chunk, slot, kNone});
+  // Nothing can follow these.
+  const bool ends = shared_ == nullptr || chunk.allocation == 0 || chunk.bytes != kChunkBytes;
+  if (status.ok() && (ends || next_.size() == kMostTogether)) status = Send();
+  return status;
+}
+
+absl::Status Peeker::Send() {
+  if (next_.empty()) return absl::OkStatus();
+  Flight flight{std::exchange(next_, {}), {}, {}, {}};
   absl::Status status;
   if (shared_ == nullptr && flights_.size() >= kChannelFlights) status = FinishOne();
-  while (status.ok() && shared_ != nullptr && !TakeBuffer(&flight.what.buffer)) {
-    if (!flights_.empty()) {
-      status = FinishOne();
-      continue;
+  size_t first = 0;
+  for (bool taken = shared_ == nullptr; status.ok() && !taken;) {
+    const bool waits = flights_.empty();
+    {
+      MutexLock lock(&mutex_);
+      while (!(taken = TakeBuffersLocked(flight.what.size(), &first)) && waits) changed_.Wait(&mutex_);
     }
-    MutexLock lock(&mutex_);
-    while (free_buffers_.empty()) changed_.Wait(&mutex_);
+    if (!taken) status = FinishOne();
   }
-  const uint64_t piece = shared_ != nullptr ? kChunkBytes : kMaxPayloadBytes;
-  for (uint64_t at = 0; status.ok() && at < chunk.bytes; at += piece) {
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < flight.what.size(); ++i) {
+    bytes += flight.what[i].chunk.bytes;
+    if (shared_ != nullptr && status.ok()) flight.what[i].buffer = first + i;
+  }
+  const uint64_t piece = shared_ != nullptr ? bytes : kMaxPayloadBytes;
+  for (uint64_t at = 0; status.ok() && at < bytes; at += piece) {
+    const Chunk& chunk = flight.what[0].chunk;
     wire::OpPeekMemory_Request peek;
     peek.address = chunk.address + at;
-    peek.bytes = std::min<uint64_t>(piece, chunk.bytes - at);
+    peek.bytes = std::min<uint64_t>(piece, bytes - at);
     peek.context = chunk.context;
-    if (shared_ != nullptr) peek.to = shared_->address(flight.what.buffer);
+    if (shared_ != nullptr) peek.to = shared_->address(first);
     agent::SideRequest asked = SideRequestOf(kOpPeekMemory, peek);
     if (shared_ == nullptr) asked.payload_bytes = peek.bytes;
     const absl::StatusOr<uint64_t> number = requests_->Begin(asked);
@@ -95,7 +120,7 @@ absl::Status Peeker::Add(const Chunk& chunk, char* slot) {
 }
 
 absl::Status Peeker::Finish() {
-  absl::Status status;
+  absl::Status status = Send();
   while (!flights_.empty()) status.Update(FinishOne());
   return status;
 }
@@ -115,7 +140,8 @@ absl::StatusOr<agent::SideAnswer> Peeker::WaitFor(const agent::SideRequest& aske
 absl::Status Peeker::FinishOne() {
   const Flight flight = std::move(flights_.front());
   flights_.pop_front();
-  const Arrived& what = flight.what;
+  size_t bytes = 0;
+  for (const Arrived& what : flight.what) bytes += what.chunk.bytes;
   absl::Status status;
   bool here = true;
   size_t at = 0;
@@ -129,35 +155,37 @@ absl::Status Peeker::FinishOne() {
       here = false;
     } else if (shared_ == nullptr) {
       here = here && answer->payload.size() == flight.sizes[i];
-      if (here) memcpy(what.slot + at, answer->payload.data(), flight.sizes[i]);
+      if (here) memcpy(flight.what[0].slot + at, answer->payload.data(), flight.sizes[i]);
     }
     at += flight.sizes[i];
   }
-  if (!here || at != what.chunk.bytes) {
-    pool_->Give(what.slot);
-    GiveBuffer(what.buffer);
-  } else if (threads_.empty()) {
-    Do(what);
-  } else {
-    MutexLock lock(&mutex_);
-    arrived_.push_back(what);
-    changed_.NotifyAll();
+  for (const Arrived& what : flight.what) {
+    if (!here || at != bytes) {
+      pool_->Give(what.slot);
+      GiveBuffer(what.buffer);
+    } else if (threads_.empty()) {
+      Do(what);
+    } else {
+      MutexLock lock(&mutex_);
+      arrived_.push_back(what);
+      changed_.NotifyAll();
+    }
   }
   return status;
 }
 
-bool Peeker::TakeBuffer(size_t* buffer) {
-  MutexLock lock(&mutex_);
-  if (free_buffers_.empty()) return false;
-  *buffer = free_buffers_.back();
-  free_buffers_.pop_back();
+bool Peeker::TakeBuffersLocked(size_t count, size_t* first) {
+  const auto begin = std::search_n(free_buffers_.begin(), free_buffers_.end(), int(count), true);
+  if (begin == free_buffers_.end()) return false;
+  std::fill_n(begin, count, false);
+  *first = size_t(begin - free_buffers_.begin());
   return true;
 }
 
 void Peeker::GiveBuffer(size_t buffer) {
   if (buffer == kNone) return;
   MutexLock lock(&mutex_);
-  free_buffers_.push_back(buffer);
+  free_buffers_[buffer] = true;
   changed_.NotifyAll();
 }
 

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies chunks of GPU memory to slots of the pool beside a running job: one thread asks the server, many requests at a
 // time, and others copy what has arrived out of shared buffers.
+//
+// The job's calls wait while the server begins with a request, so chunks that follow each other are asked for together.
 #ifndef CUDA_REMOTE_CHECKPOINT_GPU_PEEKER_H_
 #define CUDA_REMOTE_CHECKPOINT_GPU_PEEKER_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -27,6 +30,8 @@ class Peeker {
     size_t bytes = 0;
     uint64_t context = 0;
     size_t number = 0;  // the caller's
+    // Chunks of one allocation have one number here, so that one request may ask for several. 0: for none but this.
+    size_t allocation = 0;
   };
   // Gets a chunk in a slot, which is its own from then on. Called by several threads at once.
   using Use = std::function<void(const Chunk& chunk, char* slot)>;
@@ -46,7 +51,8 @@ class Peeker {
   Peeker(const Peeker&) = delete;
   Peeker& operator=(const Peeker&) = delete;
 
-  // Begins to copy a chunk into `slot`, which is the peeker's from then on. Fails if nothing more can be asked.
+  // Copies a chunk into `slot`, which is the peeker's from then on. Begins at once, or when the next chunk is known.
+  // Fails if nothing more can be asked.
   absl::Status Add(const Chunk& chunk, char* slot);
   // Waits for all. Fails as above, or if an earlier one has failed like that.
   absl::Status Finish();
@@ -55,22 +61,29 @@ class Peeker {
 
  private:
   static constexpr size_t kNone = SIZE_MAX;
+  // Chunks of one request.
+  static constexpr size_t kMostTogether = 4;
   struct Arrived {
     Chunk chunk;
     char* slot;
     size_t buffer;
   };
   struct Flight {
-    Arrived what;
+    std::vector<Arrived> what;  // chunks that follow each other, in buffers that do
     std::vector<agent::SideRequest> asked;
     std::vector<uint64_t> numbers;
     std::vector<size_t> sizes;
   };
 
+  // Whether the chunk follows those of next_ and may be asked for together with them.
+  bool Follows(const Chunk& chunk) const;
+  // Asks for those of next_.
+  absl::Status Send();
   absl::Status FinishOne();
   // The answer to a request that has begun as `number`; it may have to be asked again.
   absl::StatusOr<agent::SideAnswer> WaitFor(const agent::SideRequest& asked, uint64_t number);
-  bool TakeBuffer(size_t* buffer);
+  // The first of `count` free buffers that follow each other. False if there are none.
+  bool TakeBuffersLocked(size_t count, size_t* first) CR_REQUIRES(mutex_);
   void GiveBuffer(size_t buffer);
   void Work();
   void Do(const Arrived& arrived);
@@ -80,11 +93,12 @@ class Peeker {
   ChunkPool* const pool_;
   const Use use_;
   const Captures captures_;
+  std::vector<Arrived> next_;  // not asked for yet
   std::deque<Flight> flights_;
   uint32_t refused_ = 0;
   Mutex mutex_;
   Condition changed_;
-  std::vector<size_t> free_buffers_ CR_GUARDED_BY(mutex_);
+  std::array<bool, SharedBuffers::kCount> free_buffers_ CR_GUARDED_BY(mutex_) = {};
   std::deque<Arrived> arrived_ CR_GUARDED_BY(mutex_);
   bool over_ CR_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;

@@ -180,7 +180,7 @@ absl::Status Precopy::Run(SideRequests* requests, SharedBuffers* shared, uint64_
         const ChunkHash& hash = hashes_[i][index];
         const size_t bytes = BytesOf(region, index);
         if (!MayCopy(region, bytes) || (is_known_ && is_known_(region, index, hash))) continue;
-        use(Peeker::Chunk{region.address + index * kChunkBytes, bytes, region.context, 0}, hash);
+        use(Peeker::Chunk{region.address + index * kChunkBytes, bytes, region.context, 0, i + 1}, hash);
       }
     }
   };

@@ -275,6 +275,28 @@ TEST_P(PrecopyTest, CopiesWhatStandsAndLeavesWhatChanges) {
   EXPECT_TRUE(HasAllSlots(&pool));
 }
 
+// Each request costs the job time. One asks for memory of one allocation only, though another may follow it.
+TEST_P(PrecopyTest, AsksForSeveralChunksTogether) {
+  std::mt19937_64 random(6);
+  constexpr uint64_t kFirst = 0x10000000, kSecond = kFirst + 6 * kChunkBytes;
+  server_.memory[kFirst] = Random(&random, 6 * kChunkBytes);
+  server_.memory[kSecond] = Random(&random, 17 * kChunkBytes + 300000);
+  ChunkPool pool(64 * kChunkBytes);
+  Precopy copies(&pool);
+  // One that changes divides those around it.
+  server_.change = [&] { ++server_.memory[kSecond][5 * kChunkBytes]; };
+  ASSERT_TRUE(Run(&copies)) << status_;
+  server_.change = nullptr;
+  EXPECT_EQ(server_.copied, 22 * kChunkBytes + 300000);
+  // 6 chunks, 5, and 12.
+  if (GetParam()) {
+    EXPECT_EQ(server_.at.size(), 2u + 2u + 3u);
+  }
+  ASSERT_TRUE(Compare(&copies)) << status_;
+  EXPECT_EQ(TakeAll(&copies, &pool, server_), 22 * kChunkBytes + 300000);
+  EXPECT_TRUE(HasAllSlots(&pool));
+}
+
 TEST_P(PrecopyTest, CopiesNothingOfAJobThatChangesEverything) {
   std::mt19937_64 random(2);
   server_.memory[0x10000000] = Random(&random, 4 * kChunkBytes);

@@ -83,6 +83,29 @@ TEST(SideWork, TheKernelGivesTheValuesOfTheDefinition) {
   EXPECT_EQ(driver.cuCtxDestroy_v2(context), CUDA_SUCCESS);
 }
 
+TEST(SideWork, CopiesInPieces) {
+  const DriverTable driver = *LoadDriver(kDriver);
+  ASSERT_EQ(driver.cuInit(0), CUDA_SUCCESS);
+  CUcontext context = nullptr;
+  ASSERT_EQ(driver.cuCtxCreate_v2(&context, 0, 0), CUDA_SUCCESS);
+  {
+    StagingPool staging(driver);
+    SideWork work(driver, &staging, /*software=*/true);
+    const std::string bytes = Pattern((5 << 20) + 77, 8);
+    CUdeviceptr memory = 0;
+    ASSERT_EQ(driver.cuMemAlloc_v2(&memory, bytes.size()), CUDA_SUCCESS);
+    ASSERT_EQ(driver.cuMemcpyHtoD_v2(memory, bytes.data(), bytes.size()), CUDA_SUCCESS);
+    for (const size_t count : {size_t{1}, size_t{2} << 20, size_t{4} << 20, bytes.size() - 3}) {
+      std::string out(count + 1, '?');
+      SideWork::Wait wait;
+      ASSERT_EQ(work.CopyOut(1, {memory + 3, count}, &out[0], &wait), CUDA_SUCCESS);
+      ASSERT_EQ(wait(), CUDA_SUCCESS);
+      EXPECT_EQ(out, bytes.substr(3, count) + "?") << count;
+    }
+  }
+  EXPECT_EQ(driver.cuCtxDestroy_v2(context), CUDA_SUCCESS);
+}
+
 class SideRequests : public testing::Test {
  protected:
   explicit SideRequests(const std::string& driver = kDriver)
