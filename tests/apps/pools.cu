@@ -75,8 +75,10 @@ struct Pool {
   }
 };
 
-// Memory of the device's current pool and of another one, allocated in the stream of a context that lives no longer
-// than that. Its contents are looked at two steps later, before it is freed as all memory of its step.
+// Memory of the device's own pool and of one that keeps all it has, allocated in the stream of a context that lives no
+// longer than that. Its contents are looked at two steps later, before it is freed as all memory of its step. None is
+// of the pool `current`: NVIDIA's driver 580 crashes when that one gives back 50 MiB while it has such memory
+// (docs/driver-notes.md).
 struct Orphans {
   struct Piece {
     CUdeviceptr address;
@@ -85,24 +87,25 @@ struct Orphans {
   };
   std::vector<Piece> pieces;
 
-  void Make(Pool* now, Pool* other, int step) {
+  void Make(Pool* own, Pool* keeper, bool own_is_current, int step) {
     CUcontext context;
     CUstream stream;
     CU_CHECK(cuCtxCreate(&context, nullptr, 0, 0));
     CU_CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-    for (Pool* pool : {now, other}) {
+    for (Pool* pool : {own, keeper}) {
       Piece piece{0, size_t(3000 + step), step};
-      CU_CHECK(pool == now ? cuMemAllocAsync(&piece.address, piece.bytes, stream)
-                           : cuMemAllocFromPoolAsync(&piece.address, piece.bytes, pool->handle, stream));
+      CU_CHECK(pool == own && own_is_current
+                   ? cuMemAllocAsync(&piece.address, piece.bytes, stream)
+                   : cuMemAllocFromPoolAsync(&piece.address, piece.bytes, pool->handle, stream));
       CU_CHECK(cuMemsetD8Async(piece.address, uint8_t(step), piece.bytes, stream));
       pool->Took(reinterpret_cast<void*>(piece.address), piece.bytes, step);
       pieces.push_back(piece);
     }
     // Free again before its context ends.
     CUdeviceptr freed;
-    CU_CHECK(cuMemAllocFromPoolAsync(&freed, 7000, other->handle, stream));
+    CU_CHECK(cuMemAllocFromPoolAsync(&freed, 7000, keeper->handle, stream));
     CU_CHECK(cuMemFreeAsync(freed, stream));
-    other->used_high = std::max(other->used_high, other->used + 7000);
+    keeper->used_high = std::max(keeper->used_high, keeper->used + 7000);
     CU_CHECK(cuStreamSynchronize(stream));
     CU_CHECK(cuCtxDestroy(context));
   }
@@ -162,7 +165,7 @@ int main(int argc, char** argv) {
       keeper.Took(p, bytes / 2 + 1, step);
     }
     orphans.Check(step);
-    if (step % 3 == 1) orphans.Make(&now, &keeper, step);
+    if (step % 3 == 1) orphans.Make(&own, &keeper, &now == &own, step);
     for (Pool* pool : pools) pool->Check();
     CUDA_CHECK(cudaStreamSynchronize(other));
 
