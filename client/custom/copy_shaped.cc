@@ -80,8 +80,9 @@ CUresult CheckSides(CUmemorytype from, const void* from_host, CUmemorytype to, c
   return missing ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
+// The same of a whole copy. `Copy`: CUDA_MEMCPY3D or CUDA_MEMCPY3D_PEER.
 template <typename Copy>
-CUresult Check(Session& session, const Copy& copy) {
+CUresult Check(Session& session, Copy copy) {
   if (copy.srcMemoryType == CU_MEMORYTYPE_DEVICE && LeavesAllocation(session, copy.srcDevice, copy.WidthInBytes)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
@@ -90,7 +91,7 @@ CUresult Check(Session& session, const Copy& copy) {
   }
   const bool nowhere = (copy.srcMemoryType == CU_MEMORYTYPE_ARRAY && !copy.srcArray) ||
                        (copy.dstMemoryType == CU_MEMORYTYPE_ARRAY && !copy.dstArray);
-  if (nowhere) return CUDA_ERROR_INVALID_VALUE;
+  if (nowhere || !CompleteSides(&copy)) return CUDA_ERROR_INVALID_VALUE;
   return CheckSides(copy.srcMemoryType, copy.srcHost, copy.dstMemoryType, copy.dstHost, copy.WidthInBytes);
 }
 
@@ -273,23 +274,23 @@ CUresult Copy2D(const CUDA_MEMCPY2D* pCopy, CUstream stream, bool per_thread, bo
   CUDA_MEMCPY2D copy = *pCopy;
   if (copy.WidthInBytes == 0 || copy.Height == 0) return CUDA_SUCCESS;
   ResolveUnified(call.session(), &copy);
-  if (const CUresult result = Check(call.session(), copy); result != CUDA_SUCCESS) return result;
+  CUDA_MEMCPY3D box = ThreeDimensional(copy);
+  if (const CUresult result = Check(call.session(), box); result != CUDA_SUCCESS) return result;
   if (AlwaysOnServer(copy.srcMemoryType, copy.dstMemoryType)) {
     return CopyOnServer<wire::cuMemcpy2DAsync_v2_Request>(call, copy, wire_stream, unaligned, blocking);
   }
   if (!blocking && call.session().captures().IsCaptured(wire_stream)) {
-    if (!ReachSides(call, &copy)) return CaptureStagedNode(wire_stream, ThreeDimensional(copy));
+    if (!ReachSides(call, &copy)) return CaptureStagedNode(wire_stream, box);
     return CopyOnServer<wire::cuMemcpy2DAsync_v2_Request>(call, copy, wire_stream, unaligned, false);
   }
-  CUDA_MEMCPY3D shared = ThreeDimensional(copy);
-  if (FindShared(call.session(), &shared)) {
-    copy.srcHost = shared.srcHost;
-    copy.dstHost = shared.dstHost;
+  if (FindShared(call.session(), &box)) {
+    copy.srcHost = box.srcHost;
+    copy.dstHost = box.dstHost;
     return CopyOnServer<wire::cuMemcpy2DAsync_v2_Request>(call, copy, wire_stream, unaligned, blocking);
   }
-  if (!CompleteSides(&shared)) return CUDA_ERROR_INVALID_VALUE;
-  copy.srcPitch = shared.srcPitch;
-  copy.dstPitch = shared.dstPitch;
+  CompleteSides(&box);
+  copy.srcPitch = box.srcPitch;
+  copy.dstPitch = box.dstPitch;
   return CopyRectangle<wire::cuMemcpy2DAsync_v2_Request>(call, copy, wire_stream, unaligned);
 }
 
@@ -314,7 +315,7 @@ CUresult Copy3D(const CUDA_MEMCPY3D* pCopy, CUstream stream, bool per_thread, bo
   if (FindShared(call.session(), &copy)) {
     return CopyOnServer<wire::cuMemcpy3DAsync_v2_Request>(call, copy, wire_stream, false, blocking);
   }
-  if (!CompleteSides(&copy)) return CUDA_ERROR_INVALID_VALUE;
+  CompleteSides(&copy);
   const size_t src_slice = copy.srcPitch * copy.srcHeight;
   const size_t dst_slice = copy.dstPitch * copy.dstHeight;
   for (size_t z = 0; z < copy.Depth; ++z) {

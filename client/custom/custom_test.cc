@@ -660,6 +660,139 @@ TEST_F(CustomTest, BoxesOfPageableMemory) {
   EXPECT_EQ(cuMemFree(memory), CUDA_SUCCESS);
 }
 
+// Where a pitch or a height is given, it must hold what is copied, also of one row and one slice. All of this is
+// refused before anything is sent or copied, whichever memory it is.
+TEST_F(CustomTest, PitchesAndHeightsHoldWhatIsCopied) {
+  CUstream stream = nullptr;
+  CUdeviceptr memory = 0;
+  void* pinned = nullptr;
+  ASSERT_EQ(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemAlloc(&memory, 4096), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemHostAlloc(&pinned, 4096, 0), CUDA_SUCCESS);
+  std::string pageable(4096, 'a');
+  const CUdeviceptr places[] = {reinterpret_cast<CUdeviceptr>(&pageable[0]), reinterpret_cast<CUdeviceptr>(pinned),
+                                memory};
+  const auto side_of = [&](CUdeviceptr place) { return place == memory ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST; };
+  // All ways to copy a box, or a rectangle if it is one.
+  const auto copy = [&](const CUDA_MEMCPY3D& box, CUresult expected) {
+    EXPECT_EQ(cuMemcpy3D(&box), expected);
+    EXPECT_EQ(cuMemcpy3DAsync(&box, stream), expected);
+    CUDA_MEMCPY3D_PEER peer;  // the same, but for its contexts
+    memcpy(&peer, &box, sizeof peer);
+    peer.srcContext = peer.dstContext = context_;
+    EXPECT_EQ(cuMemcpy3DPeer(&peer), expected);
+    EXPECT_EQ(cuMemcpy3DPeerAsync(&peer, stream), expected);
+    if (box.Depth > 1 || box.srcHeight + box.dstHeight + box.srcZ + box.dstZ != 0) return;
+    CUDA_MEMCPY2D flat{};
+    flat.srcXInBytes = box.srcXInBytes;
+    flat.srcY = box.srcY;
+    flat.srcMemoryType = box.srcMemoryType;
+    flat.srcHost = box.srcHost;
+    flat.srcDevice = box.srcDevice;
+    flat.srcPitch = box.srcPitch;
+    flat.dstXInBytes = box.dstXInBytes;
+    flat.dstY = box.dstY;
+    flat.dstMemoryType = box.dstMemoryType;
+    flat.dstHost = box.dstHost;
+    flat.dstDevice = box.dstDevice;
+    flat.dstPitch = box.dstPitch;
+    flat.WidthInBytes = box.WidthInBytes;
+    flat.Height = box.Height;
+    EXPECT_EQ(cuMemcpy2D(&flat), expected);
+    EXPECT_EQ(cuMemcpy2DUnaligned(&flat), expected);
+    EXPECT_EQ(cuMemcpy2DAsync(&flat, stream), expected);
+  };
+  constexpr uint32_t calls[] = {kCall_cuMemcpy2DAsync_v2, kCall_cuMemcpy3DAsync_v2};
+  for (const CUdeviceptr from : places) {
+    for (const CUdeviceptr to : places) {
+      // What comes from the device for pageable memory.
+      const bool answers = from == memory && to == places[0];
+      size_t bytes = 8;
+      for (const uint32_t call : calls) {
+        server_->On(call, [&bytes, answers](const FakeServer::Request&) {
+          return FakeServer::Answer(CUDA_SUCCESS, {}, 0, answers ? std::string(bytes, 'a') : std::string());
+        });
+      }
+      SCOPED_TRACE(testing::Message() << "from " << from << " to " << to);
+      CUDA_MEMCPY3D good{};
+      good.srcMemoryType = side_of(from);
+      good.srcHost = reinterpret_cast<const void*>(from);
+      good.srcDevice = from;
+      good.dstMemoryType = side_of(to);
+      good.dstHost = reinterpret_cast<void*>(to);
+      good.dstDevice = to;
+      good.WidthInBytes = 8;
+      good.Height = good.Depth = 1;
+      good.srcXInBytes = good.dstXInBytes = 4;
+      Sent();
+      for (const auto pitch : {&CUDA_MEMCPY3D::srcPitch, &CUDA_MEMCPY3D::dstPitch}) {
+        for (const size_t given : {7, 11}) {  // less than the width, and than what the row needs
+          for (const size_t rows : {1, 2}) {
+            CUDA_MEMCPY3D box = good;
+            box.*pitch = given;
+            box.Height = rows;
+            copy(box, CUDA_ERROR_INVALID_VALUE);
+          }
+        }
+      }
+      good.srcY = good.dstY = 1;
+      for (const auto height : {&CUDA_MEMCPY3D::srcHeight, &CUDA_MEMCPY3D::dstHeight}) {
+        for (const size_t given : {1, 2}) {
+          for (const size_t slices : {1, 2}) {
+            CUDA_MEMCPY3D box = good;
+            box.*height = given;
+            box.Height = 2;
+            box.Depth = slices;
+            copy(box, CUDA_ERROR_INVALID_VALUE);
+          }
+        }
+      }
+      EXPECT_EQ(Sent(), Calls());
+      EXPECT_EQ(pageable, std::string(4096, 'a'));
+      copy(good, CUDA_SUCCESS);  // no pitches, no heights
+      good.srcY = good.dstY = 0;
+      for (const size_t large : {size_t{1} << 31, size_t{1} << 40}) {
+        good.srcPitch = good.dstPitch = large;
+        copy(good, CUDA_SUCCESS);
+      }
+      CUDA_MEMCPY3D_BATCH_OP op{};
+      op.src.type = op.dst.type = CU_MEMCPY_OPERAND_TYPE_POINTER;
+      op.src.op.ptr.ptr = from;
+      op.dst.op.ptr.ptr = to;
+      op.extent = {8, 2, 1};
+      Sent();
+      for (size_t* const number : {&op.src.op.ptr.rowLength, &op.dst.op.ptr.rowLength, &op.src.op.ptr.layerHeight,
+                                   &op.dst.op.ptr.layerHeight}) {
+        *number = 1;
+        EXPECT_EQ(Custom_cuMemcpy3DBatchAsync_v2(1, &op, 0, stream, false), CUDA_ERROR_INVALID_VALUE);
+        *number = 0;
+      }
+      EXPECT_EQ(Sent(), Calls());
+      bytes = 16;
+      EXPECT_EQ(Custom_cuMemcpy3DBatchAsync_v2(1, &op, 0, stream, false), CUDA_SUCCESS);
+    }
+  }
+  // A row without a pitch has the place of one that has rows before it, each as long as what it needs.
+  for (const uint32_t call : calls) server_->On(call, FakeServer::Answer());
+  CUDA_MEMCPY3D row{};
+  row.srcMemoryType = CU_MEMORYTYPE_HOST;
+  row.srcHost = "0123456789ABCDEFGHIJ";
+  row.srcXInBytes = 1;
+  row.srcY = 2;
+  row.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  row.dstDevice = memory;
+  row.WidthInBytes = 4;
+  row.Height = row.Depth = 1;
+  Sent();
+  EXPECT_EQ(cuMemcpy3D(&row), CUDA_SUCCESS);
+  SentRequests();
+  ASSERT_EQ(sent_.size(), 1u);
+  EXPECT_EQ(sent_[0].payload, "BCDE");
+  EXPECT_EQ(cuStreamDestroy(stream), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemFree(memory), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemFreeHost(pinned), CUDA_SUCCESS);
+}
+
 // The host cannot read or write memory of the GPU: copies that give it as the host's side are the server's.
 TEST_F(CustomTest, MemoryOfTheGpuAsTheHostsSideOfACopy) {
   CUdeviceptr memory = 0;

@@ -43,8 +43,8 @@ StagedCopy::Side Source(const CUDA_MEMCPY3D& copy) {
   const uint64_t address =
       copy.srcMemoryType == CU_MEMORYTYPE_HOST ? reinterpret_cast<uint64_t>(copy.srcHost) : copy.srcDevice;
   StagedCopy::Side side;
-  side.pitch = copy.srcPitch ? copy.srcPitch : copy.WidthInBytes;
-  side.slice = side.pitch * (copy.srcHeight ? copy.srcHeight : copy.Height);
+  side.pitch = copy.srcPitch;
+  side.slice = side.pitch * copy.srcHeight;
   side.address = reinterpret_cast<char*>(address) + copy.srcZ * side.slice + copy.srcY * side.pitch + copy.srcXInBytes;
   return side;
 }
@@ -53,8 +53,8 @@ StagedCopy::Side Destination(const CUDA_MEMCPY3D& copy) {
   const uint64_t address =
       copy.dstMemoryType == CU_MEMORYTYPE_HOST ? reinterpret_cast<uint64_t>(copy.dstHost) : copy.dstDevice;
   StagedCopy::Side side;
-  side.pitch = copy.dstPitch ? copy.dstPitch : copy.WidthInBytes;
-  side.slice = side.pitch * (copy.dstHeight ? copy.dstHeight : copy.Height);
+  side.pitch = copy.dstPitch;
+  side.slice = side.pitch * copy.dstHeight;
   side.address = reinterpret_cast<char*>(address) + copy.dstZ * side.slice + copy.dstY * side.pitch + copy.dstXInBytes;
   return side;
 }

@@ -335,6 +335,20 @@ TEST_F(StagedNodeTest, ACopyToTheDeviceGoesByPackedRows) {
   ExpectSeen(node, copy);
 }
 
+// Without a pitch, rows are as long as the copied one and what lies to its left; without a height, slices likewise.
+TEST_F(StagedNodeTest, ARowWithoutAPitch) {
+  const std::string host = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ";
+  CUDA_MEMCPY3D copy = ToDevice(nullptr, 4);
+  copy.srcMemoryType = CU_MEMORYTYPE_UNIFIED;
+  copy.srcDevice = reinterpret_cast<CUdeviceptr>(host.data());
+  copy.srcXInBytes = copy.srcZ = 1;
+  copy.srcY = 2;
+  Add(copy);
+  const Requests sent = Take();
+  sent.Run();
+  EXPECT_EQ(std::string(reinterpret_cast<char*>(sent.Copy().srcDevice), 4), host.substr((1 * 3 + 2) * 5 + 1, 4));
+}
+
 TEST_F(StagedNodeTest, ACopyToTheHostWritesTheShapeOnly) {
   constexpr size_t kWidth = 5, kHeight = 3, kDepth = 2, kPitch = 11, kRows = 6, kSlices = 4;
   std::string host(kPitch * kRows * kSlices, '.');
@@ -467,6 +481,10 @@ TEST_F(StagedNodeTest, CopiesThatAreWrong) {
       {"rows that overlap", with(to_host, [](auto* c) { c->dstPitch = 9, c->Height = 2; })},
       {"rows that reach beyond their pitch",
        with(to_device, [](auto* c) { c->srcPitch = 10, c->srcXInBytes = 1, c->Height = 2; })},
+      {"a row that is longer than its pitch", with(to_device, [](auto* c) { c->srcPitch = 9; })},
+      {"a row that reaches beyond its pitch", with(to_host, [](auto* c) { c->dstPitch = 10, c->dstXInBytes = 1; })},
+      {"a device's row that is longer than its pitch", with(to_device, [](auto* c) { c->dstPitch = 9; })},
+      {"a slice that reaches beyond its height", with(to_device, [](auto* c) { c->srcHeight = c->srcY = 1; })},
       {"slices that reach beyond their height",
        with(to_host, [](auto* c) { c->dstHeight = 2, c->dstY = 1, c->Height = c->Depth = 2; })},
       {"a device's slices that reach beyond their height",

@@ -176,6 +176,59 @@ TEST_F(MemoryTest, VolumesCopy) {
   EXPECT_EQ(0, out[0]);
 }
 
+// A given pitch or height holds what is copied, also of one row and one slice; one that is not given is as small.
+TEST_F(MemoryTest, PitchesAndHeightsHoldWhatIsCopied) {
+  CUdeviceptr from, to;
+  void* pinned;
+  CU_OK(cuMemAlloc_v2(&from, 4096));
+  CU_OK(cuMemAlloc_v2(&to, 64));
+  CU_OK(cuMemHostAlloc(&pinned, 4096, 0));
+  std::vector<char> host(4096);
+  for (size_t i = 0; i < host.size(); ++i) host[i] = char(i % 251);
+  memcpy(pinned, host.data(), host.size());
+  CU_OK(cuMemcpyHtoD_v2(from, host.data(), host.size()));
+  CUDA_MEMCPY3D good = {};
+  good.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  good.dstDevice = to;
+  good.srcXInBytes = 4;
+  good.WidthInBytes = 8;
+  good.Height = good.Depth = 1;
+  for (const char kind : {'h', 'p', 'd'}) {
+    SCOPED_TRACE(kind);
+    good.srcMemoryType = kind == 'd' ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+    good.srcHost = kind == 'p' ? pinned : host.data();
+    good.srcDevice = from;
+    good.srcY = 2;
+    for (const size_t count : {1, 2}) {
+      CUDA_MEMCPY3D box = good;
+      box.Height = count;
+      for (const size_t pitch : {4, 11}) {
+        box.srcPitch = pitch;
+        CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemcpy3D_v2(&box));
+        CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemcpy3DAsync_v2(&box, nullptr));
+      }
+      box.srcPitch = 20;
+      box.Height = 2;
+      box.Depth = count;
+      box.srcHeight = 3;
+      CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemcpy3D_v2(&box));
+      box.srcHeight = 4;
+      CU_OK(cuMemcpy3D_v2(&box));
+    }
+    char first = 0;
+    CU_OK(cuMemcpy3D_v2(&good));
+    CU_OK(cuMemcpyDtoH_v2(&first, to, 1));
+    EXPECT_EQ(2 * 12 + 4, first) << "no pitch: rows are as long as what is copied needs";
+    CUDA_MEMCPY3D wide = good;
+    wide.srcY = 0;
+    wide.srcPitch = size_t{1} << 40;
+    CU_OK(cuMemcpy3D_v2(&wide));
+    CU_OK(cuMemcpyDtoH_v2(&first, to, 1));
+    EXPECT_EQ(4, first);
+  }
+  CU_OK(cuMemFreeHost(pinned));
+}
+
 TEST_F(MemoryTest, AsyncCopyFromPageableMemoryTakesTheBytesAtTheCall) {
   CUdeviceptr p, flag;
   CU_OK(cuMemAlloc_v2(&p, 4));

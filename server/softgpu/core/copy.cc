@@ -55,11 +55,10 @@ CUresult MakeSide(CUmemorytype type, const void* host, CUdeviceptr device, CUarr
       return CUDA_ERROR_INVALID_VALUE;
   }
   if (base == 0) return CUDA_ERROR_INVALID_VALUE;
-  // Zero pitches are allowed where there is one row or one slice.
+  // What is given must hold the box, also where there is one row or one slice.
   if (pitch == 0) pitch = x + copy.WidthInBytes;
-  if (pitch < x + copy.WidthInBytes && (copy.Height > 1 || copy.Depth > 1)) return CUDA_ERROR_INVALID_VALUE;
   if (rows == 0) rows = y + copy.Height;
-  if (rows < y + copy.Height && copy.Depth > 1) return CUDA_ERROR_INVALID_VALUE;
+  if (pitch < x + copy.WidthInBytes || rows < y + copy.Height) return CUDA_ERROR_INVALID_VALUE;
   side->pitch = pitch;
   side->slice = pitch * rows;
   side->address = base + z * side->slice + y * pitch + x;
