@@ -181,34 +181,43 @@ TEST_F(CustomTest, TimesOfEventsFromBeforeAMove) {
   for (const CUevent event : {first, second, third, fourth}) EXPECT_EQ(cuEventDestroy(event), CUDA_SUCCESS);
 }
 
-TEST_F(CustomTest, AnEventOfAnotherGpuIsRefusedAtTheCall) {
-  CUcontext other = nullptr, same = nullptr;
-  ASSERT_EQ(cuCtxCreate(&other, nullptr, 0, 1), CUDA_SUCCESS);
-  CUevent far = nullptr, near = nullptr;
-  ASSERT_EQ(cuEventCreate(&far, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
-  ASSERT_EQ(cuCtxCreate(&same, nullptr, 0, 0), CUDA_SUCCESS);
-  ASSERT_EQ(cuEventCreate(&near, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+TEST_F(CustomTest, AnEventOfAnotherContextIsRefusedAtTheCall) {
+  CUcontext far = nullptr, near = nullptr;
+  CUevent of_far = nullptr, of_near = nullptr, own = nullptr;
+  ASSERT_EQ(cuCtxCreate(&far, nullptr, 0, 1), CUDA_SUCCESS);
+  ASSERT_EQ(cuEventCreate(&of_far, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+  ASSERT_EQ(cuCtxCreate(&near, nullptr, 0, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuEventCreate(&of_near, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
   ASSERT_EQ(cuCtxSetCurrent(context_), CUDA_SUCCESS);
+  ASSERT_EQ(cuEventCreate(&own, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
   CUstream stream = nullptr;
   ASSERT_EQ(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
   for (const uint32_t call : {uint32_t(kCall_cuEventRecord), uint32_t(kCall_cuEventRecordWithFlags)})
     server_->On(call, CUDA_ERROR_INVALID_HANDLE);
-  for (const CUstream one : {stream, CUstream(nullptr)}) {
-    EXPECT_EQ(cuEventRecord(far, one), CUDA_ERROR_INVALID_HANDLE);
-    EXPECT_EQ(cuEventRecordWithFlags(far, one, 0), CUDA_ERROR_INVALID_HANDLE);
+  for (const CUevent event : {of_far, of_near}) {
+    for (const CUstream one : {stream, CUstream(nullptr)}) {
+      EXPECT_EQ(cuEventRecord(event, one), CUDA_ERROR_INVALID_HANDLE);
+      EXPECT_EQ(cuEventRecordWithFlags(event, one, 0), CUDA_ERROR_INVALID_HANDLE);
+    }
   }
   EXPECT_EQ(cuStreamSynchronize(stream), CUDA_SUCCESS) << "no error is left for a later call";
   for (const uint32_t call : {uint32_t(kCall_cuEventRecord), uint32_t(kCall_cuEventRecordWithFlags)})
     server_->On(call, FakeServer::Answer());
   // Others are sent without waiting, as ever.
   Sent();
-  EXPECT_EQ(cuEventRecord(near, stream), CUDA_SUCCESS);
+  EXPECT_EQ(cuEventRecord(own, stream), CUDA_SUCCESS);
+  EXPECT_EQ(cuEventRecord(own, nullptr), CUDA_SUCCESS);
+  ASSERT_EQ(cuCtxSetCurrent(near), CUDA_SUCCESS);
+  EXPECT_EQ(cuEventRecord(own, stream), CUDA_SUCCESS) << "the stream's context counts, not the current one";
+  EXPECT_EQ(cuEventRecord(of_near, nullptr), CUDA_SUCCESS);
+  ASSERT_EQ(cuCtxSetCurrent(context_), CUDA_SUCCESS);
   SentRequests();
-  ASSERT_EQ(sent_.size(), 1u);
-  EXPECT_TRUE(sent_[0].header.flags & kFlagNoReply);
+  ASSERT_EQ(sent_.size(), 4u);
+  for (const auto& one : sent_) EXPECT_TRUE(one.header.flags & kFlagNoReply);
   EXPECT_EQ(cuStreamDestroy(stream), CUDA_SUCCESS);
-  EXPECT_EQ(cuCtxDestroy(same), CUDA_SUCCESS);
-  EXPECT_EQ(cuCtxDestroy(other), CUDA_SUCCESS);
+  EXPECT_EQ(cuEventDestroy(own), CUDA_SUCCESS);
+  EXPECT_EQ(cuCtxDestroy(near), CUDA_SUCCESS);
+  EXPECT_EQ(cuCtxDestroy(far), CUDA_SUCCESS);
 }
 
 TEST_F(CustomTest, ThePerThreadDefaultStreamIsThereAgainAfterAReset) {

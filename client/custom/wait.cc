@@ -84,14 +84,14 @@ CUresult OfStream(const CallInfo& info, CUstream stream, bool per_thread, bool w
   return Ask(call, question);
 }
 
-// Whether event and stream are of different GPUs. The driver refuses to record it then, and only a caller that waits
-// hears of that from this call. (It takes events and streams of different contexts of one GPU.)
-bool OfTwoGpus(Call& call, uint64_t event, uint64_t stream) {
+// Whether event and stream are of different contexts. The driver refuses to record it then, and only a caller that
+// waits hears of that from this call.
+bool OfTwoContexts(Call& call, uint64_t event, uint64_t stream) {
   RecordedObjects& objects = call.session().objects();
   if (!objects.several_contexts()) return false;
-  const int of_event = objects.GpuOf(event);
-  return of_event >= 0 &&
-         of_event != objects.GpuOf(KindOf(stream) == Kind::kStream ? stream : call.thread().current_context());
+  const uint64_t of_event = objects.WholeContextOf(event);
+  const uint64_t place = KindOf(stream) == Kind::kStream ? stream : call.thread().current_context();
+  return of_event != 0 && of_event != objects.WholeContextOf(place);
 }
 
 // The wire's request of either way to record.
@@ -106,7 +106,7 @@ CUresult Record(const CallInfo& info, CUevent event, CUstream stream, bool per_t
   }
   request.Encode(&call.message());
   if (call.session().objects().RecordsQuietly(request.hEvent)) call.SendQuietly();
-  const CUresult result = OfTwoGpus(call, request.hEvent, request.hStream) ? call.Transact() : call.Send();
+  const CUresult result = OfTwoContexts(call, request.hEvent, request.hStream) ? call.Transact() : call.Send();
   call.session().completions().EventRecorded(request.hEvent);
   return result;
 }

@@ -14,11 +14,13 @@ uint64_t RecordedObjects::ContextOf(uint64_t handle) {
   return ContextOfLocked(handle);
 }
 
-int RecordedObjects::GpuOf(uint64_t handle) {
+uint64_t RecordedObjects::WholeContextOf(uint64_t handle) {
   ReaderLock lock(&mutex_);
   const uint64_t context = ContextOfLocked(handle);
   const Object* const object = handles_.Find(KindOf(context), context);
-  return object ? object->device : -1;
+  if (!object) return 0;
+  const bool is_green = KindOf(context) == Kind::kGreenContext || object->green != 0;
+  return is_green ? primary_contexts_->Find(object->device) : context;
 }
 
 uint64_t RecordedObjects::ContextOfLocked(uint64_t handle) const {

@@ -65,8 +65,8 @@ class RecordedObjects {
   int DeviceOf(uint64_t context) CR_EXCLUDES(mutex_);
   // The context (or green context) that an object was made in, or that it is itself; 0 if it is of none.
   uint64_t ContextOf(uint64_t handle) CR_EXCLUDES(mutex_);
-  // The device of that context; -1 if the object is of none.
-  int GpuOf(uint64_t handle) CR_EXCLUDES(mutex_);
+  // The same, but for a green context the primary context that it is a part of.
+  uint64_t WholeContextOf(uint64_t handle) CR_EXCLUDES(mutex_);
   // Whether the application has ever made more than one context. Without the lock.
   bool several_contexts() const { return contexts_made_.load(std::memory_order_relaxed) > 1; }
   void NoteContext() { contexts_made_.fetch_add(1, std::memory_order_relaxed); }
@@ -84,8 +84,8 @@ class RecordedObjects {
   void FunctionsChangedLocked() CR_REQUIRES(mutex_) { function_epoch_.fetch_add(1, std::memory_order_acq_rel); }
   // The name of a child; empty if it is none.
   static std::string NameOf(const NamedChildren& children, uint64_t child);
-  // The kernel that shares its attributes with a function: the one that it came from, or, of a library's module, the
-  // library's kernel of its name. 0 if there is none, or nobody has asked for it.
+  // The kernel whose attributes a function has where it has none of its own: the one that it came from, or, of a
+  // library's module, the library's kernel of its name. 0 if there is none, or nobody has asked for it.
   uint64_t KernelOfLocked(uint64_t function) const CR_REQUIRES_SHARED(mutex_);
   // Appends what has been set of a kernel, or of the kernel that a function came from, as bytes.
   void AppendSettings(uint64_t function, std::string* out) CR_EXCLUDES(mutex_);

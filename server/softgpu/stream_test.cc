@@ -203,6 +203,45 @@ TEST_F(StreamTest, FaultsStickToTheirContextAlone) {
   CU_OK(cuCtxDestroy_v2(other));
 }
 
+TEST_F(StreamTest, AnEventAndTheStreamThatRecordsItAreOfOneContext) {
+  CUcontext other;
+  CU_OK(cuCtxCreate_v2(&other, 0, 0));
+  CUevent far, recorded;
+  CUstream there;
+  CU_OK(cuEventCreate(&far, 0));
+  CU_OK(cuEventCreate(&recorded, 0));
+  CU_OK(cuStreamCreate(&there, 0));
+  CU_OK(cuEventRecord(recorded, there));
+  CU_OK(cuStreamSynchronize(there));
+  CU_OK(cuCtxSetCurrent(context_));
+  CUstream stream;
+  CUevent own;
+  CU_OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  CU_OK(cuEventCreate(&own, 0));
+  CU_OK(cuEventRecord(own, stream));
+  CU_OK(cuStreamSynchronize(stream));
+  const auto refused = [&] {
+    for (const CUstream one : {stream, CUstream(nullptr)}) {
+      CU_IS(CUDA_ERROR_INVALID_HANDLE, cuEventRecord(far, one));
+      for (const unsigned flags : {0u, unsigned{CU_EVENT_RECORD_EXTERNAL}}) {
+        CU_IS(CUDA_ERROR_INVALID_HANDLE, cuEventRecordWithFlags(far, one, flags));
+      }
+    }
+  };
+  refused();
+  float milliseconds;
+  CU_IS(CUDA_ERROR_INVALID_HANDLE, cuEventElapsedTime(&milliseconds, own, recorded));
+  CU_OK(cuStreamWaitEvent(stream, recorded, 0));
+  CU_OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+  refused();
+  CUgraph graph;
+  CU_OK(cuStreamEndCapture(stream, &graph));
+  CU_OK(cuGraphDestroy(graph));
+  CU_OK(cuStreamSynchronize(stream));
+  CU_OK(cuStreamDestroy_v2(stream));
+  CU_OK(cuCtxDestroy_v2(other));
+}
+
 TEST_F(StreamTest, PrimaryContextComesBackAfterAReset) {
   CUcontext primary, again;
   CU_OK(cuDevicePrimaryCtxRetain(&primary, 0));

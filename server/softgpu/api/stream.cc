@@ -41,12 +41,17 @@ CUresult FindEvent(CUevent handle, EventPtr* event) {
   return *event ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
+// An event and the stream that records it, which must be of one context.
+CUresult ForRecord(CUevent handle, CUstream stream_handle, EventPtr* event, StreamPtr* stream) {
+  if (CUresult result = StreamFor(stream_handle, stream); result != CUDA_SUCCESS) return result;
+  if (CUresult result = FindEvent(handle, event); result != CUDA_SUCCESS) return result;
+  return (*event)->context->Home() == (*stream)->context()->Home() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
 CUresult Record(CUevent handle, CUstream stream_handle) {
   StreamPtr stream;
-  if (CUresult result = StreamFor(stream_handle, &stream); result != CUDA_SUCCESS) return result;
   EventPtr event;
-  if (CUresult result = FindEvent(handle, &event); result != CUDA_SUCCESS) return result;
-  if (event->context->device() != stream->context()->device()) return CUDA_ERROR_INVALID_HANDLE;
+  if (CUresult result = ForRecord(handle, stream_handle, &event, &stream); result != CUDA_SUCCESS) return result;
   RecursiveMutexLock lock(&CaptureMutex());
   if (std::shared_ptr<Capture> capture = CaptureOf(stream)) {
     if (capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
@@ -376,9 +381,8 @@ SOFTGPU_API cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsig
   if ((flags & ~unsigned{CU_EVENT_RECORD_EXTERNAL}) != 0) return CUDA_ERROR_INVALID_VALUE;
   if (flags & CU_EVENT_RECORD_EXTERNAL) {
     StreamPtr stream;
-    if (CUresult result = StreamFor(stream_handle, &stream); result != CUDA_SUCCESS) return result;
     EventPtr event;
-    if (CUresult result = FindEvent(handle, &event); result != CUDA_SUCCESS) return result;
+    if (CUresult result = ForRecord(handle, stream_handle, &event, &stream); result != CUDA_SUCCESS) return result;
     if (std::shared_ptr<Capture> capture = CaptureOf(stream)) {
       return CaptureWork(stream, capture, EventRecordWork{event});
     }
