@@ -1006,46 +1006,62 @@ TEST_F(CustomTest, AKernelHasAttributesOnEachDevice) {
   EXPECT_EQ(registers(0), -int(CUDA_ERROR_INVALID_HANDLE));
 }
 
-// A function of a library's module is the kernel's of that name: what is set of one is set of the other.
+// A function of a library's module is the kernel's in that context: one handle. What cuFuncSetAttribute sets of it
+// counts before what cuKernelSetAttribute sets, and is not the kernel's.
 TEST_F(CustomTest, AKernelAndAFunctionOfItsLibrarysModule) {
   constexpr CUfunction_attribute kShared = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-  int now = 100;
-  server_->On(kOpFunctionInfo, [&now](const FakeServer::Request&) {
+  int of_kernel = 100, of_function = 100;  // as the server's driver knows them
+  server_->On(kOpFunctionInfo, [&](const FakeServer::Request& request) {
+    wire::OpFunctionInfo_Request asked;
+    EXPECT_TRUE(asked.Decode(request.message));
     wire::OpFunctionInfo_Reply info;
-    info.attributes.assign(CU_FUNC_ATTRIBUTE_MAX, now);
+    info.attributes.assign(CU_FUNC_ATTRIBUTE_MAX, KindOf(asked.function) == Kind::kKernel ? of_kernel : of_function);
     return FakeServer::Answer(CUDA_SUCCESS, Encoded(info));
   });
-  CUlibrary library = nullptr;
-  CUkernel kernel = nullptr;
-  CUmodule module = nullptr;
-  CUfunction of_kernel = nullptr, of_module = nullptr;
-  ASSERT_EQ(cuLibraryLoadData(&library, OneKernel::kImage, nullptr, nullptr, 0, nullptr, nullptr, 0), CUDA_SUCCESS);
-  ASSERT_EQ(cuLibraryGetKernel(&kernel, library, "kernel"), CUDA_SUCCESS);
-  ASSERT_EQ(cuKernelGetFunction(&of_kernel, kernel), CUDA_SUCCESS);
-  ASSERT_EQ(cuLibraryGetModule(&module, library), CUDA_SUCCESS);
-  ASSERT_EQ(cuModuleGetFunction(&of_module, module, "kernel"), CUDA_SUCCESS);
-  const auto expect = [&](int expected) {
-    now = expected;
-    int value = 0;
-    EXPECT_EQ(cuKernelGetAttribute(&value, kShared, kernel, 0), CUDA_SUCCESS);
-    EXPECT_EQ(value, expected);
-    for (const CUfunction function : {of_kernel, of_module}) {
-      EXPECT_EQ(cuFuncGetAttribute(&value, kShared, function), CUDA_SUCCESS);
-      EXPECT_EQ(value, expected);
-    }
-  };
-  expect(100);
-  ASSERT_EQ(cuKernelSetAttribute(kShared, 200, kernel, 0), CUDA_SUCCESS);
-  expect(200);
-  ASSERT_EQ(cuFuncSetAttribute(of_module, kShared, 300), CUDA_SUCCESS);
-  expect(300);
-  Sent();
-  ASSERT_EQ(cuKernelSetAttribute(kShared, 200, kernel, 0), CUDA_SUCCESS);
-  EXPECT_EQ(Sent(), Calls{kCall_cuKernelSetAttribute}) << "it is another value by now";
-  expect(200);
-  ASSERT_EQ(cuFuncSetAttribute(of_kernel, kShared, 400), CUDA_SUCCESS);
-  expect(400);
-  EXPECT_EQ(cuLibraryUnload(library), CUDA_SUCCESS);
+  for (const bool kernel_first : {true, false}) {
+    SCOPED_TRACE(kernel_first);
+    of_kernel = of_function = 100;
+    CUlibrary library = nullptr;
+    CUkernel kernel = nullptr;
+    CUmodule module = nullptr;
+    CUfunction first = nullptr, second = nullptr;
+    ASSERT_EQ(cuLibraryLoadData(&library, OneKernel::kImage, nullptr, nullptr, 0, nullptr, nullptr, 0), CUDA_SUCCESS);
+    ASSERT_EQ(cuLibraryGetKernel(&kernel, library, "kernel"), CUDA_SUCCESS);
+    ASSERT_EQ(cuLibraryGetModule(&module, library), CUDA_SUCCESS);
+    const auto get = [&](CUfunction* function, bool by_kernel) {
+      return by_kernel ? cuKernelGetFunction(function, kernel) : cuModuleGetFunction(function, module, "kernel");
+    };
+    ASSERT_EQ(get(&first, kernel_first), CUDA_SUCCESS);
+    Sent();
+    ASSERT_EQ(get(&second, !kernel_first), CUDA_SUCCESS);
+    EXPECT_EQ(first, second);
+    EXPECT_EQ(Sent(), Calls());
+    const auto expect_current = [&] {
+      int value = 0;
+      EXPECT_EQ(cuKernelGetAttribute(&value, kShared, kernel, 0), CUDA_SUCCESS);
+      EXPECT_EQ(value, of_kernel);
+      EXPECT_EQ(cuFuncGetAttribute(&value, kShared, first), CUDA_SUCCESS);
+      EXPECT_EQ(value, of_function);
+    };
+    expect_current();
+    ASSERT_EQ(cuKernelSetAttribute(kShared, of_kernel = of_function = 200, kernel, 0), CUDA_SUCCESS);
+    expect_current();
+    ASSERT_EQ(cuFuncSetAttribute(first, kShared, of_function = 300), CUDA_SUCCESS);
+    expect_current();
+    ASSERT_EQ(cuKernelSetAttribute(kShared, of_kernel = 400, kernel, 0), CUDA_SUCCESS);
+    expect_current();
+    ASSERT_EQ(cuFuncSetAttribute(first, kShared, of_function = 500), CUDA_SUCCESS);
+    expect_current();
+    // Of another context it is another function.
+    CUcontext other = nullptr;
+    ASSERT_EQ(cuCtxCreate(&other, nullptr, 0, 0), CUDA_SUCCESS);
+    ASSERT_EQ(get(&second, true), CUDA_SUCCESS);
+    EXPECT_NE(first, second);
+    ASSERT_EQ(get(&second, false), CUDA_SUCCESS);
+    EXPECT_EQ(first, second) << "the module's context counts";
+    EXPECT_EQ(cuCtxDestroy(other), CUDA_SUCCESS);
+    EXPECT_EQ(cuLibraryUnload(library), CUDA_SUCCESS);
+  }
 }
 
 // A replay makes no context current for a kernel, which is of none.

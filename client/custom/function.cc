@@ -16,13 +16,38 @@
 namespace cuda_remote::client {
 namespace {
 
-// The child of `owner` under `name` if it was asked for before, as natively the same handle comes back; 0 if not.
-uint64_t FindChild(Session& session, Kind kind, uint64_t owner, const std::string& name) {
-  ReaderLock lock(&session.objects().mutex());
+// What a library's modules are called among its children; no kernel's name begins so.
+constexpr char kModulePrefix[] = "/module/";
+
+// The child of `owner` under `name`; 0 if there is none.
+uint64_t FindChildLocked(Session& session, Kind kind, uint64_t owner, const std::string& name)
+    CR_REQUIRES_SHARED(session.objects().mutex()) {
   const Object* object = session.objects().handles().Find(kind, owner);
   if (!object || !object->children) return 0;
   const auto it = object->children->find(name);
   return it == object->children->end() ? 0 : it->second;
+}
+
+// The name by which its library gave it. Empty: it is no kernel.
+std::string NameOfKernelLocked(Session& session, uint64_t kernel) CR_REQUIRES_SHARED(session.objects().mutex()) {
+  const Object* const object = session.objects().handles().Find(Kind::kKernel, kernel);
+  const Object* const library = object ? session.objects().handles().Find(Kind::kLibrary, object->owner) : nullptr;
+  return library && library->children ? RecordedObjects::NameOf(*library->children, kernel) : "";
+}
+
+// The child of `owner` under `name` if it was asked for before, as natively the same handle comes back; 0 if not. A
+// function of a library's module is the one of the library's kernel in the module's context, whichever came first.
+uint64_t FindChild(Session& session, Kind kind, uint64_t owner, const std::string& name) {
+  ReaderLock lock(&session.objects().mutex());
+  if (const uint64_t child = FindChildLocked(session, kind, owner, name)) return child;
+  const Object* const object = session.objects().handles().Find(kind, owner);
+  if (!object || KindOf(object->owner) != Kind::kLibrary) return 0;
+  if (kind == Kind::kModule) {
+    const uint64_t kernel = FindChildLocked(session, Kind::kLibrary, object->owner, name);
+    return FindChildLocked(session, Kind::kKernel, kernel, std::to_string(object->context));
+  }
+  const uint64_t module = FindChildLocked(session, Kind::kLibrary, object->owner, kModulePrefix + name);
+  return module ? FindChildLocked(session, Kind::kModule, module, NameOfKernelLocked(session, owner)) : 0;
 }
 
 void AddChild(Session& session, Kind kind, uint64_t owner, const std::string& name, Kind child_kind, uint64_t child,
@@ -76,12 +101,9 @@ CUresult GetAttribute(const CallInfo& info, uint64_t function, int device, CUfun
   return CUDA_SUCCESS;
 }
 
-// The name by which its library gave it. Empty: it is no kernel.
 std::string NameOfKernel(Session& session, uint64_t kernel) {
   ReaderLock lock(&session.objects().mutex());
-  const Object* const object = session.objects().handles().Find(Kind::kKernel, kernel);
-  const Object* const library = object ? session.objects().handles().Find(Kind::kLibrary, object->owner) : nullptr;
-  return library && library->children ? RecordedObjects::NameOf(*library->children, kernel) : "";
+  return NameOfKernelLocked(session, kernel);
 }
 
 // The name is the client's own copy: it lives as long as the process, which is at least as long as the driver promises.
@@ -100,10 +122,7 @@ CUresult GetName(const CallInfo& info, uint64_t function, const char** name) {
   return result;
 }
 
-// What a library's modules are called among its children; no kernel's name begins so.
-constexpr char kModulePrefix[] = "/module/";
-
-// The functions that share a kernel's attributes: those that came from it, and those of its name in its library's
+// The functions that take over a kernel's attributes: those that came from it, and those of its name in its library's
 // modules.
 std::vector<uint64_t> FunctionsOfLocked(Session& session, const Object& object, uint64_t kernel)
     CR_REQUIRES_SHARED(session.objects().mutex()) {
@@ -118,7 +137,7 @@ std::vector<uint64_t> FunctionsOfLocked(Session& session, const Object& object, 
        it != library->children->end() && it->first.rfind(kModulePrefix, 0) == 0; ++it) {
     const Object* const module = session.objects().handles().Find(Kind::kModule, it->second);
     if (!module || !module->children) continue;
-    if (own_name.empty()) own_name = RecordedObjects::NameOf(*library->children, kernel);
+    if (own_name.empty()) own_name = NameOfKernelLocked(session, kernel);
     const auto function = module->children->find(own_name);
     if (function != module->children->end()) functions.push_back(function->second);
   }

@@ -36,7 +36,7 @@ struct FunctionInfo {
   mutable std::atomic<bool> accepted{false};
 };
 
-// What cuKernelSetAttribute has set, which a kernel's functions share, and the same as bytes: as long as these are
+// What cuKernelSetAttribute has set, which a kernel's functions take over, and the same as bytes: as long as these are
 // equal, so is all that depends on it. Libraries set values anew before every launch, and back.
 struct KernelSettings {
   std::map<uint64_t, int> values;  // by device and attribute

@@ -141,6 +141,35 @@ TEST_F(ModuleTest, LibrariesWithoutAContext) {
   CU_IS(CUDA_ERROR_INVALID_HANDLE, cuLibraryUnload(library));
 }
 
+TEST_F(ModuleTest, WhatIsSetOfAFunctionIsNotTheKernels) {
+  constexpr CUfunction_attribute kShared = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+  CUlibrary library;
+  CUkernel kernel;
+  CUfunction function, again;
+  CUmodule module;
+  CU_OK(cuLibraryLoadData(&library, kPtx, nullptr, nullptr, 0, nullptr, nullptr, 0));
+  CU_OK(cuLibraryGetKernel(&kernel, library, "count_up"));
+  CU_OK(cuKernelGetFunction(&function, kernel));
+  CU_OK(cuLibraryGetModule(&module, library));
+  CU_OK(cuModuleGetFunction(&again, module, "count_up"));
+  EXPECT_EQ(function, again);
+  const auto expect = [&](int of_kernel, int of_function) {
+    int value = 0;
+    CU_OK(cuKernelGetAttribute(&value, kShared, kernel, 0));
+    EXPECT_EQ(of_kernel, value);
+    CU_OK(cuFuncGetAttribute(&value, kShared, function));
+    EXPECT_EQ(of_function, value);
+  };
+  expect(49152, 49152);
+  CU_OK(cuKernelSetAttribute(kShared, 40000, kernel, 0));
+  expect(40000, 40000);
+  CU_OK(cuFuncSetAttribute(function, kShared, 50000));
+  expect(40000, 50000);
+  CU_OK(cuKernelSetAttribute(kShared, 70000, kernel, 0));
+  expect(70000, 50000);
+  CU_OK(cuLibraryUnload(library));
+}
+
 TEST_F(ModuleTest, ManagedVariablesNeedNoContextAndAreSharedByAll) {
   CUlibrary library;
   CU_OK(cuLibraryLoadData(&library, kPtx, nullptr, nullptr, 0, nullptr, nullptr, 0));

@@ -29,6 +29,9 @@ struct Side {
   CUmemoryPool pool;
   CUfunction function;
   CUmodule module;
+  CUlibrary library;
+  CUkernel kernel;  // of the library
+  CUfunction of_kernel;
   CUdeviceptr memory, window;
 };
 
@@ -98,6 +101,13 @@ static void Set(Side* side, CUdevice device, int number) {
   CU_CHECK(cuFuncSetCacheConfig(side->function, CU_FUNC_CACHE_PREFER_EQUAL));
   CU_CHECK(cuFuncSetAttribute(side->function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 1024 * (number + 3)));
   CU_CHECK(cuFuncSetAttribute(side->function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 50 + number));
+  // A kernel and its function have an attribute each.
+  CU_CHECK(cuLibraryLoadData(&side->library, kKernel, nullptr, nullptr, 0, nullptr, nullptr, 0));
+  CU_CHECK(cuLibraryGetKernel(&side->kernel, side->library, "plain"));
+  CU_CHECK(cuKernelGetFunction(&side->of_kernel, side->kernel));
+  const int of_kernel = 1024 * (number + 50), of_function = 1024 * (number + 60);
+  CU_CHECK(cuFuncSetAttribute(side->of_kernel, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, of_function));
+  CU_CHECK(cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, of_kernel, side->kernel, device));
   CUmemPoolProps props = {};
   props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
   props.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
@@ -150,6 +160,17 @@ static State Ask(const Side& side, CUdevice device) {
     CU_CHECK(cuFuncGetAttribute(&number, attribute, side.function));
     state.Add("attribute of the function " + std::to_string(int(attribute)), uint64_t(number));
   }
+  CU_CHECK(cuFuncGetAttribute(&number, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, side.of_kernel));
+  state.Add("attribute of the kernel's function", uint64_t(number));
+  const int of_function = number;
+  CU_CHECK(cuKernelGetAttribute(&number, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, side.kernel, device));
+  state.Add("attribute of the kernel", uint64_t(number));
+  APP_CHECK(of_function == number + 1024 * 10);
+  CUmodule module;
+  CUfunction of_module;
+  CU_CHECK(cuLibraryGetModule(&module, side.library));
+  CU_CHECK(cuModuleGetFunction(&of_module, module, "plain"));
+  APP_CHECK(of_module == side.of_kernel);
   cuuint64_t threshold = 0;
   CU_CHECK(cuMemPoolGetAttribute(side.pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold));
   state.Add("threshold of the pool", threshold);
@@ -198,11 +219,13 @@ int main(int argc, char** argv) {
       void* parameters[] = {&memory};
       CU_CHECK(
           cuLaunchKernel(side.function, 1, 1, 1, 1, 1, 1, 1024 * unsigned(i + 3), side.stream, parameters, nullptr));
+      CU_CHECK(
+          cuLaunchKernel(side.of_kernel, 1, 1, 1, 1, 1, 1, 1024 * unsigned(i + 60), side.stream, parameters, nullptr));
       CU_CHECK(cuMemFreeAsync(from_pool, side.stream));
       uint64_t count = 0;
       CU_CHECK(cuStreamSynchronize(side.stream));
       CU_CHECK(cuMemcpyDtoH(&count, side.memory, sizeof(count)));
-      APP_CHECK(count == uint64_t(step));
+      APP_CHECK(count == uint64_t(2 * step));
       digest.Add(count);
     }
     for (const Side& side : sides) {  // each context has the static once

@@ -10,10 +10,10 @@ using namespace cuda_remote::softgpu;
 
 namespace {
 
-CUresult GetAttribute(int* value, CUfunction_attribute attribute, const Function& function) {
+CUresult GetAttribute(int* value, CUfunction_attribute attribute, const Function& function,
+                      const FunctionSettings& settings) {
   if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const ptx::KernelInfo& info = *function.info;
-  const FunctionSettings& settings = *function.settings;
   ModulePtr module = function.module.lock();
   switch (attribute) {
     case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
@@ -48,10 +48,10 @@ CUresult GetAttribute(int* value, CUfunction_attribute attribute, const Function
       *value = 0;
       break;
     case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
-      *value = function.MaxDynamicShared();
+      *value = function.MaxDynamicShared(settings);
       break;
     case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
-      *value = settings.carveout;
+      *value = settings.Get(attribute, -1);
       break;
     case CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET:
       *value = info.needs_cluster ? 1 : 0;
@@ -61,14 +61,12 @@ CUresult GetAttribute(int* value, CUfunction_attribute attribute, const Function
     case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH: {
       const int axis = attribute - CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH;
       const int compiled = static_cast<int>(info.required_cluster[axis]);
-      *value = compiled != 0 ? compiled : settings.cluster[axis].load();
+      *value = compiled != 0 ? compiled : settings.Get(attribute, 0);
       break;
     }
     case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED:
-      *value = settings.non_portable_cluster;
-      break;
     case CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
-      *value = settings.cluster_policy;
+      *value = settings.Get(attribute, 0);
       break;
     default:
       return CUDA_ERROR_INVALID_VALUE;
@@ -82,28 +80,23 @@ CUresult SetAttribute(FunctionSettings* settings, const ptx::KernelInfo& info, C
     case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
       if (value < 0 || value + static_cast<int64_t>(info.static_shared_bytes) > kSharedPerBlockOptin)
         return CUDA_ERROR_INVALID_VALUE;
-      settings->max_dynamic_shared = value;
       break;
     case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
       if (value < -1 || value > 100) return CUDA_ERROR_INVALID_VALUE;
-      settings->carveout = value;
       break;
     case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH:
     case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT:
     case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH:
       if (info.required_cluster[0] != 0) return CUDA_ERROR_NOT_PERMITTED;
       if (value < 0) return CUDA_ERROR_INVALID_VALUE;
-      settings->cluster[attribute - CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH] = value;
       break;
     case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED:
-      settings->non_portable_cluster = value;
-      break;
     case CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
-      settings->cluster_policy = value;
       break;
     default:
       return CUDA_ERROR_INVALID_VALUE;
   }
+  settings->Set(attribute, value);
   return CUDA_SUCCESS;
 }
 
@@ -135,14 +128,17 @@ SOFTGPU_API cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfun
   SOFTGPU_ENTER_CONTEXT_OF(context, handle);
   FunctionPtr function;
   if (CUresult result = ResolveFunction(context, handle, &function); result != CUDA_SUCCESS) return result;
-  return GetAttribute(value, attribute, *function);
+  return GetAttribute(value, attribute, *function, *function->settings);
 }
 
 SOFTGPU_API cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attribute, int value) {
   SOFTGPU_ENTER_CONTEXT_OF(context, handle);
   FunctionPtr function;
   if (CUresult result = ResolveFunction(context, handle, &function); result != CUDA_SUCCESS) return result;
-  return SetAttribute(function->settings.get(), *function->info, attribute, value);
+  // A handle of a kernel stands for the kernel itself, as in the log of the client library.
+  const KernelPtr kernel = Registry<Kernel>::Get().Find(handle);
+  FunctionSettings* const settings = kernel ? kernel->settings[context->device()].get() : function->settings.get();
+  return SetAttribute(settings, *function->info, attribute, value);
 }
 
 SOFTGPU_API cuFuncSetCacheConfig(CUfunction handle, CUfunc_cache) {
@@ -205,7 +201,7 @@ SOFTGPU_API cuKernelGetAttribute(int* value, CUfunction_attribute attribute, CUk
   KernelPtr kernel;
   FunctionPtr function;
   if (CUresult result = KernelFunction(handle, device, &kernel, &function); result != CUDA_SUCCESS) return result;
-  return GetAttribute(value, attribute, *function);
+  return GetAttribute(value, attribute, *function, *kernel->settings[device]);
 }
 
 SOFTGPU_API cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel handle, CUdevice device) {

@@ -103,8 +103,10 @@ CUresult ClusterSize(const Function& function, const ptx::Dim3& grid, const Laun
   const ptx::KernelInfo& info = *function.info;
   const FunctionSettings& settings = *function.settings;
   ptx::Dim3 required{info.required_cluster[0], info.required_cluster[1], info.required_cluster[2]};
-  if (required.x == 0 && settings.cluster[0] > 0) {
-    required = {uint32_t(settings.cluster[0]), uint32_t(settings.cluster[1]), uint32_t(settings.cluster[2])};
+  if (required.x == 0) {
+    const auto set = [&](CUfunction_attribute axis) { return uint32_t(settings.Get(axis, 0)); };
+    required = {set(CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH), set(CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT),
+                set(CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH)};
   }
   const auto found = attributes.find(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
   const bool says = found != attributes.end();
@@ -118,7 +120,7 @@ CUresult ClusterSize(const Function& function, const ptx::Dim3& grid, const Laun
   *size = says ? given : required.x != 0 ? required : ptx::Dim3{1, 1, 1};
   if (!*explicit_size && info.needs_cluster) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
   const uint64_t blocks = uint64_t{size->x} * size->y * size->z;
-  uint32_t most = settings.non_portable_cluster != 0 ? ptx::kMaxCluster : ptx::kPortableCluster;
+  uint32_t most = settings.non_portable_cluster() ? ptx::kMaxCluster : ptx::kPortableCluster;
   if (info.max_cluster != 0) most = std::min(most, info.max_cluster);
   if (blocks > 1 && ComputeMajor() < 9) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
   if (blocks > most) return CUDA_ERROR_INVALID_CLUSTER_SIZE;

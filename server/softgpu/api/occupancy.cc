@@ -109,7 +109,7 @@ SOFTGPU_API cuOccupancyMaxPotentialClusterSize(int* size, CUfunction handle, con
   if (size == nullptr || handle == nullptr || config == nullptr) return CUDA_ERROR_INVALID_VALUE;
   FunctionPtr function;
   if (CUresult result = ResolveFunction(context, handle, &function); result != CUDA_SUCCESS) return result;
-  uint32_t most = function->settings->non_portable_cluster != 0 ? ptx::kMaxCluster : ptx::kPortableCluster;
+  uint32_t most = function->settings->non_portable_cluster() ? ptx::kMaxCluster : ptx::kPortableCluster;
   if (function->info->max_cluster != 0) most = std::min(most, function->info->max_cluster);
   if (ComputeMajor() < 9) most = 1;
   while (most > 1 && Clusters(*function, *config, most) == 0) most /= 2;

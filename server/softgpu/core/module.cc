@@ -18,9 +18,9 @@
 
 namespace cuda_remote::softgpu {
 
-int Function::MaxDynamicShared() const {
-  int set = settings->max_dynamic_shared;
-  return set >= 0 ? set : std::max(0, kSharedPerBlock - static_cast<int>(info->static_shared_bytes));
+int Function::MaxDynamicShared(const FunctionSettings& other) const {
+  return other.Get(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                   std::max(0, kSharedPerBlock - static_cast<int>(info->static_shared_bytes)));
 }
 
 CUresult PtxFromImage(const void* image, std::string* ptx, std::string* log) {
@@ -335,7 +335,9 @@ CUresult Library::ModuleFor(const ContextPtr& user, ModulePtr* module) {
         result != CUDA_SUCCESS)
       return result;
     for (const FunctionPtr& function : loaded->functions()) {
-      if (KernelPtr kernel = FindKernel(function->name)) function->settings = kernel->settings[context->device()];
+      if (KernelPtr kernel = FindKernel(function->name)) {
+        function->settings = std::make_shared<FunctionSettings>(kernel->settings[context->device()]);
+      }
     }
     slot = loaded;
     Registry<Module>::Get().Add(slot);

@@ -9,9 +9,11 @@
 #include <cuda.h>
 
 #include <atomic>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "proto/threads/mutex.h"
@@ -31,15 +33,31 @@ using FunctionPtr = std::shared_ptr<Function>;
 using KernelPtr = std::shared_ptr<Kernel>;
 using LibraryPtr = std::shared_ptr<Library>;
 
-// What cuFuncSetAttribute and its like change.
-struct FunctionSettings {
-  std::atomic<int> max_dynamic_shared{-1};  // -1: what is left of the default limit
-  std::atomic<int> carveout{-1};
-  std::atomic<int> cluster[3] = {};
-  std::atomic<int> non_portable_cluster{0};
-  std::atomic<int> cluster_policy{0};
-};
+class FunctionSettings;
 using FunctionSettingsPtr = std::shared_ptr<FunctionSettings>;
+
+// What cuFuncSetAttribute has set of a function, or cuKernelSetAttribute of a kernel on a device. Thread-safe.
+class FunctionSettings {
+ public:
+  // `of_kernel`: of a kernel's function, the kernel's, which count where the function has none of its own.
+  explicit FunctionSettings(FunctionSettingsPtr of_kernel = nullptr) : of_kernel_(std::move(of_kernel)) {
+    for (std::atomic<int>& value : values_) value = kUnset;
+  }
+  void Set(CUfunction_attribute attribute, int value) { values_[attribute] = value; }
+  // `otherwise`: where nothing is set.
+  int Get(CUfunction_attribute attribute, int otherwise) const {
+    const int value = values_[attribute];
+    if (value != kUnset) return value;
+    return of_kernel_ ? of_kernel_->Get(attribute, otherwise) : otherwise;
+  }
+  // Clusters may have up to ptx::kMaxCluster blocks.
+  bool non_portable_cluster() const { return Get(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 0) != 0; }
+
+ private:
+  static constexpr int kUnset = std::numeric_limits<int>::min();
+  std::atomic<int> values_[CU_FUNC_ATTRIBUTE_MAX];
+  const FunctionSettingsPtr of_kernel_;
+};
 
 struct Function {
   std::weak_ptr<Module> module;
@@ -51,7 +69,9 @@ struct Function {
   std::string name;
 
   CUfunction handle() { return reinterpret_cast<CUfunction>(this); }
-  int MaxDynamicShared() const;
+  int MaxDynamicShared() const { return MaxDynamicShared(*settings); }
+  // Under other settings: the kernel's.
+  int MaxDynamicShared(const FunctionSettings& other) const;
 };
 
 class Module : public std::enable_shared_from_this<Module> {
