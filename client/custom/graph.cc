@@ -9,6 +9,7 @@
 #include "client/custom/bodies.gen.h"
 #include "client/custom/graph_memory.h"
 #include "client/custom/graph_names.h"
+#include "client/custom/staged_node.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
 #include "proto/codec/codec.h"
@@ -63,6 +64,7 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
     memory.Instantiated(request.graph, request.exec, (flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0);
     if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) memory.Uploaded(request.exec);
   }
+  session.disguised_nodes().Instantiated(request.graph, request.exec);
   *exec = reinterpret_cast<CUgraphExec>(request.exec);
   if (launchable) {
     {
@@ -77,7 +79,8 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
   return CUDA_SUCCESS;
 }
 
-CUresult Update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* info) {
+// All but what becomes of disabled nodes.
+CUresult UpdateNodes(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* info) {
   Call call(info::k_cuGraphExecUpdate_v2);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuGraphExecUpdate_v2_Request request;
@@ -94,6 +97,12 @@ CUresult Update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* in
       info->result = CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
       return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
     }
+  }
+  if (!MayUpdateStaged(request.exec)) {
+    Call::Unsupported(call.info().name, "a disabled copy node of pageable memory was destroyed with its graph");
+    *info = {};
+    info->result = CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED;
+    return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
   }
   request.Encode(&call.message());
   const CUresult result = call.Transact();
@@ -114,6 +123,12 @@ CUresult Update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* in
     session.FreeGraphMemory(gone);
   }
   return CUDA_SUCCESS;
+}
+
+CUresult Update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* info) {
+  const CUresult result = UpdateNodes(exec, graph, info);
+  if (result != CUDA_SUCCESS) return result;
+  return StagedUpdated(reinterpret_cast<uint64_t>(exec), reinterpret_cast<uint64_t>(graph));
 }
 
 }  // namespace

@@ -108,6 +108,7 @@ CUresult Custom_cuGraphDestroyNode(CUgraphNode hNode) {
     }
   }
   call.Modified({Kind::kGraph, graph}, request.hNode);
+  call.session().disguised_nodes().NodeDestroyed(request.hNode);
   return CUDA_SUCCESS;
 }
 

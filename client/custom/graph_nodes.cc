@@ -420,7 +420,7 @@ CUresult FindBodies(CUgraphNode node, CUDA_CONDITIONAL_NODE_PARAMS* params) {
 }
 
 // A copy node that is staged.
-bool StagedParams(CUgraphNode node, DisguisedNode* found) {
+bool FindStaged(CUgraphNode node, DisguisedNode* found) {
   Session* const session = Session::Get();
   return session != nullptr && FindDisguised(*session, node, found) && found->type == CU_GRAPH_NODE_TYPE_MEMCPY;
 }
@@ -428,7 +428,7 @@ bool StagedParams(CUgraphNode node, DisguisedNode* found) {
 // Whether a node that is to do this copy is staged, or would have to be.
 bool IsStaged(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
   DisguisedNode found;
-  return StagedParams(node, &found) || NeedsStaging(copy);
+  return FindStaged(node, &found) || NeedsStaging(copy);
 }
 
 // The requests carry these ids whatever the application's call was named.
@@ -562,8 +562,8 @@ CUresult Custom_cuGraphAddMemcpyNode(CUgraphNode* phGraphNode, CUgraph hGraph, c
 
 CUresult Custom_cuGraphMemcpyNodeGetParams(CUgraphNode hNode, CUDA_MEMCPY3D* nodeParams) {
   if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (DisguisedNode staged; StagedParams(hNode, &staged)) {
-    *nodeParams = staged.copy;
+  if (DisguisedNode staged; FindStaged(hNode, &staged)) {
+    *nodeParams = staged.staged.copy;
     return CUDA_SUCCESS;
   }
   return Get("cuGraphMemcpyNodeGetParams", hNode, CU_GRAPH_NODE_TYPE_MEMCPY,
@@ -587,6 +587,47 @@ CUresult Custom_cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNo
   if (copyParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (IsStaged(hNode, *copyParams)) return SetStagedNodeOfExec(hGraphExec, hNode, *copyParams, ctx);
   return SetExec(kInfo, hGraphExec, hNode, FromCopy(copyParams, ctx));
+}
+
+CUresult Custom_cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled) {
+  if (bool enabled; IsStagedInExec(hGraphExec, hNode, &enabled)) {
+    return EnableStagedNode(hGraphExec, hNode, isEnabled != 0);
+  }
+  Call call(info::k_cuGraphNodeSetEnabled);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuGraphNodeSetEnabled_Request request;
+  request.hGraphExec = reinterpret_cast<uint64_t>(hGraphExec);
+  request.hNode = reinterpret_cast<uint64_t>(hNode);
+  if (!call.Valid(Kind::kGraphExec, request.hGraphExec) || !call.Valid(Kind::kGraphNode, request.hNode)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  request.isEnabled = isEnabled;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  call.Modified({Kind::kGraphExec, request.hGraphExec}, request.hNode);
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int* isEnabled) {
+  if (!isEnabled) return CUDA_ERROR_INVALID_VALUE;
+  if (bool enabled; IsStagedInExec(hGraphExec, hNode, &enabled)) {
+    *isEnabled = enabled;
+    return CUDA_SUCCESS;
+  }
+  Call call(info::k_cuGraphNodeGetEnabled);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuGraphNodeGetEnabled_Request request;
+  request.hGraphExec = reinterpret_cast<uint64_t>(hGraphExec);
+  request.hNode = reinterpret_cast<uint64_t>(hNode);
+  if (!call.Valid(Kind::kGraphExec, request.hGraphExec) || !call.Valid(Kind::kGraphNode, request.hNode)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::cuGraphNodeGetEnabled_Reply reply;
+  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  *isEnabled = unsigned(reply.isEnabled);
+  return CUDA_SUCCESS;
 }
 
 CUresult Custom_cuGraphAddBatchMemOpNode(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies,

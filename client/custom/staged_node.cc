@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/custom/staged_node.h"
 
+#include <algorithm>
+
 #include "client/custom/bodies.gen.h"
 #include "client/custom/captured_node.h"
 #include "client/custom/copy.h"
@@ -13,6 +15,9 @@
 namespace cuda_remote::client {
 namespace {
 
+// The most bytes that a disabled node copies to and fro.
+constexpr size_t kIdleBytes = 64 << 10;
+
 // Whether a side is memory of this process's alone.
 bool IsPageable(Call& call, CUmemorytype type, CUdeviceptr device, const void* host) {
   if (type != CU_MEMORYTYPE_HOST && type != CU_MEMORYTYPE_UNIFIED) return false;
@@ -23,21 +28,43 @@ bool IsPageable(Call& call, CUmemorytype type, CUdeviceptr device, const void* h
   return !IsDevicePointer(call.session(), address);
 }
 
+// Whether a side is pageable, pinned or registered memory.
+bool IsOfHost(Session& session, CUmemorytype type, CUdeviceptr device, const void* host) {
+  if (type != CU_MEMORYTYPE_HOST && type != CU_MEMORYTYPE_UNIFIED) return false;
+  return !IsDevicePointer(session, type == CU_MEMORYTYPE_HOST ? reinterpret_cast<uint64_t>(host) : device);
+}
+
 using Sides = StagedSides;
 
-Sides SidesOf(Call& call, const CUDA_MEMCPY3D& copy) {
-  return {IsPageable(call, copy.srcMemoryType, copy.srcDevice, copy.srcHost),
-          IsPageable(call, copy.dstMemoryType, copy.dstDevice, copy.dstHost)};
-}
+// Only a look, before the call that adds or changes a node: it sends nothing.
+constexpr CallInfo kLook{0, "cuGraphAddMemcpyNode", ContextOf::kNone};
 
-bool HostSides(const CUDA_MEMCPY3D& copy, Sides* sides) {
-  // Only a look, before the call that adds the node: it sends nothing.
-  static constexpr CallInfo kInfo{0, "cuGraphAddMemcpyNode", ContextOf::kNone};
-  Call call(kInfo);
+// What a node is to do. `context`: NULL means the current one.
+bool Describe(const CUDA_MEMCPY3D& copy, CUcontext context, StagedParams* params) {
+  Call call(kLook);
   if (call.Enter() != CUDA_SUCCESS) return false;
-  *sides = SidesOf(call, copy);
+  params->copy = copy;
+  params->sides = {IsPageable(call, copy.srcMemoryType, copy.srcDevice, copy.srcHost),
+                   IsPageable(call, copy.dstMemoryType, copy.dstDevice, copy.dstHost)};
+  params->context = reinterpret_cast<uint64_t>(call.OrCurrent(context));
   return true;
 }
+
+// Whether a node with these sides can do this copy. Any memory of the host can be staged; other memory cannot.
+bool Fits(const Sides& sides, const CUDA_MEMCPY3D& copy) {
+  Call call(kLook);
+  if (call.Enter() != CUDA_SUCCESS) return false;
+  const auto fits = [&call](bool staged, CUmemorytype type, CUdeviceptr device, const void* host) {
+    return staged ? IsOfHost(call.session(), type, device, host) : !IsPageable(call, type, device, host);
+  };
+  return fits(sides.from_host, copy.srcMemoryType, copy.srcDevice, copy.srcHost) &&
+         fits(sides.to_host, copy.dstMemoryType, copy.dstDevice, copy.dstHost);
+}
+
+bool IsOneRow(const CUDA_MEMCPY3D& copy) { return copy.Height <= 1 && copy.Depth <= 1; }
+
+// Registered memory may be named by the GPU's address of it.
+char* OfProcess(uint64_t address) { return reinterpret_cast<char*>(HostAddressOf(*Session::Get(), address)); }
 
 StagedCopy::Side Source(const CUDA_MEMCPY3D& copy) {
   const uint64_t address =
@@ -45,7 +72,7 @@ StagedCopy::Side Source(const CUDA_MEMCPY3D& copy) {
   StagedCopy::Side side;
   side.pitch = copy.srcPitch;
   side.slice = side.pitch * copy.srcHeight;
-  side.address = reinterpret_cast<char*>(address) + copy.srcZ * side.slice + copy.srcY * side.pitch + copy.srcXInBytes;
+  side.address = OfProcess(address) + copy.srcZ * side.slice + copy.srcY * side.pitch + copy.srcXInBytes;
   return side;
 }
 
@@ -55,7 +82,7 @@ StagedCopy::Side Destination(const CUDA_MEMCPY3D& copy) {
   StagedCopy::Side side;
   side.pitch = copy.dstPitch;
   side.slice = side.pitch * copy.dstHeight;
-  side.address = reinterpret_cast<char*>(address) + copy.dstZ * side.slice + copy.dstY * side.pitch + copy.dstXInBytes;
+  side.address = OfProcess(address) + copy.dstZ * side.slice + copy.dstY * side.pitch + copy.dstXInBytes;
   return side;
 }
 
@@ -126,14 +153,17 @@ CUresult Fill(const Sides& sides, CUDA_MEMCPY3D copy, CUcontext context, StagedC
   return Custom_cuGraphAddMemcpyNode(&second, graph, &first, 1, &copy, context);
 }
 
-void Remember(CUgraphNode node, CUgraph graph, const CUDA_MEMCPY3D& copy, CUuserObject owned) {
+void Remember(CUgraphNode node, CUgraph graph, const StagedParams& params, CUuserObject owned) {
   Session* const session = Session::Get();
   WriterLock lock(&session->disguised_nodes().mutex());
   session->disguised_nodes().set_any();
   DisguisedNode& kept = session->disguised_nodes().nodes()[reinterpret_cast<uint64_t>(node)];
-  if (graph) kept.graph = reinterpret_cast<uint64_t>(graph);
+  if (graph) {
+    kept.graph = reinterpret_cast<uint64_t>(graph);
+    kept.number = session->disguised_nodes().NextNumberLocked();
+  }
   kept.type = CU_GRAPH_NODE_TYPE_MEMCPY;
-  kept.copy = copy;
+  kept.staged = params;
   kept.user_object = reinterpret_cast<uint64_t>(owned);
 }
 
@@ -166,51 +196,160 @@ CUresult OwnStaged(CUgraph graph, StagedCopy* staged, CUuserObject* object) {
   return result;
 }
 
-// A graph that does the copy, with a piece of pinned memory that it and its copies own (OwnStaged). *child may be set
-// after an error, too; the caller destroys it.
-CUresult MakeChild(Session& session, const Sides& sides, const CUDA_MEMCPY3D& copy, CUcontext context, CUgraph* child,
-                   CUuserObject* owned) {
-  StagedCopy* staged = nullptr;
-  CUresult result = TakeStaged(session, PackedBytes(copy), &staged);
+// Device memory for disabled nodes, in the context of the memory at `address`. *scratch is 0 if that is no device
+// memory.
+CUresult FindScratch(Session& session, uint64_t address, CUdeviceptr* scratch) {
+  *scratch = 0;
+  uint64_t context = 0;
+  int device = 0;
+  {
+    ReaderLock lock(&session.memory().mutex());
+    const auto* const range = session.memory().device_ranges().Find(address);
+    if (!range) return CUDA_SUCCESS;
+    context = range->value.context;
+    device = range->value.device;
+  }
+  // Mapped memory is of no context, and memory of a pool outlives the one that it was allocated in.
+  if (!session.objects().Usable(Kind::kContext, context)) context = session.objects().SomeContextOn(device);
+  {
+    ReaderLock lock(&session.disguised_nodes().mutex());
+    const auto found = session.disguised_nodes().scratch().find(context);
+    if (found != session.disguised_nodes().scratch().end()) {
+      *scratch = found->second;
+      return CUDA_SUCCESS;
+    }
+  }
+  CUresult result = Custom_cuCtxPushCurrent_v2(reinterpret_cast<CUcontext>(context));
   if (result != CUDA_SUCCESS) return result;
+  result = AllocateForGraph(Under(info::k_OpMemAlloc, "cuGraphNodeSetEnabled"), kIdleBytes, device, scratch);
+  Custom_cuCtxPopCurrent_v2(nullptr);
+  if (result != CUDA_SUCCESS) return result;
+  WriterLock lock(&session.disguised_nodes().mutex());
+  session.disguised_nodes().scratch().emplace(context, *scratch);
+  return CUDA_SUCCESS;
+}
+
+// Makes *copy one that changes nothing, between memory of the same kinds: `staged`, which has twice the bytes, and
+// device memory or the other half. The host's side is `staged` itself, so the host function moves nothing.
+CUresult Idle(Session& session, const Sides& sides, size_t bytes, StagedCopy* staged, CUDA_MEMCPY3D* copy) {
+  const CUDA_MEMCPY3D real = *copy;
+  *copy = {};
+  copy->WidthInBytes = bytes;
+  copy->Height = copy->Depth = 1;
+  copy->srcMemoryType = copy->dstMemoryType = CU_MEMORYTYPE_HOST;
+  copy->srcHost = copy->dstHost = staged->pinned;
+  if (sides.from_host && sides.to_host) return CUDA_SUCCESS;
+  const CUmemorytype type = sides.from_host ? real.dstMemoryType : real.srcMemoryType;
+  const CUdeviceptr address = sides.from_host ? real.dstDevice : real.srcDevice;
+  CUdeviceptr scratch = 0;
+  if (type != CU_MEMORYTYPE_HOST) {
+    if (const CUresult result = FindScratch(session, address, &scratch); result != CUDA_SUCCESS) return result;
+  }
+  if (sides.from_host) {
+    copy->dstHost = staged->pinned + bytes;
+    if (scratch) copy->dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    copy->dstDevice = scratch;
+  } else {
+    copy->srcHost = staged->pinned + bytes;
+    if (scratch) copy->srcMemoryType = CU_MEMORYTYPE_DEVICE;
+    copy->srcDevice = scratch;
+  }
+  return CUDA_SUCCESS;
+}
+
+// A graph that does the copy, or, `idle`, that stands for it while the node is disabled. Its piece of pinned memory is
+// owned by it and its copies (OwnStaged). *child may be set after an error, too; the caller destroys it.
+CUresult MakeChild(Session& session, const StagedParams& params, bool idle, CUgraph* child, CUuserObject* owned) {
+  CUDA_MEMCPY3D copy = params.copy;
+  const size_t idle_bytes = std::min(PackedBytes(copy), kIdleBytes);
+  StagedCopy* staged = nullptr;
+  CUresult result = TakeStaged(session, idle ? 2 * idle_bytes : PackedBytes(copy), &staged);
+  if (result != CUDA_SUCCESS) return result;
+  if (idle) result = Idle(session, params.sides, idle_bytes, staged, &copy);
+  if (result != CUDA_SUCCESS) {
+    session.staged_copies().Give({staged});
+    return result;
+  }
   result = Call_cuGraphCreate(child, 0);
   if (result != CUDA_SUCCESS) {
     session.staged_copies().Give({staged});
     return result;
   }
   result = OwnStaged(*child, staged, owned);
-  return result == CUDA_SUCCESS ? Fill(sides, copy, context, staged, *child) : result;
+  if (result != CUDA_SUCCESS) return result;
+  return Fill(params.sides, copy, reinterpret_cast<CUcontext>(params.context), staged, *child);
+}
+
+// Gives the node of an executable another child. The executable takes a reference to its piece in the place of the one
+// that it had. It keeps both until launches from before have ended (CUDA's manual on user objects).
+CUresult Exchange(Session& session, CUgraphExec exec, CUgraphNode node, const StagedParams& params, bool idle) {
+  CUgraph child = nullptr;
+  CUuserObject owned = nullptr;
+  CUresult result = MakeChild(session, params, idle, &child, &owned);
+  if (!child) return result;
+  if (result == CUDA_SUCCESS) result = Custom_cuGraphExecChildGraphNodeSetParams(exec, node, child);
+  Call_cuGraphDestroy(child);
+  return result;
+}
+
+// Calls `use` with what is known of a node in an executable, under the lock. False: it is no staged node there.
+template <typename Use>
+bool WithStagedInExec(Session& session, CUgraphExec exec, CUgraphNode node, Use use) {
+  if (!session.disguised_nodes().any()) return false;
+  WriterLock lock(&session.disguised_nodes().mutex());
+  const auto found = session.disguised_nodes().staged().find(reinterpret_cast<uint64_t>(exec));
+  if (found == session.disguised_nodes().staged().end()) return false;
+  for (StagedInExec& one : found->second) {
+    if (one.node != reinterpret_cast<uint64_t>(node)) continue;
+    use(one);
+    return true;
+  }
+  return false;
+}
+
+// Whether a node that is no staged one copies host memory on a side where this copy has pageable memory.
+bool WasOfHost(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
+  CUDA_MEMCPY3D before;
+  StagedParams params;
+  if (!Describe(copy, nullptr, &params) || Custom_cuGraphMemcpyNodeGetParams(node, &before) != CUDA_SUCCESS) {
+    return false;
+  }
+  const auto of_host = [](CUmemorytype type, CUdeviceptr device) {
+    return type != CU_MEMORYTYPE_ARRAY && (type == CU_MEMORYTYPE_HOST || !IsDevicePointer(*Session::Get(), device));
+  };
+  return (!params.sides.from_host || of_host(before.srcMemoryType, before.srcDevice)) &&
+         (!params.sides.to_host || of_host(before.dstMemoryType, before.dstDevice));
 }
 
 }  // namespace
 
 bool NeedsStaging(const CUDA_MEMCPY3D& copy) {
-  Sides sides;
-  return PackedBytes(copy) != 0 && HostSides(copy, &sides) && (sides.from_host || sides.to_host);
+  StagedParams params;
+  return PackedBytes(copy) != 0 && Describe(copy, nullptr, &params) && (params.sides.from_host || params.sides.to_host);
 }
 
 CUresult AddStagedNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, const CUgraphEdgeData* edges,
                        size_t count, const CUDA_MEMCPY3D& copy, CUcontext context, const StagedSides* known) {
   Session* const session = Session::Get();
-  Sides sides;
-  if (!HostSides(copy, &sides)) return CUDA_ERROR_NOT_INITIALIZED;
-  if (known) sides = *known;
+  StagedParams params;
+  if (!Describe(copy, context, &params)) return CUDA_ERROR_NOT_INITIALIZED;
+  if (known) params.sides = *known;
   CUresult result = CheckStaged(copy);
   if (result != CUDA_SUCCESS) return result;
   CUgraph child = nullptr;
   CUuserObject owned = nullptr;
-  result = MakeChild(*session, sides, copy, context, &child, &owned);
+  result = MakeChild(*session, params, false, &child, &owned);
   if (!child) return result;
-  CUgraphNodeParams params{};
-  params.type = CU_GRAPH_NODE_TYPE_GRAPH;
-  params.graph.graph = child;
+  CUgraphNodeParams added{};
+  added.type = CU_GRAPH_NODE_TYPE_GRAPH;
+  added.graph.graph = child;
   if (result == CUDA_SUCCESS) {
-    result = Custom_cuGraphAddNode_v2(node, graph, dependencies, edges, count, &params);
+    result = Custom_cuGraphAddNode_v2(node, graph, dependencies, edges, count, &added);
   }
   if (!session->captures().DestroyLater(reinterpret_cast<uint64_t>(graph), reinterpret_cast<uint64_t>(child))) {
     Call_cuGraphDestroy(child);
   }
-  if (result == CUDA_SUCCESS) Remember(*node, graph, copy, owned);
+  if (result == CUDA_SUCCESS) Remember(*node, graph, params, owned);
   return result;
 }
 
@@ -220,12 +359,12 @@ CUresult SetStagedNode(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
   if (!session) return CUDA_ERROR_NOT_INITIALIZED;
   if (const CUresult result = CheckStaged(copy); result != CUDA_SUCCESS) return result;
   DisguisedNode before;
-  Sides was, is;
   if (!FindDisguised(*session, node, &before) || before.type != CU_GRAPH_NODE_TYPE_MEMCPY ||
-      !HostSides(before.copy, &was) || !HostSides(copy, &is) || was.from_host != is.from_host ||
-      was.to_host != is.to_host) {
+      !Fits(before.staged.sides, copy)) {
     return Call::Unsupported(kName, "a copy node whose sides change between pageable and other memory");
   }
+  StagedParams params = before.staged;
+  params.copy = copy;
   CUgraph child = nullptr;
   CUresult result = Custom_cuGraphChildGraphNodeGetGraph(node, &child);
   size_t count = 2;
@@ -238,7 +377,7 @@ CUresult SetStagedNode(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
   if (result == CUDA_SUCCESS) result = OwnStaged(child, staged, &owned);
   if (result != CUDA_SUCCESS) return result;
   CUDA_MEMCPY3D diverted = copy;
-  Divert(is, staged, &diverted);
+  Divert(params.sides, staged, &diverted);
   const CUDA_HOST_NODE_PARAMS host = HostNode(staged);
   for (size_t i = 0; i < count && result == CUDA_SUCCESS; ++i) {
     CUgraphNodeType type;
@@ -248,32 +387,105 @@ CUresult SetStagedNode(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
                                              : Custom_cuGraphMemcpyNodeSetParams(nodes[i], &diverted);
   }
   if (result != CUDA_SUCCESS) return result;
-  Remember(node, nullptr, copy, owned);
+  Remember(node, nullptr, params, owned);
   // What was made from the graph before has references of its own to the old piece.
   if (before.user_object) Call_cuGraphReleaseUserObject(child, reinterpret_cast<CUuserObject>(before.user_object), 1);
   return CUDA_SUCCESS;
 }
 
 CUresult SetStagedNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D& copy, CUcontext context) {
-  Sides sides;
-  if (!HostSides(copy, &sides)) return CUDA_ERROR_NOT_INITIALIZED;
+  constexpr char kName[] = "cuGraphExecMemcpyNodeSetParams";
+  Session* const session = Session::Get();
+  StagedParams params;
+  if (!Describe(copy, context, &params)) return CUDA_ERROR_NOT_INITIALIZED;
   if (const CUresult result = CheckStaged(copy); result != CUDA_SUCCESS) return result;
-  // As natively: the kinds of memory cannot change, and both copies are of one row.
   DisguisedNode found;
-  const auto is_line = [](const CUDA_MEMCPY3D& one) { return one.Height <= 1 && one.Depth <= 1; };
-  if ((!sides.from_host && !sides.to_host) || !FindDisguised(*Session::Get(), node, &found) || !is_line(copy) ||
-      !is_line(found.copy)) {
+  if (!FindDisguised(*session, node, &found)) {
+    if (!IsOneRow(copy) || !WasOfHost(node, copy)) return CUDA_ERROR_INVALID_VALUE;
+    return Call::Unsupported(kName, "a copy node of pinned memory is given pageable memory");
+  }
+  StagedInExec before;
+  before.params = found.staged;
+  WithStagedInExec(*session, exec, node, [&before](const StagedInExec& one) { before = one; });
+  params.sides = before.params.sides;
+  // As natively: the kinds of memory cannot change, and both copies are of one row.
+  if (found.type != CU_GRAPH_NODE_TYPE_MEMCPY || !IsOneRow(before.params.copy) || !IsOneRow(copy) ||
+      !Fits(params.sides, copy)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  // The executable takes a reference to the piece in the place of the one that it had. It keeps both until launches
-  // from before have ended (CUDA's manual on user objects).
-  CUgraph child = nullptr;
-  CUuserObject owned = nullptr;
-  CUresult result = MakeChild(*Session::Get(), sides, copy, context, &child, &owned);
-  if (!child) return result;
-  if (result == CUDA_SUCCESS) result = Custom_cuGraphExecChildGraphNodeSetParams(exec, node, child);
-  Call_cuGraphDestroy(child);
+  // Also of a disabled node: the driver has to say whether it can do this copy.
+  const CUresult result = Exchange(*session, exec, node, params, false);
+  if (result != CUDA_SUCCESS) return result;
+  WithStagedInExec(*session, exec, node, [&params](StagedInExec& one) {
+    one.params = params;
+    one.enabled = true;
+  });
+  return before.enabled ? CUDA_SUCCESS : EnableStagedNode(exec, node, false);
+}
+
+bool IsStagedInExec(CUgraphExec exec, CUgraphNode node, bool* enabled) {
+  Session* const session = Session::Get();
+  DisguisedNode found;
+  return session && FindDisguised(*session, node, &found) &&
+         WithStagedInExec(*session, exec, node, [enabled](const StagedInExec& one) { *enabled = one.enabled; });
+}
+
+CUresult EnableStagedNode(CUgraphExec exec, CUgraphNode node, bool enabled) {
+  constexpr char kName[] = "cuGraphNodeSetEnabled";
+  Session* const session = Session::Get();
+  StagedInExec found;
+  if (!session || !WithStagedInExec(*session, exec, node, [&found](const StagedInExec& one) { found = one; })) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (found.enabled == enabled) return CUDA_SUCCESS;
+  const CUDA_MEMCPY3D& copy = found.params.copy;
+  const Sides& sides = found.params.sides;
+  const bool of_array = copy.srcMemoryType == CU_MEMORYTYPE_ARRAY || copy.dstMemoryType == CU_MEMORYTYPE_ARRAY;
+  if (of_array || (!IsOneRow(copy) && !(sides.from_host && sides.to_host))) {
+    return Call::Unsupported(kName, "a copy node between pageable memory and several rows or an array");
+  }
+  const CUresult result = Exchange(*session, exec, node, found.params, !enabled);
+  const bool refused = result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+  if (refused && !enabled) {
+    return Call::Unsupported(kName, "the driver does not exchange the memory of this copy node, which stays enabled");
+  }
+  if (result == CUDA_SUCCESS) {
+    WithStagedInExec(*session, exec, node, [enabled](StagedInExec& one) { one.enabled = enabled; });
+  }
   return result;
+}
+
+bool MayUpdateStaged(uint64_t exec) {
+  Session* const session = Session::Get();
+  if (!session->disguised_nodes().any()) return true;
+  ReaderLock lock(&session->disguised_nodes().mutex());
+  const auto found = session->disguised_nodes().staged().find(exec);
+  if (found == session->disguised_nodes().staged().end()) return true;
+  // A node that is to be disabled again must still be there to be named.
+  for (const StagedInExec& one : found->second) {
+    if (!one.enabled && session->disguised_nodes().nodes().count(one.node) == 0) return false;
+  }
+  return true;
+}
+
+CUresult StagedUpdated(uint64_t exec, uint64_t graph) {
+  Session* const session = Session::Get();
+  session->disguised_nodes().Updated(graph, exec);
+  std::vector<StagedInExec> disabled;
+  if (session->disguised_nodes().any()) {
+    ReaderLock lock(&session->disguised_nodes().mutex());
+    const auto found = session->disguised_nodes().staged().find(exec);
+    if (found == session->disguised_nodes().staged().end()) return CUDA_SUCCESS;
+    for (const StagedInExec& one : found->second) {
+      if (!one.enabled) disabled.push_back(one);
+    }
+  }
+  for (const StagedInExec& one : disabled) {
+    const CUresult result = Exchange(*session, reinterpret_cast<CUgraphExec>(exec),
+                                     reinterpret_cast<CUgraphNode>(one.node), one.params, true);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
 }
 
 CUresult CaptureStagedNode(uint64_t stream, const CUDA_MEMCPY3D& copy, const StagedSides* known) {

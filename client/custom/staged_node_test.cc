@@ -36,13 +36,22 @@ struct Graphs {
   std::map<uint64_t, std::vector<Node>> nodes;  // by graph
   std::map<uint64_t, uint64_t> child;           // by node: the graph that it was made with, then its own
   std::map<uint64_t, bool> asked;               // by node: whether its own graph has a handle
+  std::map<uint64_t, std::string> copies;       // by node
 
   FakeServer::Answer Add(const FakeServer::Request& request) {
     wire::cuGraphAddNode_v2_Request in;
     EXPECT_TRUE(in.Decode(request.message));
     nodes[in.graph].push_back({in.node, in.params.type});
     child[in.node] = in.params.graph;
+    copies[in.node] = in.params.copy;
     return {};
+  }
+  FakeServer::Answer Params(const FakeServer::Request& request) {
+    wire::OpGraphNodeParams_Request in;
+    wire::OpGraphNodeParams_Reply out;
+    EXPECT_TRUE(in.Decode(request.message));
+    out.params.copy = copies[in.node];
+    return {CUDA_SUCCESS, Encoded(out)};
   }
   FakeServer::Answer GetGraph(const FakeServer::Request& request) {
     wire::cuGraphChildGraphNodeGetGraph_Request in;
@@ -96,6 +105,17 @@ class StagedNodeTest : public CustomTest {
  protected:
   void SetUp() override {
     CustomTest::SetUp();
+    // Memory that is not freed keeps its address.
+    server_->On(kOpMemAlloc, [](const FakeServer::Request& request) {
+      static uint64_t next = driverabi::kReservationBase;
+      wire::OpMemAlloc_Request in;
+      wire::OpMemAlloc_Reply out;
+      EXPECT_TRUE(in.Decode(request.message));
+      out.address = next;
+      out.bytes = in.bytes;
+      next += uint64_t(1) << 21;
+      return FakeServer::Answer{CUDA_SUCCESS, Encoded(out)};
+    });
     ASSERT_EQ(cuGraphCreate(&graph_, 0), CUDA_SUCCESS);
     ASSERT_EQ(cuMemAlloc(&memory_, 1 << 16), CUDA_SUCCESS);
     // Every test begins without pieces: those of earlier tests are out of the way.
@@ -113,6 +133,7 @@ class StagedNodeTest : public CustomTest {
   void Answer() {
     server_->On(kCall_cuGraphAddNode_v2, [this](const auto& request) { return graphs_.Add(request); });
     server_->On(kCall_cuGraphChildGraphNodeGetGraph, [this](const auto& request) { return graphs_.GetGraph(request); });
+    server_->On(kOpGraphNodeParams, [this](const auto& request) { return graphs_.Params(request); });
     server_->On(kOpGraphNames, [this](const auto& request) { return graphs_.Name(request); });
     server_->On(kCall_cuGraphGetNodes, [this](const auto& request) { return graphs_.List(request); });
     server_->On(kCall_cuGraphNodeGetType, [this](const auto& request) { return graphs_.Type(request); });
@@ -226,6 +247,32 @@ class StagedNodeTest : public CustomTest {
     StagedCopy* const one = Session::Get()->staged_copies().Take(0);
     if (one) Session::Get()->staged_copies().Give({one});
     return one != nullptr;
+  }
+
+  static bool IsEnabled(CUgraphExec exec, CUgraphNode node) {
+    unsigned enabled = 2;
+    EXPECT_EQ(cuGraphNodeGetEnabled(exec, node, &enabled), CUDA_SUCCESS);
+    EXPECT_LT(enabled, 2u);
+    return enabled != 0;
+  }
+  // Disables or enables a node, and returns what that sent.
+  Requests Enable(CUgraphExec exec, CUgraphNode node, unsigned enabled) {
+    Take();
+    EXPECT_EQ(cuGraphNodeSetEnabled(exec, node, enabled), CUDA_SUCCESS);
+    EXPECT_EQ(IsEnabled(exec, node), enabled != 0);
+    return Take();
+  }
+  CUgraphExec Instantiate() {
+    CUgraphExec exec = nullptr;
+    EXPECT_EQ(cuGraphInstantiate(&exec, graph_, 0), CUDA_SUCCESS);
+    return exec;
+  }
+  // That the host function moves bytes from `from` to `to`, or, while the node is disabled, none.
+  static void ExpectMoves(const Requests& sent, const void* from, void* to, size_t bytes, bool moves) {
+    memset(const_cast<void*>(from), 'f', bytes);
+    memset(to, 't', bytes);
+    sent.Run();
+    EXPECT_EQ(std::string(static_cast<char*>(to), bytes), std::string(bytes, moves ? 'f' : 't'));
   }
 
   static size_t Disguised() {
@@ -735,6 +782,268 @@ TEST_F(StagedNodeTest, ANodeIsChangedInExecutables) {
   EXPECT_EQ(std::count(calls.begin(), calls.end(), kCall_cuGraphDestroy), 1);
   EXPECT_EQ(cuGraphExecDestroy(exec), CUDA_SUCCESS);
   EXPECT_EQ(cuGraphExecDestroy(second), CUDA_SUCCESS);
+}
+
+// What an executable is given in the place of a node's child.
+const Calls kExchanged{kCall_cuGraphCreate,     kCall_cuUserObjectCreate, kCall_cuGraphRetainUserObject,
+                       kCall_cuGraphAddNode_v2, kCall_cuGraphAddNode_v2,  kCall_cuGraphExecNodeSetParams,
+                       kCall_cuGraphDestroy};
+
+TEST_F(StagedNodeTest, ADisabledNodeCopiesWhatNobodyUses) {
+  std::string host(1000, 'a'), large(1 << 20, 'l');
+  const CUgraphNode in = Add(ToDevice(host.data(), host.size())), out = Add(ToHost(&large[0], large.size()));
+  const CUgraphExec exec = Instantiate(), second = Instantiate();
+  Take();
+  EXPECT_TRUE(IsEnabled(exec, in));
+  EXPECT_EQ(Enable(exec, in, 1).calls, Calls()) << "it is enabled";
+  const Requests disabled = Enable(exec, in, 0);
+  EXPECT_EQ(disabled.calls, kExchanged);
+  wire::cuGraphAddNode_v2_Request first, then;
+  wire::cuGraphExecNodeSetParams_Request set;
+  ASSERT_TRUE(disabled.Read(3, &first) && disabled.Read(4, &then) && disabled.Read(5, &set));
+  EXPECT_EQ(set.exec, HandleOf(exec));
+  EXPECT_EQ(set.node, HandleOf(in));
+  // The child has the same nodes in the same order.
+  EXPECT_EQ(first.params.type, CU_GRAPH_NODE_TYPE_HOST);
+  EXPECT_EQ(then.params.type, CU_GRAPH_NODE_TYPE_MEMCPY);
+  EXPECT_EQ(then.params.context, HandleOf(context_));
+  CUDA_MEMCPY3D idle = disabled.Copy();
+  EXPECT_TRUE(HostArena::Contains(idle.srcDevice));
+  const uint64_t scratch = idle.dstDevice;
+  EXPECT_NE(scratch, 0u);
+  EXPECT_FALSE(HostArena::Contains(scratch));
+  EXPECT_TRUE(scratch + idle.WidthInBytes <= memory_ || scratch >= memory_ + (1 << 16));
+  EXPECT_EQ(idle.WidthInBytes, host.size());
+  EXPECT_EQ(idle.Height, 1u);
+  EXPECT_EQ(idle.Depth, 1u);
+  ExpectMoves(disabled, host.data(), reinterpret_cast<void*>(idle.srcDevice), host.size(), false);
+  EXPECT_TRUE(IsEnabled(second, in));
+  EXPECT_TRUE(IsEnabled(exec, out));
+  EXPECT_EQ(Enable(exec, in, 0).calls, Calls());
+  EXPECT_TRUE(InLog(Kind::kDeviceMemory, scratch)) << "another server has it at the same address";
+
+  // To the host: nothing comes into the application's memory. A copy of much memory becomes one of less.
+  const Requests quiet = Enable(exec, out, 0);
+  idle = quiet.Copy();
+  EXPECT_EQ(idle.srcDevice, scratch) << "all nodes share it";
+  EXPECT_TRUE(HostArena::Contains(idle.dstDevice));
+  EXPECT_EQ(idle.WidthInBytes, size_t(64) << 10);
+  ExpectMoves(quiet, reinterpret_cast<void*>(idle.dstDevice), &large[0], idle.WidthInBytes, false);
+
+  // Enabled, they are what they were.
+  const Requests enabled = Enable(exec, in, 7);
+  EXPECT_EQ(enabled.calls, kExchanged);
+  EXPECT_EQ(enabled.Copy().dstDevice, memory_);
+  ExpectMoves(enabled, host.data(), reinterpret_cast<void*>(enabled.Copy().srcDevice), host.size(), true);
+  const Requests loud = Enable(exec, out, 1);
+  EXPECT_EQ(loud.Copy().srcDevice, memory_);
+  EXPECT_EQ(loud.Copy().WidthInBytes, large.size());
+  ExpectMoves(loud, reinterpret_cast<void*>(loud.Copy().dstDevice), &large[0], large.size(), true);
+  // However often that is done, the log does not grow, and two pieces are enough.
+  std::set<uint64_t> pieces;
+  size_t records = 0;
+  uint64_t last = enabled.Object();
+  for (int i = 0; i < 6; ++i) {
+    const Requests sent = Enable(exec, in, i % 2);
+    Gone(last);
+    last = sent.Object();
+    pieces.insert(sent.Copy().srcDevice);
+    if (i == 0) records = Records();
+    EXPECT_EQ(Records(), records);
+  }
+  EXPECT_EQ(pieces.size(), 2u);
+  EXPECT_EQ(cuGraphExecDestroy(exec), CUDA_SUCCESS);
+  EXPECT_EQ(cuGraphExecDestroy(second), CUDA_SUCCESS);
+  unsigned unknown;
+  EXPECT_EQ(cuGraphNodeSetEnabled(exec, in, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuGraphNodeGetEnabled(exec, in, &unknown), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuGraphNodeGetEnabled(exec, in, nullptr), CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_F(StagedNodeTest, ADisabledNodeKeepsItsParameters) {
+  std::string host(1000, 'a'), other(1000, 'b');
+  const CUDA_MEMCPY3D copy = ToDevice(host.data(), host.size()), changed = ToDevice(other.data(), 500);
+  const CUgraphNode node = Add(copy);
+  const CUgraphExec exec = Instantiate(), before = Instantiate();
+  Enable(exec, node, 0);
+  // The driver sees what is set meanwhile, and then the other child again.
+  ASSERT_EQ(cuGraphExecMemcpyNodeSetParams(exec, node, &changed, nullptr), CUDA_SUCCESS);
+  const Requests sent = Take();
+  Calls twice = kExchanged;
+  twice.insert(twice.end(), kExchanged.begin(), kExchanged.end());
+  EXPECT_EQ(sent.calls, twice);
+  EXPECT_NE(sent.Copy().dstDevice, memory_);
+  EXPECT_FALSE(IsEnabled(exec, node));
+  // What is refused changes nothing.
+  server_->On(kCall_cuGraphExecNodeSetParams, CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+  EXPECT_EQ(cuGraphExecMemcpyNodeSetParams(exec, node, &copy, nullptr), CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+  EXPECT_EQ(cuGraphNodeSetEnabled(exec, node, 1), CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+  EXPECT_FALSE(IsEnabled(exec, node));
+  EXPECT_EQ(cuGraphNodeSetEnabled(before, node, 0), CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_TRUE(IsEnabled(before, node));
+  Answer();
+  Requests enabled = Enable(exec, node, 1);
+  EXPECT_EQ(enabled.Copy().WidthInBytes, 500u);
+  ExpectMoves(enabled, other.data(), reinterpret_cast<void*>(enabled.Copy().srcDevice), 500, true);
+  // An executable has what the graph was when it was made.
+  ASSERT_EQ(cuGraphMemcpyNodeSetParams(node, &changed), CUDA_SUCCESS);
+  const CUgraphExec after = Instantiate();
+  for (const CUgraphExec one : {before, after}) {
+    Enable(one, node, 0);
+    enabled = Enable(one, node, 1);
+    EXPECT_EQ(enabled.Copy().WidthInBytes, one == before ? 1000u : 500u);
+    ExpectMoves(enabled, one == before ? host.data() : other.data(), reinterpret_cast<void*>(enabled.Copy().srcDevice),
+                500, true);
+  }
+  for (const CUgraphExec one : {exec, before, after}) EXPECT_EQ(cuGraphExecDestroy(one), CUDA_SUCCESS);
+}
+
+TEST_F(StagedNodeTest, WhichNodesCanBeDisabled) {
+  std::string host(1000, 'a'), other(1000, 'b');
+  void* pinned = nullptr;
+  ASSERT_EQ(cuMemHostAlloc(&pinned, 1000, 0), CUDA_SUCCESS);
+  // Only copies of one row can be exchanged in an executable.
+  CUDA_MEMCPY3D rows = ToDevice(host.data(), 10), between = ToHost(&host[0], 10), to_pinned = between;
+  rows.Height = between.Height = 2;
+  between.srcMemoryType = CU_MEMORYTYPE_HOST;
+  between.srcHost = other.data();
+  to_pinned.srcMemoryType = CU_MEMORYTYPE_HOST;
+  to_pinned.srcHost = other.data();
+  to_pinned.dstHost = pinned;
+  const CUgraphNode of_rows = Add(rows), of_host = Add(between), of_pinned = Add(to_pinned);
+  const CUgraphExec exec = Instantiate();
+  Take();
+  EXPECT_EQ(cuGraphNodeSetEnabled(exec, of_rows, 0), CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_EQ(cuGraphNodeSetEnabled(exec, of_rows, 1), CUDA_SUCCESS);
+  EXPECT_TRUE(IsEnabled(exec, of_rows));
+  EXPECT_EQ(Take().calls, Calls());
+  // Between two places of the host, there is no copy for the driver to see.
+  Requests sent = Enable(exec, of_host, 0);
+  EXPECT_TRUE(sent.Params(CU_GRAPH_NODE_TYPE_MEMCPY).empty());
+  ExpectMoves(sent, other.data(), &host[0], 10, false);
+  sent = Enable(exec, of_host, 1);
+  ExpectMoves(sent, other.data(), &host[0], 10, true);
+  // Memory that the server reaches stays memory of the host.
+  sent = Enable(exec, of_pinned, 0);
+  const CUDA_MEMCPY3D idle = sent.Copy();
+  EXPECT_TRUE(HostArena::Contains(idle.dstDevice));
+  EXPECT_NE(idle.dstDevice, reinterpret_cast<uint64_t>(pinned));
+  EXPECT_TRUE(idle.dstDevice >= idle.srcDevice + idle.WidthInBytes ||
+              idle.srcDevice >= idle.dstDevice + idle.WidthInBytes);
+  EXPECT_EQ(Enable(exec, of_pinned, 1).Copy().dstDevice, reinterpret_cast<uint64_t>(pinned));
+  // Memory that is of no context.
+  constexpr uint64_t kMapped = 0x330000000000;
+  {
+    DeviceRange range;
+    range.source = DeviceRange::kMapped;
+    WriterLock lock(&Session::Get()->memory().mutex());
+    Session::Get()->memory().device_ranges().Insert(kMapped, 4096, range);
+  }
+  CUDA_MEMCPY3D to_mapped = ToDevice(host.data(), 100);
+  to_mapped.dstDevice = kMapped;
+  const CUgraphNode of_mapped = Add(to_mapped);
+  const CUgraphExec with_mapped = Instantiate();
+  const uint64_t scratch = Enable(with_mapped, of_mapped, 0).Copy().dstDevice;
+  EXPECT_NE(scratch, kMapped);
+  EXPECT_TRUE(InLog(Kind::kDeviceMemory, scratch));
+  EXPECT_EQ(Enable(with_mapped, of_mapped, 1).Copy().dstDevice, kMapped);
+  EXPECT_EQ(cuGraphExecDestroy(with_mapped), CUDA_SUCCESS);
+  {
+    WriterLock lock(&Session::Get()->memory().mutex());
+    Session::Get()->memory().device_ranges().Erase(kMapped);
+  }
+  // A node that is no node any more.
+  const size_t disguised = Disguised();
+  ASSERT_EQ(cuGraphDestroyNode(of_host), CUDA_SUCCESS);
+  EXPECT_EQ(Disguised(), disguised - 1);
+  CUDA_MEMCPY3D seen;
+  EXPECT_EQ(cuGraphNodeSetEnabled(exec, of_host, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuGraphMemcpyNodeGetParams(of_host, &seen), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuGraphExecDestroy(exec), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemFreeHost(pinned), CUDA_SUCCESS);
+}
+
+TEST_F(StagedNodeTest, AnUpdateLeavesNodesDisabled) {
+  std::string host(1000, 'a'), other(1000, 'b');
+  const CUgraphNode one = Add(ToDevice(host.data(), 100)), two = Add(ToDevice(host.data(), 200));
+  const CUgraphExec exec = Instantiate();
+  Enable(exec, two, 0);
+  CUgraph clone = nullptr, graph = nullptr;
+  ASSERT_EQ(cuGraphClone(&clone, graph_), CUDA_SUCCESS);
+  ASSERT_EQ(cuGraphCreate(&graph, 0), CUDA_SUCCESS);
+  CUDA_MEMCPY3D copy = ToDevice(other.data(), 300);
+  CUgraphNode node;
+  ASSERT_EQ(cuGraphAddMemcpyNode(&node, graph, nullptr, 0, &copy, nullptr), CUDA_SUCCESS);
+  copy.WidthInBytes = 400;
+  ASSERT_EQ(cuGraphAddMemcpyNode(&node, graph, nullptr, 0, &copy, nullptr), CUDA_SUCCESS);
+  CUgraphExecUpdateResultInfo info;
+  Calls expected = kExchanged;
+  expected.insert(expected.begin(), kCall_cuGraphExecUpdate_v2);
+  for (const CUgraph from : {graph, graph_}) {
+    Take();
+    ASSERT_EQ(cuGraphExecUpdate(exec, from, &info), CUDA_SUCCESS);
+    const Requests sent = Take();
+    EXPECT_EQ(sent.calls, expected) << "the disabled node is disabled again";
+    wire::cuGraphExecNodeSetParams_Request set;
+    ASSERT_TRUE(sent.Read(6, &set));
+    EXPECT_EQ(set.node, HandleOf(two));
+    EXPECT_NE(sent.Copy().dstDevice, memory_);
+    EXPECT_FALSE(IsEnabled(exec, two));
+    // They have the parameters of the nodes in their places.
+    EXPECT_EQ(Enable(exec, two, 1).Copy().WidthInBytes, from == graph ? 400u : 200u);
+    Enable(exec, one, 0);
+    EXPECT_EQ(Enable(exec, one, 1).Copy().WidthInBytes, from == graph ? 300u : 100u);
+    Enable(exec, two, 0);
+  }
+  // What is refused changes nothing.
+  server_->On(kCall_cuGraphExecUpdate_v2, CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+  EXPECT_EQ(cuGraphExecUpdate(exec, graph, &info), CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+  server_->On(kCall_cuGraphExecUpdate_v2, FakeServer::Answer());
+  EXPECT_EQ(Enable(exec, two, 1).Copy().WidthInBytes, 200u);
+  // A node that is gone cannot be disabled again.
+  Enable(exec, two, 0);
+  ASSERT_EQ(cuGraphDestroyNode(two), CUDA_SUCCESS);
+  Take();
+  EXPECT_EQ(cuGraphExecUpdate(exec, clone, &info), CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+  EXPECT_EQ(info.result, CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED);
+  EXPECT_EQ(Take().calls, Calls());
+  EXPECT_EQ(cuGraphExecDestroy(exec), CUDA_SUCCESS);
+  EXPECT_EQ(cuGraphDestroy(clone), CUDA_SUCCESS);
+  EXPECT_EQ(cuGraphDestroy(graph), CUDA_SUCCESS);
+}
+
+TEST_F(StagedNodeTest, PinnedMemoryInThePlaceOfPageableMemoryIsStagedToo) {
+  std::string host(1000, 'a');
+  void* pinned = nullptr;
+  ASSERT_EQ(cuMemHostAlloc(&pinned, 1000, 0), CUDA_SUCCESS);
+  const CUgraphNode node = Add(ToDevice(host.data(), 1000)), plain = Add(ToDevice(pinned, 1000));
+  const CUgraphExec exec = Instantiate();
+  CUDA_MEMCPY3D changed = ToDevice(pinned, 600), other = ToDevice(host.data(), 600);
+  for (const CUmemorytype type : {CU_MEMORYTYPE_HOST, CU_MEMORYTYPE_UNIFIED}) {
+    changed.srcMemoryType = type;
+    changed.srcDevice = reinterpret_cast<CUdeviceptr>(pinned);
+    Take();
+    ASSERT_EQ(cuGraphExecMemcpyNodeSetParams(exec, node, &changed, nullptr), CUDA_SUCCESS);
+    Requests sent = Take();
+    EXPECT_EQ(sent.calls, kExchanged);
+    EXPECT_NE(sent.Copy().srcDevice, changed.srcDevice);
+    ExpectMoves(sent, pinned, reinterpret_cast<void*>(sent.Copy().srcDevice), 600, true);
+    Enable(exec, node, 0);
+    sent = Enable(exec, node, 1);
+    ExpectMoves(sent, pinned, reinterpret_cast<void*>(sent.Copy().srcDevice), 600, true);
+    // And back.
+    ASSERT_EQ(cuGraphExecMemcpyNodeSetParams(exec, node, &other, nullptr), CUDA_SUCCESS);
+    ASSERT_EQ(cuGraphMemcpyNodeSetParams(node, &changed), CUDA_SUCCESS);
+    ExpectSeen(node, changed);
+    ASSERT_EQ(cuGraphMemcpyNodeSetParams(node, &other), CUDA_SUCCESS);
+  }
+  // There is no child graph where the node was made with pinned memory.
+  Take();
+  EXPECT_EQ(cuGraphExecMemcpyNodeSetParams(exec, plain, &other, nullptr), CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_EQ(cuGraphMemcpyNodeSetParams(plain, &other), CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_EQ(Take().calls, Calls());
+  EXPECT_EQ(cuGraphExecDestroy(exec), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemFreeHost(pinned), CUDA_SUCCESS);
 }
 
 TEST_F(StagedNodeTest, ACapturedCopyIsANodeOfTheCapturesGraph) {

@@ -2,6 +2,8 @@
 #include "client/session/disguised_nodes.h"
 
 #include <iterator>
+#include <map>
+#include <utility>
 
 namespace cuda_remote::client {
 
@@ -10,6 +12,7 @@ void DisguisedNodes::Destroyed(replay::ObjectKey object, RecordedObjects* object
   if (object.kind == Kind::kGraphExec) {
     WriterLock lock(&mutex_);
     memory_.ExecDestroyed(object.id, gone);
+    staged_.erase(object.id);
     return;
   }
   ReaderLock looking(&objects->mutex());
@@ -23,6 +26,39 @@ void DisguisedNodes::Destroyed(replay::ObjectKey object, RecordedObjects* object
   }
 }
 
+void DisguisedNodes::NodeDestroyed(uint64_t node) {
+  if (!any()) return;
+  WriterLock lock(&mutex_);
+  nodes_.erase(node);
+}
+
+std::vector<StagedInExec> DisguisedNodes::StagedOfLocked(uint64_t graph) const {
+  std::map<uint64_t, StagedInExec> in_order;
+  for (const auto& [handle, node] : nodes_) {
+    if (node.graph == graph && node.type == CU_GRAPH_NODE_TYPE_MEMCPY) in_order[node.number] = {handle, node.staged};
+  }
+  std::vector<StagedInExec> found;
+  for (const auto& [number, node] : in_order) found.push_back(node);
+  return found;
+}
+
+void DisguisedNodes::Instantiated(uint64_t graph, uint64_t exec) {
+  if (!any()) return;
+  WriterLock lock(&mutex_);
+  std::vector<StagedInExec> found = StagedOfLocked(graph);
+  if (!found.empty()) staged_[exec] = std::move(found);
+}
+
+void DisguisedNodes::Updated(uint64_t graph, uint64_t exec) {
+  if (!any()) return;
+  WriterLock lock(&mutex_);
+  const auto changed = staged_.find(exec);
+  if (changed == staged_.end()) return;
+  const std::vector<StagedInExec> from = StagedOfLocked(graph);
+  if (from.size() != changed->second.size()) return;
+  for (size_t i = 0; i < from.size(); ++i) changed->second[i].params = from[i].params;
+}
+
 void DisguisedNodes::Moved(uint64_t graph, uint64_t parent) {
   if (!uses_memory()) return;
   WriterLock lock(&mutex_);
@@ -30,15 +66,19 @@ void DisguisedNodes::Moved(uint64_t graph, uint64_t parent) {
 }
 
 void DisguisedNodes::ForgetMemory(uint64_t address) {
-  if (!uses_memory()) return;
+  if (!uses_memory() && !any()) return;
   WriterLock lock(&mutex_);
   memory_.Forget(address);
+  for (auto one = scratch_.begin(); one != scratch_.end();) {
+    one = one->second == address ? scratch_.erase(one) : std::next(one);
+  }
 }
 
 void DisguisedNodes::ForgetInside(uint64_t graph) {
-  if (!uses_memory()) return;
+  if (!uses_memory() && !any()) return;
   WriterLock lock(&mutex_);
   memory_.ForgetInside(graph);
+  staged_.erase(graph);
 }
 
 }  // namespace cuda_remote::client

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "client/session/recorded_objects.h"
+#include "client/session/staged_copies.h"
 #include "proto/driverabi/graph_memory.h"
 #include "proto/threads/mutex.h"
 
@@ -34,10 +35,18 @@ struct DisguisedNode {
   // Allocation: `accesses` is what its accessDescs point to. Free: the address alone.
   CUDA_MEM_ALLOC_NODE_PARAMS allocation{};
   std::vector<CUmemAccessDesc> accesses;
-  // Copy of pageable memory: what the application asked for, and the user object by which the node's graph has its
-  // pinned memory.
-  CUDA_MEMCPY3D copy{};
+  // Copy of pageable memory: what the application asked for, the user object by which the node's graph has its pinned
+  // memory, and a number that rises with every such node. A clone's node has the number of its original.
+  StagedParams staged;
   uint64_t user_object = 0;
+  uint64_t number = 0;
+};
+
+// A copy node of pageable memory in an executable.
+struct StagedInExec {
+  uint64_t node = 0;    // of the graph that the executable was made from: virtual handle
+  StagedParams params;  // set last, also while the node is disabled
+  bool enabled = true;
 };
 
 class DisguisedNodes {
@@ -49,6 +58,12 @@ class DisguisedNodes {
   // Under mutex(), shared to look at them. The nodes are by virtual handle.
   driverabi::GraphMemory& memory() CR_REQUIRES_SHARED(mutex_) { return memory_; }
   std::unordered_map<uint64_t, DisguisedNode>& nodes() CR_REQUIRES_SHARED(mutex_) { return nodes_; }
+  // The copy nodes of pageable memory in executables, by virtual handle, in the order in which the nodes were made.
+  std::unordered_map<uint64_t, std::vector<StagedInExec>>& staged() CR_REQUIRES_SHARED(mutex_) { return staged_; }
+  // DisguisedNode::number of a new node.
+  uint64_t NextNumberLocked() CR_REQUIRES(mutex_) { return next_number_++; }
+  // Device memory that disabled nodes copy to and from, by the context that it was allocated in.
+  std::unordered_map<uint64_t, uint64_t>& scratch() CR_REQUIRES_SHARED(mutex_) { return scratch_; }
 
   // Whether there has ever been memory of a graph: what every launch of one, and every free, asks first. Without the
   // lock; the flag is set before memory() is changed for the first time.
@@ -61,6 +76,13 @@ class DisguisedNodes {
   // The application destroyed a graph or an executable, or a capture's graph came to nothing. Appends to *gone the
   // memory that nobody can use any more. Looks at the handles of `objects`.
   void Destroyed(replay::ObjectKey object, RecordedObjects* objects, Addresses* gone) CR_EXCLUDES(mutex_);
+  // The application took a node out of its graph.
+  void NodeDestroyed(uint64_t node) CR_EXCLUDES(mutex_);
+  // An executable was made from `graph`, or updated from it: its copy nodes of pageable memory do what those of the
+  // graph do. Nodes are paired in their order, as the driver pairs those of graphs that were built alike. An update
+  // leaves them enabled or disabled, as natively.
+  void Instantiated(uint64_t graph, uint64_t exec) CR_EXCLUDES(mutex_);
+  void Updated(uint64_t graph, uint64_t exec) CR_EXCLUDES(mutex_);
   // A node of `parent` has taken `graph` over.
   void Moved(uint64_t graph, uint64_t parent) CR_EXCLUDES(mutex_);
   // Device memory is gone with its context.
@@ -71,9 +93,15 @@ class DisguisedNodes {
  private:
   friend class Captures;  // its lock comes after this one, and says so
 
+  // The copy nodes of pageable memory in a graph, in their order.
+  std::vector<StagedInExec> StagedOfLocked(uint64_t graph) const CR_REQUIRES_SHARED(mutex_);
+
   SharedMutex mutex_ CR_ACQUIRED_AFTER(&RecordedObjects::mutex_);
   driverabi::GraphMemory memory_ CR_GUARDED_BY(mutex_);
   std::unordered_map<uint64_t, DisguisedNode> nodes_ CR_GUARDED_BY(mutex_);
+  std::unordered_map<uint64_t, std::vector<StagedInExec>> staged_ CR_GUARDED_BY(mutex_);
+  std::unordered_map<uint64_t, uint64_t> scratch_ CR_GUARDED_BY(mutex_);
+  uint64_t next_number_ CR_GUARDED_BY(mutex_) = 0;
   std::atomic<bool> uses_memory_{false};
   std::atomic<bool> any_{false};
 };

@@ -10,12 +10,27 @@
 #ifndef CUDA_REMOTE_CLIENT_SESSION_STAGED_COPIES_H_
 #define CUDA_REMOTE_CLIENT_SESSION_STAGED_COPIES_H_
 
+#include <cuda.h>
+
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "proto/threads/mutex.h"
 
 namespace cuda_remote::client {
+
+// Which sides of a copy go through pinned memory.
+struct StagedSides {
+  bool from_host = false, to_host = false;
+};
+
+// A copy node of pageable memory as the application describes it.
+struct StagedParams {
+  CUDA_MEMCPY3D copy{};
+  StagedSides sides;     // never change: the server's nodes follow from them
+  uint64_t context = 0;  // virtual handle
+};
 
 // One copy, of rows in slices. The graph's host function gets its address.
 struct StagedCopy {

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "client/session/disguised_nodes.h"
 #include "client/session/known_memory.h"
@@ -170,6 +172,57 @@ TEST_F(TablesTest, AGraphsNodesAndMemoryGoWithIt) {
   ReaderLock lock(&nodes_.mutex());
   EXPECT_EQ(nodes_.nodes().count(1), 0u);
   EXPECT_EQ(nodes_.nodes().count(2), 1u);
+}
+
+TEST_F(TablesTest, AnExecutableHasTheGraphsCopiesInTheirOrder) {
+  const uint64_t context = Make(Kind::kContext), exec = Make(Kind::kGraphExec), dead = Make(Kind::kGraphExec);
+  Allocate(0x2000, context, DeviceRange::kGraph);
+  const auto widths = [this](uint64_t of) {
+    ReaderLock lock(&nodes_.mutex());
+    std::vector<std::pair<uint64_t, size_t>> found;
+    for (const StagedInExec& one : nodes_.staged()[of]) found.emplace_back(one.node, one.params.copy.WidthInBytes);
+    return found;
+  };
+  {
+    WriterLock lock(&nodes_.mutex());
+    nodes_.set_any();
+    nodes_.scratch()[context] = 0x2000;
+    // The handles' order says nothing: they are used again. Nodes of other kinds, and of other graphs, do not count.
+    for (const auto& [node, graph] : std::vector<std::pair<uint64_t, uint64_t>>{
+             {9, 100}, {3, 100}, {5, 100}, {4, 200}, {6, 200}, {2, 200}, {8, 300}}) {
+      DisguisedNode& made = nodes_.nodes()[node];
+      made.graph = graph;
+      made.type = CU_GRAPH_NODE_TYPE_MEMCPY;
+      made.number = nodes_.NextNumberLocked();
+      made.staged.copy.WidthInBytes = 10 * node;
+    }
+    nodes_.nodes()[7].graph = 100;
+    nodes_.nodes()[7].type = CU_GRAPH_NODE_TYPE_MEM_FREE;
+  }
+  using Widths = std::vector<std::pair<uint64_t, size_t>>;
+  nodes_.Instantiated(100, exec);
+  nodes_.Instantiated(100, dead);
+  EXPECT_EQ(widths(exec), (Widths{{9, 90}, {3, 30}, {5, 50}}));
+  {
+    WriterLock lock(&nodes_.mutex());
+    nodes_.staged()[exec][1].enabled = false;
+  }
+  nodes_.Updated(200, exec);
+  EXPECT_EQ(widths(exec), (Widths{{9, 40}, {3, 60}, {5, 20}})) << "the nodes stay those of its own graph";
+  EXPECT_EQ(widths(dead), (Widths{{9, 90}, {3, 30}, {5, 50}}));
+  nodes_.Updated(300, exec);
+  EXPECT_EQ(widths(exec), (Widths{{9, 40}, {3, 60}, {5, 20}})) << "not a graph of the same shape";
+  nodes_.NodeDestroyed(5);
+  nodes_.Instantiated(100, exec);
+  EXPECT_EQ(widths(exec), (Widths{{9, 90}, {3, 30}}));
+  // They go with their executables, and what disabled nodes copy with its context.
+  DisguisedNodes::Addresses gone;
+  nodes_.Destroyed({Kind::kGraphExec, exec}, &objects_, &gone);
+  Drop(Kind::kGraphExec, dead);
+  Drop(Kind::kContext, context);
+  ReaderLock lock(&nodes_.mutex());
+  EXPECT_TRUE(nodes_.staged().empty());
+  EXPECT_TRUE(nodes_.scratch().empty());
 }
 
 // What a thread sanitizer and a debugger are for: no order of locks may be the other way round, and nothing is counted

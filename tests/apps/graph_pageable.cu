@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copy nodes between pageable memory and the GPU in graphs that are built node by node, and captured copies of
 // rectangles: they read and write the program's memory at every launch. The nodes are asked about, cloned, and changed
-// in the graph and in executables.
+// in the graph and in executables. In executables they are also disabled and enabled, given other memory meanwhile, and
+// updated from other graphs.
+#include <memory>
 #include <vector>
 
 #include "tests/apps/support/app.h"
@@ -35,6 +37,140 @@ cudaMemcpy3DParms Out(const unsigned* from, std::vector<unsigned>* to, int width
   copy.kind = cudaMemcpyDeviceToHost;
   return copy;
 }
+
+// An executable of a line that comes in, a kernel, and a result that goes out, whose copies are disabled and enabled
+// and given other memory in turn. `phase` is the step of that to begin with.
+class Switched {
+ public:
+  Switched(int phase, int width) : phase_(phase), width_(width), n_(width * kRows) {
+    for (std::vector<unsigned>& one : in_) one.assign(n_, 0);
+    out_.assign(n_, 0);
+    expected_.assign(n_, 0);
+    CUDA_CHECK(cudaMallocHost(&pinned_, n_ * 4));
+    CUDA_CHECK(cudaMalloc(&state_, n_ * 4));
+    CUDA_CHECK(cudaMalloc(&line_, n_ * 4));
+    CUDA_CHECK(cudaMemset(state_, 0, n_ * 4));
+    CUDA_CHECK(cudaMemset(line_, 0, n_ * 4));
+    CUDA_CHECK(cudaDeviceSynchronize());  // the stream does not wait for the default one
+    graph_ = Build(in_[0], &to_line_, &to_host_);
+    CUDA_CHECK(cudaGraphInstantiate(&exec_, graph_, 0));
+    came_.assign(n_, 0);
+    CheckEnabled();
+  }
+  ~Switched() {
+    CUDA_CHECK(cudaGraphExecDestroy(exec_));
+    CUDA_CHECK(cudaGraphDestroy(graph_));
+    CUDA_CHECK(cudaFree(line_));
+    CUDA_CHECK(cudaFree(state_));
+    CUDA_CHECK(cudaFreeHost(pinned_));
+  }
+
+  void Step(int step, cudaStream_t stream, app::Digest* digest) {
+    // The pinned memory has what in_[1] has: a driver may refuse to go on to memory of that kind.
+    for (int i = 0; i < n_; ++i) {
+      in_[0][i] = step * 2246822519u + i * 13 + phase_;
+      pinned_[i] = in_[1][i] = step * 3266489917u ^ (i * 17 + phase_);
+    }
+    switch ((step + phase_) % 9) {
+      case 0:
+        Enable(to_line_, &comes_, false);
+        break;
+      case 1:
+        From(in_[1].data(), 1);
+        break;
+      case 3:
+        Enable(to_line_, &comes_, true);
+        break;
+      case 4:
+        From(pinned_, 1);
+        Enable(to_host_, &goes_, false);
+        break;
+      case 5:
+        Update(graph_, 0);
+        Enable(to_line_, &comes_, false);
+        break;
+      case 6: {
+        cudaGraphNode_t in, out;
+        cudaGraph_t other = Build(in_[1], &in, &out);
+        Update(other, 1);
+        CUDA_CHECK(cudaGraphDestroy(other));
+        Enable(to_host_, &goes_, true);
+        break;
+      }
+      case 7:
+        Enable(to_line_, &comes_, true);
+        break;
+      case 8:
+        From(in_[0].data(), 0);
+        break;
+    }
+    CheckEnabled();
+    if (comes_) came_ = in_[from_];
+    for (int i = 0; i < n_; ++i) expected_[i] = expected_[i] * 22695477u + 4 * came_[i];
+    std::fill(out_.begin(), out_.end(), 12345u);
+    CUDA_CHECK(cudaGraphLaunch(exec_, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    for (int i = 0; i < n_; ++i) APP_CHECK(out_[i] == (goes_ ? expected_[i] : 12345u));
+    digest->Add(out_.data(), n_ * 4);
+  }
+
+ private:
+  cudaGraph_t Build(const std::vector<unsigned>& in, cudaGraphNode_t* to_line, cudaGraphNode_t* to_host) {
+    cudaGraph_t graph;
+    cudaGraphNode_t kernel;
+    CUDA_CHECK(cudaGraphCreate(&graph, 0));
+    CUDA_CHECK(cudaGraphAddMemcpyNode1D(to_line, graph, nullptr, 0, line_, in.data(), n_ * 4, cudaMemcpyHostToDevice));
+    void* arguments[] = {&state_, &line_, &line_, &width_, &n_};
+    cudaKernelNodeParams launch = {};
+    launch.func = reinterpret_cast<void*>(Mix);
+    launch.gridDim = dim3((n_ + 63) / 64);
+    launch.blockDim = dim3(64);
+    launch.kernelParams = arguments;
+    CUDA_CHECK(cudaGraphAddKernelNode(&kernel, graph, to_line, 1, &launch));
+    CUDA_CHECK(
+        cudaGraphAddMemcpyNode1D(to_host, graph, &kernel, 1, out_.data(), state_, n_ * 4, cudaMemcpyDeviceToHost));
+    return graph;
+  }
+  void Enable(cudaGraphNode_t node, bool* enabled, bool enable) {
+    CUDA_CHECK(cudaGraphNodeSetEnabled(exec_, node, enable));
+    *enabled = enable;
+  }
+  // Whether they are is seen in what they copy, too.
+  void CheckEnabled() {
+    unsigned comes = 2, goes = 2;
+    CUDA_CHECK(cudaGraphNodeGetEnabled(exec_, to_line_, &comes));
+    CUDA_CHECK(cudaGraphNodeGetEnabled(exec_, to_host_, &goes));
+    APP_CHECK(comes == comes_ && goes == goes_);
+  }
+  void From(const unsigned* memory, int from) {
+    const cudaError_t result =
+        cudaGraphExecMemcpyNodeSetParams1D(exec_, to_line_, line_, memory, n_ * 4, cudaMemcpyHostToDevice);
+    if (memory == pinned_ && result == cudaErrorInvalidValue) {
+      cudaGetLastError();
+      memory = in_[from].data();
+      CUDA_CHECK(cudaGraphExecMemcpyNodeSetParams1D(exec_, to_line_, line_, memory, n_ * 4, cudaMemcpyHostToDevice));
+    } else {
+      CUDA_CHECK(result);
+    }
+    from_ = from;
+  }
+  void Update(cudaGraph_t graph, int from) {
+    cudaGraphExecUpdateResultInfo info;
+    CUDA_CHECK(cudaGraphExecUpdate(exec_, graph, &info));
+    APP_CHECK(info.result == cudaGraphExecUpdateSuccess);
+    from_ = from;
+  }
+
+  const int phase_;
+  int width_, n_;
+  std::vector<unsigned> in_[2], out_, came_, expected_;
+  unsigned *pinned_ = nullptr, *state_ = nullptr, *line_ = nullptr;
+  cudaGraph_t graph_;
+  cudaGraphExec_t exec_;
+  cudaGraphNode_t to_line_, to_host_;
+  bool comes_ = true, goes_ = true;
+  int from_ = 0;
+};
 
 }  // namespace
 
@@ -124,6 +260,10 @@ int main(int argc, char** argv) {
   CUDA_CHECK(cudaGraphInstantiate(&execs[3], captured, 0));
   CUDA_CHECK(cudaGraphDestroy(captured));
 
+  // Wherever the program is stopped, there are nodes of all kinds.
+  std::vector<std::unique_ptr<Switched>> switched;
+  for (int phase = 0; phase < 9; phase += 2) switched.push_back(std::make_unique<Switched>(phase, width));
+
   app::Digest digest;
   for (int step = 1; step <= options.steps; ++step) {
     for (int i = 0; i < 2; ++i) {
@@ -157,6 +297,7 @@ int main(int argc, char** argv) {
       }
     }
     digest.Add(out[to].data(), out[to].size() * 4);
+    for (const std::unique_ptr<Switched>& one : switched) one->Step(step, stream, &digest);
     app::Step(step);
   }
   printf("graph_pageable width=%d steps=%d digest=%016" PRIx64 "\n", width, options.steps, digest.value());

@@ -889,10 +889,10 @@ class Random {
     Exec& exec = Any(execs_);
     if (exec.nodes.empty() || !GraphOf(exec)) return;
     Node& node = Any(exec.nodes);
-    // One of pageable memory stays as it is in an executable (README.md).
-    if (!node.first || (node.op == kCopy && (node.to == kPageable || node.from == kPageable)) ||
-        (node.op != kMix && node.op != kCopy && node.op != kFill))
-      return;
+    if (!node.first || (node.op != kMix && node.op != kCopy && node.op != kFill)) return;
+    // One of pageable memory with several rows stays enabled (README.md).
+    const bool pageable = node.op == kCopy && (node.to == kPageable || node.from == kPageable);
+    if (pageable && (node.height > 1 || node.depth > 1)) return;
     node.enabled = !node.enabled;
     exec.changed = true;
     CU(cuGraphNodeSetEnabled(exec.exec, node.first, node.enabled));
