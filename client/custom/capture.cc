@@ -211,6 +211,7 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
     header.call = kCall_cuStreamEndCapture;
     session.objects().log().Create(object, record->needs, header, call.message(), call.reply(), {});
   }
+  if (!record->own_graph) session.objects().graph_records().CapturedInto(graph);
   for (size_t i = 0; i < record->retains.size(); ++i)
     session.objects().graph_records().Retain(object.id, i, record->retains[i]);
   lock.Unlock();

@@ -87,8 +87,8 @@ CUresult NameNodes(Session& session, uint64_t graph_or_node) {
   return CUDA_SUCCESS;
 }
 
-// The record of a node stays while its graph lives: nodes that were made after it name it, and something may have been
-// made from the graph while it was there. A replay takes it away when its turn has come.
+// The record of a node stays while something needs it (client/session/graph_records.h). Until then a replay takes the
+// node away when its turn has come.
 CUresult Custom_cuGraphDestroyNode(CUgraphNode hNode) {
   Call call(info::k_cuGraphDestroyNode);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -109,6 +109,8 @@ CUresult Custom_cuGraphDestroyNode(CUgraphNode hNode) {
   }
   call.Modified({Kind::kGraph, graph}, request.hNode);
   call.session().disguised_nodes().NodeDestroyed(request.hNode);
+  WriterLock lock(&call.session().objects().mutex());
+  call.session().objects().graph_records().NodeRemoved({Kind::kGraph, graph}, {Kind::kGraphNode, request.hNode});
   return CUDA_SUCCESS;
 }
 

@@ -382,6 +382,8 @@ void Call::Created(replay::ObjectKey object, std::initializer_list<replay::Objec
   std::optional<Hash128> image;
   if (!payload_.empty()) image = session_->objects().log().AddImage(payload_);
   session_->objects().log().Create(object, needs, recorded, *message_, *reply_, image);
+  if (object.kind == Kind::kGraphNode)
+    session_->objects().graph_records().NoteEdges(*session_->objects().log().Find(object));
   for (size_t i = 0; i < retains.size(); ++i) session_->objects().graph_records().Retain(object.id, i, retains[i]);
 }
 
@@ -495,20 +497,14 @@ void Call::Modified(replay::ObjectKey object, uint64_t key, std::initializer_lis
     // A node that a capture or a listing named has no record of its own that would go with its graph.
     const Object* const node = session_->objects().handles().Find(object.kind, object.id);
     if (node && node->parent) needs.push_back({KindOf(node->parent), node->parent});
-    session_->objects().graph_records().ModifyNode(object, key, recorded, *message_, needs);
+    key = session_->objects().graph_records().ModifyNode(object, key, recorded, *message_, needs);
   } else if (object.kind == Kind::kGraphExec) {
     key = session_->objects().graph_records().ModifyExec(object, key, recorded, *message_, needs);
   } else {
-    uint64_t user_object = object.kind == Kind::kUserObject ? object.id : 0;
-    wire::cuGraphRetainUserObject_Request held;
-    wire::cuGraphReleaseUserObject_Request released;
-    if (wire::DecodeAs(header_.call, *message_, &held)) user_object = held.object;
-    if (wire::DecodeAs(header_.call, *message_, &released)) user_object = released.object;
-    // If this took the last reference, the destructor's thread may have been here first.
-    if (user_object && !session_->objects().handles().Find(Kind::kUserObject, user_object)) return;
+    if (session_->objects().user_object_records().Modify(object, recorded, *message_, needs)) return;
     session_->objects().log().Modify(object, key, recorded, *message_, needs);
-    if (user_object && object.id != user_object) {
-      session_->objects().graph_records().NoteUserObject(user_object, object, header_.call, key);
+    if (object.kind == Kind::kGraph) {
+      session_->objects().graph_records().NoteEdges(*session_->objects().log().FindSetting(object, header_.call, key));
     }
   }
   for (const uint64_t one : retains)

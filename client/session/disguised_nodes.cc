@@ -74,6 +74,12 @@ void DisguisedNodes::ForgetMemory(uint64_t address) {
   }
 }
 
+void DisguisedNodes::ForgetNode(uint64_t node) {
+  if (!any()) return;
+  WriterLock lock(&mutex_);
+  nodes_.erase(node);
+}
+
 void DisguisedNodes::ForgetInside(uint64_t graph) {
   if (!uses_memory() && !any()) return;
   WriterLock lock(&mutex_);

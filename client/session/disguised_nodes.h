@@ -87,6 +87,8 @@ class DisguisedNodes {
   void Moved(uint64_t graph, uint64_t parent) CR_EXCLUDES(mutex_);
   // Device memory is gone with its context.
   void ForgetMemory(uint64_t address) CR_EXCLUDES(mutex_);
+  // A node is gone.
+  void ForgetNode(uint64_t node) CR_EXCLUDES(mutex_);
   // A graph or an executable is gone.
   void ForgetInside(uint64_t graph) CR_EXCLUDES(mutex_);
 

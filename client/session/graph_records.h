@@ -44,15 +44,25 @@ class GraphRecords {
   // Notes that `user` (an executable, a graph or a node) has in it what `used` (a graph or an executable) was at this
   // moment. Replaces what `user` had in `slot`.
   void Retain(uint64_t user, uint64_t slot, uint64_t used);
-  // The slot of what a setting made with this call and key put into an object.
+  // The slot of what a setting made with this call and key, as in the log, put into an object.
   static uint64_t SlotOfSetting(uint32_t call, uint64_t key) { return uint64_t(call) << 32 ^ key ^ uint64_t(1) << 63; }
   // Those that have `used` in them, one for each slot.
   std::vector<uint64_t> UsersOf(uint64_t used) const;
 
-  // Records a setting of a graph's node. An earlier one with the same call and key goes, unless something was made from
-  // the graph between the two that is still alive: that has the earlier one in it.
-  void ModifyNode(replay::ObjectKey node, uint64_t key, const FrameHeader& header, const std::string& message,
-                  const std::vector<replay::ObjectKey>& needs);
+  // Records a setting of a graph's node, and returns its key in the log. An earlier one with the same call and key
+  // goes, unless something was made from the graph between the two that is still alive: that has the earlier one in it.
+  uint64_t ModifyNode(replay::ObjectKey node, uint64_t key, const FrameHeader& header, const std::string& message,
+                      const std::vector<replay::ObjectKey>& needs);
+
+  // A record was made that names nodes as the ends of edges, by adding a node or edges (graph_edges.h). Other records
+  // are ignored.
+  void NoteEdges(const replay::Record& record);
+  // A capture has added to `graph`; the latest record says how.
+  void CapturedInto(uint64_t graph) { captured_[graph].push_back(log_->last_order()); }
+  // The application removed `node` from `graph`, and the latest record says so. The node's records go, and so does that
+  // one, as soon as nothing alive was made from the graph while the node was in it. Records that name the node as the
+  // end of an edge lose the edge. A node that a call about a whole graph has made stays, since that call is replayed.
+  void NodeRemoved(replay::ObjectKey graph, replay::ObjectKey node);
 
   // `exec` is an executable that kernels may launch. They launch what it was when it was last uploaded, so a replay
   // uploads it where that was, between the settings before and after it.
@@ -72,18 +82,23 @@ class GraphRecords {
   // The object is gone: drops what only it still needed.
   void Forget(uint64_t object);
 
-  // A setting of a graph that names a user object. The graph's record can outlive the object, if something was made
-  // from the graph and is another thing now; a replay leaves out what names an object that is gone.
-  void NoteUserObject(uint64_t user_object, replay::ObjectKey graph, uint32_t call, uint64_t key) {
-    user_object_settings_[user_object].push_back({graph, call, key});
-  }
-  void UserObjectGone(uint64_t user_object);
+  // Whether something alive has in it what `graph`, or one that it is a part of, was between two records.
+  bool CopiedBetween(uint64_t graph, uint64_t after, uint64_t before) { return UserAbove(graph, after, before, 0); }
 
  private:
+  // A node that was in a graph between two records.
+  struct RemovedNode {
+    replay::ObjectKey graph;
+    replay::ObjectKey node;
+    uint64_t made;  // orders in the log
+    uint64_t removed;
+  };
   // What graphs and executables others have in them, and the other way round.
   struct User {
     uint64_t handle;
-    uint64_t order;  // in the log: when it took what the graph was then
+    uint64_t slot;
+    uint64_t order;                    // in the log: when it took what the graph was then
+    std::vector<RemovedNode> removed;  // nodes that it has in it; each is listed at one user of several
   };
   struct Use {
     std::vector<User> users;  // one entry for each slot
@@ -107,13 +122,28 @@ class GraphRecords {
     bool changed = false;                                           // since then
     std::map<std::pair<uint32_t, uint64_t>, ExecSetting> settings;  // by call and key, as they were made
   };
-  struct GraphSetting {
-    replay::ObjectKey graph;
+  // A record that names a node as the end of an edge: a node's, or a setting of a graph.
+  struct Naming {
+    replay::ObjectKey object;
+    bool modifies;
     uint32_t call;
     uint64_t key;
   };
+  struct Named {
+    std::vector<Naming> by;  // some of them may be gone
+    size_t purge_at = 16;    // the size at which those are taken out
+  };
 
-  static void RemoveUser(Use* use, uint64_t user);
+  const replay::Record* RecordOf(const Naming& naming) const;
+  bool IsUnder(uint64_t handle, uint64_t ancestor) const;
+  // A user of `used` that took it between two records and is not a part of `outside`; null: there is none.
+  User* UserBetween(uint64_t used, uint64_t after, uint64_t before, uint64_t outside);
+  // The same of a graph or node, or of what it is a part of.
+  User* UserAbove(uint64_t used, uint64_t after, uint64_t before, uint64_t outside);
+  void DropOrHold(const RemovedNode& removed);
+  // `user` has nothing of `used` in this slot any more.
+  void RemoveUser(uint64_t used, uint64_t user, uint64_t slot);
+  void ReleaseSlot(uint64_t user, uint64_t slot);
   // Drops `used` if the application has destroyed it and nothing has it in it any more.
   void Release(uint64_t used);
 
@@ -125,8 +155,10 @@ class GraphRecords {
   // Settings of nodes that are in the log, by node, and by call and key as they were made; oldest first.
   std::unordered_map<uint64_t, std::map<std::pair<uint32_t, uint64_t>, std::vector<NodeSetting>>> node_settings_;
   uint64_t next_setting_key_ = uint64_t(1) << 62;
-  std::unordered_map<uint64_t, Launchable> launchable_;  // by executable
-  std::unordered_map<uint64_t, std::vector<GraphSetting>> user_object_settings_;
+  // Which records name a node, by node: of those nodes that have a record of their own.
+  std::unordered_map<uint64_t, Named> named_;
+  std::unordered_map<uint64_t, std::vector<uint64_t>> captured_;  // when captures added to a graph: orders in the log
+  std::unordered_map<uint64_t, Launchable> launchable_;           // by executable
 };
 
 }  // namespace cuda_remote::client

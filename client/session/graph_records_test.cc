@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "proto/codec/decode_as.h"
 #include "proto/codec/graph.gen.h"
@@ -37,6 +39,67 @@ class GraphRecordsTest : public ::testing::Test {
     header.call = 500;
     records_.ModifyNode({Kind::kGraphNode, node}, key, header, message, {});
   }
+  // A node with a record of its own, after others.
+  uint64_t AddNode(uint64_t graph, const std::vector<uint64_t>& after = {}) {
+    const uint64_t handle = handles_.New(Kind::kGraphNode, graph);
+    handles_.Find(Kind::kGraphNode, handle)->parent = graph;
+    wire::cuGraphAddNode_v2_Request request;
+    request.node = handle;
+    request.graph = graph;
+    request.dependencies = after;
+    // Edge data that tells the edges apart.
+    std::string edges(after.size() * 8, '\0');
+    for (size_t i = 0; i < after.size(); ++i) edges[8 * i] = char('a' + i);
+    request.edges = edges;
+    const replay::ObjectKey key{Kind::kGraphNode, handle};
+    Record(key, request, {{Kind::kGraph, graph}}, true);
+    records_.NoteEdges(*log_.Find(key));
+    return handle;
+  }
+  template <typename Request>
+  void Connect(uint64_t graph, uint64_t key, const std::vector<uint64_t>& from, const std::vector<uint64_t>& to) {
+    Request request;
+    request.hGraph = graph;
+    request.numDependencies = from.size();
+    request.from = {reinterpret_cast<const char*>(from.data()), from.size() * 8};
+    request.to = {reinterpret_cast<const char*>(to.data()), to.size() * 8};
+    Record({Kind::kGraph, graph}, request, {}, false, key);
+    records_.NoteEdges(*log_.FindSetting({Kind::kGraph, graph}, Request::kCallId, key));
+  }
+  void Remove(uint64_t graph, uint64_t node) {
+    wire::cuGraphDestroyNode_Request request;
+    request.hNode = node;
+    Record({Kind::kGraph, graph}, request, {}, false, node);
+    records_.NodeRemoved({Kind::kGraph, graph}, {Kind::kGraphNode, node});
+  }
+  uint64_t Instantiate(uint64_t graph) {
+    const uint64_t exec = Make(Kind::kGraphExec);
+    records_.Retain(exec, 0, graph);
+    return exec;
+  }
+  template <typename Request>
+  void Record(replay::ObjectKey object, const Request& request, const std::vector<replay::ObjectKey>& needs, bool makes,
+              uint64_t key = 0) {
+    FrameHeader header;
+    header.call = Request::kCallId;
+    std::string message;
+    request.Encode(&message);
+    if (makes) {
+      log_.Create(object, needs, header, message, "", {});
+    } else {
+      log_.Modify(object, key, header, message, needs);
+    }
+  }
+  bool Recorded(uint64_t handle) { return log_.Find({KindOf(handle), handle}) != nullptr; }
+  // What a node's record says that it comes after, and the edges' data.
+  std::pair<std::vector<uint64_t>, std::string> After(uint64_t node) {
+    wire::cuGraphAddNode_v2_Request request;
+    EXPECT_TRUE(request.Decode(log_.Find({Kind::kGraphNode, node})->message));
+    std::string data;
+    for (size_t i = 0; i < request.edges.size(); i += 8) data += request.edges[i];
+    return {request.dependencies, data};
+  }
+
   // The messages of settings in the log, oldest first.
   std::vector<std::string> Settings() {
     std::vector<std::string> messages;
@@ -167,16 +230,158 @@ TEST_F(GraphRecordsTest, SettingsBeforeAndAfterAnUpload) {
   EXPECT_EQ(log_.records(), 0u);
 }
 
-TEST_F(GraphRecordsTest, SettingsThatNameAUserObjectGoWithIt) {
+TEST_F(GraphRecordsTest, ARemovedNodeLeavesNothing) {
   const uint64_t graph = Make(Kind::kGraph);
-  FrameHeader header;
-  header.call = 600;
-  log_.Modify({Kind::kGraph, graph}, 77, header, "retain", {});
-  records_.NoteUserObject(5, {Kind::kGraph, graph}, 600, 77);
-  records_.UserObjectGone(6);
+  for (int i = 0; i < 3; ++i) {
+    const uint64_t node = AddNode(graph);
+    Set(node, 1, "setting");
+    EXPECT_GE(log_.records(), 3u);
+    Remove(graph, node);
+    EXPECT_EQ(log_.records(), 1u) << "the graph's";
+    EXPECT_FALSE(handles_.Find(Kind::kGraphNode, node));
+  }
+  // A node that was found in a clone is made again with the clone: only the removal takes it away.
+  const uint64_t found = Make(Kind::kGraphNode, graph);
+  Remove(graph, found);
+  EXPECT_TRUE(Recorded(found));
   EXPECT_EQ(Settings().size(), 1u);
-  records_.UserObjectGone(5);
+}
+
+TEST_F(GraphRecordsTest, ARemovedNodeStaysForWhatWasMadeWhileItWasThere) {
+  const uint64_t graph = Make(Kind::kGraph);
+  const uint64_t before = Instantiate(graph), node = AddNode(graph), one = Instantiate(graph), two = Instantiate(graph);
+  Remove(graph, node);
+  const uint64_t after = Instantiate(graph);
+  EXPECT_TRUE(Recorded(node));
+  Destroy(one);
+  EXPECT_TRUE(Recorded(node));
+  EXPECT_EQ(Settings().size(), 1u) << "the removal";
+  Destroy(two);
+  EXPECT_FALSE(Recorded(node));
   EXPECT_TRUE(Settings().empty());
+  EXPECT_EQ(records_.UsersOf(graph), (Handles{before, after}));
+}
+
+// A program that edits a graph in a loop, and updates an executable from it each time.
+TEST_F(GraphRecordsTest, AnUpdateLetsGoOfTheNodesThatWereThereAtTheLast) {
+  const uint64_t graph = Make(Kind::kGraph), first = AddNode(graph), exec = Instantiate(graph);
+  uint64_t node = first;
+  for (int i = 0; i < 10; ++i) {
+    Remove(graph, node);
+    const uint64_t last = node;
+    node = AddNode(graph);
+    log_.Modify({Kind::kGraphExec, exec}, 0, FrameHeader(), "update");
+    records_.Retain(exec, 1, graph);
+    EXPECT_EQ(Recorded(last), last == first);
+  }
+  EXPECT_TRUE(Recorded(first)) << "the executable was made with it";
+  EXPECT_EQ(log_.records(), 6u) << "graph, executable, update, the first node and its removal, the last node";
+  Destroy(exec);
+  EXPECT_FALSE(Recorded(first));
+  EXPECT_TRUE(Recorded(node));
+}
+
+TEST_F(GraphRecordsTest, EdgesOfARemovedNodeGo) {
+  using wire::cuGraphAddDependencies_Request;
+  using wire::cuGraphAddDependencies_v2_Request;
+  using wire::cuGraphRemoveDependencies_Request;
+  const uint64_t graph = Make(Kind::kGraph);
+  const uint64_t a = AddNode(graph), b = AddNode(graph), c = AddNode(graph, {a, b, a}), d = AddNode(graph, {a});
+  Connect<cuGraphRemoveDependencies_Request>(graph, 1, {a, b}, {c, c});
+  Connect<cuGraphAddDependencies_Request>(graph, 2, {a}, {b});
+  Connect<cuGraphAddDependencies_v2_Request>(graph, 3, {b, a, b}, {c, d, d});
+  EXPECT_EQ(After(c), std::make_pair(Handles{a, b, a}, std::string("abc")));
+  Remove(graph, a);
+  EXPECT_EQ(After(c), std::make_pair(Handles{b}, std::string("b")));
+  EXPECT_EQ(After(d), std::make_pair(Handles{}, std::string()));
+  const std::vector<std::string> settings = Settings();
+  ASSERT_EQ(settings.size(), 2u);
+  cuGraphRemoveDependencies_Request removed;
+  cuGraphAddDependencies_v2_Request added;
+  ASSERT_TRUE(removed.Decode(settings[0]) && added.Decode(settings[1]));
+  const auto bytes = [](const Handles& nodes) {
+    return std::string_view(reinterpret_cast<const char*>(nodes.data()), nodes.size() * 8);
+  };
+  const Handles only_b{b}, only_c{c}, both_b{b, b}, c_and_d{c, d};
+  EXPECT_EQ(removed.numDependencies, 1u);
+  EXPECT_EQ(removed.from, bytes(only_b));
+  EXPECT_EQ(removed.to, bytes(only_c));
+  EXPECT_EQ(added.numDependencies, 2u);
+  EXPECT_EQ(added.from, bytes(both_b));
+  EXPECT_EQ(added.to, bytes(c_and_d));
+  Remove(graph, b);
+  EXPECT_TRUE(Settings().empty());
+  Remove(graph, c);
+  Remove(graph, d);
+  EXPECT_EQ(log_.records(), 1u);
+}
+
+TEST_F(GraphRecordsTest, AGraphInsideOfARemovedNodeMayBeACopysOriginal) {
+  const uint64_t graph = Make(Kind::kGraph), node = AddNode(graph);
+  const uint64_t body = Make(Kind::kGraph, node), inner = AddNode(body), clone = Make(Kind::kGraph);
+  records_.Retain(clone, 0, body);
+  // What uses a part of the node and is one, too, goes with it.
+  records_.Retain(inner, 5, body);
+  Remove(graph, node);
+  EXPECT_TRUE(Recorded(node));
+  Destroy(clone);
+  EXPECT_FALSE(Recorded(node));
+  // A node of a body, and an executable of the graph around it.
+  const uint64_t around = AddNode(graph), loop = Make(Kind::kGraph, around), part = AddNode(loop);
+  const uint64_t exec = Instantiate(graph);
+  Remove(loop, part);
+  EXPECT_TRUE(Recorded(part));
+  Destroy(exec);
+  EXPECT_FALSE(Recorded(part));
+}
+
+TEST_F(GraphRecordsTest, ACaptureIntoTheGraphMayNameNodes) {
+  const uint64_t graph = Make(Kind::kGraph), named = AddNode(graph);
+  Make(Kind::kCapture, graph);
+  records_.CapturedInto(graph);
+  const uint64_t later = AddNode(graph);
+  Remove(graph, named);
+  Remove(graph, later);
+  EXPECT_TRUE(Recorded(named));
+  EXPECT_FALSE(Recorded(later));
+}
+
+TEST_F(GraphRecordsTest, AGraphThatGoesTakesHeldNodesWithIt) {
+  const uint64_t graph = Make(Kind::kGraph), node = AddNode(graph), exec = Instantiate(graph);
+  Remove(graph, node);
+  EXPECT_TRUE(Destroy(graph));
+  Destroy(exec);
+  EXPECT_EQ(dropped_, (Handles{exec, graph}));
+  EXPECT_EQ(log_.records(), 0u);
+}
+
+// A setting takes something of another node: that stays as long as the setting does, also an older one that a copy has.
+TEST_F(GraphRecordsTest, WhatAKeptSettingNamesStays) {
+  const uint64_t graph = Make(Kind::kGraph), node = AddNode(graph);
+  const auto take_from = [&](uint64_t source) {
+    FrameHeader header;
+    header.call = 500;
+    const uint64_t key = records_.ModifyNode({Kind::kGraphNode, node}, 1, header, "take", {});
+    records_.Retain(node, GraphRecords::SlotOfSetting(500, key), source);
+  };
+  const uint64_t one = AddNode(graph);
+  take_from(one);
+  Remove(graph, one);
+  EXPECT_TRUE(Recorded(one));
+  const uint64_t exec = Instantiate(graph), two = AddNode(graph), three = AddNode(graph);
+  take_from(two);
+  take_from(three);
+  Remove(graph, two);
+  Remove(graph, three);
+  EXPECT_TRUE(Recorded(one)) << "the executable has the first setting";
+  EXPECT_FALSE(Recorded(two));
+  EXPECT_TRUE(Recorded(three));
+  Destroy(exec);
+  const uint64_t four = AddNode(graph);
+  take_from(four);
+  EXPECT_FALSE(Recorded(one));
+  EXPECT_FALSE(Recorded(three));
+  EXPECT_TRUE(Recorded(four));
 }
 
 }  // namespace

@@ -113,6 +113,8 @@ void RecordedObjects::ForgetLocked(const replay::ObjectKey& dead) {
     case Kind::kMapping:
       break;
     case Kind::kGraph:
+      user_object_records_.GraphGone(dead.id);
+      [[fallthrough]];
     case Kind::kGraphExec:
     case Kind::kGraphNode:
     case Kind::kCapture:
@@ -184,7 +186,7 @@ void RecordedObjects::DropDependentsLocked(replay::ObjectKey key) {
 
 void RecordedObjects::UserObjectGone(uint64_t user_object) {
   WriterLock lock(&mutex_);
-  graph_records_.UserObjectGone(user_object);
+  user_object_records_.ObjectGone(user_object);
   DropLocked({Kind::kUserObject, user_object});
 }
 

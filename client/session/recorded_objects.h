@@ -28,6 +28,7 @@
 #include "client/session/graph_records.h"
 #include "client/session/objects.h"
 #include "client/session/primary_contexts.h"
+#include "client/session/user_object_records.h"
 #include "proto/frame/handle.h"
 #include "proto/threads/mutex.h"
 #include "replay/handles/handle_table.h"
@@ -51,6 +52,8 @@ class RecordedObjects {
   replay::Log& log() CR_REQUIRES_SHARED(mutex_) { return log_; }
   // Which records of graphs stay in the log.
   GraphRecords& graph_records() CR_REQUIRES_SHARED(mutex_) { return graph_records_; }
+  // Which references to user objects the log says.
+  UserObjectRecords& user_object_records() CR_REQUIRES_SHARED(mutex_) { return user_object_records_; }
 
   // Whether the application may use the handle (HandleTable::Usable). Without the lock, which every call of every
   // thread would have to write to.
@@ -149,6 +152,9 @@ class RecordedObjects {
   uint64_t next_context_id_ CR_GUARDED_BY(mutex_) = 1;
   GraphRecords graph_records_ CR_GUARDED_BY(mutex_){
       &log_, &handles_, [this](replay::ObjectKey object) CR_REQUIRES(mutex_) { DropLocked(object); }};
+  UserObjectRecords user_object_records_ CR_GUARDED_BY(mutex_){
+      &log_, [this](uint64_t graph, uint64_t after, uint64_t before)
+                 CR_REQUIRES(mutex_) { return graph_records_.CopiedBetween(graph, after, before); }};
 };
 
 }  // namespace cuda_remote::client

@@ -94,6 +94,23 @@ class HandleTable {
     if (Lookup(KindOf(handle), handle)) DropChildrenOf(SlotOf(handle));
   }
 
+  // Calls `visit(handle)` for every handle below `handle`. `visit` may not change the table.
+  template <typename Visit>
+  void ForEachBelow(uint64_t handle, Visit visit) const {
+    if (!Lookup(KindOf(handle), handle)) return;
+    const uint32_t root = SlotOf(handle);
+    for (uint32_t at = At(root).first_child; at != 0;) {
+      const Slot& slot = At(at);
+      visit(MakeHandle(slot.kind, at, slot.generation));
+      if (slot.first_child) {
+        at = slot.first_child;
+        continue;
+      }
+      while (at != root && !At(at).next) at = At(at).parent;
+      at = at == root ? 0 : At(at).next;
+    }
+  }
+
   // Calls `visit(handle, value)` for every live handle of `kind`. Reads every slot, so it is slow.
   template <typename Visit>
   void ForEach(Kind kind, Visit visit) const {

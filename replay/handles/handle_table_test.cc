@@ -135,6 +135,28 @@ TEST(HandleTable, AParentThatIsGoneIsNone) {
   EXPECT_EQ(table.ParentOf(stream), 0u);
 }
 
+TEST(HandleTable, ListsWhatIsBelowAHandle) {
+  HandleTable<Value> table;
+  const uint64_t root = table.New(Kind::kContext, 0), other = table.New(Kind::kContext, 0);
+  const auto below = [&table](uint64_t handle) {
+    std::set<uint64_t> found;
+    table.ForEachBelow(handle, [&found](uint64_t one) { EXPECT_TRUE(found.insert(one).second); });
+    return found;
+  };
+  EXPECT_TRUE(below(root).empty());
+  const uint64_t a = table.New(Kind::kGraph, root), b = table.New(Kind::kGraph, root);
+  const uint64_t a1 = table.New(Kind::kGraphNode, a), a2 = table.New(Kind::kGraphNode, a);
+  const uint64_t b1 = table.New(Kind::kGraphNode, b), deep = table.New(Kind::kGraph, a1);
+  table.New(Kind::kGraph, other);
+  EXPECT_EQ(below(root), (std::set<uint64_t>{a, b, a1, a2, b1, deep}));
+  EXPECT_EQ(below(a), (std::set<uint64_t>{a1, a2, deep}));
+  EXPECT_EQ(below(b), std::set<uint64_t>{b1});
+  EXPECT_TRUE(below(deep).empty());
+  table.Drop(a1);
+  EXPECT_EQ(below(root), (std::set<uint64_t>{a, b, a2, b1}));
+  EXPECT_TRUE(below(a1).empty()) << "a stale handle";
+}
+
 TEST(HandleTable, PointersStayWhileOthersComeAndGo) {
   HandleTable<Value> table;
   const uint64_t first = table.New(Kind::kStream, 0);

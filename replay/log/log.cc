@@ -179,12 +179,24 @@ void Log::Modify(ObjectKey object, uint64_t key, const FrameHeader& header, std:
 bool Log::SetMessage(ObjectKey object, std::string_view message) {
   const auto found = nodes_.find(object);
   if (found == nodes_.end() || !found->second->created) return false;
-  Stored* const stored = found->second->created.get();
+  SetMessageOf(found->second->created.get(), message);
+  return true;
+}
+
+bool Log::SetSettingMessage(ObjectKey object, uint32_t call, uint64_t key, std::string_view message) {
+  const auto found = nodes_.find(object);
+  if (found == nodes_.end()) return false;
+  const auto setting = found->second->settings.find({call, key});
+  if (setting == found->second->settings.end()) return false;
+  SetMessageOf(setting->second.get(), message);
+  return true;
+}
+
+void Log::SetMessageOf(Stored* stored, std::string_view message) {
   bytes_ -= stored->bytes();
   stored->record.message = message;
   stored->record.header.message_bytes = uint32_t(message.size());
   bytes_ += stored->bytes();
-  return true;
 }
 
 const Record* Log::FindSetting(ObjectKey object, uint32_t call, uint64_t key) const {

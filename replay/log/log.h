@@ -89,6 +89,9 @@ class Log {
   // Replaces the message of the call that made `object`; nothing else changes. False if there is no such record.
   bool SetMessage(ObjectKey object, std::string_view message);
 
+  // The same for the message of one setting.
+  bool SetSettingMessage(ObjectKey object, uint32_t call, uint64_t key, std::string_view message);
+
   // The record of one setting; null if there is none.
   const Record* FindSetting(ObjectKey object, uint32_t call, uint64_t key) const;
 
@@ -147,6 +150,7 @@ class Log {
   Node* NodeOf(ObjectKey object);
   void Add(Node* node, Stored* stored);
   void Forget(Stored* stored);
+  void SetMessageOf(Stored* stored, std::string_view message);
   // Adds a record that Parse read; false if there is such a one already.
   bool Restore(Record record);
   void RemoveIfUnused(Node* node);

@@ -80,6 +80,21 @@ TEST(Log, AMessageIsReplaced) {
   EXPECT_EQ(log.records(), 0u);
 }
 
+TEST(Log, AMessageOfASettingIsReplaced) {
+  Log log = Sample();
+  const size_t before = log.bytes();
+  const std::string text(100, 'c');
+  EXPECT_TRUE(log.SetSettingMessage(kFunction, 5, 8, text));
+  EXPECT_GT(log.bytes(), before);
+  EXPECT_EQ(Messages(log)[4], text) << "in its old place";
+  EXPECT_EQ(log.FindSetting(kFunction, 5, 8)->header.message_bytes, text.size());
+  EXPECT_FALSE(log.SetSettingMessage(kFunction, 5, 10, "another key"));
+  EXPECT_FALSE(log.SetSettingMessage({Kind::kFunction, 99}, 5, 8, "another object"));
+  log.Destroy(kContext);
+  EXPECT_FALSE(log.SetSettingMessage(kFunction, 5, 8, "gone"));
+  EXPECT_EQ(log.records(), 0u);
+}
+
 TEST(Log, TheLastWriterWins) {
   Log log = Sample();
   log.Modify(kFunction, 8, Frame(5, 1), "carveout 2");

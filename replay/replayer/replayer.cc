@@ -118,10 +118,12 @@ std::vector<const Record*> CodeOf(const Log& log) {
   return records;
 }
 
-// Nothing but graphs is made from graphs, and nothing from references, so they can all wait, in their own order.
+// Nothing but graphs is made from graphs and user objects, and nothing from references, so they can all wait, in their
+// own order.
 bool CanWait(const Record* record) {
   const Kind kind = record->object.kind;
-  return IsOfGraphs(kind) || kind == Kind::kTextureReference || kind == Kind::kSurfaceReference;
+  return IsOfGraphs(kind) || kind == Kind::kUserObject || kind == Kind::kTextureReference ||
+         kind == Kind::kSurfaceReference;
 }
 
 std::vector<const Record*> RecordsOf(const Log& log, Part part, const Log* ahead) {

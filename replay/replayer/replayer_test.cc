@@ -165,13 +165,18 @@ TEST(Replay, ReferencesWaitForPinnedMemory) {
   EXPECT_EQ(late, (std::vector<std::string>{"reference", "pinned", "bound to the array"}));
 }
 
-// Graphs that copy pinned memory wait for the process, and with them all graphs; without such a copy nothing waits.
+// Graphs that copy pinned memory wait for the process, and with them all graphs and the user objects that they hold;
+// without such a copy nothing waits.
 TEST(Replay, GraphsWaitForPinnedMemory) {
   for (const bool pinned : {false, true}) {
     Log log = Sample();
     const ObjectKey copies{Kind::kGraph, 0x200}, other{Kind::kGraph, 0x210}, exec{Kind::kGraphExec, 0x220};
+    const ObjectKey user_object{Kind::kUserObject, 0x240};
+    log.Create(user_object, {}, Frame(kCall_cuUserObjectCreate), "user object", "", std::nullopt);
     log.Create(copies, {pinned ? ObjectKey{Kind::kHostMemory, 0x5000} : ObjectKey{Kind::kDeviceMemory, 0x1000}},
                Frame(kOpGraphCapture), "copies", "", std::nullopt);
+    log.Modify(copies, 1, Frame(kCall_cuGraphRetainUserObject), "retain");
+    log.Modify(user_object, 0, Frame(kCall_cuUserObjectRelease), "release");
     log.Create(other, {}, Frame(kCall_cuGraphCreate), "other", "", std::nullopt);
     log.Create({Kind::kEvent, 0x230}, {}, Frame(kCall_cuEventCreate), "event", "", std::nullopt);
     log.Create(exec, {}, Frame(kCall_cuGraphInstantiateWithParams), "exec", "", std::nullopt);
@@ -181,13 +186,14 @@ TEST(Replay, GraphsWaitForPinnedMemory) {
     ASSERT_EQ(Replay(log, before, nullptr, Part::kBeforePinned).message(), "");
     ASSERT_EQ(Replay(log, after, nullptr, Part::kAfterPinned).message(), "");
     ASSERT_EQ(Replay(log, all, nullptr).message(), "");
-    EXPECT_EQ(all.sent.size(), 19u);
-    EXPECT_EQ(before.sent.size(), pinned ? 15u : 19u);
+    EXPECT_EQ(all.sent.size(), 22u);
+    EXPECT_EQ(before.sent.size(), pinned ? 15u : 22u);
     EXPECT_EQ(before.sent.back().message, pinned ? "event" : "node");
     std::vector<std::string> late;
     for (const Sent& sent : after.sent) late.push_back(sent.message);
     EXPECT_EQ(late,
-              pinned ? (std::vector<std::string>{"copies", "other", "exec", "node"}) : std::vector<std::string>());
+              pinned ? (std::vector<std::string>{"user object", "copies", "retain", "release", "other", "exec", "node"})
+                     : std::vector<std::string>());
   }
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes and destroys a million objects (events, streams, memory, modules, captured graphs) and watches the process's
-// own memory: what is destroyed must leave nothing behind, neither in the replay log nor in the handle tables.
+// Makes and destroys a million objects (events, streams, memory, modules, graphs and their nodes) and watches the
+// process's own memory: what is destroyed must leave nothing behind, neither in the replay log nor in the handle
+// tables.
 //
 // Usage: million [COUNT (1000000)]. Prints the growth after a warm-up; exit code 1 if it is more than a few MiB.
 #include <cuda.h>
@@ -79,6 +80,47 @@ void Capture(int i) {
   if (i % 2 == 0) CU_CHECK(cuGraphDestroy(graph));
 }
 
+// A graph that lives on has nodes added and removed, one after the other in a chain, and an executable of it is updated
+// each time. Program and graph take references to a user object and give them back.
+void Edit() {
+  static CUgraph graph;
+  static CUgraphExec exec;
+  static CUdeviceptr memory;
+  static CUcontext context;
+  static CUgraphNode first, last;
+  static CUuserObject object;
+  CUDA_MEMSET_NODE_PARAMS fill = {};
+  fill.elementSize = 4;
+  fill.width = 16;
+  fill.height = 1;
+  if (!graph) {
+    CU_CHECK(cuCtxGetCurrent(&context));
+    CU_CHECK(cuMemAlloc(&memory, 4096));
+    CU_CHECK(cuGraphCreate(&graph, 0));
+    fill.dst = memory;
+    CU_CHECK(cuGraphAddMemsetNode(&first, graph, nullptr, 0, &fill, context));
+    CU_CHECK(cuGraphAddMemsetNode(&last, graph, &first, 1, &fill, context));
+    CU_CHECK(cuGraphInstantiate(&exec, graph, 0));
+    const CUhostFn nothing = [](void*) {};
+    CU_CHECK(cuUserObjectCreate(&object, nullptr, nothing, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
+  }
+  fill.dst = memory;
+  CUgraphNode next;
+  CU_CHECK(cuGraphAddMemsetNode(&next, graph, &last, 1, &fill, context));
+  CU_CHECK(cuGraphAddDependencies(graph, &first, &next, nullptr, 1));
+  CU_CHECK(cuGraphRemoveDependencies(graph, &first, &next, nullptr, 1));
+  fill.value = 7;
+  CU_CHECK(cuGraphMemsetNodeSetParams(next, &fill));
+  CU_CHECK(cuGraphDestroyNode(first));
+  first = last;
+  last = next;
+  CU_CHECK(cuUserObjectRetain(object, 1));
+  CU_CHECK(cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE));
+  CUgraphExecUpdateResultInfo info;
+  CU_CHECK(cuGraphExecUpdate(exec, graph, &info));
+  CU_CHECK(cuGraphReleaseUserObject(graph, object, 1));
+}
+
 void Round(int i) {
   CUevent event;
   CU_CHECK(cuEventCreate(&event, i % 2 ? CU_EVENT_DISABLE_TIMING : CU_EVENT_DEFAULT));
@@ -101,6 +143,7 @@ void Round(int i) {
     CU_CHECK(cuModuleUnload(module));
   }
   if (i % 512 == 0) Capture(i / 512);
+  if (i % 32 == 0) Edit();
   CU_CHECK(cuEventDestroy(event));
 }
 
