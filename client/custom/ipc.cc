@@ -163,8 +163,9 @@ void RecordOpened(Call& call, Request* request, const Reply& reply, DeviceRange:
     uint64_t context = 0;
     {
       ReaderLock lock(&call.session().memory().mutex());
-      if (const auto* const range = call.session().memory().device_ranges().At(reply.address))
-        context = range->value.context;
+      const auto* const range = call.session().memory().device_ranges().At(reply.address);
+      // Memory of pools outlives contexts.
+      if (range && source != DeviceRange::kPoolImported) context = range->value.context;
     }
     Record(call, object, reply.opened, context);
     return;

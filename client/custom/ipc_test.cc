@@ -389,6 +389,29 @@ TEST_F(IpcTest, MemoryOfOthersPools) {
   EXPECT_EQ(cuMemPoolDestroy(pool), CUDA_SUCCESS);
 }
 
+TEST_F(IpcTest, MemoryOfOthersPoolsOutlivesContexts) {
+  const CUmemoryPool pool = NewPool();
+  CUmemPoolPtrExportData data = HandleWith<CUmemPoolPtrExportData>(KeyOf('p'));
+  CUcontext context = nullptr;
+  ASSERT_EQ(cuCtxCreate(&context, nullptr, 0, 0), CUDA_SUCCESS);
+  CUdeviceptr memory = 0;
+  ASSERT_EQ(cuMemPoolImportPointer(&memory, pool, &data), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemPoolImportPointer(&memory, pool, &data), CUDA_SUCCESS);
+  CUcontext of_memory = context;
+  EXPECT_EQ(cuPointerGetAttribute(&of_memory, CU_POINTER_ATTRIBUTE_CONTEXT, memory), CUDA_SUCCESS);
+  EXPECT_EQ(of_memory, nullptr) << "as of all memory of pools";
+  ASSERT_EQ(cuCtxDestroy(context), CUDA_SUCCESS);
+  EXPECT_EQ(BaseOf(memory), memory);
+  ASSERT_TRUE(InLog(Kind::kDeviceMemory, memory));
+  EXPECT_EQ(RecordOf(Kind::kDeviceMemory, memory)->header.context_or_result, 0u);
+  ASSERT_TRUE(SettingOf(Kind::kDeviceMemory, memory, kCall_cuMemPoolImportPointer, 2));
+  EXPECT_EQ(SettingOf(Kind::kDeviceMemory, memory, kCall_cuMemPoolImportPointer, 2)->header.context_or_result, 0u);
+  EXPECT_EQ(cuMemFree(memory), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemFree(memory), CUDA_SUCCESS);
+  EXPECT_FALSE(InLog(Kind::kDeviceMemory, memory));
+  EXPECT_EQ(cuMemPoolDestroy(pool), CUDA_SUCCESS);
+}
+
 TEST_F(IpcTest, PointersOfAPoolAreRecordedWithTheirKey) {
   CUstream stream = nullptr;
   CUdeviceptr memory = 0;

@@ -43,8 +43,9 @@ Facts Look(Session& session, uint64_t address) {
     facts.ordinal = range->value.device;
     facts.buffer_id = range->value.buffer_id;
     facts.allocated = range->value.source == DeviceRange::kAllocation;
-    facts.stream_ordered =
-        range->value.source == DeviceRange::kStreamOrdered || range->value.source == DeviceRange::kGraph;
+    facts.stream_ordered = range->value.source == DeviceRange::kStreamOrdered ||
+                           range->value.source == DeviceRange::kPoolImported ||
+                           range->value.source == DeviceRange::kGraph;
     facts.pool = range->value.pool;
     facts.managed = range->value.managed;
     facts.handle_types = range->value.handle_types;

@@ -429,7 +429,8 @@ bool Call::OutlivesContexts(replay::ObjectKey object) {
   if (object.kind != Kind::kDeviceMemory) return false;
   ReaderLock lock(&session_->memory().mutex());
   const auto* const range = session_->memory().device_ranges().At(object.id);
-  return range && range->value.source == DeviceRange::kStreamOrdered;
+  return range &&
+         (range->value.source == DeviceRange::kStreamOrdered || range->value.source == DeviceRange::kPoolImported);
 }
 
 FrameHeader Call::RecordedHeaderLocked(replay::ObjectKey object, std::vector<replay::ObjectKey>* needs)

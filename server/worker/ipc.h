@@ -93,7 +93,7 @@ struct IpcImport {
   uint64_t address = 0;  // what the client has
   uint64_t mapping = 0;
   uint64_t mapping_bytes = 0;
-  uint64_t context = 0;  // virtual handle of the one that opened it
+  uint64_t context = 0;  // virtual handle of the one that opened it, and that it dies with; 0: memory of a pool
   uint32_t references = 0;
   IpcUse use;
 };

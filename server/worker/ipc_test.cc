@@ -326,6 +326,82 @@ TEST_F(IpcTest, ReplayedUnderTheSameKeys) {
   EXPECT_EQ(new_user.client.Read(seen, 4), "");
 }
 
+// Memory of a pool outlives the context in which it was opened, and a replay opens it before there is any.
+TEST_F(IpcTest, MemoryOfAPoolOutlivesTheContextThatOpenedIt) {
+  const auto allocate = [](Side& side, uint64_t at) {
+    wire::OpMemAlloc_Request in;
+    in.bytes = kBytes;
+    in.flags = 1;  // stream-ordered
+    in.at = at;
+    EXPECT_EQ(side.client.Call(kOpMemAlloc, in), CUDA_SUCCESS);
+    return side.client.Decode<wire::OpMemAlloc_Reply>().address;
+  };
+  const auto share = [](Side& side, uint64_t address, const std::string& again) {
+    wire::cuMemPoolExportPointer_Request in;
+    in.address = address;
+    in.key = again;
+    EXPECT_EQ(side.client.Call(kCall_cuMemPoolExportPointer, in), CUDA_SUCCESS);
+    return std::string(side.client.Decode<wire::cuMemPoolExportPointer_Reply>().key);
+  };
+  const auto share_pool = [](Side& side, const std::string& again) {
+    CUmemPoolProps props = {};
+    props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    props.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    props.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    wire::cuMemPoolCreate_Request pool;
+    pool.pool = side.client.NewHandle(Kind::kMemoryPool);
+    pool.poolProps = {reinterpret_cast<const char*>(&props), sizeof(props)};
+    EXPECT_EQ(side.client.Call(kCall_cuMemPoolCreate, pool), CUDA_SUCCESS);
+    wire::cuMemPoolExportToShareableHandle_Request in;
+    in.pool = pool.pool;
+    in.key = again;
+    EXPECT_EQ(side.client.Call(kCall_cuMemPoolExportToShareableHandle, in), CUDA_SUCCESS);
+    return std::string(side.client.Decode<wire::cuMemPoolExportToShareableHandle_Reply>().key);
+  };
+  const uint64_t pooled = allocate(owner, 0);
+  ASSERT_EQ(owner.client.Write(pooled, std::string(kBytes, 'p')), CUDA_SUCCESS);
+  ASSERT_EQ(owner.client.Synchronize(), CUDA_SUCCESS);
+  const std::string pool_key = share_pool(owner, ""), pooled_key = share(owner, pooled, "");
+
+  wire::cuMemPoolImportFromShareableHandle_Request pool;
+  pool.pool = user.client.NewHandle(Kind::kMemoryPool);
+  pool.key = pool_key;
+  ASSERT_EQ(user.client.Call(kCall_cuMemPoolImportFromShareableHandle, pool), CUDA_SUCCESS);
+  wire::cuMemPoolImportPointer_Request in;
+  in.pool = pool.pool;
+  in.key = pooled_key;
+  const uint32_t primary = user.client.context_slot;
+  wire::cuCtxCreate_v4_Request create;
+  create.context = user.client.NewHandle(Kind::kContext);
+  ASSERT_EQ(user.client.Call(kCall_cuCtxCreate_v4, create), CUDA_SUCCESS);
+  user.client.context_slot = SlotOf(create.context);
+  ASSERT_EQ(user.client.Call(kCall_cuMemPoolImportPointer, in), CUDA_SUCCESS);
+  const uint64_t seen = user.client.Decode<wire::cuMemPoolImportPointer_Reply>().address;
+  wire::cuCtxDestroy_v2_Request destroy;
+  destroy.context = create.context;
+  user.client.context_slot = primary;
+  ASSERT_EQ(user.client.Call(kCall_cuCtxDestroy_v2, destroy), CUDA_SUCCESS);
+  EXPECT_EQ(user.client.Read(seen, 4), "pppp");
+  EXPECT_EQ(user.Close(seen), CUDA_SUCCESS);
+  EXPECT_EQ(user.client.Read(seen, 4), "");
+
+  Side new_owner(3), new_user(4);
+  new_owner.Replay(kScope);
+  new_user.Replay(kScope);
+  EXPECT_EQ(allocate(new_owner, pooled), pooled);
+  EXPECT_EQ(share(new_owner, pooled, pooled_key), pooled_key);
+  in.at = seen;
+  const uint32_t current = new_user.client.context_slot;
+  new_user.client.context_slot = 0;
+  EXPECT_EQ(new_user.client.Call(kCall_cuMemPoolImportPointer, in), CUDA_SUCCESS);
+  new_user.client.context_slot = current;
+  new_owner.client.flags = new_user.client.flags = 0;
+  ASSERT_EQ(new_owner.client.Write(pooled, std::string(kBytes, 'q')), CUDA_SUCCESS);
+  ASSERT_EQ(new_owner.client.Synchronize(), CUDA_SUCCESS);
+  EXPECT_EQ(new_user.client.Read(seen, 4), "qqqq");
+  EXPECT_EQ(new_user.Close(seen), CUDA_SUCCESS);
+}
+
 // Two restarts of one image, and the job that goes on, all on one server.
 TEST_F(IpcTest, CopiesDoNotMeet) {
   const uint64_t seen = user.Open(key);

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <string>
 
 #include "proto/codec/memory.gen.h"
@@ -170,13 +171,21 @@ CUresult MapFor(WorkerSession& worker, const IpcFacts& facts, int fd, uint64_t a
   return result;
 }
 
-// The same for what the application opens, on the GPU that has it.
+// The same for what the application opens, on the GPU that has it. The GPU of the current context reaches it, too; in a
+// replay without one, so do all that can.
 CUresult MapShared(WorkerSession& worker, const IpcFacts& facts, int fd, uint64_t at, IpcImport* import, int* device) {
   *device = FindDevice(worker, facts);
   if (*device < 0) return CUDA_ERROR_INVALID_DEVICE;
   std::vector<int> devices = {*device};
   const ContextInfo* const current = worker.FindContext(worker.CurrentContext());
   if (current != nullptr && current->device != *device) devices.push_back(current->device);
+  int count = 0;
+  if (current == nullptr) worker.driver().cuDeviceGetCount(&count);
+  for (int other = 0; other < count; ++other) {
+    int can = 0;
+    if (other == *device) continue;
+    if (worker.driver().cuDeviceCanAccessPeer(&can, other, *device) == CUDA_SUCCESS && can) devices.push_back(other);
+  }
   CUdeviceptr mapping = 0;
   const CUresult result = MapFor(worker, facts, fd, at, devices, &mapping);
   if (result != CUDA_SUCCESS) return result;
@@ -190,7 +199,13 @@ CUresult MapShared(WorkerSession& worker, const IpcFacts& facts, int fd, uint64_
 template <typename In, typename Out>
 CUresult OpenMemory(WorkerSession& worker, IpcKind kind, const Request& request, const In& in, Out* out,
                     ReplyBuilder* reply) {
-  if (worker.current_ref().id == 0) return CUDA_ERROR_INVALID_CONTEXT;
+  // Memory of a pool outlives the context in which it was opened: its record names none.
+  const bool of_pool = kind == IpcKind::kPoolMemory;
+  std::optional<AnyCurrent> borrowed;
+  if (worker.current_ref().id == 0) {
+    if (!of_pool || !request.replay()) return CUDA_ERROR_INVALID_CONTEXT;
+    borrowed.emplace(worker);
+  }
   auto& imports = worker.ipc().imports();
   auto it = imports.find(std::string(in.key));
   if (it == imports.end()) {
@@ -203,7 +218,7 @@ CUresult OpenMemory(WorkerSession& worker, IpcKind kind, const Request& request,
     result = MapShared(worker, facts, fd, request.replay() ? in.at : 0, &import, &device);
     if (fd >= 0) close(fd);
     if (result != CUDA_SUCCESS) return result;
-    import.context = worker.CurrentContext();
+    import.context = of_pool ? 0 : worker.CurrentContext();
     DeviceRange range;
     range.kind = DeviceRange::kImported;
     range.bytes = facts.bytes;
