@@ -940,6 +940,101 @@ TEST_F(CustomTest, ParametersInBothWays) {
   EXPECT_EQ(Sent(), Calls());
 }
 
+// The server refuses requests that somebody waits for.
+void OnWaiting(FakeServer* server, uint32_t call, CUresult error) {
+  server->On(call, [error](const FakeServer::Request& request) {
+    return FakeServer::Answer((request.header.flags & kFlagNoReply) != 0 ? CUDA_SUCCESS : error);
+  });
+}
+
+// What the driver refuses comes out of the call itself.
+TEST_F(CustomTest, ALaunchInAStreamOfAnotherContextIsWaitedFor) {
+  const OneKernel one(server_, sizeof(int));
+  // A kernel with which nothing is wrong, so that its launches are not waited for.
+  wire::OpFunctionInfo_Reply plain;
+  plain.name = "kernel";
+  plain.parameters.emplace_back();
+  plain.parameters[0].size = sizeof(int);
+  plain.attributes.assign(CU_FUNC_ATTRIBUTE_MAX, 0);
+  plain.attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = 64;
+  server_->On(kOpFunctionInfo, FakeServer::Answer(CUDA_SUCCESS, Encoded(plain)));
+  const auto launch = [&one](CUstream stream) {
+    int value = 7;
+    void* parameters[] = {&value};
+    return cuLaunchKernel(one.kernel(), 1, 1, 1, 1, 1, 1, 0, stream, parameters, nullptr);
+  };
+  CUstream own = nullptr, foreign = nullptr;
+  CUcontext other = nullptr;
+  ASSERT_EQ(cuStreamCreate(&own, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuCtxCreate(&other, nullptr, 0, 1), CUDA_SUCCESS);
+  ASSERT_EQ(cuStreamCreate(&foreign, 0), CUDA_SUCCESS);
+  OnWaiting(server_, kCall_cuLaunchKernel, CUDA_ERROR_INVALID_HANDLE);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(launch(foreign), CUDA_ERROR_INVALID_HANDLE);
+    EXPECT_EQ(launch(nullptr), CUDA_ERROR_INVALID_HANDLE) << "the default stream of the current context";
+    EXPECT_EQ(launch(own), CUDA_SUCCESS) << "not waited for";
+  }
+  server_->On(kCall_cuLaunchKernel, FakeServer::Answer());
+  EXPECT_EQ(launch(foreign), CUDA_SUCCESS) << "the driver's opinion counts";
+  EXPECT_EQ(cuCtxDestroy(other), CUDA_SUCCESS);
+  ASSERT_EQ(cuCtxSetCurrent(context_), CUDA_SUCCESS);
+  EXPECT_EQ(cuStreamDestroy(own), CUDA_SUCCESS);
+}
+
+TEST_F(CustomTest, WrongMemoryOperationsAreWaitedFor) {
+  CUdeviceptr memory = 0;
+  CUstream stream = nullptr;
+  ASSERT_EQ(cuMemAlloc(&memory, 64), CUDA_SUCCESS);
+  ASSERT_EQ(cuStreamCreate(&stream, 0), CUDA_SUCCESS);
+  const auto batch = [&](CUdeviceptr address, unsigned flags, unsigned id) {
+    CUstreamBatchMemOpParams operations[2] = {};
+    operations[0].operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
+    operations[0].writeValue.address = memory;
+    operations[1].operation = CUstreamBatchMemOpType(id);
+    operations[1].waitValue.address = address;
+    operations[1].waitValue.flags = flags;
+    return cuStreamBatchMemOp(stream, 2, operations, 0);
+  };
+  using Operation = std::function<CUresult(CUdeviceptr, unsigned)>;
+  const struct {
+    const char* name;
+    uint32_t call;
+    unsigned bytes;
+    Operation run;
+  } all[] = {
+      {"wait 32", kCall_cuStreamWaitValue32_v2, 4,
+       [&](CUdeviceptr at, unsigned flags) { return cuStreamWaitValue32(stream, at, 1, flags); }},
+      {"wait 64", kCall_cuStreamWaitValue64_v2, 8,
+       [&](CUdeviceptr at, unsigned flags) { return cuStreamWaitValue64(stream, at, 1, flags); }},
+      {"write 32", kCall_cuStreamWriteValue32_v2, 4,
+       [&](CUdeviceptr at, unsigned flags) { return cuStreamWriteValue32(stream, at, 1, flags); }},
+      {"write 64", kCall_cuStreamWriteValue64_v2, 8,
+       [&](CUdeviceptr at, unsigned flags) { return cuStreamWriteValue64(stream, at, 1, flags); }},
+      {"batch: wait 32", kCall_cuStreamBatchMemOp_v2, 4,
+       [&](CUdeviceptr at, unsigned flags) { return batch(at, flags, CU_STREAM_MEM_OP_WAIT_VALUE_32); }},
+      {"batch: write 64", kCall_cuStreamBatchMemOp_v2, 8,
+       [&](CUdeviceptr at, unsigned flags) { return batch(at, flags, CU_STREAM_MEM_OP_WRITE_VALUE_64); }},
+  };
+  for (const auto& one : all) {
+    SCOPED_TRACE(one.name);
+    OnWaiting(server_, one.call, CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(one.run(memory + 8, 0), CUDA_SUCCESS) << "not waited for";
+    EXPECT_EQ(one.run(memory + one.bytes / 2, 0), CUDA_ERROR_INVALID_VALUE) << "not aligned";
+    EXPECT_EQ(one.run(0, 0), CUDA_ERROR_INVALID_VALUE) << "no address";
+    EXPECT_EQ(one.run(memory + 64, 0), CUDA_ERROR_INVALID_VALUE) << "behind the memory";
+    EXPECT_EQ(one.run(memory + 8, 0x100), CUDA_ERROR_INVALID_VALUE) << "unknown flags";
+    server_->On(one.call, FakeServer::Answer());
+    EXPECT_EQ(one.run(memory + 8, 0x100), CUDA_SUCCESS) << "the driver's opinion counts";
+  }
+  OnWaiting(server_, kCall_cuStreamBatchMemOp_v2, CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(batch(memory, 0, 99), CUDA_ERROR_INVALID_VALUE) << "no operation";
+  EXPECT_EQ(cuStreamBatchMemOp(stream, 1, nullptr, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuStreamBatchMemOp(stream, 0, nullptr, 1), CUDA_ERROR_INVALID_VALUE) << "flags";
+  server_->On(kCall_cuStreamBatchMemOp_v2, FakeServer::Answer());
+  EXPECT_EQ(cuStreamDestroy(stream), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemFree(memory), CUDA_SUCCESS);
+}
+
 TEST_F(CustomTest, HandlesThatAreNoKernels) {
   const OneKernel one(server_, sizeof(int));
   Sent();

@@ -57,6 +57,22 @@ bool LooksValid(const Device& device, const FunctionInfo& info, const Shape& sha
   return attribute(CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES) <= kLocalAtHand || info.accepted.load(std::memory_order_relaxed);
 }
 
+// Whether the stream is known to be of another context than the function, which the driver refuses. Streams of green
+// contexts are not looked at.
+bool IsOfAnotherContext(Call& call, uint64_t function, uint64_t stream) {
+  RecordedObjects& objects = call.session().objects();
+  if (!objects.several_contexts() || KindOf(function) != Kind::kFunction) return false;
+  ThreadState& thread = call.thread();
+  if (KindOf(stream) != Kind::kStream) stream = thread.current_context();
+  ThreadState::Fit& fit = thread.fits[(SlotOf(function) * 31 + SlotOf(stream)) % ThreadState::kFits];
+  if (fit.function == function && fit.stream == stream) return false;
+  const uint64_t of_function = objects.ContextOf(function), of_stream = objects.ContextOf(stream);
+  const bool of_contexts = KindOf(of_function) == Kind::kContext && KindOf(of_stream) == Kind::kContext;
+  if (of_contexts && of_function != of_stream) return true;
+  fit = {function, stream};
+  return false;
+}
+
 std::string& ParameterBlock(Call& call) {
   // The reply buffer is not in use while the request is being made.
   return call.scratch();
@@ -146,7 +162,8 @@ CUresult Custom_cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int
   request.shared_bytes = sharedMemBytes;
   request.params = block;
   request.Encode(&call.message());
-  return SendLaunch(call, *info, LooksValid(device, *info, shape, block));
+  return SendLaunch(call, *info,
+                    LooksValid(device, *info, shape, block) && !IsOfAnotherContext(call, request.f, request.stream));
 }
 
 CUresult Custom_cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY,
@@ -203,7 +220,8 @@ CUresult Custom_cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, voi
   request.attributes =
       std::string_view(reinterpret_cast<const char*>(config->attrs), config->numAttrs * sizeof(CUlaunchAttribute));
   request.Encode(&call.message());
-  bool expected = LooksValid(CurrentDevice(call), *info, shape, block);
+  bool expected =
+      LooksValid(CurrentDevice(call), *info, shape, block) && !IsOfAnotherContext(call, request.f, request.stream);
   if (config->numAttrs == 0) return SendLaunch(call, *info, expected);
   // With attributes (clusters, cooperative launches) the limits are more than a few comparisons: the driver is asked
   // once for each launch that differs.

@@ -64,6 +64,15 @@ struct ThreadState {
   static constexpr size_t kFunctions = 16;
   Function functions[kFunctions];
 
+  // Functions, each with a stream (or context, for its default stream), that are of the same context: those of a
+  // handle never change.
+  struct Fit {
+    uint64_t function = 0;
+    uint64_t stream = 0;
+  };
+  static constexpr size_t kFits = 16;
+  Fit fits[kFits];
+
   // Buffers of calls by depth, reused so that a call allocates nothing once warm.
   static constexpr int kMaxDepth = 6;
   std::string messages[kMaxDepth];
