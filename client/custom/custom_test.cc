@@ -91,6 +91,12 @@ TEST_F(CustomTest, MemoryIsKnownHere) {
   CUmemorytype type = CUmemorytype(0);
   EXPECT_EQ(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, memory), CUDA_SUCCESS);
   EXPECT_EQ(type, CU_MEMORYTYPE_DEVICE);
+  for (const unsigned set : {1u, 0u, 5u}) {
+    int synchronous = -1;
+    EXPECT_EQ(cuPointerSetAttribute(&set, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, memory + 8), CUDA_SUCCESS);
+    EXPECT_EQ(cuPointerGetAttribute(&synchronous, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, memory), CUDA_SUCCESS);
+    EXPECT_EQ(synchronous, int(set != 0));
+  }
   EXPECT_EQ(Sent(), Calls()) << "answered by the client";
   ASSERT_EQ(cuMemFree(memory), CUDA_SUCCESS);
   EXPECT_FALSE(InLog(Kind::kDeviceMemory, memory));

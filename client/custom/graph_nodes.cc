@@ -122,6 +122,20 @@ CUresult FillSide(Call& call, CUmemorytype* type, CUdeviceptr* device, const voi
   return CUDA_SUCCESS;
 }
 
+// The other way round, for an application that asks: memory of the host is the host's again.
+template <typename Pointer>
+void RestoreSide(Session& session, CUmemorytype* type, CUdeviceptr* device, Pointer* host) {
+  if (*type != CU_MEMORYTYPE_DEVICE) return;
+  ReaderLock lock(&session.memory().mutex());
+  if (session.memory().device_ranges().Find(*device)) return;
+  const auto* const range = session.memory().host_ranges().Find(*device);
+  if (!range) return;
+  const uint64_t start = range->value.alias_of ? range->value.alias_of : range->start;
+  *type = CU_MEMORYTYPE_HOST;
+  *host = reinterpret_cast<Pointer>(start + (*device - range->start));
+  *device = 0;
+}
+
 CUresult FillCopy(Call& call, const CUDA_MEMCPY3D& copy, CUcontext context, NodeMessage* out) {
   out->copy = copy;
   out->params.type = CU_GRAPH_NODE_TYPE_MEMCPY;
@@ -570,6 +584,9 @@ CUresult Custom_cuGraphMemcpyNodeGetParams(CUgraphNode hNode, CUDA_MEMCPY3D* nod
              [&](Call& call, const wire::NodeParams& p) {
                if (p.copy.size() != sizeof *nodeParams) return call.session().Lose(ChannelStatus::kProtocolError);
                std::memcpy(nodeParams, p.copy.data(), sizeof *nodeParams);
+               CUDA_MEMCPY3D& copy = *nodeParams;
+               RestoreSide(call.session(), &copy.srcMemoryType, &copy.srcDevice, &copy.srcHost);
+               RestoreSide(call.session(), &copy.dstMemoryType, &copy.dstDevice, &copy.dstHost);
                return CUDA_SUCCESS;
              });
 }

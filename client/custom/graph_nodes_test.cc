@@ -532,6 +532,21 @@ TEST_F(GraphNodesTest, CopiesOfMemoryThatTheServerReaches) {
   EXPECT_EQ(sent.dstMemoryType, CU_MEMORYTYPE_DEVICE);
   EXPECT_EQ(sent.dstDevice, memory + 8);
   EXPECT_EQ(sent.WidthInBytes, 100u);
+  // Asked for, it is memory of the host again, which says in which direction the copy goes.
+  const auto ask = [&](CUgraphNode of) {
+    AnswerParams(of, CU_GRAPH_NODE_TYPE_MEMCPY, [&](wire::NodeParams* p) {
+      p->copy = {reinterpret_cast<char*>(&sent), sizeof sent};
+    });
+    CUDA_MEMCPY3D seen{};
+    EXPECT_EQ(cuGraphMemcpyNodeGetParams(of, &seen), CUDA_SUCCESS);
+    return seen;
+  };
+  CUDA_MEMCPY3D seen = ask(node);
+  EXPECT_EQ(seen.srcMemoryType, CU_MEMORYTYPE_HOST);
+  EXPECT_EQ(seen.srcHost, host.srcHost);
+  EXPECT_EQ(seen.dstMemoryType, CU_MEMORYTYPE_DEVICE);
+  EXPECT_EQ(seen.dstDevice, memory + 8);
+  Sent();
   CUDA_MEMCPY3D of_no_type = host;
   of_no_type.srcMemoryType = CUmemorytype(0);
   of_no_type.srcDevice = reinterpret_cast<CUdeviceptr>(pinned);
@@ -555,6 +570,9 @@ TEST_F(GraphNodesTest, CopiesOfMemoryThatTheServerReaches) {
   memcpy(&sent, request.params.copy.data(), sizeof sent);
   EXPECT_EQ(sent.dstMemoryType, CU_MEMORYTYPE_DEVICE);
   EXPECT_EQ(sent.dstDevice, device + 16);
+  seen = ask(to_registered);
+  EXPECT_EQ(seen.dstMemoryType, CU_MEMORYTYPE_HOST);
+  EXPECT_EQ(seen.dstHost, registered.dstHost);
 
   EXPECT_TRUE(InLog(Kind::kGraphNode, HandleOf(node)));
   EXPECT_EQ(cuMemFreeHost(pinned), CUDA_SUCCESS);

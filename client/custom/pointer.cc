@@ -29,6 +29,7 @@ struct Facts {
   bool stream_ordered = false;
   uint64_t pool = 0;  // of stream-ordered memory; 0: the device's default, which may have no handle yet
   bool managed = false;
+  bool sync_memops = false;
   unsigned handle_types = 0;
 };
 
@@ -48,6 +49,7 @@ Facts Look(Session& session, uint64_t address) {
                            range->value.source == DeviceRange::kGraph;
     facts.pool = range->value.pool;
     facts.managed = range->value.managed;
+    facts.sync_memops = range->value.sync_memops;
     facts.handle_types = range->value.handle_types;
   } else if (const auto* range = session.memory().host_ranges().Find(address)) {
     facts.known = true;
@@ -125,7 +127,7 @@ CUresult Answer(const Facts& facts, uint64_t address, CUpointer_attribute attrib
       Store(data, facts.pool);
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
-      Store(data, 0);
+      Store(data, int(facts.sync_memops));
       return CUDA_SUCCESS;
     default:
       return CUDA_ERROR_INVALID_VALUE;
@@ -226,9 +228,14 @@ CUresult Custom_cuPointerSetAttribute(const void* value, CUpointer_attribute att
   if (!value) return CUDA_ERROR_INVALID_VALUE;
   Call call(info::k_cuPointerSetAttribute);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  const Facts facts = Look(call.session(), ptr);
-  if (!facts.device || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
-  // Copies through the channel are already as synchronous as this asks for.
+  if (attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
+  unsigned is_set;
+  memcpy(&is_set, value, sizeof is_set);
+  WriterLock lock(&call.session().memory().mutex());
+  auto* const range = call.session().memory().device_ranges().Find(ptr);
+  if (!range) return CUDA_ERROR_INVALID_VALUE;
+  // Copies through the channel are already as synchronous as this asks for: it is only noted.
+  range->value.sync_memops = is_set != 0;
   return CUDA_SUCCESS;
 }
 

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Texture and surface objects. A kernel gets one by value, among its parameters or from memory, so the application
-// holds the driver's own values, not virtual handles; the record asks for the value that it got, and a replay gets that
-// or stops. Values of two contexts may be the same, so tables and log go by context and value.
+// Planes and levels of arrays, texture and surface objects. A kernel gets one by value, among its parameters or from
+// memory, so the application holds the driver's own values, not virtual handles; the record asks for the value that it
+// got, and a replay gets that or stops. Values of two contexts may be the same, so tables and log go by context and
+// value.
 
 #include <cuda.h>
 
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -113,7 +115,61 @@ CUresult CheckValue(const Call& call, uint64_t value) {
   return Call::Unsupported(call.info().name, "the driver numbers texture and surface objects in an unknown way");
 }
 
+// An array that is a part of another one. Asking for it again gives the same handle, as natively.
+template <typename Request>
+CUresult Part(const CallInfo& info, CUarray* part, Kind kind, uint64_t whole, unsigned number, Request request,
+              uint64_t Request::*handle) {
+  Call call(info);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  if (!part) return CUDA_ERROR_INVALID_VALUE;
+  if (!call.Valid(kind, whole)) return CUDA_ERROR_INVALID_HANDLE;
+  RecordedObjects& objects = call.session().objects();
+  const std::string name = std::to_string(number);
+  MutexLock one_at_a_time(&g_order);
+  {
+    ReaderLock lock(&objects.mutex());
+    const Object* const object = objects.handles().Find(kind, whole);
+    if (object && object->children) {
+      const auto known = object->children->find(name);
+      if (known != object->children->end()) {
+        *part = reinterpret_cast<CUarray>(known->second);
+        return CUDA_SUCCESS;
+      }
+    }
+  }
+  const uint64_t made = request.*handle = call.NewHandle(Kind::kArray, whole);
+  if (made == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  call.Created({Kind::kArray, made});
+  WriterLock lock(&objects.mutex());
+  if (Object* const object = objects.handles().Find(kind, whole)) {
+    if (!object->children) object->children = std::make_unique<NamedChildren>();
+    (*object->children)[name] = made;
+  }
+  *part = reinterpret_cast<CUarray>(made);
+  return CUDA_SUCCESS;
+}
+
 }  // namespace
+
+CUresult Custom_cuArrayGetPlane(CUarray* pPlaneArray, CUarray hArray, unsigned int planeIdx) {
+  using Request = wire::cuArrayGetPlane_Request;
+  Request request;
+  request.hArray = reinterpret_cast<uint64_t>(hArray);
+  request.planeIdx = planeIdx;
+  return Part(info::k_cuArrayGetPlane, pPlaneArray, Kind::kArray, request.hArray, planeIdx, request,
+              &Request::pPlaneArray);
+}
+
+CUresult Custom_cuMipmappedArrayGetLevel(CUarray* pLevelArray, CUmipmappedArray hMipmappedArray, unsigned int level) {
+  using Request = wire::cuMipmappedArrayGetLevel_Request;
+  Request request;
+  request.hMipmappedArray = reinterpret_cast<uint64_t>(hMipmappedArray);
+  request.level = level;
+  return Part(info::k_cuMipmappedArrayGetLevel, pLevelArray, Kind::kMipmappedArray, request.hMipmappedArray, level,
+              request, &Request::pLevelArray);
+}
 
 CUresult Custom_cuTexObjectCreate(CUtexObject* pTexObject, const CUDA_RESOURCE_DESC* pResDesc,
                                   const CUDA_TEXTURE_DESC* pTexDesc, const CUDA_RESOURCE_VIEW_DESC* pResViewDesc) {

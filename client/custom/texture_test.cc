@@ -79,6 +79,43 @@ class TextureTest : public CustomTest {
 
 constexpr int64_t kNone = -int64_t(CUDA_ERROR_INVALID_VALUE);
 
+TEST_F(TextureTest, ALevelOrPlaneHasOneHandle) {
+  CUDA_ARRAY3D_DESCRIPTOR shape{};
+  shape.Width = shape.Height = 16;
+  shape.Format = CU_AD_FORMAT_FLOAT;
+  shape.NumChannels = 1;
+  CUmipmappedArray mips = nullptr;
+  ASSERT_EQ(cuMipmappedArrayCreate(&mips, &shape, 3), CUDA_SUCCESS);
+  const size_t records = Records();
+  CUarray first = nullptr, second = nullptr, again = nullptr;
+  ASSERT_EQ(cuMipmappedArrayGetLevel(&first, mips, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuMipmappedArrayGetLevel(&second, mips, 1), CUDA_SUCCESS);
+  EXPECT_NE(first, second);
+  EXPECT_EQ(Records(), records + 2);
+  Sent();
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_EQ(cuMipmappedArrayGetLevel(&again, mips, 0), CUDA_SUCCESS);
+    EXPECT_EQ(again, first);
+  }
+  EXPECT_EQ(Sent(), Calls()) << "it is known";
+  EXPECT_EQ(Records(), records + 2);
+  server_->On(kCall_cuMipmappedArrayGetLevel, {CUDA_ERROR_INVALID_VALUE});
+  EXPECT_EQ(cuMipmappedArrayGetLevel(&again, mips, 9), CUDA_ERROR_INVALID_VALUE);
+  server_->On(kCall_cuMipmappedArrayGetLevel, FakeServer::Answer());
+  EXPECT_EQ(cuMipmappedArrayGetLevel(nullptr, mips, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMipmappedArrayDestroy(mips), CUDA_SUCCESS);
+  EXPECT_FALSE(InLog(Kind::kArray, reinterpret_cast<uint64_t>(first)));
+  EXPECT_EQ(cuMipmappedArrayGetLevel(&again, mips, 0), CUDA_ERROR_INVALID_HANDLE);
+
+  const CUarray array = NewArray();
+  ASSERT_EQ(cuArrayGetPlane(&first, array, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuArrayGetPlane(&second, array, 1), CUDA_SUCCESS);
+  ASSERT_EQ(cuArrayGetPlane(&again, array, 1), CUDA_SUCCESS);
+  EXPECT_NE(first, second);
+  EXPECT_EQ(again, second);
+  EXPECT_EQ(cuArrayDestroy(array), CUDA_SUCCESS);
+}
+
 TEST_F(TextureTest, ATextureIsSentAndAnsweredAsItWasDescribed) {
   const CUarray array = NewArray();
   Sent();

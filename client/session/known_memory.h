@@ -39,6 +39,7 @@ struct DeviceRange {
   uint64_t buffer_id = 0;     // CU_POINTER_ATTRIBUTE_BUFFER_ID
   uint64_t pool = 0;          // stream-ordered, or imported from a pool: virtual handle, 0 for the device's default
   bool managed = false;       // kManaged, or a __managed__ variable: the host uses it too
+  bool sync_memops = false;   // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, as the application has set it
   unsigned handle_types = 0;  // kMapped: CUmemAllocationHandleType that the memory can be exported as
 };
 

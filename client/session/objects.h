@@ -90,7 +90,8 @@ struct Object {
   std::atomic<uint64_t> done_at{kNoStamp};
   std::atomic<uint64_t> synchronized_at{kNoStamp};
 
-  // Module, library: functions and kernels by name. Kernel: functions by context.
+  // Module, library: functions and kernels by name. Kernel: functions by context. Array, mipmapped array: planes and
+  // levels by number.
   std::unique_ptr<NamedChildren> children;
 };
 
