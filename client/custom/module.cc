@@ -129,6 +129,8 @@ CUresult LoadLibrary(const char* name, CUlibrary* library, const void* code, CUj
   }
   if (result != CUDA_SUCCESS) return Refused(result);
   request.places = reply.places;
+  request.place_contexts = reply.place_contexts;
+  request.other_places = reply.other_places;
   request.code_contexts = reply.code_contexts;
   request.code = reply.code;
   call.message().clear();

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <list>
 #include <map>
 #include <string>
 #include <vector>
@@ -112,7 +113,11 @@ class Pads {
   void KeepFree(const std::vector<Run>& runs) {
     kept_free_.clear();
     for (const Run& run : runs) kept_free_.push_back({run.goal, run.goal + run.bytes + run.room});
-    const auto in_the_way = [&](const Filler& filler) { return !MayLie(filler.pad.at, filler.bytes); };
+    for (const Range& range : kept_free_) Vacate(range);
+  }
+  // Fillers that lie there go.
+  void Vacate(const Range& range) {
+    const auto in_the_way = [&](const Filler& filler) { return range.Touches(filler.pad.at, filler.bytes); };
     for (const Filler& filler : fillers_) {
       if (in_the_way(filler)) Unload(filler.pad);
     }
@@ -327,11 +332,111 @@ std::vector<Run> RunsOf(const std::vector<Piece>& pieces) {
   return runs;
 }
 
+// The pads of one context, which is current in all calls.
+class Arrangement {
+ public:
+  // `now`: null if the module had no variables there when it was last loaded.
+  Arrangement(const DriverTable& driver, const VariablePlace* now, const VariablePlace& wanted)
+      : wanted_(wanted), pads_(driver, ImagesForCurrent(driver)) {
+    const size_t count = now != nullptr ? std::min(now->parts.size(), wanted.parts.size()) : 0;
+    for (size_t i = 0; i < count; ++i) {
+      const uint64_t goal = wanted.parts[i].lowest;
+      if (now->parts[i].lowest == 0 || goal == 0) continue;
+      pieces_.push_back({goal / kUnit * kUnit, RoundUp(goal % kUnit + now->parts[i].extent)});
+      has_constants_ = has_constants_ || i == 0;
+    }
+    runs_ = RunsOf(pieces_);
+  }
+  const VariablePlace& wanted() const { return wanted_; }
+
+  // Arranges the holes so that the pieces come to their goals. False if no way was found.
+  bool Make();
+  // Leaves the blocks in which another context's pieces belong, and none of its own.
+  void Vacate(const Arrangement& other) {
+    for (const Piece& piece : other.pieces_) {
+      pads_.Vacate({piece.goal / kBlock * kBlock, (piece.goal + piece.bytes + kBlock - 1) / kBlock * kBlock});
+    }
+  }
+  // The module did not come to its place nevertheless: there may be more to its constants than those that have names.
+  // False if that cannot be the reason.
+  bool LengthenConstants() {
+    if (!has_constants_ || ++hidden_units_ > kHiddenUnits) return false;
+    pieces_[0].bytes += kUnit;
+    runs_ = RunsOf(pieces_);
+    return true;
+  }
+
+ private:
+  using RunPlace = std::vector<Run>::iterator;
+  RunPlace RunOf(uint64_t place) {
+    return std::find_if(runs_.begin(), runs_.end(), [place](const Run& run) { return run.Has(place); });
+  }
+  template <typename Iterator>
+  bool HoldAll(Iterator begin, Iterator end);
+
+  const VariablePlace& wanted_;
+  Pads pads_;
+  std::vector<Piece> pieces_;  // in the order in which the driver places them
+  std::vector<Run> runs_;
+  bool has_constants_ = false;
+  int hidden_units_ = 0;
+};
+
+template <typename Iterator>
+bool Arrangement::HoldAll(Iterator begin, Iterator end) {
+  for (auto run = begin; run != end; ++run) {
+    if (!pads_.Hold(run->goal, run->bytes + run->room)) {
+      pads_.Release();
+      return false;
+    }
+    if (run->limited) pads_.Limit(*run);
+  }
+  return true;
+}
+
+bool Arrangement::Make() {
+  for (int tries = 0; tries < kMostArrangements; ++tries) {
+    pads_.KeepFree(runs_);
+    // What stands in for the one may come to where the other belongs; that one first, then.
+    if (!HoldAll(runs_.begin(), runs_.end()) && !HoldAll(runs_.rbegin(), runs_.rend())) return false;
+    pads_.Release(runs_);
+    uint64_t instead = 0;
+    size_t right = pads_.Rehearse(pieces_, &instead);
+    // Once more: what has just been freed is the youngest now.
+    if (right == pieces_.size()) right = pads_.Rehearse(pieces_, &instead);
+    if (right == pieces_.size()) return true;
+    // Another one's hole suits it better: its own gets shorter, or that one longer.
+    const RunPlace own = RunOf(pieces_[right].goal), other = RunOf(instead);
+    if (other == runs_.end()) continue;
+    if (own == other) return false;  // they do not come in the order of their places
+    if (!own->limited) {
+      own->limited = true;
+    } else {
+      other->room = std::max(other->room + kUnit, own->bytes + own->room + kUnit - std::min(other->bytes, own->bytes));
+      other->limited = false;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
-bool SamePlace(const VariablePlace& a, const VariablePlace& b) {
+const VariablePlace* FindPlace(const VariablePlaces& places, uint64_t context) {
+  for (const VariablePlace& place : places.contexts) {
+    if (place.context == context) return &place;
+  }
+  return nullptr;
+}
+
+bool AreAt(const VariablePlaces& now, const VariablePlace& wanted) {
+  const VariablePlace* const place = FindPlace(now, wanted.context);
   const auto same = [](const VariablePart& x, const VariablePart& y) { return x.lowest == y.lowest; };
-  return std::equal(a.parts.begin(), a.parts.end(), b.parts.begin(), b.parts.end(), same);
+  return place != nullptr &&
+         std::equal(place->parts.begin(), place->parts.end(), wanted.parts.begin(), wanted.parts.end(), same);
+}
+
+bool AreAt(const VariablePlaces& now, const std::vector<VariablePlace>& wanted) {
+  return std::all_of(wanted.begin(), wanted.end(), [&](const VariablePlace& place) { return AreAt(now, place); });
 }
 
 bool SetPadSize(std::string* cubin, uint64_t bytes) {
@@ -382,66 +487,37 @@ bool SetPadSize(std::string* cubin, uint64_t bytes) {
   return true;
 }
 
-VariablePlace MoveVariablesTo(const DriverTable& driver, const VariablePlace& now, const VariablePlace& wanted,
-                              const std::function<void()>& unload, const std::function<VariablePlace()>& load) {
-  if (SamePlace(now, wanted)) return now;
-  const PadImages& images = ImagesForCurrent(driver);
-  std::vector<Piece> pieces;  // in the order in which the driver places them
+VariablePlaces MoveVariablesTo(const DriverTable& driver, const VariablePlaces& now,
+                               const std::vector<VariablePlace>& wanted,
+                               const std::function<void(uint64_t context)>& enter, const std::function<void()>& unload,
+                               const std::function<VariablePlaces()>& load) {
+  if (AreAt(now, wanted)) return now;
   unload();
-  Pads pads(driver, images);
-  for (size_t i = 0; i < now.parts.size() && i < wanted.parts.size(); ++i) {
-    if (now.parts[i].lowest == 0 || wanted.parts[i].lowest == 0) continue;
-    const uint64_t before = wanted.parts[i].lowest % kUnit;
-    pieces.push_back({wanted.parts[i].lowest - before, RoundUp(before + now.parts[i].extent)});
+  std::list<Arrangement> all;
+  for (const VariablePlace& place : wanted) {
+    enter(place.context);
+    all.emplace_back(driver, FindPlace(now, place.context), place);
   }
-  const bool has_constants = !pieces.empty() && now.parts[0].lowest != 0 && wanted.parts[0].lowest != 0;
-  std::vector<Run> runs = RunsOf(pieces);
-  int hidden_units = 0;
-  const auto run_of = [&runs](uint64_t place) {
-    return std::find_if(runs.begin(), runs.end(), [place](const Run& run) { return run.Has(place); });
-  };
-  const auto hold_all = [&](auto begin, auto end) {
-    for (auto run = begin; run != end; ++run) {
-      if (!pads.Hold(run->goal, run->bytes + run->room)) {
-        pads.Release();
-        return false;
+  VariablePlaces places;
+  for (bool again = true; again;) {
+    bool made = true;
+    for (Arrangement& one : all) {
+      enter(one.wanted().context);
+      made = made && one.Make();
+      for (const Arrangement& other : all) {
+        if (&other != &one) one.Vacate(other);
       }
-      if (run->limited) pads.Limit(*run);
     }
-    return true;
-  };
-  VariablePlace place;
-  for (int tries = 0; tries < kMostArrangements; ++tries) {
-    pads.KeepFree(runs);
-    // What stands in for the one may come to where the other belongs; that one first, then.
-    if (!hold_all(runs.begin(), runs.end()) && !hold_all(runs.rbegin(), runs.rend())) break;
-    pads.Release(runs);
-    uint64_t instead = 0;
-    size_t right = pads.Rehearse(pieces, &instead);
-    // Once more: what has just been freed is the youngest now.
-    if (right == pieces.size()) right = pads.Rehearse(pieces, &instead);
-    if (right == pieces.size()) {
-      place = load();
-      if (!place.loaded || SamePlace(place, wanted)) return place;
-      // There may be more to its constants than those that have names.
-      if (!has_constants || ++hidden_units > kHiddenUnits) return place;
-      unload();
-      pieces[0].bytes += kUnit;
-      runs = RunsOf(pieces);
-      continue;
-    }
-    // Another one's hole suits it better: its own gets shorter, or that one longer.
-    const auto own = run_of(pieces[right].goal), other = run_of(instead);
-    if (other == runs.end()) continue;
-    if (own == other) break;  // they do not come in the order of their places
-    if (!own->limited) {
-      own->limited = true;
-    } else {
-      other->room = std::max(other->room + kUnit, own->bytes + own->room + kUnit - std::min(other->bytes, own->bytes));
-      other->limited = false;
-    }
+    places = load();
+    again = made && places.loaded && !AreAt(places, wanted);
+    for (Arrangement& one : all) again = again && (AreAt(places, one.wanted()) || one.LengthenConstants());
+    if (again) unload();
   }
-  return load();
+  while (!all.empty()) {
+    enter(all.front().wanted().context);
+    all.pop_front();
+  }
+  return places;
 }
 
 }  // namespace cuda_remote::server

@@ -24,25 +24,27 @@ std::string g_cubin;
 // kDriver is what 580 does on an H200 (variable_pads.h).
 enum class Policy { kFirstFit, kBestFit, kLastFit, kDriver };
 
-// A driver's way to place variables: in blocks, by a policy; large ones have blocks of their own.
+// Blocks of all contexts: address -> bytes.
+std::map<uint64_t, uint64_t> g_blocks;
+
+// A driver's way to place a context's variables: in blocks, by a policy; large ones have blocks of their own.
 struct Space {
   static constexpr uint64_t kBase = 0x7ffd00000000, kBlock = 2 << 20;
   struct Hole {
     uint64_t at, bytes;
   };
   Policy policy = Policy::kFirstFit;
-  std::map<uint64_t, uint64_t> taken;   // address -> bytes
-  std::map<uint64_t, uint64_t> blocks;  // address -> bytes
-  std::vector<Hole> holes;              // oldest first
+  std::map<uint64_t, uint64_t> taken;  // address -> bytes
+  std::vector<Hole> holes;             // oldest first
 
   static uint64_t RoundUp(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
-  uint64_t NewBlock(uint64_t bytes) {
+  static uint64_t NewBlock(uint64_t bytes) {
     uint64_t at = kBase;
-    for (const auto& [address, size] : blocks) {
+    for (const auto& [address, size] : g_blocks) {
       if (address - at >= bytes) break;
       at = address + size;
     }
-    blocks[at] = bytes;
+    g_blocks[at] = bytes;
     return at;
   }
   bool Better(const Hole& a, const Hole& b) const {
@@ -77,10 +79,10 @@ struct Space {
     Hole hole{at, taken[at]};
     taken.erase(at);
     if (hole.bytes > kBlock) {
-      blocks.erase(at);
+      g_blocks.erase(at);
       return;
     }
-    const uint64_t block = std::prev(blocks.upper_bound(at))->first;
+    const uint64_t block = std::prev(g_blocks.upper_bound(at))->first;
     for (auto it = holes.begin(); it != holes.end();) {
       const bool same_block = it->at >= block && it->at < block + kBlock;
       if (same_block && it->at + it->bytes == hole.at) {
@@ -95,23 +97,23 @@ struct Space {
       it = holes.begin();
     }
     if (hole.bytes == kBlock) {
-      blocks.erase(block);
+      g_blocks.erase(block);
     } else {
       holes.push_back(hole);
     }
   }
 };
-Space g_space;
-int g_loads = 0;
+std::vector<Space> g_spaces(1);  // by context
+uint64_t g_context = 0;          // the current one
+Space& Current() { return g_spaces[g_context]; }
 
 DriverTable Table() {
   DriverTable table = {};
   table.cuModuleLoadData = [](CUmodule* module, const void* image) {
-    ++g_loads;
     const std::string_view cubin(static_cast<const char*>(image), g_cubin.size());
     std::vector<replay::DataSymbol> symbols;
     if (!replay::CubinSymbols(cubin, &symbols).ok() || symbols.size() != 1) return CUDA_ERROR_INVALID_IMAGE;
-    *module = reinterpret_cast<CUmodule>(g_space.Take(symbols[0].size));
+    *module = reinterpret_cast<CUmodule>(Current().Take(symbols[0].size));
     return CUDA_SUCCESS;
   };
   // The driver's linker makes the cubin that pads are made from.
@@ -125,12 +127,13 @@ DriverTable Table() {
   };
   table.cuLinkDestroy = [](CUlinkState) { return CUDA_SUCCESS; };
   table.cuModuleUnload = [](CUmodule module) {
-    g_space.Give(reinterpret_cast<uint64_t>(module));
+    EXPECT_EQ(Current().taken.count(reinterpret_cast<uint64_t>(module)), 1u) << "another context is current";
+    Current().Give(reinterpret_cast<uint64_t>(module));
     return CUDA_SUCCESS;
   };
   table.cuModuleGetGlobal_v2 = [](CUdeviceptr* address, size_t* bytes, CUmodule module, const char*) {
     *address = reinterpret_cast<uint64_t>(module);
-    *bytes = g_space.taken[*address];
+    *bytes = Current().taken[*address];
     return CUDA_SUCCESS;
   };
   table.cuCtxGetDevice = [](CUdevice* device) {
@@ -143,60 +146,89 @@ DriverTable Table() {
 class VariablePadsTest : public testing::TestWithParam<Policy> {
  protected:
   void SetUp() override { Clear(); }
-  void Clear() {
-    g_space = Space();
-    g_space.policy = GetParam();
-    g_loads = 0;
+  static void Clear(size_t contexts = 1) {
+    g_blocks.clear();
+    g_spaces.assign(contexts, Space());
+    for (Space& space : g_spaces) space.policy = GetParam();
+    g_context = 0;
   }
   // Of a module's parts, constants first: how long they are, and where. 0: there is none.
   using Parts = std::vector<uint64_t>;
   static Parts Take(const Parts& bytes) {
     Parts at;
-    for (const uint64_t part : bytes) at.push_back(part != 0 ? g_space.Take(part) : 0);
+    for (const uint64_t part : bytes) at.push_back(part != 0 ? Current().Take(part) : 0);
     return at;
   }
   static void Give(const Parts& at) {
     for (const uint64_t part : at) {
-      if (part != 0) g_space.Give(part);
+      if (part != 0) Current().Give(part);
     }
   }
-  // Loads a module in a replay that must end up at `wanted`. Where it does.
-  Parts Replay(const Parts& bytes, const Parts& wanted) {
-    Parts at = Take(bytes);
-    const auto place = [&] {
-      VariablePlace now{true, {}};
-      for (size_t i = 0; i < at.size(); ++i) now.parts.push_back({at[i], bytes[i]});
+  // Loads a library in a replay that must end up at `wanted`, which is by context. Where it does.
+  using Places = std::map<uint64_t, Parts>;
+  static Places TakeIn(const Places& contexts, const Parts& bytes) {
+    Places places;
+    for (const auto& [context, parts] : contexts) {
+      g_context = context;
+      places[context] = Take(bytes);
+    }
+    return places;
+  }
+  static void Give(const Places& places) {
+    for (const auto& [context, parts] : places) {
+      g_context = context;
+      Give(parts);
+    }
+  }
+  Places Replay(const Parts& bytes, const Places& wanted) {
+    Places at = TakeIn(wanted, bytes);
+    const auto places = [&] {
+      VariablePlaces now{true, {}};
+      for (const auto& [context, parts] : at) {
+        VariablePlace place{context, {}};
+        for (size_t i = 0; i < parts.size(); ++i) place.parts.push_back({parts[i], bytes[i] - (i == 0 ? hidden_ : 0)});
+        now.contexts.push_back(place);
+      }
       return now;
     };
-    VariablePlace goal;
-    for (const uint64_t part : wanted) goal.parts.push_back({part, 0});
+    std::vector<VariablePlace> goals;
+    for (const auto& [context, parts] : wanted) {
+      VariablePlace goal{context, {}};
+      for (const uint64_t part : parts) goal.parts.push_back({part, 0});
+      goals.push_back(goal);
+    }
     MoveVariablesTo(
-        table_, place(), goal, [&] { Give(at); },
+        table_, places(), goals, [](uint64_t context) { g_context = context; }, [&] { Give(at); },
         [&] {
-          at = Take(bytes);
-          return place();
+          at = TakeIn(wanted, bytes);
+          return places();
         });
     return at;
   }
+  // The same in one context.
+  Parts Replay(const Parts& bytes, const Parts& wanted) { return Replay(bytes, Places{{0, wanted}}).at(0); }
   // A random history, and the replay of what is alive at its end. How many modules could not be put back.
   int Missed(unsigned seed, bool with_constants, unsigned most_variables);
+  // The same in several contexts: libraries, modules, and blocks of the driver's own.
+  int MissedIn(size_t contexts, unsigned seed);
+  uint64_t hidden_ = 0;  // bytes of each module's constants that have no names
   const DriverTable table_ = Table();
 };
 
 TEST_P(VariablePadsTest, TakesThePlaceOfWhatIsGone) {
-  g_space.Take(64);
-  const uint64_t gone = g_space.Take(5000);
-  const uint64_t after = g_space.Take(300);
-  const uint64_t large = g_space.Take(3 << 20);
-  const uint64_t larger = g_space.Take(5 << 20);
-  g_space.Give(gone);
-  g_space.Give(large);
-  const uint64_t in_hole = g_space.Take(100);
+  Current().Take(64);
+  const uint64_t gone = Current().Take(5000);
+  const uint64_t after = Current().Take(300);
+  const uint64_t large = Current().Take(3 << 20);
+  const uint64_t larger = Current().Take(5 << 20);
+  Current().Give(gone);
+  Current().Give(large);
+  const uint64_t in_hole = Current().Take(100);
   const std::vector<std::pair<uint64_t, uint64_t>> log = {
       {Space::kBase, 64}, {after, 300}, {larger, 5 << 20}, {in_hole, 100}};
   Clear();
   for (const auto& [wanted, bytes] : log) EXPECT_EQ(Replay({0, bytes}, {0, wanted}), Parts({0, wanted}));
-  EXPECT_EQ(g_space.taken.size(), log.size());  // no pads are left
+  EXPECT_EQ(Current().taken.size(), log.size());  // no pads are left
 }
 
 int VariablePadsTest::Missed(unsigned seed, bool with_constants, unsigned most_variables) {
@@ -227,7 +259,7 @@ int VariablePadsTest::Missed(unsigned seed, bool with_constants, unsigned most_v
     parts += size_t(std::count_if(module.bytes.begin(), module.bytes.end(), [](uint64_t bytes) { return bytes != 0; }));
     if (Replay(module.bytes, module.at) != module.at) ++missed;
   }
-  EXPECT_EQ(g_space.taken.size(), parts);  // no pads are left
+  EXPECT_EQ(Current().taken.size(), parts);  // no pads are left
   return missed;
 }
 
@@ -252,9 +284,9 @@ TEST_P(VariablePadsTest, HistoriesWithSeveralVariables) {
 // there.
 TEST_P(VariablePadsTest, PartsFarFromEachOther) {
   if (GetParam() != Policy::kDriver) return;
-  const uint64_t hole = g_space.Take(64);
-  const uint64_t between = g_space.Take(32);
-  g_space.Give(hole);
+  const uint64_t hole = Current().Take(64);
+  const uint64_t between = Current().Take(32);
+  Current().Give(hole);
   const Parts bytes = {0, 0x88200, 640, 128};
   const Parts at = Take(bytes);
   ASSERT_EQ(at[3], hole);
@@ -265,9 +297,112 @@ TEST_P(VariablePadsTest, PartsFarFromEachOther) {
 }
 
 TEST_P(VariablePadsTest, GivesUpWhereItCannotBe) {
-  g_space.Take(1000);
+  Current().Take(1000);
   EXPECT_NE(Replay({0, 100}, {0, Space::kBase - 4096})[1], 0u);
-  EXPECT_EQ(g_space.taken.size(), 2u);
+  EXPECT_EQ(Current().taken.size(), 2u);
+}
+
+// In the original run, one context or both had something of their own in front of the library's variables. Then a
+// second library, which is placed behind the first one.
+TEST_P(VariablePadsTest, LibraryInSeveralContexts) {
+  const Parts bytes = {0, 1000, 300};
+  for (const std::vector<bool>& before : {std::vector<bool>{true, false}, {false, true}, {true, true}}) {
+    // A piece in one of the context's own blocks, or a block that the driver takes for itself.
+    for (const uint64_t gone : {uint64_t{5000}, uint64_t{3} << 20}) {
+      const Places both = {{0, {}}, {1, {}}};
+      Clear(2);
+      for (g_context = 0; g_context < 2; ++g_context) {
+        if (before[g_context]) Take({gone});
+      }
+      const Places first = TakeIn(both, bytes), second = TakeIn(both, bytes);
+      Clear(2);
+      EXPECT_EQ(Replay(bytes, first), first) << before[0] << before[1] << " " << gone;
+      EXPECT_EQ(Replay(bytes, second), second) << before[0] << before[1] << " " << gone;
+      for (const Space& space : g_spaces) EXPECT_EQ(space.taken.size(), 4u);  // no pads are left
+    }
+  }
+}
+
+// Only a load shows that there is more to the constants than the names tell; all contexts are arranged once more then.
+TEST_P(VariablePadsTest, LibraryWithHiddenConstants) {
+  if (GetParam() == Policy::kLastFit) return;  // no holes suit the bytes that have names
+  const Parts bytes = {1500, 300};
+  hidden_ = 900;
+  Clear(2);
+  Take({5000});
+  g_context = 1;
+  Take({700});
+  const Places at = TakeIn({{0, {}}, {1, {}}}, bytes);
+  Clear(2);
+  EXPECT_EQ(Replay(bytes, at), at);
+  for (const Space& space : g_spaces) EXPECT_EQ(space.taken.size(), 2u);  // no pads are left
+}
+
+// A place that is right must be kept when the library is loaded again: in the second context, its hole is the oldest of
+// its length only at the first load.
+TEST_P(VariablePadsTest, LibraryKeepsThePlacesThatAreRight) {
+  const Parts bytes = {0, 256};
+  const auto load_others = [](bool all) {
+    Clear(2);
+    Take({256});
+    if (all) Take({5000});
+    g_context = 1;
+    const uint64_t first = Current().Take(256);
+    Take({256});
+    const uint64_t second = Current().Take(256);
+    Take({256});
+    Give(Parts{first, second});
+  };
+  load_others(true);
+  const Places at = TakeIn({{0, {}}, {1, {}}}, bytes);
+  load_others(false);
+  EXPECT_EQ(Replay(bytes, at), at);
+}
+
+int VariablePadsTest::MissedIn(size_t contexts, unsigned seed) {
+  Clear(contexts);
+  srand(seed);
+  Places all;
+  for (uint64_t context = 0; context < contexts; ++context) all[context] = {};
+  struct Loaded {
+    Parts bytes;
+    Places at;
+  };
+  std::vector<Loaded> alive;  // in the order of loading
+  for (int i = 0; i < 60; ++i) {
+    if (rand() % 20 == 0) {
+      Space::NewBlock(Space::kBlock);  // the driver's own, which no replay repeats
+    } else if (rand() % 3 == 0 && !alive.empty()) {
+      const size_t which = size_t(rand()) % alive.size();
+      Give(alive[which].at);
+      alive.erase(alive.begin() + long(which));
+    } else {
+      const uint64_t context = uint64_t(rand()) % contexts;
+      Parts bytes = {0};
+      for (int left = 1 + rand() % 2; left > 0; --left) {
+        bytes.push_back(1 + uint64_t(rand()) % (rand() % 4 == 0 ? 200000 : 1000));
+      }
+      alive.push_back({bytes, TakeIn(rand() % 2 == 0 ? all : Places{{context, {}}}, bytes)});
+    }
+  }
+  Clear(contexts);
+  size_t parts = 0, left = 0;
+  int missed = 0;
+  for (const Loaded& one : alive) {
+    parts += one.at.size() * (one.bytes.size() - 1);
+    if (Replay(one.bytes, one.at) != one.at) ++missed;
+  }
+  for (const Space& space : g_spaces) left += space.taken.size();
+  EXPECT_EQ(left, parts);  // no pads are left
+  return missed;
+}
+
+TEST_P(VariablePadsTest, HistoriesInSeveralContexts) {
+  for (const size_t contexts : {2, 4}) {
+    int whole = 0;
+    for (unsigned seed = 1; seed <= 30; ++seed) whole += MissedIn(contexts, seed) == 0;
+    EXPECT_GE(whole, 29) << contexts << " contexts";
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Policies, VariablePadsTest,

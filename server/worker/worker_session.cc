@@ -589,7 +589,7 @@ void WorkerSession::RegisterHostRanges() {
   }
 }
 
-bool WorkerSession::NoteModule(uint64_t handle, bool library, std::string_view image, VariablePlace* placed) {
+bool WorkerSession::NoteModule(uint64_t handle, bool library, std::string_view image, VariablePlaces* placed) {
   ModuleFacts& module = modules_[handle];
   module.library = library;
   module.context = library ? 0 : current_;
@@ -667,7 +667,7 @@ void WorkerSession::ReadCode(uint64_t handle) {
   for (const uint64_t context : contexts) ReadCode(handle, context);
 }
 
-CUresult WorkerSession::MoveCode(uint64_t handle, VariablePlace* placed, const std::vector<uint64_t>& contexts,
+CUresult WorkerSession::MoveCode(uint64_t handle, VariablePlaces* placed, const std::vector<uint64_t>& contexts,
                                  const std::vector<uint64_t>& code, const std::function<uint64_t()>& load) {
   const size_t count = contexts.empty() ? 0 : code.size() / contexts.size();
   if (count == 0) return CUDA_SUCCESS;
@@ -752,58 +752,70 @@ void WorkerSession::BeginHeaps(uint64_t owner) {
   }
 }
 
-VariablePlace WorkerSession::PlaceVariables(uint64_t handle) {
+VariablePlaces WorkerSession::PlaceVariables(uint64_t handle) {
   const ModuleFacts& module = modules_[handle];
-  if (!module.library) return PlaceVariables(handle, module, current_ref_);
-  VariablePlace first{true, {}};
-  for (const ContextRef& context : OldestFirst()) {
-    const VariablePlace place = PlaceVariables(handle, module, context);
-    if (first.parts.empty()) first = place;
+  VariablePlaces places{true, {}};
+  const auto place_in = [&](uint64_t context, ContextRef ref) {
+    std::vector<VariablePart> parts = PlaceVariables(handle, module, ref);
+    if (!parts.empty()) places.contexts.push_back({context, std::move(parts)});
+  };
+  if (!module.library) {
+    place_in(module.context, current_ref_);
+  } else {
+    for (const uint64_t context : ContextsOldestFirst()) place_in(context, FindContext(context)->ref);
   }
-  return first;
+  return places;
 }
 
-std::vector<ContextRef> WorkerSession::OldestFirst() const {
-  std::vector<ContextRef> contexts;
-  for (const auto& [context, info] : contexts_) contexts.push_back(info.ref);
-  std::sort(contexts.begin(), contexts.end(), [](const ContextRef& a, const ContextRef& b) { return a.id < b.id; });
+std::vector<uint64_t> WorkerSession::ContextsOldestFirst() const {
+  std::vector<uint64_t> contexts;
+  for (const auto& [context, info] : contexts_) contexts.push_back(context);
+  std::sort(contexts.begin(), contexts.end(),
+            [this](uint64_t a, uint64_t b) { return FindContext(a)->ref.id < FindContext(b)->ref.id; });
   return contexts;
 }
 
-CUresult WorkerSession::MoveVariables(uint64_t handle, VariablePlace* placed, const std::vector<uint64_t>& places,
+CUresult WorkerSession::MoveVariables(uint64_t handle, VariablePlaces* placed, const std::vector<VariablePlace>& wanted,
                                       const std::function<uint64_t()>& load) {
-  VariablePlace wanted;
-  for (const uint64_t place : places) wanted.parts.push_back({place, 0});
-  if (SamePlace(*placed, wanted)) return CUDA_SUCCESS;
+  if (AreAt(*placed, wanted)) return CUDA_SUCCESS;
   const bool library = modules_[handle].library;
   const Kind kind = library ? Kind::kLibrary : Kind::kModule;
-  // The places are a library's in the oldest context; the thread that loaded it need not have had one.
-  const ContextRef context = library ? OldestFirst().front() : current_ref_;
-  const auto load_again = [&]() -> VariablePlace {
+  const auto enter = [&](uint64_t context) { return MakeCurrent(table_, FindContext(context)->ref); };
+  // The thread that loaded a library need not have had a context.
+  for (const VariablePlace& place : wanted) {
+    if (const CUresult result = enter(place.context); result != CUDA_SUCCESS) return result;
+  }
+  const auto load_again = [&]() -> VariablePlaces {
+    MakeCurrent(table_, current_ref_);
     const uint64_t real = load();
     if (real == 0) return {};
     handles_.Rebind(kind, handle, real);
-    const VariablePlace place = PlaceVariables(handle);
-    MakeCurrent(table_, context);  // for the next pads
-    return place;
+    return PlaceVariables(handle);
   };
-  if (const CUresult result = MakeCurrent(table_, context); result != CUDA_SUCCESS) return result;
   *placed = MoveVariablesTo(
-      table_, *placed, wanted, [&] { UnloadModule(handle, library); }, load_again);
+      table_, *placed, wanted, enter, [&] { UnloadModule(handle, library); }, load_again);
   MakeCurrent(table_, current_ref_);
   if (!placed->loaded) return CUDA_ERROR_OUT_OF_MEMORY;
   ReadCode(handle);  // it was loaded again, and its functions may have gone elsewhere
-  if (SamePlace(*placed, wanted)) return CUDA_SUCCESS;
-  const size_t count = std::min(placed->parts.size(), wanted.parts.size());
-  for (size_t i = 0; i < count; ++i) {
-    if (placed->parts[i].lowest == wanted.parts[i].lowest) continue;
-    logging::Error("{} of a module would be at {:#x} instead of {:#x}, the address that pointers to it hold",
-                   NameOfPart(handle, i), placed->parts[i].lowest, wanted.parts[i].lowest);
-  }
-  if (placed->parts.size() != wanted.parts.size()) {
-    logging::Error("a module had {} variables and has {}", wanted.parts.size(), placed->parts.size());
-  }
+  if (AreAt(*placed, wanted)) return CUDA_SUCCESS;
+  for (const VariablePlace& place : wanted) LogMisplaced(handle, *placed, place);
   return CUDA_ERROR_INVALID_ADDRESS_SPACE;
+}
+
+void WorkerSession::LogMisplaced(uint64_t handle, const VariablePlaces& placed, const VariablePlace& wanted) {
+  const VariablePlace* const found = FindPlace(placed, wanted.context);
+  const size_t count = found != nullptr ? found->parts.size() : 0;
+  const ContextInfo& context = *FindContext(wanted.context);
+  for (size_t i = 0; i < std::min(count, wanted.parts.size()); ++i) {
+    if (found->parts[i].lowest == wanted.parts[i].lowest) continue;
+    logging::Error("{} of {} would be at {:#x} in context {} (GPU {}) instead of {:#x}, the address that pointers hold",
+                   NameOfPart(handle, i), NameOfModule(handle), found->parts[i].lowest, context.ref.id, context.device,
+                   wanted.parts[i].lowest);
+  }
+  if (count != wanted.parts.size()) {
+    logging::Error("{} had {} variables in context {} (GPU {}) and has {}", NameOfModule(handle), wanted.parts.size(),
+                   context.ref.id, context.device, count);
+  }
 }
 
 void WorkerSession::UnloadModule(uint64_t handle, bool library) {
@@ -829,9 +841,10 @@ CUresult WorkerSession::FindVariable(uint64_t handle, bool library, const std::s
   return result == CUDA_ERROR_NOT_FOUND ? table_.cuLibraryGetManaged(address, bytes, real, name.c_str()) : result;
 }
 
-VariablePlace WorkerSession::PlaceVariables(uint64_t handle, const ModuleFacts& module, ContextRef context) {
-  if (module.symbols.empty() || MakeCurrent(table_, context) != CUDA_SUCCESS) return {true, {}};
-  VariablePlace place{true, {VariablePart()}};
+std::vector<VariablePart> WorkerSession::PlaceVariables(uint64_t handle, const ModuleFacts& module,
+                                                        ContextRef context) {
+  if (module.symbols.empty() || MakeCurrent(table_, context) != CUDA_SUCCESS) return {};
+  std::vector<VariablePart> parts(1);  // the constants
   bool any = false;
   for (const replay::DataSymbol& symbol : module.symbols) {
     if (symbol.managed) continue;
@@ -841,17 +854,17 @@ VariablePlace WorkerSession::PlaceVariables(uint64_t handle, const ModuleFacts& 
     if (FindVariable(handle, module.library, symbol.name, &address, &bytes) != CUDA_SUCCESS) address = bytes = 0;
     any = any || address != 0;
     if (!symbol.constant) {
-      place.parts.push_back({address, bytes});
+      parts.push_back({address, bytes});
     } else if (address != 0) {
-      VariablePart& constants = place.parts[0];
+      VariablePart& constants = parts[0];
       const uint64_t end = std::max<uint64_t>(constants.lowest + constants.extent, address + bytes);
       if (constants.lowest == 0 || address < constants.lowest) constants.lowest = address;
       constants.extent = end - constants.lowest;
     }
   }
-  if (!any) place.parts.clear();
+  if (!any) parts.clear();
   MakeCurrent(table_, current_ref_);
-  return place;
+  return parts;
 }
 
 std::string WorkerSession::NameOfPart(uint64_t handle, size_t part) {

@@ -284,6 +284,8 @@ class WorkerSession : public Session {
   // Any live context, preferring the current one; id 0 if there is none.
   ContextRef AnyContext() const;
   const std::map<uint64_t, ContextInfo>& contexts() const { return contexts_; }
+  // Virtual handles of all contexts.
+  std::vector<uint64_t> ContextsOldestFirst() const;
   // Forgets a context and what lived in it; returns what is to be freed once the context is idle.
   ContextRemains ForgetContext(uint64_t handle);
   // The GPU of what dies with a context; GpuReach::kAny if it is not known.
@@ -307,18 +309,19 @@ class WorkerSession : public Session {
 
   // A module or library was loaded: remembers its variables, and lets the driver place them at once. Left to itself it
   // would place a library's when something of it is first used; so their order would not be that of the log, and a
-  // replay would find them elsewhere. *placed is where they are, for a library in the oldest context. False if the
-  // session may not have as much memory: the caller unloads it.
-  bool NoteModule(uint64_t handle, bool library, std::string_view image, VariablePlace* placed);
-  // In a replay: a module whose variables are at `*placed` and belong at `places`, one for each part (0: there was
-  // none). `load` loads it once more and gives the real handle, 0 on failure. Logs what is not where it belongs, and
-  // fails then; `placed->loaded` says whether the module is still loaded, and the caller unloads it.
-  CUresult MoveVariables(uint64_t handle, VariablePlace* placed, const std::vector<uint64_t>& places,
+  // replay would find them elsewhere. *placed is where they are, for a library in the oldest context first. False if
+  // the session may not have as much memory: the caller unloads it.
+  bool NoteModule(uint64_t handle, bool library, std::string_view image, VariablePlaces* placed);
+  // In a replay: a module whose variables are at `*placed` and belong where `wanted` says (VariablePart::lowest alone;
+  // 0: there was none), in contexts that exist. `load` loads it once more and gives the real handle, 0 on failure. Logs
+  // what is not where it belongs, and fails then; `placed->loaded` says whether the module is still loaded, and the
+  // caller unloads it.
+  CUresult MoveVariables(uint64_t handle, VariablePlaces* placed, const std::vector<VariablePlace>& wanted,
                          const std::function<uint64_t()>& load);
   // In a replay, after MoveVariables: tries to bring the module's functions to where they were in each of `contexts`,
   // as `code`, equally many words for each, tells. Whether they lie there is for the tools to compare (Region::code),
   // so a failure is only that of loading the module again.
-  CUresult MoveCode(uint64_t handle, VariablePlace* placed, const std::vector<uint64_t>& contexts,
+  CUresult MoveCode(uint64_t handle, VariablePlaces* placed, const std::vector<uint64_t>& contexts,
                     const std::vector<uint64_t>& code, const std::function<uint64_t()>& load);
   // In a replay: instantiates a graph that kernels may launch, so that the executable has the handle `wanted`
   // (ExecPads::MakeAt).
@@ -400,11 +403,10 @@ class WorkerSession : public Session {
   void Gone(const HandleMap::Entry& entry);
   // Lets a device that the session now uses, and the others that it uses, reach each other's memory.
   void ShareArena(int device);
-  // Makes the variables of a library (in `context`) or module (in its own) exist.
-  VariablePlace PlaceVariables(uint64_t handle, const ModuleFacts& module, ContextRef context);
-  // In all contexts; the place is that in the oldest one.
-  VariablePlace PlaceVariables(uint64_t handle);
-  std::vector<ContextRef> OldestFirst() const;
+  // Makes the variables of a library (in `context`) or module (in its own) exist. Empty if it has none there.
+  std::vector<VariablePart> PlaceVariables(uint64_t handle, const ModuleFacts& module, ContextRef context);
+  // In all contexts, the oldest one first.
+  VariablePlaces PlaceVariables(uint64_t handle);
   // Remembers ModuleFacts::code, in one context or in all in which the module is. They are made current.
   void ReadCode(uint64_t handle, uint64_t context);
   void ReadCode(uint64_t handle);
@@ -413,6 +415,7 @@ class WorkerSession : public Session {
   void DestroyExec(uint64_t real);
   // For messages: what VariablePlace::parts[part] of a module is.
   std::string NameOfPart(uint64_t handle, size_t part);
+  void LogMisplaced(uint64_t handle, const VariablePlaces& placed, const VariablePlace& wanted);
   void Answered(const FrameHeader& header, CUresult result, std::string_view message, std::string_view payload);
 
   const Parts parts_;

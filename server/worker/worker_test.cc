@@ -855,6 +855,63 @@ TEST_F(WorkerTest, LibrariesPlaceTheirVariablesInTheOrderOfTheLog) {
   EXPECT_LT(counter(first), there);
 }
 
+// Another library was there when this one was loaded, and is not when it is loaded in the replay.
+TEST_F(WorkerTest, ReplayedLibrariesHaveTheirVariablesWhereTheyWereInAllContexts) {
+  const auto open_contexts = [&] {
+    const uint64_t first = client().OpenContext();
+    wire::cuCtxCreate_v4_Request create;
+    create.context = client().NewHandle(Kind::kContext);
+    EXPECT_EQ(client().Call(kCall_cuCtxCreate_v4, create), CUDA_SUCCESS);
+    return std::vector<uint64_t>{first, create.context};
+  };
+  const auto load = [&](wire::cuLibraryLoadData_Request* in) {
+    in->library = client().NewHandle(Kind::kLibrary);
+    EXPECT_EQ(client().Call(kCall_cuLibraryLoadData, *in, kImage), CUDA_SUCCESS);
+    return client().Decode<wire::cuLibraryLoadData_Reply>();
+  };
+  const std::vector<uint64_t> contexts = open_contexts();
+  wire::cuLibraryLoadData_Request gone, in;
+  load(&gone);
+  const wire::cuLibraryLoadData_Reply before = load(&in);
+  EXPECT_EQ(before.place_contexts, contexts);
+  ASSERT_EQ(before.places.size(), 2u);  // constants: none
+  ASSERT_EQ(before.other_places.size(), 2u);
+  EXPECT_NE(before.places[1], before.other_places[1]);
+
+  const auto replay = [&](const std::vector<uint64_t>& place_contexts, const std::vector<uint64_t>& other_places) {
+    Start({});
+    EXPECT_EQ(open_contexts(), contexts);
+    in.places = before.places;
+    in.place_contexts = place_contexts;
+    in.other_places = other_places;
+    client().flags = kFlagReplay;
+    return load(&in);
+  };
+  const wire::cuLibraryLoadData_Reply after = replay(before.place_contexts, before.other_places);
+  EXPECT_EQ(after.places, before.places);
+  EXPECT_EQ(after.other_places, before.other_places);
+  // Logs of older versions tell of the oldest context only.
+  const wire::cuLibraryLoadData_Reply old = replay({}, {});
+  EXPECT_EQ(old.places, before.places);
+  EXPECT_NE(old.other_places, before.other_places);
+  // A context that is gone, and fewer places than contexts.
+  EXPECT_EQ(replay({contexts[0], 12345, contexts[1]}, before.other_places).places, before.places);
+}
+
+// The place cannot be had in one of the contexts.
+TEST_F(WorkerTest, ReplayedLibrariesAreRefusedIfAVariableWouldLieElsewhere) {
+  const uint64_t context = client().OpenContext();
+  wire::cuLibraryLoadData_Request in;
+  in.library = client().NewHandle(Kind::kLibrary);
+  in.places = {0, 4096};
+  in.place_contexts = {context};
+  client().flags = kFlagReplay;
+  EXPECT_EQ(client().Call(kCall_cuLibraryLoadData, in, kImage), CUDA_ERROR_INVALID_ADDRESS_SPACE);
+  client().flags = 0;
+  in.places.clear();
+  EXPECT_EQ(client().Call(kCall_cuLibraryLoadData, in, kImage), CUDA_SUCCESS) << "the handle is free";
+}
+
 // As a restart loads memory: nobody waits for the pieces, but Drain does, and a read afterwards finds them.
 TEST_F(WorkerTest, MemoryIsWrittenAndReadInPieces) {
   client().OpenContext();

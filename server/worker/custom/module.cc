@@ -57,31 +57,66 @@ constexpr size_t kCodeReplyBytes = 256 << 10;
 // An address of code from the wire, where it is complemented; older images have it as it is.
 uint64_t AddressOfCode(uint64_t word) { return word >> 63 != 0 ? ~word : word; }
 
+std::vector<VariablePart> PartsAt(const std::vector<uint64_t>& places, size_t first, size_t count) {
+  std::vector<VariablePart> parts;
+  for (size_t i = first; i < first + count; ++i) parts.push_back({places[i], 0});
+  return parts;
+}
+void AddParts(const VariablePlace& place, std::vector<uint64_t>* places) {
+  for (const VariablePart& part : place.parts) places->push_back(part.lowest);
+}
+
+// Where the log says that variables were: in a module's own context.
+std::vector<VariablePlace> WantedPlaces(const WorkerSession& worker, const wire::cuModuleLoadData_Request& in) {
+  if (in.places.empty()) return {};
+  return {{worker.CurrentContext(), PartsAt(in.places, 0, in.places.size())}};
+}
+
+// The same of a library, in those of its contexts that exist: after a reset, one is gone.
+std::vector<VariablePlace> WantedPlaces(const WorkerSession& worker, const wire::cuLibraryLoadData_Request& in) {
+  const size_t count = in.places.size();
+  std::vector<VariablePlace> wanted;
+  if (count == 0) return wanted;
+  std::vector<uint64_t> contexts = in.place_contexts;
+  if (contexts.empty()) contexts = worker.ContextsOldestFirst();  // the log does not say which; it was the oldest one
+  for (size_t i = 0; i < contexts.size() && i <= in.other_places.size() / count; ++i) {
+    if (worker.FindContext(contexts[i]) == nullptr) continue;
+    wanted.push_back(
+        {contexts[i], i == 0 ? PartsAt(in.places, 0, count) : PartsAt(in.other_places, (i - 1) * count, count)});
+  }
+  return wanted;
+}
+
+void PutPlaces(const VariablePlaces& placed, wire::cuModuleLoadData_Reply* out) {
+  for (const VariablePlace& place : placed.contexts) AddParts(place, &out->places);
+}
+
+void PutPlaces(const VariablePlaces& placed, wire::cuLibraryLoadData_Reply* out) {
+  for (const VariablePlace& place : placed.contexts) {
+    out->place_contexts.push_back(place.context);
+    AddParts(place, out->places.empty() ? &out->places : &out->other_places);
+  }
+}
+
 // Notes a module that was loaded. In a replay its variables belong where they were.
 template <typename In, typename Out>
 CUresult Settle(WorkerSession& worker, const Request& request, uint64_t handle, bool library, std::string_view image,
                 const In& in, Out* out, const std::function<uint64_t()>& load) {
-  VariablePlace placed;
+  VariablePlaces placed;
   if (!worker.NoteModule(handle, library, image, &placed)) {
     worker.UnloadModule(handle, library);
     worker.Unbind(handle);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  // A library that was loaded in a context that is gone, after a reset, finds its place with the next one.
-  if (request.replay() && !in.places.empty() && !worker.contexts().empty()) {
-    if (const CUresult result = worker.MoveVariables(handle, &placed, in.places, load); result != CUDA_SUCCESS) {
-      if (placed.loaded) worker.UnloadModule(handle, library);
-      worker.Unbind(handle);
-      return result;
-    }
-  }
-  if (request.replay() && !in.code.empty()) {
-    std::vector<uint64_t> code = in.code;
-    for (uint64_t& word : code) word = AddressOfCode(word);
-    CUresult result = worker.MoveCode(handle, &placed, in.code_contexts, code, load);
-    // Its variables may have gone elsewhere meanwhile.
-    if (result == CUDA_SUCCESS && !in.places.empty() && !worker.contexts().empty()) {
-      result = worker.MoveVariables(handle, &placed, in.places, load);
+  if (request.replay()) {
+    const std::vector<VariablePlace> wanted = WantedPlaces(worker, in);
+    CUresult result = worker.MoveVariables(handle, &placed, wanted, load);
+    if (result == CUDA_SUCCESS && !in.code.empty()) {
+      std::vector<uint64_t> code = in.code;
+      for (uint64_t& word : code) word = AddressOfCode(word);
+      result = worker.MoveCode(handle, &placed, in.code_contexts, code, load);
+      // Its variables may have gone elsewhere meanwhile.
+      if (result == CUDA_SUCCESS) result = worker.MoveVariables(handle, &placed, wanted, load);
     }
     if (result != CUDA_SUCCESS) {
       if (placed.loaded) worker.UnloadModule(handle, library);
@@ -89,7 +124,7 @@ CUresult Settle(WorkerSession& worker, const Request& request, uint64_t handle, 
       return result;
     }
   }
-  for (const VariablePart& part : placed.parts) out->places.push_back(part.lowest);
+  PutPlaces(placed, out);
   for (const auto& [context, words] : worker.modules()[handle].code) {
     // Another GPU's code in the same image may have other variables.
     if (!out->code_contexts.empty() && words.size() * out->code_contexts.size() != out->code.size()) continue;

@@ -46,6 +46,28 @@ struct Function {
 struct Module {
   alignas(512) char counter[512] = {};
   std::map<std::string, Function> functions;
+  CUcontext context = nullptr;
+  uint64_t pad = 0, pad_bytes = 0;  // cuda_remote_pad, if the image has it
+};
+// As a real driver does, each context places its variables in the first room that is free.
+class VariableSpace {
+ public:
+  VariableSpace() : begin_(next_begin_ += uint64_t{1} << 32) {}
+  uint64_t Take(uint64_t bytes) {
+    uint64_t at = begin_;
+    for (const auto& [address, end] : taken_) {
+      if (address - at >= bytes) break;
+      at = end;
+    }
+    taken_[at] = at + (bytes + 255) / 256 * 256;
+    return at;
+  }
+  void Give(uint64_t address) { taken_.erase(address); }
+
+ private:
+  static inline uint64_t next_begin_ = uint64_t{1} << 40;
+  const uint64_t begin_;
+  std::map<uint64_t, uint64_t> taken_;  // address -> end
 };
 struct Library {
   std::map<CUcontext, uint64_t> counters;
@@ -68,8 +90,8 @@ std::map<uint64_t, Physical*> g_mapped;
 std::map<uint64_t, size_t> g_mapped_bytes;
 std::map<const char*, size_t> g_registered;
 Context g_primary{0};
-// As a real driver does, a library's variable is placed when it is first asked for in a context, behind all others.
-uint64_t g_next_variable = uint64_t{1} << 40;
+// A library's variable is placed when it is first asked for in a context; so are those of pads when they are loaded.
+std::map<CUcontext, VariableSpace> g_variables;
 thread_local std::deque<CUcontext> t_stack;
 
 void Loop() {
@@ -403,10 +425,19 @@ EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray array) {
 
 EXPORT CUresult cuModuleLoadData(CUmodule* m, const void* image) {
   if (strncmp(static_cast<const char*>(image), "bad", 3) == 0) return CUDA_ERROR_INVALID_IMAGE;
-  *m = reinterpret_cast<CUmodule>(new Module);
+  Module* const module = new Module;
+  *m = reinterpret_cast<CUmodule>(module);
+  static constexpr char kPad[] = "cuda_remote_pad[";
+  const char* const pad = strstr(static_cast<const char*>(image), kPad);
+  if (pad != nullptr && !t_stack.empty()) {
+    module->context = t_stack.back();
+    module->pad_bytes = strtoull(pad + strlen(kPad), nullptr, 10);
+    module->pad = g_variables[module->context].Take(module->pad_bytes);
+  }
   return NeedContext();
 }
 EXPORT CUresult cuModuleUnload(CUmodule m) {
+  if (As<Module>(m)->pad != 0) g_variables[As<Module>(m)->context].Give(As<Module>(m)->pad);
   delete As<Module>(m);
   return CUDA_SUCCESS;
 }
@@ -421,6 +452,11 @@ EXPORT CUresult cuModuleGetFunction(CUfunction* f, CUmodule m, const char* name)
   return CUDA_ERROR_NOT_FOUND;
 }
 EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr* p, size_t* n, CUmodule m, const char* name) {
+  if (strcmp(name, "cuda_remote_pad") == 0 && As<Module>(m)->pad != 0) {
+    *p = As<Module>(m)->pad;
+    *n = As<Module>(m)->pad_bytes;
+    return CUDA_SUCCESS;
+  }
   if (strcmp(name, "counter") != 0) return CUDA_ERROR_NOT_FOUND;
   *p = reinterpret_cast<CUdeviceptr>(As<Module>(m)->counter);
   *n = 4;
@@ -452,6 +488,7 @@ EXPORT CUresult cuGetExportTable(const void** table, const CUuuid* id) {
   return *table ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 EXPORT CUresult cuLibraryUnload(CUlibrary l) {
+  for (const auto& [context, address] : As<Library>(l)->counters) g_variables[context].Give(address);
   delete As<Library>(l);
   return CUDA_SUCCESS;
 }
@@ -459,7 +496,7 @@ EXPORT CUresult cuLibraryGetGlobal(CUdeviceptr* p, size_t* n, CUlibrary l, const
   if (t_stack.empty()) return CUDA_ERROR_INVALID_CONTEXT;
   if (strcmp(name, "counter") != 0) return CUDA_ERROR_NOT_FOUND;
   uint64_t& address = As<Library>(l)->counters[t_stack.back()];
-  if (address == 0) address = g_next_variable += 512;
+  if (address == 0) address = g_variables[t_stack.back()].Take(4);
   *p = address;
   *n = 4;
   return CUDA_SUCCESS;
