@@ -14,6 +14,9 @@
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
+// The last step in which memory of a context that goes is allocated. Pools go later: NVIDIA's driver 580 crashes where
+// a context goes after a pool that still had memory (docs/driver-notes.md).
+constexpr int kLastOrphans = 10;
 
 uint64_t Get(cudaMemPool_t pool, cudaMemPoolAttr attribute) {
   uint64_t value = 0;
@@ -76,9 +79,7 @@ struct Pool {
 };
 
 // Memory of the device's own pool and of one that keeps all it has, allocated in the stream of a context that lives no
-// longer than that. Its contents are looked at two steps later, before it is freed as all memory of its step. None is
-// of the pool `current`: NVIDIA's driver 580 crashes when that one gives back 50 MiB while it has such memory
-// (docs/driver-notes.md).
+// longer than that. Its contents are looked at two steps later, before it is freed as all memory of its step.
 struct Orphans {
   struct Piece {
     CUdeviceptr address;
@@ -165,7 +166,7 @@ int main(int argc, char** argv) {
       keeper.Took(p, bytes / 2 + 1, step);
     }
     orphans.Check(step);
-    if (step % 3 == 1) orphans.Make(&own, &keeper, &now == &own, step);
+    if (step % 3 == 1 && step <= kLastOrphans) orphans.Make(&own, &keeper, &now == &own, step);
     for (Pool* pool : pools) pool->Check();
     CUDA_CHECK(cudaStreamSynchronize(other));
 
@@ -211,9 +212,12 @@ int main(int argc, char** argv) {
       CUDA_CHECK(cudaStreamSynchronize(stream));
       current.used_high = std::max(current.used_high, current.used + 50 * kMiB);
       APP_CHECK(current.reserved() < had);
+    }
+    if (step % 4 == 3 && step > kLastOrphans + 2) {
       // A pool that goes while it is current leaves the device its own one.
       cudaMemPool_t brief = NewPool(), then = nullptr;
       CUDA_CHECK(cudaDeviceSetMemPool(0, brief));
+      void* p;
       CUDA_CHECK(cudaMallocAsync(&p, 3000, stream));
       APP_CHECK(Get(brief, cudaMemPoolAttrUsedMemCurrent) == 3000);
       CUDA_CHECK(cudaMemPoolDestroy(brief));
