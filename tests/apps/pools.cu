@@ -2,21 +2,18 @@
 // What memory pools say of themselves: how much is used, to the byte and at once, and its high-water mark; how much is
 // reserved, of which only what the documentation promises is looked at. Three pools: the device's own one, one that
 // keeps all it has, and one that is the device's current pool half of the time. Memory is carried from step to step,
-// and so are the figures. Some of it was allocated in a context that is gone: it belongs to the pool.
+// and so are the figures.
 #include <cuda.h>
 
 #include <algorithm>
 #include <deque>
 #include <vector>
 
-#include "tests/apps/support/driver.h"
+#include "tests/apps/support/app.h"
 
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
-// The last step in which memory of a context that goes is allocated. Pools go later: NVIDIA's driver 580 crashes where
-// a context goes after a pool that still had memory (docs/driver-notes.md).
-constexpr int kLastOrphans = 10;
 
 uint64_t Get(cudaMemPool_t pool, cudaMemPoolAttr attribute) {
   uint64_t value = 0;
@@ -78,49 +75,6 @@ struct Pool {
   }
 };
 
-// Memory of the device's own pool and of one that keeps all it has, allocated in the stream of a context that lives no
-// longer than that. Its contents are looked at two steps later, before it is freed as all memory of its step.
-struct Orphans {
-  struct Piece {
-    CUdeviceptr address;
-    size_t bytes;
-    int step;
-  };
-  std::vector<Piece> pieces;
-
-  void Make(Pool* own, Pool* keeper, bool own_is_current, int step) {
-    CUcontext context;
-    CUstream stream;
-    CU_CHECK(cuCtxCreate(&context, nullptr, 0, 0));
-    CU_CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-    for (Pool* pool : {own, keeper}) {
-      Piece piece{0, size_t(3000 + step), step};
-      CU_CHECK(pool == own && own_is_current
-                   ? cuMemAllocAsync(&piece.address, piece.bytes, stream)
-                   : cuMemAllocFromPoolAsync(&piece.address, piece.bytes, pool->handle, stream));
-      CU_CHECK(cuMemsetD8Async(piece.address, uint8_t(step), piece.bytes, stream));
-      pool->Took(reinterpret_cast<void*>(piece.address), piece.bytes, step);
-      pieces.push_back(piece);
-    }
-    // Free again before its context ends.
-    CUdeviceptr freed;
-    CU_CHECK(cuMemAllocFromPoolAsync(&freed, 7000, keeper->handle, stream));
-    CU_CHECK(cuMemFreeAsync(freed, stream));
-    keeper->used_high = std::max(keeper->used_high, keeper->used + 7000);
-    CU_CHECK(cuStreamSynchronize(stream));
-    CU_CHECK(cuCtxDestroy(context));
-  }
-
-  void Check(int step) {
-    for (const Piece& piece : pieces) {
-      std::vector<uint8_t> contents(piece.bytes);
-      CU_CHECK(cuMemcpyDtoH(contents.data(), piece.address, piece.bytes));
-      APP_CHECK(contents == std::vector<uint8_t>(piece.bytes, uint8_t(piece.step)));
-    }
-    while (!pieces.empty() && pieces.front().step < step - 1) pieces.erase(pieces.begin());
-  }
-};
-
 cudaMemPool_t NewPool() {
   cudaMemPoolProps props = {};
   props.allocType = cudaMemAllocationTypePinned;
@@ -150,7 +104,6 @@ int main(int argc, char** argv) {
   current.handle = NewPool();
   Pool* const pools[] = {&own, &keeper, &current};
 
-  Orphans orphans;
   uint64_t kept = 0;  // what `keeper` has reserved, from when it was full until it is trimmed
   for (int step = 1; step <= options.steps; ++step) {
     // What names no pool comes from the device's current one.
@@ -165,8 +118,6 @@ int main(int argc, char** argv) {
       CUDA_CHECK(cudaMallocFromPoolAsync(&p, bytes / 2 + 1, keeper.handle, stream));
       keeper.Took(p, bytes / 2 + 1, step);
     }
-    orphans.Check(step);
-    if (step % 3 == 1 && step <= kLastOrphans) orphans.Make(&own, &keeper, &now == &own, step);
     for (Pool* pool : pools) pool->Check();
     CUDA_CHECK(cudaStreamSynchronize(other));
 
@@ -212,12 +163,9 @@ int main(int argc, char** argv) {
       CUDA_CHECK(cudaStreamSynchronize(stream));
       current.used_high = std::max(current.used_high, current.used + 50 * kMiB);
       APP_CHECK(current.reserved() < had);
-    }
-    if (step % 4 == 3 && step > kLastOrphans + 2) {
       // A pool that goes while it is current leaves the device its own one.
       cudaMemPool_t brief = NewPool(), then = nullptr;
       CUDA_CHECK(cudaDeviceSetMemPool(0, brief));
-      void* p;
       CUDA_CHECK(cudaMallocAsync(&p, 3000, stream));
       APP_CHECK(Get(brief, cudaMemPoolAttrUsedMemCurrent) == 3000);
       CUDA_CHECK(cudaMemPoolDestroy(brief));

@@ -86,6 +86,7 @@ APPS = {
     "graphs": 24,
     "memory": 24,
     "pools": 24,
+    "pools_outlive": 24,
     "threads": 24,
     "threads_ptds": 18,
     "printer": 12,
@@ -194,8 +195,9 @@ LIMITED["polling"] = ("native", "ring", "restart", "live", "migrate", "late_ring
 LIMITED["shm_ring"] = ("native", "ring", "restart", "live", "migrate", "late_ring")
 # A real driver's kernel heap cannot be saved (docs/context-state.md): for tests/gpu/run.
 LIMITED_ON_GPUS = {"kernel_heap": ("native", "ring", "embedded", "grpc", "tls", "clients")}
-# NVIDIA's driver (580) crashes in this program natively.
+# NVIDIA's driver (580) crashes in these programs natively.
 LIMITED_ON_GPUS["graph_launchable"] = ()
+LIMITED_ON_GPUS["pools_outlive"] = ()
 # While one rank stands still at a step, for the test, the kernels of the others wait for its own, and no GPU becomes idle:
 # tests/faults saves and moves this program while it runs.
 LIMITED["peer_spin"] = ("native", "ring", "grpc", "embedded", "clients", "late_ring", "late_grpc")
