@@ -48,9 +48,10 @@ class Piece:
     def run(self, start, deadline):
         """{case: answer}. `start(name, arguments)` starts the program; a case that ends it is answered with how."""
         answers = {}
-        number = self.first
+        number, full = self.first, 0
         while number < self.end and time.monotonic() < deadline:
-            process = start(f"{self.mode}-{self.family}-{number}", [self.family, str(number), str(self.end)])
+            name = f"{self.mode}-{self.family}-{number}" + (f"-{full}" if full else "")
+            process = start(name, [self.family, str(number), str(self.end)])
             late = False
             try:
                 code = process.wait(min(LIMIT, max(1, deadline - time.monotonic())))
@@ -74,6 +75,11 @@ class Piece:
                 break
             if code == 0:
                 break
+            if last < number and "OUT_OF_MEMORY" in process.stderr():
+                # Others ask for more than there is just now, so that a GPU has no room for one more context.
+                full += 1
+                time.sleep(1)
+                continue
             if last < number:
                 raise Failure(f"{process.name} made no case\n{process.describe()}")
             if code != START_AGAIN:
