@@ -8,6 +8,7 @@ Usage: users.py --product FOLDER --apps FOLDER [--only CASE,CASE] [--keep] [--li
 """
 
 import argparse
+import ctypes
 import json
 import os
 import pwd
@@ -935,9 +936,20 @@ def own_job_tool_killed(context):
         raise Failure(f"the job ended with {child.returncode}:\n{out}\n{errors}\nexpected\n{want}")
 
 
+def remove_segments(user):
+    """A user's System V memory: it outlives the programs that made it, also those of an earlier test with the same user."""
+    with open("/proc/sysvipc/shm", encoding="ascii") as f:
+        columns = f.readline().split()
+        for line in f:
+            segment = dict(zip(columns, line.split()))
+            if int(segment["uid"]) == user:
+                ctypes.CDLL(None).shmctl(int(segment["shmid"]), 0, None)  # IPC_RMID
+
+
 @case
 def own_job_named(context):
     """What of a user's own job cannot be saved is named, and the job continues."""
+    remove_segments(VICTIM)
     image = os.path.join(context.lab.folder, "image")
     sleep = os.path.join(context.product, "sleep")
     shutil.copy("/bin/sleep", sleep)
@@ -958,6 +970,7 @@ def own_job_named(context):
             raise Failure(f"the job {name} was disturbed, or there is an image")
         os.killpg(child.pid, signal.SIGTERM)
         child.wait(LIMIT)
+    remove_segments(VICTIM)
     both = f"both-{os.getpid()}"
     for user in (VICTIM, ATTACKER):
         started_own(context, both, ["--plain"], ["sleep", "600"], user=user)
