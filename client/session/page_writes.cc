@@ -11,23 +11,14 @@
 
 #include <atomic>
 
+#include "proto/base/pagemap_scan.h"
+
 namespace cuda_remote::client {
 namespace {
 
 // Newer than some of the headers that this is built with.
 constexpr int kUserModeOnly = 1;
 constexpr uint64_t kWpUnpopulated = uint64_t{1} << 13, kWpAsync = uint64_t{1} << 15, kWpShared = uint64_t{1} << 12;
-constexpr uint64_t kPageIsWritten = uint64_t{1} << 1;
-constexpr uint64_t kScanProtects = 1, kScanNeedsAsync = 2;
-
-struct ScanRegion {
-  uint64_t start, end, categories;
-};
-struct ScanArguments {
-  uint64_t size, flags, start, end, walk_end, regions, region_count, max_pages;
-  uint64_t category_inverted, category_mask, category_any_mask, return_mask;
-};
-const unsigned long kScan = _IOWR('f', 16, ScanArguments);
 
 // What a child made by fork has to close: its memory is not watched, and a snapshot could not contain it. -1: nobody
 // watches.
@@ -112,7 +103,7 @@ bool PageWrites::Collect(uint64_t address, uint64_t bytes, std::vector<std::pair
     scan.regions = reinterpret_cast<uint64_t>(regions);
     scan.region_count = sizeof(regions) / sizeof(regions[0]);
     scan.category_mask = scan.return_mask = kPageIsWritten;
-    const int count = ioctl(pagemap_, kScan, &scan);
+    const int count = ioctl(pagemap_, kPagemapScan, &scan);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 || scan.walk_end <= at) return false;
     for (int i = 0; i < count; ++i) runs->emplace_back(regions[i].start, regions[i].end);

@@ -28,7 +28,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -40,23 +39,17 @@
 #endif
 
 #include "checkpoint/engine/criu/pages_socket.h"
+#include "proto/base/pagemap_scan.h"
 
 namespace {
 
+using cuda_remote::kPageIsGuard;
+using cuda_remote::kPagemapScan;
+using cuda_remote::ScanArguments;
+using cuda_remote::ScanRegion;
 using cuda_remote::checkpoint::HiddenPages;
 using cuda_remote::checkpoint::kMostHidden;
 using cuda_remote::checkpoint::kPagesSocketVariable;
-
-// Of linux/fs.h, from Linux 6.7.
-struct PageRegion {
-  uint64_t start, end, categories;
-};
-struct ScanArguments {
-  uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
-  uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
-};
-constexpr unsigned long kPagemapScan = _IOWR('f', 16, ScanArguments);
-constexpr uint64_t kGuard = 1 << 8;  // a category: nothing is there
 
 constexpr uint64_t kPageBytes = 4096;
 // CRIU asks for a mapping of this length alone, for shorter ones together with their neighbours.
@@ -160,12 +153,12 @@ long HidePages(int fd, const ScanArguments& scan, long count) {
   if (process == 0) return count;
   if (process != g_large.process) ReadMappings(process);
   if (!LiesInLargeMapping(scan.start, scan.end)) return count;
-  auto* const regions = reinterpret_cast<PageRegion*>(scan.vec);
+  auto* const regions = reinterpret_cast<ScanRegion*>(scan.regions);
   HiddenPages told[128];
   size_t to_tell = 0;
   long left = 0;
   for (long i = 0; i < count; ++i) {
-    if ((regions[i].categories & kGuard) != 0 || g_large.hidden >= kMostHidden) {
+    if ((regions[i].categories & kPageIsGuard) != 0 || g_large.hidden >= kMostHidden) {
       regions[left++] = regions[i];
       continue;
     }
