@@ -19,15 +19,6 @@ namespace {
 // What a library's modules are called among its children; no kernel's name begins so.
 constexpr char kModulePrefix[] = "/module/";
 
-// The child of `owner` under `name`; 0 if there is none.
-uint64_t FindChildLocked(Session& session, Kind kind, uint64_t owner, const std::string& name)
-    CR_REQUIRES_SHARED(session.objects().mutex()) {
-  const Object* object = session.objects().handles().Find(kind, owner);
-  if (!object || !object->children) return 0;
-  const auto it = object->children->find(name);
-  return it == object->children->end() ? 0 : it->second;
-}
-
 // The name by which its library gave it. Empty: it is no kernel.
 std::string NameOfKernelLocked(Session& session, uint64_t kernel) CR_REQUIRES_SHARED(session.objects().mutex()) {
   const Object* const object = session.objects().handles().Find(Kind::kKernel, kernel);
@@ -39,24 +30,21 @@ std::string NameOfKernelLocked(Session& session, uint64_t kernel) CR_REQUIRES_SH
 // function of a library's module is the one of the library's kernel in the module's context, whichever came first.
 uint64_t FindChild(Session& session, Kind kind, uint64_t owner, const std::string& name) {
   ReaderLock lock(&session.objects().mutex());
-  if (const uint64_t child = FindChildLocked(session, kind, owner, name)) return child;
+  if (const uint64_t child = session.objects().ChildLocked(kind, owner, name)) return child;
   const Object* const object = session.objects().handles().Find(kind, owner);
   if (!object || KindOf(object->owner) != Kind::kLibrary) return 0;
   if (kind == Kind::kModule) {
-    const uint64_t kernel = FindChildLocked(session, Kind::kLibrary, object->owner, name);
-    return FindChildLocked(session, Kind::kKernel, kernel, std::to_string(object->context));
+    const uint64_t kernel = session.objects().ChildLocked(Kind::kLibrary, object->owner, name);
+    return session.objects().ChildLocked(Kind::kKernel, kernel, std::to_string(object->context));
   }
-  const uint64_t module = FindChildLocked(session, Kind::kLibrary, object->owner, kModulePrefix + name);
-  return module ? FindChildLocked(session, Kind::kModule, module, NameOfKernelLocked(session, owner)) : 0;
+  const uint64_t module = session.objects().ChildLocked(Kind::kLibrary, object->owner, kModulePrefix + name);
+  return module ? session.objects().ChildLocked(Kind::kModule, module, NameOfKernelLocked(session, owner)) : 0;
 }
 
 void AddChild(Session& session, Kind kind, uint64_t owner, const std::string& name, Kind child_kind, uint64_t child,
               uint64_t context) {
   WriterLock lock(&session.objects().mutex());
-  Object* object = session.objects().handles().Find(kind, owner);
-  if (!object) return;
-  if (!object->children) object->children = std::make_unique<NamedChildren>();
-  (*object->children)[name] = child;
+  if (!session.objects().NameChildLocked(kind, owner, name, child)) return;
   Object* const made = session.objects().handles().Find(child_kind, child);
   made->owner = owner;
   made->context = context;

@@ -128,13 +128,9 @@ CUresult Part(const CallInfo& info, CUarray* part, Kind kind, uint64_t whole, un
   MutexLock one_at_a_time(&g_order);
   {
     ReaderLock lock(&objects.mutex());
-    const Object* const object = objects.handles().Find(kind, whole);
-    if (object && object->children) {
-      const auto known = object->children->find(name);
-      if (known != object->children->end()) {
-        *part = reinterpret_cast<CUarray>(known->second);
-        return CUDA_SUCCESS;
-      }
+    if (const uint64_t known = objects.ChildLocked(kind, whole, name)) {
+      *part = reinterpret_cast<CUarray>(known);
+      return CUDA_SUCCESS;
     }
   }
   const uint64_t made = request.*handle = call.NewHandle(Kind::kArray, whole);
@@ -143,10 +139,7 @@ CUresult Part(const CallInfo& info, CUarray* part, Kind kind, uint64_t whole, un
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   call.Created({Kind::kArray, made});
   WriterLock lock(&objects.mutex());
-  if (Object* const object = objects.handles().Find(kind, whole)) {
-    if (!object->children) object->children = std::make_unique<NamedChildren>();
-    (*object->children)[name] = made;
-  }
+  objects.NameChildLocked(kind, whole, name, made);
   *part = reinterpret_cast<CUarray>(made);
   return CUDA_SUCCESS;
 }

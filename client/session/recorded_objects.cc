@@ -60,6 +60,21 @@ Object* RecordedObjects::LivePrimaryContextLocked(int device) {
   return object && object->active ? object : nullptr;
 }
 
+uint64_t RecordedObjects::ChildLocked(Kind kind, uint64_t owner, const std::string& name) const {
+  const Object* const object = handles_.Find(kind, owner);
+  if (!object || !object->children) return 0;
+  const auto child = object->children->find(name);
+  return child != object->children->end() ? child->second : 0;
+}
+
+Object* RecordedObjects::NameChildLocked(Kind kind, uint64_t owner, const std::string& name, uint64_t child) {
+  Object* const object = handles_.Find(kind, owner);
+  if (!object) return nullptr;
+  if (!object->children) object->children = std::make_unique<NamedChildren>();
+  (*object->children)[name] = child;
+  return object;
+}
+
 std::string RecordedObjects::NameOf(const NamedChildren& children, uint64_t child) {
   for (const auto& [name, one] : children) {
     if (one == child) return name;
@@ -71,10 +86,8 @@ uint64_t RecordedObjects::KernelOfLocked(uint64_t function) const {
   const Object* const object = handles_.Find(Kind::kFunction, function);
   if (!object || KindOf(object->owner) == Kind::kKernel) return object ? object->owner : 0;
   const Object* const module = handles_.Find(Kind::kModule, object->owner);
-  const Object* const library = module ? handles_.Find(Kind::kLibrary, module->owner) : nullptr;
-  if (!library || !library->children || !module->children) return 0;
-  const auto kernel = library->children->find(NameOf(*module->children, function));
-  return kernel != library->children->end() ? kernel->second : 0;
+  if (!module || !module->children) return 0;
+  return ChildLocked(Kind::kLibrary, module->owner, NameOf(*module->children, function));
 }
 
 void RecordedObjects::AppendSettings(uint64_t function, std::string* out) {

@@ -85,6 +85,10 @@ class RecordedObjects {
   // Changes with what is known of any function or kernel (Object::info), under mutex(). Without the lock.
   uint64_t function_epoch() const { return function_epoch_.load(std::memory_order_acquire); }
   void FunctionsChangedLocked() CR_REQUIRES(mutex_) { function_epoch_.fetch_add(1, std::memory_order_acq_rel); }
+  // The child that `owner` has given under `name` (Object::children); 0: none, or there is no such owner.
+  uint64_t ChildLocked(Kind kind, uint64_t owner, const std::string& name) const CR_REQUIRES_SHARED(mutex_);
+  // Notes it there, if there is such an owner, which is returned.
+  Object* NameChildLocked(Kind kind, uint64_t owner, const std::string& name, uint64_t child) CR_REQUIRES(mutex_);
   // The name of a child; empty if it is none.
   static std::string NameOf(const NamedChildren& children, uint64_t child);
   // The kernel whose attributes a function has where it has none of its own: the one that it came from, or, of a
