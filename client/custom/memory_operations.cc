@@ -21,23 +21,29 @@ namespace {
 // The driver's own limit of a batch.
 constexpr unsigned kMostOperations = 256;
 
-// Flags that every driver takes. Others may be wrong, or need what not every GPU can do.
-bool ArePlain(bool waits, unsigned flags) {
-  return flags <= (waits ? unsigned(CU_STREAM_WAIT_VALUE_AND) : unsigned(CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER));
+// What can be told of an operation without knowing the memory. Other flags than these may be wrong, or need what not
+// every GPU can do.
+bool IsPlain(CUdeviceptr address, uint64_t bytes, bool waits, unsigned flags) {
+  const unsigned most = waits ? unsigned(CU_STREAM_WAIT_VALUE_AND) : unsigned(CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER);
+  return address % bytes == 0 && flags <= most;
 }
 
-template <typename Request>
-CUresult One(const CallInfo& info, CUstream stream, CUdeviceptr address, uint64_t bytes, bool waits, bool per_thread,
-             Request request) {
+// One operation, of a value of 4 or 8 bytes.
+template <typename Request, typename Value>
+CUresult One(const CallInfo& info, CUstream stream, CUdeviceptr address, Value value, unsigned flags, bool waits,
+             bool per_thread) {
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  Request request;
   if (const CUresult result = call.StreamToWire(stream, per_thread, &request.stream); result != CUDA_SUCCESS) {
     return result;
   }
   request.addr = address;
+  request.value = value;
+  request.flags = flags;
   request.Encode(&call.message());
   const bool looks_valid =
-      address % bytes == 0 && ArePlain(waits, request.flags) && KnowsDeviceRange(call, address, bytes);
+      IsPlain(address, sizeof(value), waits, flags) && KnowsDeviceRange(call, address, sizeof(value));
   return looks_valid ? call.Send() : call.Transact();
 }
 
@@ -52,10 +58,8 @@ bool LooksValid(Call& call, const CUstreamBatchMemOpParams& operation) {
       operation.operation == CU_STREAM_MEM_OP_WAIT_VALUE_64 || operation.operation == CU_STREAM_MEM_OP_WRITE_VALUE_64
           ? 8
           : 4;
-  const CUdeviceptr address = waits ? operation.waitValue.address : operation.writeValue.address;
-  if (address % bytes != 0 || !ArePlain(waits, waits ? operation.waitValue.flags : operation.writeValue.flags)) {
-    return false;
-  }
+  const CUdeviceptr address = operation.waitValue.address;
+  if (!IsPlain(address, bytes, waits, operation.waitValue.flags)) return false;
   uint64_t reached;
   return KnowsDeviceRange(call, address, bytes) ||
          IsSharedHostMemory(call.session(), reinterpret_cast<const void*>(address), bytes, &reached);
@@ -65,34 +69,26 @@ bool LooksValid(Call& call, const CUstreamBatchMemOpParams& operation) {
 
 CUresult Custom_cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags,
                                        bool per_thread) {
-  wire::cuStreamWaitValue32_v2_Request request;
-  request.value = value;
-  request.flags = flags;
-  return One(info::k_cuStreamWaitValue32_v2, stream, addr, 4, true, per_thread, request);
+  return One<wire::cuStreamWaitValue32_v2_Request>(info::k_cuStreamWaitValue32_v2, stream, addr, value, flags, true,
+                                                   per_thread);
 }
 
 CUresult Custom_cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags,
                                        bool per_thread) {
-  wire::cuStreamWaitValue64_v2_Request request;
-  request.value = value;
-  request.flags = flags;
-  return One(info::k_cuStreamWaitValue64_v2, stream, addr, 8, true, per_thread, request);
+  return One<wire::cuStreamWaitValue64_v2_Request>(info::k_cuStreamWaitValue64_v2, stream, addr, value, flags, true,
+                                                   per_thread);
 }
 
 CUresult Custom_cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags,
                                         bool per_thread) {
-  wire::cuStreamWriteValue32_v2_Request request;
-  request.value = value;
-  request.flags = flags;
-  return One(info::k_cuStreamWriteValue32_v2, stream, addr, 4, false, per_thread, request);
+  return One<wire::cuStreamWriteValue32_v2_Request>(info::k_cuStreamWriteValue32_v2, stream, addr, value, flags, false,
+                                                    per_thread);
 }
 
 CUresult Custom_cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags,
                                         bool per_thread) {
-  wire::cuStreamWriteValue64_v2_Request request;
-  request.value = value;
-  request.flags = flags;
-  return One(info::k_cuStreamWriteValue64_v2, stream, addr, 8, false, per_thread, request);
+  return One<wire::cuStreamWriteValue64_v2_Request>(info::k_cuStreamWriteValue64_v2, stream, addr, value, flags, false,
+                                                    per_thread);
 }
 
 CUresult Custom_cuStreamBatchMemOp_v2(CUstream stream, unsigned int count, CUstreamBatchMemOpParams* paramArray,
