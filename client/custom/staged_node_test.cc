@@ -106,16 +106,8 @@ class StagedNodeTest : public CustomTest {
   void SetUp() override {
     CustomTest::SetUp();
     // Memory that is not freed keeps its address.
-    server_->On(kOpMemAlloc, [](const FakeServer::Request& request) {
-      static uint64_t next = driverabi::kReservationBase;
-      wire::OpMemAlloc_Request in;
-      wire::OpMemAlloc_Reply out;
-      EXPECT_TRUE(in.Decode(request.message));
-      out.address = next;
-      out.bytes = in.bytes;
-      next += uint64_t(1) << 21;
-      return FakeServer::Answer{CUDA_SUCCESS, Encoded(out)};
-    });
+    static uint64_t next = driverabi::kReservationBase;
+    AllocateFrom(&next);
     ASSERT_EQ(cuGraphCreate(&graph_, 0), CUDA_SUCCESS);
     ASSERT_EQ(cuMemAlloc(&memory_, 1 << 16), CUDA_SUCCESS);
     // Every test begins without pieces: those of earlier tests are out of the way.

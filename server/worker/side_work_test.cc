@@ -49,61 +49,61 @@ std::vector<ChunkHash> HashesOf(const std::string& bytes, size_t chunk) {
   return out;
 }
 
+// Without a session.
+class SideWorkTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_EQ(driver_.cuInit(0), CUDA_SUCCESS);
+    ASSERT_EQ(driver_.cuCtxCreate_v2(&context_, 0, 0), CUDA_SUCCESS);
+  }
+  void TearDown() override { EXPECT_EQ(driver_.cuCtxDestroy_v2(context_), CUDA_SUCCESS); }
+  CUdeviceptr MemoryWith(const std::string& bytes) {
+    CUdeviceptr memory = 0;
+    EXPECT_EQ(driver_.cuMemAlloc_v2(&memory, bytes.size()), CUDA_SUCCESS);
+    EXPECT_EQ(driver_.cuMemcpyHtoD_v2(memory, bytes.data(), bytes.size()), CUDA_SUCCESS);
+    return memory;
+  }
+  const DriverTable driver_ = *LoadDriver(kDriver);
+  CUcontext context_ = nullptr;
+};
+
 // PTX that the software GPU interprets: slow, so little memory. Lengths around words, rows of all lanes, and the turn
 // of the unrolled loop; addresses at which words are not aligned.
-TEST(SideWork, TheKernelGivesTheValuesOfTheDefinition) {
-  const DriverTable driver = *LoadDriver(kDriver);
-  ASSERT_EQ(driver.cuInit(0), CUDA_SUCCESS);
-  CUcontext context = nullptr;
-  ASSERT_EQ(driver.cuCtxCreate_v2(&context, 0, 0), CUDA_SUCCESS);
-  {
-    StagingPool staging(driver);
-    SideWork work(driver, &staging, /*software=*/false);
-    const std::string bytes = Pattern(70000, 1);
-    CUdeviceptr memory = 0;
-    ASSERT_EQ(driver.cuMemAlloc_v2(&memory, bytes.size()), CUDA_SUCCESS);
-    ASSERT_EQ(driver.cuMemcpyHtoD_v2(memory, bytes.data(), bytes.size()), CUDA_SUCCESS);
-    std::vector<SideWork::Piece> pieces;
-    for (const uint64_t offset : {0, 16, 1, 9}) {
-      for (const uint64_t count : {1, 15, 16, 17, 8191, 8192, 8193, 3 * 8192 + 16, 4 * 8192, 65536 + 40}) {
-        pieces.push_back({memory + offset, count});
-      }
-    }
-    std::shared_ptr<char> hashes;
-    SideWork::Wait wait;
-    ASSERT_EQ(work.Hash(1, pieces, &hashes, &wait), CUDA_SUCCESS);
-    ASSERT_EQ(wait(), CUDA_SUCCESS);
-    for (size_t i = 0; i < pieces.size(); ++i) {
-      ChunkHash got;
-      memcpy(&got, hashes.get() + i * sizeof(got), sizeof(got));
-      EXPECT_EQ(got, HashChunk(bytes.data() + (pieces[i].address - memory), pieces[i].bytes))
-          << pieces[i].bytes << " bytes at " << pieces[i].address - memory;
+TEST_F(SideWorkTest, TheKernelGivesTheValuesOfTheDefinition) {
+  StagingPool staging(driver_);
+  SideWork work(driver_, &staging, /*software=*/false);
+  const std::string bytes = Pattern(70000, 1);
+  const CUdeviceptr memory = MemoryWith(bytes);
+  std::vector<SideWork::Piece> pieces;
+  for (const uint64_t offset : {0, 16, 1, 9}) {
+    for (const uint64_t count : {1, 15, 16, 17, 8191, 8192, 8193, 3 * 8192 + 16, 4 * 8192, 65536 + 40}) {
+      pieces.push_back({memory + offset, count});
     }
   }
-  EXPECT_EQ(driver.cuCtxDestroy_v2(context), CUDA_SUCCESS);
+  std::shared_ptr<char> hashes;
+  SideWork::Wait wait;
+  ASSERT_EQ(work.Hash(1, pieces, &hashes, &wait), CUDA_SUCCESS);
+  ASSERT_EQ(wait(), CUDA_SUCCESS);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    ChunkHash got;
+    memcpy(&got, hashes.get() + i * sizeof(got), sizeof(got));
+    EXPECT_EQ(got, HashChunk(bytes.data() + (pieces[i].address - memory), pieces[i].bytes))
+        << pieces[i].bytes << " bytes at " << pieces[i].address - memory;
+  }
 }
 
-TEST(SideWork, CopiesInPieces) {
-  const DriverTable driver = *LoadDriver(kDriver);
-  ASSERT_EQ(driver.cuInit(0), CUDA_SUCCESS);
-  CUcontext context = nullptr;
-  ASSERT_EQ(driver.cuCtxCreate_v2(&context, 0, 0), CUDA_SUCCESS);
-  {
-    StagingPool staging(driver);
-    SideWork work(driver, &staging, /*software=*/true);
-    const std::string bytes = Pattern((5 << 20) + 77, 8);
-    CUdeviceptr memory = 0;
-    ASSERT_EQ(driver.cuMemAlloc_v2(&memory, bytes.size()), CUDA_SUCCESS);
-    ASSERT_EQ(driver.cuMemcpyHtoD_v2(memory, bytes.data(), bytes.size()), CUDA_SUCCESS);
-    for (const size_t count : {size_t{1}, size_t{2} << 20, size_t{4} << 20, bytes.size() - 3}) {
-      std::string out(count + 1, '?');
-      SideWork::Wait wait;
-      ASSERT_EQ(work.CopyOut(1, {memory + 3, count}, &out[0], &wait), CUDA_SUCCESS);
-      ASSERT_EQ(wait(), CUDA_SUCCESS);
-      EXPECT_EQ(out, bytes.substr(3, count) + "?") << count;
-    }
+TEST_F(SideWorkTest, CopiesInPieces) {
+  StagingPool staging(driver_);
+  SideWork work(driver_, &staging, /*software=*/true);
+  const std::string bytes = Pattern((5 << 20) + 77, 8);
+  const CUdeviceptr memory = MemoryWith(bytes);
+  for (const size_t count : {size_t{1}, size_t{2} << 20, size_t{4} << 20, bytes.size() - 3}) {
+    std::string out(count + 1, '?');
+    SideWork::Wait wait;
+    ASSERT_EQ(work.CopyOut(1, {memory + 3, count}, &out[0], &wait), CUDA_SUCCESS);
+    ASSERT_EQ(wait(), CUDA_SUCCESS);
+    EXPECT_EQ(out, bytes.substr(3, count) + "?") << count;
   }
-  EXPECT_EQ(driver.cuCtxDestroy_v2(context), CUDA_SUCCESS);
 }
 
 class SideRequests : public testing::Test {

@@ -87,16 +87,21 @@ class CustomTest : public ::testing::Test {
     device.attributes.assign(200, 1);
     info.devices.assign(2, device);
     server_->On(kOpSessionInfo, {CUDA_SUCCESS, Encoded(info)});
-    server_->On(kOpMemAlloc, [next = driverabi::kReservationBase](const FakeServer::Request& request) mutable {
+    next_memory_ = driverabi::kReservationBase;
+    AllocateFrom(&next_memory_);
+    ASSERT_EQ(cuInit(0), CUDA_SUCCESS);
+  }
+  // The server gives memory from there on, each time 2 MiB further.
+  static void AllocateFrom(uint64_t* next) {
+    server_->On(kOpMemAlloc, [next](const FakeServer::Request& request) {
       wire::OpMemAlloc_Request in;
       wire::OpMemAlloc_Reply out;
       EXPECT_TRUE(in.Decode(request.message));
-      out.address = next;
+      out.address = *next;
       out.bytes = in.bytes;
-      next += uint64_t(1) << 21;
+      *next += uint64_t(1) << 21;
       return FakeServer::Answer{CUDA_SUCCESS, Encoded(out)};
     });
-    ASSERT_EQ(cuInit(0), CUDA_SUCCESS);
   }
   static void SetUpTestSuite() { Connect(true); }
   static void TearDownTestSuite() { delete server_; }
@@ -169,6 +174,7 @@ class CustomTest : public ::testing::Test {
   }
 
   static inline FakeServer* server_ = nullptr;
+  static inline uint64_t next_memory_ = 0;
   static inline CUcontext context_ = nullptr;
   std::vector<FakeServer::Request> sent_;
 };
