@@ -108,7 +108,7 @@ CUresult Custom_cuGraphDestroyNode(CUgraphNode hNode) {
     }
   }
   call.Modified({Kind::kGraph, graph}, request.hNode);
-  call.session().disguised_nodes().NodeDestroyed(request.hNode);
+  call.session().disguised_nodes().ForgetNode(request.hNode);
   WriterLock lock(&call.session().objects().mutex());
   call.session().objects().graph_records().NodeRemoved({Kind::kGraph, graph}, {Kind::kGraphNode, request.hNode});
   return CUDA_SUCCESS;

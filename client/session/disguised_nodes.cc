@@ -26,12 +26,6 @@ void DisguisedNodes::Destroyed(replay::ObjectKey object, RecordedObjects* object
   }
 }
 
-void DisguisedNodes::NodeDestroyed(uint64_t node) {
-  if (!any()) return;
-  WriterLock lock(&mutex_);
-  nodes_.erase(node);
-}
-
 std::vector<StagedInExec> DisguisedNodes::StagedOfLocked(uint64_t graph) const {
   std::map<uint64_t, StagedInExec> in_order;
   for (const auto& [handle, node] : nodes_) {

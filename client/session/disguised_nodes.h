@@ -76,8 +76,6 @@ class DisguisedNodes {
   // The application destroyed a graph or an executable, or a capture's graph came to nothing. Appends to *gone the
   // memory that nobody can use any more. Looks at the handles of `objects`.
   void Destroyed(replay::ObjectKey object, RecordedObjects* objects, Addresses* gone) CR_EXCLUDES(mutex_);
-  // The application took a node out of its graph.
-  void NodeDestroyed(uint64_t node) CR_EXCLUDES(mutex_);
   // An executable was made from `graph`, or updated from it: its copy nodes of pageable memory do what those of the
   // graph do. Nodes are paired in their order, as the driver pairs those of graphs that were built alike. An update
   // leaves them enabled or disabled, as natively.
@@ -87,7 +85,7 @@ class DisguisedNodes {
   void Moved(uint64_t graph, uint64_t parent) CR_EXCLUDES(mutex_);
   // Device memory is gone with its context.
   void ForgetMemory(uint64_t address) CR_EXCLUDES(mutex_);
-  // A node is gone.
+  // The application took a node out of its graph, or its graph is gone.
   void ForgetNode(uint64_t node) CR_EXCLUDES(mutex_);
   // A graph or an executable is gone.
   void ForgetInside(uint64_t graph) CR_EXCLUDES(mutex_);

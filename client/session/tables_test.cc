@@ -212,7 +212,7 @@ TEST_F(TablesTest, AnExecutableHasTheGraphsCopiesInTheirOrder) {
   EXPECT_EQ(widths(dead), (Widths{{9, 90}, {3, 30}, {5, 50}}));
   nodes_.Updated(300, exec);
   EXPECT_EQ(widths(exec), (Widths{{9, 40}, {3, 60}, {5, 20}})) << "not a graph of the same shape";
-  nodes_.NodeDestroyed(5);
+  nodes_.ForgetNode(5);
   nodes_.Instantiated(100, exec);
   EXPECT_EQ(widths(exec), (Widths{{9, 90}, {3, 30}}));
   // They go with their executables, and what disabled nodes copy with its context.
