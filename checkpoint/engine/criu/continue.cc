@@ -21,7 +21,7 @@
 namespace cuda_remote::checkpoint {
 namespace {
 
-constexpr uint64_t kContinueBit = uint64_t{1} << (SIGCONT - 1);
+constexpr uint64_t kContinueBit = uint64_t{1} << (SIGCONT - 1), kStopBit = uint64_t{1} << (SIGSTOP - 1);
 // For what the kernel does at once.
 constexpr std::chrono::seconds kLimit(5);
 
@@ -32,17 +32,27 @@ bool MaySignal(int pid) {
   return user == 0 || (!users.empty() && std::count(users.begin(), users.end(), user) == long(users.size()));
 }
 
+// Whether a thread's mask of signals, a line of its status, has one of these bits.
+bool Has(int thread, const char* line, uint64_t bits) {
+  const std::vector<uint64_t> mask = StatusNumbers(thread, line, 16);
+  return !mask.empty() && (mask[0] & bits) != 0;
+}
+
 // Whether the program has a handler for SIGCONT, or a thread that blocks it and may ask for it (sigwait, signalfd).
 bool MayNotice(int pid) {
-  const auto has = [](int thread, const char* line) {
-    const std::vector<uint64_t> mask = StatusNumbers(thread, line, 16);
-    return !mask.empty() && (mask[0] & kContinueBit) != 0;
-  };
-  if (has(pid, "SigCgt")) return true;
-  for (const int thread : ThreadsOf(pid)) {
-    if (has(thread, "SigBlk")) return true;
-  }
-  return false;
+  const std::vector<int> threads = ThreadsOf(pid);
+  return Has(pid, "SigCgt", kContinueBit) ||
+         std::any_of(threads.begin(), threads.end(), [](int thread) { return Has(thread, "SigBlk", kContinueBit); });
+}
+
+// Whether the process is stopped, or about to stop. Threads of one that runs would be waited for in vain: as after a
+// dump that has failed, since CRIU lets the processes go then.
+bool Stops(int pid) {
+  const std::vector<int> threads = ThreadsOf(pid);
+  return Has(pid, "ShdPnd", kStopBit) || std::any_of(threads.begin(), threads.end(), [](int thread) {
+           const char state = StateOf(thread);
+           return state == 'T' || state == 't' || Has(thread, "SigPnd", kStopBit);
+         });
 }
 
 bool Send(int process, int signal) { return syscall(SYS_pidfd_send_signal, process, signal, nullptr, 0u) == 0; }
@@ -111,7 +121,7 @@ class Tracer {
 
 bool ContinueUnnoticed(int pid, int process) {
   bool sent = false;
-  if (MaySignal(pid) && MayNotice(pid)) {
+  if (MaySignal(pid) && MayNotice(pid) && Stops(pid)) {
     // With the end of the thread nothing is traced any more, whatever has happened.
     std::thread([&] {
       const AsRoot root;  // the rights of its user alone allow nobody else to trace a process

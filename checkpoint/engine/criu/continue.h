@@ -9,7 +9,7 @@
 namespace cuda_remote::checkpoint {
 
 // `process`: a descriptor of process `pid` (pidfd_open). False if the process cannot be sent a signal; true if it has
-// ended. Where this thread may not trace the process, the program notices. Any thread.
+// ended. The program notices if this thread may not trace the process, or if the process is not stopped. Any thread.
 bool ContinueUnnoticed(int pid, int process);
 
 }  // namespace cuda_remote::checkpoint

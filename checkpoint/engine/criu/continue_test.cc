@@ -220,6 +220,28 @@ TEST(Continue, AllThreadsRunOn) {
   }
 }
 
+// Nobody waits until each of its threads stops, which with so many takes longer than a test may.
+TEST(Continue, OneThatRuns) {
+  constexpr int kThreads = 80;
+  Child child([](int commands) {
+    SayWhenContinued();
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kThreads; ++i) {
+      threads.emplace_back([commands] {
+        Say('.');
+        Echo(commands);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  });
+  for (int i = 0; i < kThreads; ++i) EXPECT_EQ(child.Hear(), '.');
+  const UniqueFd process(int(syscall(SYS_pidfd_open, child.pid(), 0u)));
+  EXPECT_TRUE(ContinueUnnoticed(child.pid(), process.get()));
+  EXPECT_EQ(child.Hear(), '!');
+  child.Command('a');
+  EXPECT_EQ(child.Hear(), 'a');
+}
+
 TEST(Continue, OneThatHasEnded) {
   Child child([](int) {
     SayWhenContinued();
