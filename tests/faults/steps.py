@@ -13,6 +13,7 @@ Exit code: 0 all passed, 1 some failed, 2 wrong use.
 """
 
 import argparse
+import contextlib
 import glob
 import json
 import os
@@ -31,6 +32,7 @@ from harness import Failure, wait_for  # noqa: E402
 
 CASES = {}
 RANKS = 8
+SAVE = "save processes"  # the step that is CRIU's work
 STILL_PARTS = 4  # of apart.cu: so many steps in a row compare all memory that stands still
 LIMIT = int(os.environ.get("CR_LIMIT", 90))  # seconds for anything that is waited for
 
@@ -269,13 +271,53 @@ def chosen(steps):
 def kills(steps):
     """Before which steps something is killed, and how long after that: CRIU's work is long, and stops the processes in it."""
     for number, name in chosen(steps):
-        for delay in (0, 0.03, 0.06, 0.1, 0.15, 0.25) if name == "save processes" else (0,):
+        for delay in (0, 0.03, 0.06, 0.1, 0.15, 0.25) if name == SAVE else (0,):
             yield number, name, delay
+
+
+def held_dumps(steps, delays=(0, 0.05)):
+    """The step that is CRIU's work, if there is one, and how long after CRIU is at one process (HeldDump) something is killed."""
+    return [(number, name, delay) for number, name in chosen(steps) for delay in (delays if name == SAVE else ())]
+
+
+class HeldDump:
+    """A dump that does not get past one process: a file of CRIU's for that one is a pipe, which CRIU cannot open before somebody reads.
+
+    So CRIU is in the middle of its work for as long as the test wants: it has stopped all processes, and has its code in
+    this one. It is in no other one, which could end with that code in it (Ranks.leave_out_trapped). The image is of no use.
+    """
+
+    def __init__(self, image, pid):
+        """Before CRIU is started. `pid`: the process's number in the job."""
+        folder = os.path.join(image + ".partial", "client")
+        # CRIU opens the first one just before the second.
+        self.before, self.pipe = (os.path.join(folder, f"{name}-{pid}.img") for name in ("ids", "core"))
+        self.reader = None
+        os.mkfifo(self.pipe)
+
+    def await_criu(self, tool):
+        """Waits until CRIU is at the process."""
+        at_it = lambda: os.path.exists(self.before)
+        wait_for(lambda: at_it() or not tool.running(), LIMIT, lambda: f"CRIU does not come to the process\n{tool.describe()}")
+        if not at_it():
+            raise Failure(f"CRIU was not held\n{tool.describe()}")
+
+    def let_go(self):
+        """CRIU works on, if it still does. What it writes of the process fits into the pipe."""
+        try:
+            self.reader = os.open(self.pipe, os.O_RDONLY | os.O_NONBLOCK)
+        except FileNotFoundError:
+            pass  # it has failed, and all of the image was removed
+
+    def close(self):
+        """After the tool has ended."""
+        if self.reader is not None:
+            os.close(self.reader)
 
 
 def all_steps(steps):
     """The numbers and names of all steps in a file, and delays: CRIU's work is long, and the job does not end at once."""
-    delays = {"save processes": (0, 0.02, 0.06, 0.12, 0.2, 0.3), "end the job": (0, 0.005, 0.02, 0.1), "restore processes": (0, 0.05, 0.2)}
+    delays = {SAVE: (0, 0.02, 0.06, 0.12, 0.2, 0.3), "end the job": (0, 0.005, 0.02, 0.1), "restore processes": (0, 0.05, 0.2)}
     with open(steps) as f:
         found = [(int(number), name) for number, name in (line.rstrip("\n").split(" ", 1) for line in f)]
     if len(found) < 5:
@@ -324,16 +366,22 @@ def no_half_image(image, committed):
 
 def fail_in_each_step(context, way, what, **job):
     """`way`: "keep", "stop" or "move". `what`: "rank" or "worker", which is killed."""
-    try:
-        fail_steps_of_one_job(context, way, what, **job)
-    except Trapped:
-        print("    the job's first process was trapped; once more, with another job", flush=True)
-        _, options = context
-        with harness.Lab(options.product, options.driver, options.keep) as lab:
-            fail_steps_of_one_job((lab, options), way, what, **job)
+    _, options = context
+    done = []
+    with contextlib.ExitStack() as labs:
+        for more in (2, 1, 0):
+            try:
+                fail_steps_of_one_job(context, way, what, done, **job)
+                return
+            except Trapped:
+                if more == 0:
+                    raise
+            print("    the job's first process was trapped; the rest with another job", flush=True)
+            context = (labs.enter_context(harness.Lab(options.product, options.driver, options.keep)), options)
 
 
-def fail_steps_of_one_job(context, way, what, **job):
+def fail_steps_of_one_job(context, way, what, done, **job):
+    """`done`: of each kill so far, also of earlier jobs, whether the tool succeeded."""
     lab, options = context
     ranks = Ranks(lab, options, **job)
     pick = random.Random(f"{way} {what}")
@@ -369,17 +417,23 @@ def fail_steps_of_one_job(context, way, what, **job):
     if not settle(tool, image, "no fault"):
         raise Failure(f"failed without a fault\n{tool.describe()}")
     ranks.expect_running("without a fault")
-    succeeded = failed = 0
-    for number, name, delay in kills(steps):
-        title = f"{what} killed before step {number} ({name})" + (f", {delay} s later" if delay else "")
-        image, steps = ranks.path(f"image{number}-{delay}"), ranks.path(f"steps{number}-{delay}")
+    # With a worker that is killed in CRIU's work, the image would be complete, and of no use.
+    held_ones = held_dumps(steps) if what == "rank" else []
+    moments = [(*one, False) for one in kills(steps)] + [(*one, True) for one in held_ones]
+    for number, name, delay, held in moments[len(done) :]:
+        title = f"{what} killed {'in' if held else 'before'} step {number} ({name})" + (f", {delay} s later" if delay else "")
+        unique = f"{number}-{delay}-{held}"
+        image, steps = ranks.path(f"image{unique}"), ranks.path(f"steps{unique}")
         victim = pick.choice(ranks.living())
         session = ranks.sessions()[ranks.rank(victim)[1]]
         tool = ranks.tool(command(image), steps, stop_at=number)
         await_step(tool, steps, number)
         killed = ranks.host_pid(session["pid"]) if what == "rank" else session["worker_pid"]
-        if delay:
+        dump = HeldDump(image, session["pid"]) if held else None
+        if delay or held:
             open(steps + ".go", "w").close()
+            if held:
+                dump.await_criu(tool)
             time.sleep(delay)
         try:
             os.kill(killed, signal.SIGKILL)
@@ -387,10 +441,17 @@ def fail_steps_of_one_job(context, way, what, **job):
             pass  # the job was stopped before that
         if not delay and pick.random() < 0.5:
             time.sleep(0.05)  # others may notice first
+        if held:
+            dump.let_go()
         open(steps + ".go", "w").close()
         ok = settle(tool, image, title)
-        succeeded, failed = succeeded + ok, failed + (not ok)
-        named = r"apart \(PID \d+\)" + (r"|was killed by 9 unexpectedly" if delay else "")  # CRIU's own words
+        if held:
+            dump.close()
+            if ok:
+                raise Failure(f"{title}: the job was saved\n{tool.describe()}")
+        done.append(ok)
+        in_criu = delay or held
+        named = r"apart \(PID \d+\)" + (r"|was killed by 9 unexpectedly" if in_criu else "")  # CRIU's own words
         if not ok and not re.search(named, tool.stderr()):
             raise Failure(f"{title}: the message does not say what has ended\n{tool.describe()}")
         # What was saved whole is there again, also the one that was killed after that; and one that has moved needs its
@@ -398,7 +459,7 @@ def fail_steps_of_one_job(context, way, what, **job):
         may_live = ok and (way == "stop" or (way == "move" and what == "worker"))
         if not may_live or not lives_on(ranks, victim):
             ranks.expect_gone(victim)
-        if delay and not ok:
+        if in_criu and not ok:
             ranks.check_first_process(tool)
             ranks.leave_out_trapped(tool)
         try:
@@ -409,7 +470,7 @@ def fail_steps_of_one_job(context, way, what, **job):
             ranks.add()
         print(f"    {'done  ' if ok else 'failed'} {title}: {tool.stderr().strip().splitlines()[-1:]}", flush=True)
     # A rank that has ended is left out of a move.
-    if not failed and (way, what) != ("move", "rank"):
+    if all(done) and (way, what) != ("move", "rank"):
         raise Failure("no fault made the tool fail")
     ranks.finish()
 
@@ -766,21 +827,30 @@ def kill_tool_in_each_step(context, way, **job):
     find_server()
     ranks.expect_running("without a fault")
     counts = {"went on": 0, "done": 0}
-    for turn, (number, name, delay) in enumerate(all_steps(steps)):
-        title = f"{way}: tool killed before step {number} ({name})" + (f", {delay} s later" if delay else "")
-        image, steps = ranks.path(f"image{number}-{delay}"), ranks.path(f"steps{number}-{delay}")
+    moments = [(*one, False) for one in all_steps(steps)] + [(*one, True) for one in held_dumps(steps)]
+    for turn, (number, name, delay, held) in enumerate(moments):
+        title = f"{way}: tool killed {'in' if held else 'before'} step {number} ({name})" + (f", {delay} s later" if delay else "")
+        unique = f"{number}-{delay}-{held}"
+        image, steps = ranks.path(f"image{unique}"), ranks.path(f"steps{unique}")
         tool = ranks.tool(command(image), steps, stop_at=number)
         await_step(tool, steps, number)
-        if delay:
+        dump = HeldDump(image, ranks.rank(ranks.living()[-1])[1]) if held else None
+        if delay or held:
             open(steps + ".go", "w").close()
+            if held:
+                dump.await_criu(tool)
             time.sleep(delay)
         kill_at_work(tool, everything=turn % 2 == 0)
+        if held:
+            dump.let_go()
         open(steps + ".go", "w").close()
         try:
             # The next tool does not wait for anything: neither for the one that was killed, nor for the job.
-            after = ranks.path(f"after{number}-{delay}") if way == "move" else image
+            after = ranks.path(f"after{unique}") if way == "move" else image
             again = ranks.tool([lab.tool("cr-checkpoint"), ranks.job.id, after], steps + ".again")
             died = tool.wait(LIMIT) != 0
+            if held:
+                dump.close()
             if died and "has died" not in tool.stderr():
                 raise Failure(f"it was not killed\n{tool.describe()}")
             stopped = again.wait(LIMIT) != 0 and way == "stop"
