@@ -9,7 +9,9 @@
 #include <unistd.h>
 
 #include <memory>
+#include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "proto/mirror/mirror.h"
@@ -45,6 +47,41 @@ class ManagedTest : public testing::Test {
     in.address = kManagedBase;
     in.bytes = ManagedMemory::kPage;
     ASSERT_EQ(client_->Call(kOpManagedMap, in), CUDA_SUCCESS);
+  }
+
+  // Of one on this machine, whose file it returns, with the memory registered: copies follow the work.
+  int MapRegistered(uint64_t bytes) {
+    const int fd = memfd_create("managed", MFD_CLOEXEC);
+    EXPECT_EQ(ftruncate(fd, off_t(bytes)), 0);
+    EXPECT_EQ(client_->channel().SendFd(3, fd), ChannelStatus::kOk);
+    wire::OpManagedMap_Request map;
+    map.tag = 3;
+    map.address = kManagedBase;
+    map.bytes = bytes;
+    EXPECT_EQ(client_->Call(kOpManagedMap, map), CUDA_SUCCESS);
+    // Memory is registered that has been copied several times.
+    for (int i = 0; i < 6; ++i) {
+      Flush({{kManagedBase, bytes}});
+      EXPECT_EQ(client_->Synchronize(), CUDA_SUCCESS);
+    }
+    return fd;
+  }
+
+  struct Run {
+    uint64_t address, bytes;
+  };
+  static std::string_view Payload(const std::vector<Run>& runs) {
+    return std::string_view(reinterpret_cast<const char*>(runs.data()), runs.size() * sizeof(Run));
+  }
+  void Flush(const std::vector<Run>& runs) {
+    ASSERT_EQ(client_->Call(kOpManagedFlush, wire::OpManagedFlush_Request(), Payload(runs)), CUDA_SUCCESS);
+  }
+  // Waits for the GPU. Returns whether the pages came with the answer.
+  bool AwaitWith(const std::vector<Run>& runs) {
+    char fetched = 0;
+    EXPECT_EQ(client_->Call(kCall_cuCtxSynchronize, wire::cuCtxSynchronize_Request(), Payload(runs), &fetched, 1),
+              CUDA_SUCCESS);
+    return client_->reply.payload_bytes == 1;
   }
 
   // Work that has a payload.
@@ -120,6 +157,7 @@ class ManagedInTimeTest : public ManagedTest {
   }
 
   uint64_t functions_ = 0;
+  std::mt19937 random_{1};
 };
 
 TEST_F(ManagedTest, StreamsThatWereWaitedForStayIdle) {
@@ -165,39 +203,70 @@ TEST_F(ManagedTest, WorkIsFoundUntilItIsWaitedFor) {
 // The executor watches for a moment only, and hands longer waits over. The pages come with the answer all the same.
 TEST_F(ManagedTest, ALongWaitBringsThePagesThatWereAskedFor) {
   constexpr uint64_t kSegment = ManagedMemory::kPage;
-  const int fd = memfd_create("managed", MFD_CLOEXEC);
-  ASSERT_EQ(ftruncate(fd, kSegment), 0);
-  ASSERT_EQ(client_->channel().SendFd(3, fd), ChannelStatus::kOk);
-  wire::OpManagedMap_Request map;
-  map.tag = 3;
-  map.address = kManagedBase;
-  map.bytes = kSegment;
-  ASSERT_EQ(client_->Call(kOpManagedMap, map), CUDA_SUCCESS);
-  // Memory that has been copied several times is registered, so that copies follow the work.
-  const uint64_t all[2] = {kManagedBase, kSegment}, some[2] = {kManagedBase + kBytes, kBytes};
-  const auto payload_of = [](const uint64_t(&run)[2]) {
-    return std::string_view(reinterpret_cast<const char*>(run), sizeof run);
-  };
-  for (int i = 0; i < 3; ++i) {
-    ASSERT_EQ(client_->Call(kOpManagedFlush, wire::OpManagedFlush_Request(), payload_of(all)), CUDA_SUCCESS);
-    ASSERT_EQ(client_->Synchronize(), CUDA_SUCCESS);
-  }
+  const int fd = MapRegistered(kSegment);
   wire::cuMemsetD8Async_Request fill;
   fill.dstDevice = kManagedBase;
   fill.uc = 'x';
   fill.N = kSegment;
   ASSERT_EQ(client_->Call(kCall_cuMemsetD8Async, fill), CUDA_SUCCESS);
-  char fetched = 0;
-  ASSERT_EQ(client_->Call(kCall_cuCtxSynchronize, wire::cuCtxSynchronize_Request(), payload_of(some), &fetched, 1),
-            CUDA_SUCCESS);
-  EXPECT_EQ(client_->reply.payload_bytes, 1u);
+  EXPECT_TRUE(AwaitWith({{kManagedBase + kBytes, kBytes}}));
   std::string bytes(3 * kBytes, 'o');
   ASSERT_EQ(pread(fd, &bytes[0], bytes.size(), 0), ssize_t(bytes.size()));
   EXPECT_EQ(bytes, std::string(kBytes, 0) + std::string(kBytes, 'x') + std::string(kBytes, 0));
   // Nobody has asked for any.
   ASSERT_EQ(client_->Call(kCall_cuMemsetD8Async, fill), CUDA_SUCCESS);
-  ASSERT_EQ(client_->Call(kCall_cuCtxSynchronize, wire::cuCtxSynchronize_Request(), {}, &fetched, 1), CUDA_SUCCESS);
-  EXPECT_EQ(client_->reply.payload_bytes, 0u);
+  EXPECT_FALSE(AwaitWith({}));
+  close(fd);
+}
+
+// Host and GPU change the same memory in turn: ranges of whole pages, odd ones, scattered ones, ones on both sides of the
+// end of a registration, and ones that are too long to be put off.
+TEST_F(ManagedInTimeTest, BytesComeAndGoInTurns) {
+  constexpr uint64_t kRegistration = 32 << 20;
+  const int fd = MapRegistered(kRegistration + ManagedMemory::kPage);
+  std::vector<Run> scattered;
+  for (uint64_t i = 0; i < 65; ++i) scattered.push_back({kManagedBase + 2 * i * kBytes, kBytes});
+  const std::vector<Run> few(scattered.begin(), scattered.begin() + 64);
+  const std::vector<std::vector<Run>> all = {
+      {{kManagedBase, 2 * kBytes}},
+      {{kManagedBase + kRegistration - kBytes, 2 * kBytes}},
+      {{kManagedBase + 5 * kBytes, 64 << 10}, {kManagedBase + (1 << 20), 48}, {kManagedBase + (2 << 20), 128 << 10}},
+      {{kManagedBase + 5 * kBytes, 256 << 10}},
+      {{kManagedBase + 7 * kBytes, (256 << 10) + kBytes}},
+      {{kManagedBase + 8, 24}, {kManagedBase + kBytes, kBytes}},
+      {{kManagedBase + 16, 40}},
+      few,
+      scattered,
+  };
+  for (int turn = 0; turn < 3; ++turn) {
+    for (size_t kind = 0; kind < all.size(); ++kind) {
+      SCOPED_TRACE(testing::Message() << "turn " << turn << ", kind " << kind);
+      std::vector<std::string> wanted;
+      for (const Run& run : all[kind]) {
+        std::string bytes(run.bytes, 0);
+        for (char& byte : bytes) byte = char(random_());
+        ASSERT_EQ(pwrite(fd, bytes.data(), bytes.size(), off_t(run.address - kManagedBase)), ssize_t(bytes.size()));
+        wanted.push_back(bytes);
+      }
+      Flush(all[kind]);
+      // The GPU's turn: the second half of each range becomes the first one, too.
+      for (size_t i = 0; i < wanted.size(); ++i) {
+        wire::cuMemcpyAsync_Request copy;
+        copy.dst = all[kind][i].address;
+        copy.bytes = all[kind][i].bytes / 2;
+        copy.src = copy.dst + copy.bytes;
+        ASSERT_EQ(client_->Call(kCall_cuMemcpyAsync, copy), CUDA_SUCCESS);
+        wanted[i].replace(0, copy.bytes, wanted[i], copy.bytes, copy.bytes);
+      }
+      ASSERT_TRUE(AwaitWith(all[kind]));
+      for (size_t i = 0; i < wanted.size(); ++i) {
+        std::string bytes(wanted[i].size(), 0);
+        ASSERT_EQ(pread(fd, &bytes[0], bytes.size(), off_t(all[kind][i].address - kManagedBase)),
+                  ssize_t(bytes.size()));
+        ASSERT_EQ(bytes, wanted[i]) << "range " << i;
+      }
+    }
+  }
   close(fd);
 }
 
