@@ -220,6 +220,93 @@ TEST_F(GraphTest, BuiltByHandAndUpdated) {
   CU_IS(CUDA_ERROR_INVALID_VALUE, cuGraphDestroy(parent));
 }
 
+TEST_F(GraphTest, NodesInsideAChildGraphAreNodesOfTheExecutable) {
+  CUgraph inner, middle, graph;
+  CUgraphNode copy, call, in_middle, in_graph;
+  for (CUgraph* one : {&inner, &middle, &graph}) CU_OK(cuGraphCreate(one, 0));
+  CUDA_MEMCPY3D move = {};
+  move.srcMemoryType = move.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  move.srcDevice = word_;
+  move.dstDevice = word_ + 32;
+  move.WidthInBytes = move.Height = 4;
+  move.srcPitch = move.dstPitch = 4;
+  move.Depth = 1;
+  CU_OK(cuGraphAddMemcpyNode(&copy, inner, nullptr, 0, &move, context_));
+  std::atomic<int> calls{0}, other_calls{0};
+  const CUhostFn count = [](void* p) { ++*static_cast<std::atomic<int>*>(p); };
+  CUDA_HOST_NODE_PARAMS params = {count, &calls};
+  CU_OK(cuGraphAddHostNode(&call, inner, &copy, 1, &params));
+  CU_OK(cuGraphAddChildGraphNode(&in_middle, middle, nullptr, 0, inner));
+  CU_OK(cuGraphAddChildGraphNode(&in_graph, graph, nullptr, 0, middle));
+  // The nodes of the copies inside.
+  CUgraph of_graph, of_middle;
+  CUgraphNode nodes[2];
+  size_t nodes_count = 1;
+  CU_OK(cuGraphChildGraphNodeGetGraph(in_graph, &of_graph));
+  CU_OK(cuGraphGetNodes(of_graph, nodes, &nodes_count));
+  CU_OK(cuGraphChildGraphNodeGetGraph(nodes[0], &of_middle));
+  nodes_count = 2;
+  CU_OK(cuGraphGetNodes(of_middle, nodes, &nodes_count));
+  CUgraphExec exec;
+  CU_OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+  const auto launch = [&](unsigned value) {
+    CU_OK(cuMemsetD32_v2(word_, value, 8));
+    CU_OK(cuMemsetD32_v2(word_ + 32, 0, 1));
+    CU_OK(cuCtxSynchronize());
+    CU_OK(cuGraphLaunch(exec, a_));
+    CU_OK(cuStreamSynchronize(a_));
+  };
+  launch(5);
+  EXPECT_EQ(5u, Word(8));
+  EXPECT_EQ(1, calls);
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuGraphNodeSetEnabled(exec, nodes[1], 0));
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuGraphNodeSetEnabled(exec, copy, 0));  // the child has a copy of it
+  CU_OK(cuGraphNodeSetEnabled(exec, nodes[0], 0));
+  params.userData = &other_calls;
+  CU_OK(cuGraphExecHostNodeSetParams(exec, nodes[1], &params));
+  launch(6);
+  EXPECT_EQ(0u, Word(8));
+  EXPECT_EQ(1, calls);
+  EXPECT_EQ(1, other_calls);
+  // Neither another child graph nor an update enables it, or takes its name.
+  CU_OK(cuGraphExecChildGraphNodeSetParams(exec, in_graph, middle));
+  launch(7);
+  EXPECT_EQ(0u, Word(8));
+  EXPECT_EQ(2, calls);
+  CUgraphExecUpdateResultInfo info;
+  CU_OK(cuGraphExecHostNodeSetParams(exec, nodes[1], &params));
+  CU_OK(cuGraphExecUpdate_v2(exec, graph, &info));
+  launch(8);
+  EXPECT_EQ(0u, Word(8));
+  EXPECT_EQ(3, calls);
+  unsigned enabled = 2;
+  CU_OK(cuGraphNodeGetEnabled(exec, nodes[0], &enabled));
+  EXPECT_EQ(0u, enabled);
+  CU_OK(cuGraphNodeSetEnabled(exec, nodes[0], 1));
+  launch(9);
+  EXPECT_EQ(9u, Word(8));
+  // A launch that waits does what the executable was.
+  move.srcDevice = word_ + 16;
+  CU_OK(cuMemsetD32_v2(word_ + 16, 30, 4));
+  CU_OK(cuMemsetD32_v2(word_ + 48, 0, 1));
+  CU_OK(cuStreamWaitValue32_v2(a_, word_ + 48, 1, CU_STREAM_WAIT_VALUE_EQ));
+  CU_OK(cuGraphLaunch(exec, a_));
+  CU_OK(cuGraphExecMemcpyNodeSetParams(exec, nodes[0], &move, context_));
+  CU_OK(cuStreamWriteValue32_v2(b_, word_ + 48, 1, 0));
+  CU_OK(cuStreamSynchronize(a_));
+  EXPECT_EQ(9u, Word(8));
+  CU_OK(cuGraphLaunch(exec, a_));
+  CU_OK(cuStreamSynchronize(a_));
+  EXPECT_EQ(30u, Word(8));
+  // Another topology inside.
+  CU_OK(cuGraphAddEmptyNode(&call, of_middle, nullptr, 0));
+  CU_IS(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, cuGraphExecUpdate_v2(exec, graph, &info));
+  EXPECT_EQ(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, info.result);
+  CU_IS(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, cuGraphExecChildGraphNodeSetParams(exec, in_graph, inner));
+  CU_OK(cuGraphExecDestroy(exec));
+  for (CUgraph one : {inner, middle, graph}) CU_OK(cuGraphDestroy(one));
+}
+
 TEST_F(GraphTest, MemoryAttributesAndUserObjects) {
   CUgraph graph;
   CU_OK(cuGraphCreate(&graph, 0));

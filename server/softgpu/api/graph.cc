@@ -65,6 +65,7 @@ CUresult Instantiate(CUgraphExec* out, CUgraph handle, unsigned long long flags)
   exec->context = context;
   exec->flags = flags;
   exec->graph = graph->Clone(&exec->made);
+  for (const auto& [original, node] : exec->made) exec->originals.push_back(original->weak_from_this());
   exec->source = graph;
   if (!exec->graph->Order(&exec->order)) return CUDA_ERROR_INVALID_VALUE;
   if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) {
@@ -146,32 +147,19 @@ CUresult Update(CUgraphExec handle, CUgraph graph_handle, CUgraphExecUpdateResul
     return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
   };
   RecursiveMutexLock lock(&CaptureMutex());
-  const auto& from = graph->nodes;
-  const auto& to = exec->graph->nodes;
   GraphMemoryState& memory = GraphMemoryState::Get();
-  if (from.size() != to.size() || !memory.rules.MayUpdate(exec->number(), graph->number())) {
+  if (!memory.rules.MayUpdate(exec->number(), graph->number())) {
     return fail(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, nullptr);
   }
-  std::map<const GraphNode*, size_t> from_index, to_index;
-  for (size_t i = 0; i < from.size(); ++i) {
-    from_index[from[i].get()] = i;
-    to_index[to[i].get()] = i;
+  GraphNode* where;
+  bool type_differs;
+  if (!exec->graph->IsLike(*graph, &where, &type_differs)) {
+    return fail(
+        type_differs ? CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED : CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED,
+        where);
   }
-  for (size_t i = 0; i < from.size(); ++i) {
-    if (from[i]->type != to[i]->type) return fail(CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED, from[i].get());
-    std::set<size_t> a, b;
-    for (GraphNode* node : from[i]->dependencies) a.insert(from_index[node]);
-    for (GraphNode* node : to[i]->dependencies) b.insert(to_index[node]);
-    if (a != b) return fail(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, from[i].get());
-  }
-  for (size_t i = 0; i < from.size(); ++i) {
-    to[i]->work = from[i]->work;
-    if (auto* child = std::get_if<ChildGraphWork>(&to[i]->work)) *child = CloneOf(*child->graph);
-    if (auto* conditional = std::get_if<ConditionalWork>(&to[i]->work)) {
-      for (GraphPtr& body : conditional->bodies) body = body->Clone();
-    }
-    exec->made[from[i].get()] = to[i].get();
-  }
+  exec->Unshare();
+  exec->Adopt(*graph, exec->graph.get(), true);
   exec->graph->memory = graph->memory;
   Addresses gone;
   memory.rules.Updated(exec->number(), graph->number(), &gone);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Graphs: attributes of kernel nodes, events and children of nodes changed, memory nodes, user objects.
+// Graphs: attributes of kernel nodes, events of nodes changed, memory nodes, user objects.
 #include <atomic>
 
 #include "proto/threads/mutex.h"
@@ -14,13 +14,13 @@ namespace {
 
 using NodePtr = std::shared_ptr<GraphNode>;
 
-// The node of an executable graph that was made from `handle`, or null.
-GraphNode* ExecNode(CUgraphExec exec_handle, CUgraphNode handle, GraphExecPtr* exec) {
-  *exec = Registry<GraphExec>::Get().Find(exec_handle);
-  if (!*exec) return nullptr;
+// The node of an executable graph that was made from `handle`, to be changed, or null.
+GraphNode* ExecNode(CUgraphExec exec_handle, CUgraphNode handle) {
+  const GraphExecPtr exec = Registry<GraphExec>::Get().Find(exec_handle);
+  if (!exec) return nullptr;
   if (!Registry<GraphNode>::Get().Find(handle)) return nullptr;  // taken out of its graph
-  auto it = (*exec)->made.find(reinterpret_cast<const GraphNode*>(handle));
-  return it == (*exec)->made.end() ? nullptr : it->second;
+  auto it = exec->made.find(reinterpret_cast<const GraphNode*>(handle));
+  return it == exec->made.end() ? nullptr : exec->Own(it->first);
 }
 
 template <typename EventWork>
@@ -86,25 +86,12 @@ SOFTGPU_API cuGraphEventWaitNodeSetEvent(CUgraphNode handle, CUevent event) {
 SOFTGPU_API cuGraphExecEventRecordNodeSetEvent(CUgraphExec exec_handle, CUgraphNode handle, CUevent event) {
   SOFTGPU_ENTER();
   RecursiveMutexLock lock(&CaptureMutex());
-  GraphExecPtr exec;
-  return SetEvent<EventRecordWork>(ExecNode(exec_handle, handle, &exec), event);
+  return SetEvent<EventRecordWork>(ExecNode(exec_handle, handle), event);
 }
 SOFTGPU_API cuGraphExecEventWaitNodeSetEvent(CUgraphExec exec_handle, CUgraphNode handle, CUevent event) {
   SOFTGPU_ENTER();
   RecursiveMutexLock lock(&CaptureMutex());
-  GraphExecPtr exec;
-  return SetEvent<EventWaitWork>(ExecNode(exec_handle, handle, &exec), event);
-}
-SOFTGPU_API cuGraphExecChildGraphNodeSetParams(CUgraphExec exec_handle, CUgraphNode handle, CUgraph child_handle) {
-  SOFTGPU_ENTER();
-  RecursiveMutexLock lock(&CaptureMutex());
-  GraphExecPtr exec;
-  GraphNode* node = ExecNode(exec_handle, handle, &exec);
-  GraphPtr child = Registry<Graph>::Get().Find(child_handle);
-  if (node == nullptr || !child || !std::holds_alternative<ChildGraphWork>(node->work)) return CUDA_ERROR_INVALID_VALUE;
-  if (child->has_memory()) return CUDA_ERROR_NOT_SUPPORTED;
-  node->work = CloneOf(*child);
-  return CUDA_SUCCESS;
+  return SetEvent<EventWaitWork>(ExecNode(exec_handle, handle), event);
 }
 
 // Memory of a graph is there from when the node is made until nobody can use it any more.

@@ -158,7 +158,19 @@ CUresult SetExecWork(CUgraphExec exec_handle, CUgraphNode handle, CUgraphNodeTyp
   GraphNode* node;
   if (CUresult result = ExecNode(exec_handle, handle, &exec, &node); result != CUDA_SUCCESS) return result;
   if (node->type != type) return CUDA_ERROR_INVALID_VALUE;
-  return Replace(node, std::move(work));
+  const auto* const child = std::get_if<ChildGraphWork>(&work);
+  if (!child) return Replace(exec->Own(reinterpret_cast<GraphNode*>(handle)), std::move(work));
+  GraphNode* where;
+  bool type_differs;
+  if (!std::get<ChildGraphWork>(node->work).graph->IsLike(*child->graph, &where, &type_differs)) {
+    return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+  }
+  // The names of the nodes inside, and whether they are enabled, stay.
+  exec->Unshare();
+  Graph* const inside = std::get<ChildGraphWork>(exec->made.at(reinterpret_cast<GraphNode*>(handle))->work).graph.get();
+  exec->Adopt(*child->graph, inside, false);
+  inside->user_objects = child->graph->user_objects;
+  return CUDA_SUCCESS;
 }
 
 // Whether a graph may become a child graph, memory nodes aside.
@@ -560,6 +572,13 @@ SOFTGPU_API cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraph
   return SetExecWork(exec, node, params->type, std::move(work));
 }
 
+SOFTGPU_API cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraph child) {
+  CUgraphNodeParams params = {};
+  params.type = CU_GRAPH_NODE_TYPE_GRAPH;
+  params.graph.graph = child;
+  return cuGraphExecNodeSetParams(exec, node, &params);
+}
+
 SOFTGPU_API cuGraphNodeGetType(CUgraphNode handle, CUgraphNodeType* type) {
   SOFTGPU_ENTER();
   NodePtr node;
@@ -682,7 +701,7 @@ SOFTGPU_API cuGraphNodeSetEnabled(CUgraphExec exec_handle, CUgraphNode handle, u
       node->type != CU_GRAPH_NODE_TYPE_MEMSET) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  node->enabled = enabled != 0;
+  exec->Own(reinterpret_cast<GraphNode*>(handle))->enabled = enabled != 0;
   return CUDA_SUCCESS;
 }
 SOFTGPU_API cuGraphNodeGetEnabled(CUgraphExec exec_handle, CUgraphNode handle, unsigned int* enabled) {

@@ -74,18 +74,21 @@ void Graph::Unregister() {
   }
 }
 
+std::vector<GraphPtr> GraphsIn(const GraphNode& node) {
+  if (const auto* conditional = std::get_if<ConditionalWork>(&node.work)) return conditional->bodies;
+  if (const auto* child = std::get_if<ChildGraphWork>(&node.work)) return {child->graph};
+  return {};
+}
+
 void UnregisterGraphsIn(const GraphNode& node) {
-  std::vector<GraphPtr> graphs;
-  if (const auto* conditional = std::get_if<ConditionalWork>(&node.work)) graphs = conditional->bodies;
-  if (const auto* child = std::get_if<ChildGraphWork>(&node.work)) graphs.push_back(child->graph);
-  for (const GraphPtr& graph : graphs) {
+  for (const GraphPtr& graph : GraphsIn(node)) {
     Registry<Graph>::Get().Remove(graph.get());
     graph->Unregister();
   }
 }
 
-ChildGraphWork CloneOf(const Graph& graph) {
-  ChildGraphWork work{graph.Clone()};
+ChildGraphWork CloneOf(const Graph& graph, std::map<const GraphNode*, GraphNode*>* made) {
+  ChildGraphWork work{graph.Clone(made)};
   work.graph->embedded = true;
   return work;
 }
@@ -136,9 +139,9 @@ std::shared_ptr<Graph> Graph::Clone(std::map<const GraphNode*, GraphNode*>* made
     copy->allocation = node->allocation;
     copy->origin = node.get();
     (*made)[node.get()] = copy;
-    if (auto* child = std::get_if<ChildGraphWork>(&copy->work)) *child = CloneOf(*child->graph);
+    if (auto* child = std::get_if<ChildGraphWork>(&copy->work)) *child = CloneOf(*child->graph, made);
     if (auto* conditional = std::get_if<ConditionalWork>(&copy->work)) {
-      for (GraphPtr& body : conditional->bodies) body = body->Clone();
+      for (GraphPtr& body : conditional->bodies) body = body->Clone(made);
     }
   }
   for (const std::shared_ptr<GraphNode>& node : nodes) {
@@ -147,6 +150,33 @@ std::shared_ptr<Graph> Graph::Clone(std::map<const GraphNode*, GraphNode*>* made
     for (const auto& [dependency, data] : node->edges) copy->edges[(*made)[dependency]] = data;
   }
   return clone;
+}
+
+bool Graph::IsLike(const Graph& other, GraphNode** where, bool* type_differs) const {
+  *where = nullptr;
+  *type_differs = false;
+  if (nodes.size() != other.nodes.size()) return false;
+  std::map<const GraphNode*, size_t> index, other_index;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    index[nodes[i].get()] = i;
+    other_index[other.nodes[i].get()] = i;
+  }
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    *where = other.nodes[i].get();
+    *type_differs = nodes[i]->type != other.nodes[i]->type;
+    if (*type_differs) return false;
+    std::set<size_t> mine, others;
+    for (const GraphNode* node : nodes[i]->dependencies) mine.insert(index[node]);
+    for (const GraphNode* node : other.nodes[i]->dependencies) others.insert(other_index[node]);
+    if (mine != others) return false;
+    const std::vector<GraphPtr> inside = GraphsIn(*nodes[i]), other_inside = GraphsIn(*other.nodes[i]);
+    if (inside.size() != other_inside.size()) return false;
+    for (size_t k = 0; k < inside.size(); ++k) {
+      GraphNode* below;
+      if (!inside[k]->IsLike(*other_inside[k], &below, type_differs)) return false;
+    }
+  }
+  return true;
 }
 
 bool Graph::Order(std::vector<GraphNode*>* order) const {
@@ -169,6 +199,37 @@ bool Graph::Order(std::vector<GraphNode*>* order) const {
 
 GraphExec::~GraphExec() {
   if (slot != 0) GiveExecSlot(slot);
+}
+
+void GraphExec::Unshare() {
+  std::map<const GraphNode*, GraphNode*> own;
+  graph = graph->Clone(&own);
+  for (auto& [original, node] : made) node = own.at(node);
+  order.clear();
+  graph->Order(&order);
+}
+
+GraphNode* GraphExec::Own(const GraphNode* original) {
+  if (made.at(original)->graph != graph.get()) Unshare();
+  return made.at(original);
+}
+
+void GraphExec::Adopt(const Graph& from, Graph* to, bool named) {
+  for (size_t i = 0; i < from.nodes.size(); ++i) {
+    const GraphNode& source = *from.nodes[i];
+    GraphNode* const node = to->nodes[i].get();
+    const std::vector<GraphPtr> sources = GraphsIn(source), graphs = GraphsIn(*node);
+    if (graphs.empty()) node->work = source.work;
+    if (auto* const conditional = std::get_if<ConditionalWork>(&node->work)) {
+      conditional->handle = std::get<ConditionalWork>(source.work).handle;
+    }
+    for (size_t k = 0; k < graphs.size(); ++k) {
+      Adopt(*sources[k], graphs[k].get(), named);
+      graphs[k]->user_objects = sources[k]->user_objects;
+      graphs[k]->memory = sources[k]->memory;
+    }
+    if (named && made.insert_or_assign(&source, node).second) originals.push_back(source.weak_from_this());
+  }
 }
 
 std::vector<Work> GraphExec::Works() const {

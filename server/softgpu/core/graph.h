@@ -104,7 +104,11 @@ struct Graph : std::enable_shared_from_this<Graph> {
   // The handles of the nodes, and of the graphs in them, are no handles any more.
   void Unregister();
   GraphNode* Add(CUgraphNodeType type, Work work, std::vector<GraphNode*> dependencies);
+  // *made gets which node became which, also those of graphs inside.
   std::shared_ptr<Graph> Clone(std::map<const GraphNode*, GraphNode*>* made = nullptr) const;
+  // Whether both have nodes of the same types with the same dependencies, and so have the graphs inside. *where: the
+  // node of `other` that differs, or null, and *type_differs whether its type does.
+  bool IsLike(const Graph& other, GraphNode** where, bool* type_differs) const;
   // Nodes so that each one comes after its dependencies; false if there is a circle.
   bool Order(std::vector<GraphNode*>* order) const;
 
@@ -115,14 +119,17 @@ using GraphPtr = std::shared_ptr<Graph>;
 
 // The handles of the child graph or the bodies of a node are no handles any more.
 void UnregisterGraphsIn(const GraphNode& node);
-// What a child graph's node does with a copy of `graph`. Under CaptureMutex().
-ChildGraphWork CloneOf(const Graph& graph);
+// What a child graph's node does with a copy of `graph`. Under CaptureMutex(). `made` as for Graph::Clone.
+ChildGraphWork CloneOf(const Graph& graph, std::map<const GraphNode*, GraphNode*>* made = nullptr);
+// The graphs in a node: a child graph, or bodies.
+std::vector<GraphPtr> GraphsIn(const GraphNode& node);
 
 struct GraphExec {
   ContextPtr context;
   GraphPtr graph;                               // a clone
-  std::map<const GraphNode*, GraphNode*> made;  // from the original's nodes to the clone's
-  GraphPtr source;                              // keeps the original's nodes, and captured memory, alive
+  std::map<const GraphNode*, GraphNode*> made;  // from the original's nodes, also inside others, to the clone's
+  std::vector<std::weak_ptr<const GraphNode>> originals;  // those nodes: no other comes to the address of one
+  GraphPtr source;                                        // keeps the original's nodes, and captured memory, alive
   std::vector<GraphNode*> order;
   unsigned long long flags = 0;
   const std::shared_ptr<GraphValues> values = std::make_shared<GraphValues>();
@@ -137,6 +144,14 @@ struct GraphExec {
   uint64_t number() const { return number_; }
   // What a launch does: a copy, so that the graph can be changed while it runs.
   std::vector<Work> Works() const;
+  // Before a change inside a child graph, which launches share: gives the executable graphs of its own. What `made`
+  // leads to changes. Under CaptureMutex().
+  void Unshare();
+  // The node for one of the original's, which is in `made`, for a change of it.
+  GraphNode* Own(const GraphNode* original);
+  // Makes the nodes of `to`, which is its graph or one inside that, do what those of `from` do. Both have the same
+  // nodes. Leaves them enabled or disabled. `named`: the nodes of `from` name those of `to`, too. After Unshare().
+  void Adopt(const Graph& from, Graph* to, bool named);
 
  private:
   const uint64_t number_ = NextGraphNumber();
