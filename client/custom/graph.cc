@@ -79,7 +79,7 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
   return CUDA_SUCCESS;
 }
 
-// All but what becomes of disabled nodes.
+// All but what becomes of disguised copies.
 CUresult UpdateNodes(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* info) {
   Call call(info::k_cuGraphExecUpdate_v2);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -97,12 +97,6 @@ CUresult UpdateNodes(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInf
       info->result = CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
       return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
     }
-  }
-  if (!MayUpdateStaged(request.exec)) {
-    Call::Unsupported(call.info().name, "a disabled copy node of pageable memory was destroyed with its graph");
-    *info = {};
-    info->result = CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED;
-    return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
   }
   request.Encode(&call.message());
   const CUresult result = call.Transact();
@@ -126,9 +120,8 @@ CUresult UpdateNodes(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInf
 }
 
 CUresult Update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* info) {
-  const CUresult result = UpdateNodes(exec, graph, info);
-  if (result != CUDA_SUCCESS) return result;
-  return StagedUpdated(reinterpret_cast<uint64_t>(exec), reinterpret_cast<uint64_t>(graph));
+  if (!Session::Get()) return CUDA_ERROR_NOT_INITIALIZED;
+  return UpdateStaged(exec, graph, [&] { return UpdateNodes(exec, graph, info); });
 }
 
 }  // namespace

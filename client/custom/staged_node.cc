@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/custom/staged_node.h"
 
-#include <algorithm>
-
 #include "client/custom/bodies.gen.h"
 #include "client/custom/captured_node.h"
 #include "client/custom/copy.h"
@@ -14,9 +12,6 @@
 
 namespace cuda_remote::client {
 namespace {
-
-// The most bytes that a disabled node copies to and fro.
-constexpr size_t kIdleBytes = 64 << 10;
 
 // Whether a side is memory of this process's alone.
 bool IsPageable(Call& call, CUmemorytype type, CUdeviceptr device, const void* host) {
@@ -132,17 +127,22 @@ CUresult CheckStaged(CUDA_MEMCPY3D copy) {
   return CompleteSides(&copy) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUDA_HOST_NODE_PARAMS HostNode(StagedCopy* staged) {
+void MoveNothing(void*) {}
+
+CUDA_HOST_NODE_PARAMS HostNode(StagedCopy* staged, bool enabled) {
   CUDA_HOST_NODE_PARAMS params{};
-  params.fn = &StagedCopy::Run;
-  params.userData = staged;
+  params.fn = enabled ? &StagedCopy::Run : &MoveNothing;
+  params.userData = enabled ? staged : nullptr;
   return params;
 }
 
-// Fills an empty graph with nodes that do the copy by way of `staged`.
-CUresult Fill(const Sides& sides, CUDA_MEMCPY3D copy, CUcontext context, StagedCopy* staged, CUgraph graph) {
-  Divert(sides, staged, &copy);
-  const CUDA_HOST_NODE_PARAMS host = HostNode(staged);
+// Fills an empty graph with nodes that do the copy by way of params.piece.
+CUresult Fill(const StagedParams& params, bool enabled, CUgraph graph) {
+  const Sides& sides = params.sides;
+  const auto context = reinterpret_cast<CUcontext>(params.context);
+  CUDA_MEMCPY3D copy = params.copy;
+  Divert(sides, params.piece, &copy);
+  const CUDA_HOST_NODE_PARAMS host = HostNode(params.piece, enabled);
   CUgraphNode first = nullptr, second = nullptr;
   if (!sides.from_host) {
     const CUresult result = Custom_cuGraphAddMemcpyNode(&first, graph, nullptr, 0, &copy, context);
@@ -196,99 +196,37 @@ CUresult OwnStaged(CUgraph graph, StagedCopy* staged, CUuserObject* object) {
   return result;
 }
 
-// Device memory for disabled nodes, in the context of the memory at `address`. *scratch is 0 if that is no device
-// memory.
-CUresult FindScratch(Session& session, uint64_t address, CUdeviceptr* scratch) {
-  *scratch = 0;
-  uint64_t context = 0;
-  int device = 0;
-  {
-    ReaderLock lock(&session.memory().mutex());
-    const auto* const range = session.memory().device_ranges().Find(address);
-    if (!range) return CUDA_SUCCESS;
-    context = range->value.context;
-    device = range->value.device;
-  }
-  // Mapped memory is of no context, and memory of a pool outlives the one that it was allocated in.
-  if (!session.objects().Usable(Kind::kContext, context)) context = session.objects().SomeContextOn(device);
-  {
-    ReaderLock lock(&session.disguised_nodes().mutex());
-    const auto found = session.disguised_nodes().scratch().find(context);
-    if (found != session.disguised_nodes().scratch().end()) {
-      *scratch = found->second;
-      return CUDA_SUCCESS;
-    }
-  }
-  CUresult result = Custom_cuCtxPushCurrent_v2(reinterpret_cast<CUcontext>(context));
+// A graph that does the copy. Its piece of pinned memory, which params->piece says, is owned by it and its copies
+// (OwnStaged). `enabled`: otherwise its host function moves nothing. *child may be set after an error, too; the caller
+// destroys it.
+CUresult MakeChild(Session& session, bool enabled, StagedParams* params, CUgraph* child, CUuserObject* owned) {
+  CUresult result = TakeStaged(session, PackedBytes(params->copy), &params->piece);
   if (result != CUDA_SUCCESS) return result;
-  result = AllocateForGraph(Under(info::k_OpMemAlloc, "cuGraphNodeSetEnabled"), kIdleBytes, device, scratch);
-  Custom_cuCtxPopCurrent_v2(nullptr);
-  if (result != CUDA_SUCCESS) return result;
-  WriterLock lock(&session.disguised_nodes().mutex());
-  session.disguised_nodes().scratch().emplace(context, *scratch);
-  return CUDA_SUCCESS;
-}
-
-// Makes *copy one that changes nothing, between memory of the same kinds: `staged`, which has twice the bytes, and
-// device memory or the other half. The host's side is `staged` itself, so the host function moves nothing.
-CUresult Idle(Session& session, const Sides& sides, size_t bytes, StagedCopy* staged, CUDA_MEMCPY3D* copy) {
-  const CUDA_MEMCPY3D real = *copy;
-  *copy = {};
-  copy->WidthInBytes = bytes;
-  copy->Height = copy->Depth = 1;
-  copy->srcMemoryType = copy->dstMemoryType = CU_MEMORYTYPE_HOST;
-  copy->srcHost = copy->dstHost = staged->pinned;
-  if (sides.from_host && sides.to_host) return CUDA_SUCCESS;
-  const CUmemorytype type = sides.from_host ? real.dstMemoryType : real.srcMemoryType;
-  const CUdeviceptr address = sides.from_host ? real.dstDevice : real.srcDevice;
-  CUdeviceptr scratch = 0;
-  if (type != CU_MEMORYTYPE_HOST) {
-    if (const CUresult result = FindScratch(session, address, &scratch); result != CUDA_SUCCESS) return result;
-  }
-  if (sides.from_host) {
-    copy->dstHost = staged->pinned + bytes;
-    if (scratch) copy->dstMemoryType = CU_MEMORYTYPE_DEVICE;
-    copy->dstDevice = scratch;
-  } else {
-    copy->srcHost = staged->pinned + bytes;
-    if (scratch) copy->srcMemoryType = CU_MEMORYTYPE_DEVICE;
-    copy->srcDevice = scratch;
-  }
-  return CUDA_SUCCESS;
-}
-
-// A graph that does the copy, or, `idle`, that stands for it while the node is disabled. Its piece of pinned memory is
-// owned by it and its copies (OwnStaged). *child may be set after an error, too; the caller destroys it.
-CUresult MakeChild(Session& session, const StagedParams& params, bool idle, CUgraph* child, CUuserObject* owned) {
-  CUDA_MEMCPY3D copy = params.copy;
-  const size_t idle_bytes = std::min(PackedBytes(copy), kIdleBytes);
-  StagedCopy* staged = nullptr;
-  CUresult result = TakeStaged(session, idle ? 2 * idle_bytes : PackedBytes(copy), &staged);
-  if (result != CUDA_SUCCESS) return result;
-  if (idle) result = Idle(session, params.sides, idle_bytes, staged, &copy);
-  if (result != CUDA_SUCCESS) {
-    session.staged_copies().Give({staged});
-    return result;
-  }
   result = Call_cuGraphCreate(child, 0);
   if (result != CUDA_SUCCESS) {
-    session.staged_copies().Give({staged});
+    session.staged_copies().Give({params->piece});
     return result;
   }
-  result = OwnStaged(*child, staged, owned);
-  if (result != CUDA_SUCCESS) return result;
-  return Fill(params.sides, copy, reinterpret_cast<CUcontext>(params.context), staged, *child);
+  result = OwnStaged(*child, params->piece, owned);
+  return result == CUDA_SUCCESS ? Fill(*params, enabled, *child) : result;
 }
 
-// Gives the node of an executable another child. The executable takes a reference to its piece in the place of the one
-// that it had. It keeps both until launches from before have ended (CUDA's manual on user objects).
-CUresult Exchange(Session& session, CUgraphExec exec, CUgraphNode node, const StagedParams& params, bool idle) {
-  CUgraph child = nullptr;
-  CUuserObject owned = nullptr;
-  CUresult result = MakeChild(session, params, idle, &child, &owned);
-  if (!child) return result;
-  if (result == CUDA_SUCCESS) result = Custom_cuGraphExecChildGraphNodeSetParams(exec, node, child);
-  Call_cuGraphDestroy(child);
+// The nodes of a staged node's child graph. `copy` is null if both sides are pageable memory.
+struct Inside {
+  CUgraph graph = nullptr;
+  CUgraphNode host = nullptr, copy = nullptr;
+};
+
+CUresult FindInside(CUgraphNode node, Inside* inside) {
+  CUresult result = Custom_cuGraphChildGraphNodeGetGraph(node, &inside->graph);
+  size_t count = 2;
+  CUgraphNode nodes[2] = {};
+  if (result == CUDA_SUCCESS) result = Call_cuGraphGetNodes(inside->graph, nodes, &count);
+  for (size_t i = 0; i < count && result == CUDA_SUCCESS; ++i) {
+    CUgraphNodeType type;
+    result = Custom_cuGraphNodeGetType(nodes[i], &type);
+    if (result == CUDA_SUCCESS) (type == CU_GRAPH_NODE_TYPE_HOST ? inside->host : inside->copy) = nodes[i];
+  }
   return result;
 }
 
@@ -338,7 +276,7 @@ CUresult AddStagedNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* depe
   if (result != CUDA_SUCCESS) return result;
   CUgraph child = nullptr;
   CUuserObject owned = nullptr;
-  result = MakeChild(*session, params, false, &child, &owned);
+  result = MakeChild(*session, true, &params, &child, &owned);
   if (!child) return result;
   CUgraphNodeParams added{};
   added.type = CU_GRAPH_NODE_TYPE_GRAPH;
@@ -365,31 +303,24 @@ CUresult SetStagedNode(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
   }
   StagedParams params = before.staged;
   params.copy = copy;
-  CUgraph child = nullptr;
-  CUresult result = Custom_cuGraphChildGraphNodeGetGraph(node, &child);
-  size_t count = 2;
-  CUgraphNode nodes[2] = {};
-  if (result == CUDA_SUCCESS) result = Call_cuGraphGetNodes(child, nodes, &count);
+  Inside inside;
+  CUresult result = FindInside(node, &inside);
   if (result != CUDA_SUCCESS) return result;
-  StagedCopy* staged = nullptr;
   CUuserObject owned = nullptr;
-  result = TakeStaged(*session, PackedBytes(copy), &staged);
-  if (result == CUDA_SUCCESS) result = OwnStaged(child, staged, &owned);
+  result = TakeStaged(*session, PackedBytes(copy), &params.piece);
+  if (result == CUDA_SUCCESS) result = OwnStaged(inside.graph, params.piece, &owned);
   if (result != CUDA_SUCCESS) return result;
   CUDA_MEMCPY3D diverted = copy;
-  Divert(params.sides, staged, &diverted);
-  const CUDA_HOST_NODE_PARAMS host = HostNode(staged);
-  for (size_t i = 0; i < count && result == CUDA_SUCCESS; ++i) {
-    CUgraphNodeType type;
-    result = Custom_cuGraphNodeGetType(nodes[i], &type);
-    if (result != CUDA_SUCCESS) break;
-    result = type == CU_GRAPH_NODE_TYPE_HOST ? Custom_cuGraphHostNodeSetParams(nodes[i], &host)
-                                             : Custom_cuGraphMemcpyNodeSetParams(nodes[i], &diverted);
-  }
+  Divert(params.sides, params.piece, &diverted);
+  const CUDA_HOST_NODE_PARAMS host = HostNode(params.piece, true);
+  result = Custom_cuGraphHostNodeSetParams(inside.host, &host);
+  if (result == CUDA_SUCCESS && inside.copy) result = Custom_cuGraphMemcpyNodeSetParams(inside.copy, &diverted);
   if (result != CUDA_SUCCESS) return result;
   Remember(node, nullptr, params, owned);
   // What was made from the graph before has references of its own to the old piece.
-  if (before.user_object) Call_cuGraphReleaseUserObject(child, reinterpret_cast<CUuserObject>(before.user_object), 1);
+  if (before.user_object) {
+    Call_cuGraphReleaseUserObject(inside.graph, reinterpret_cast<CUuserObject>(before.user_object), 1);
+  }
   return CUDA_SUCCESS;
 }
 
@@ -413,14 +344,18 @@ CUresult SetStagedNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMC
       !Fits(params.sides, copy)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  // Also of a disabled node: the driver has to say whether it can do this copy.
-  const CUresult result = Exchange(*session, exec, node, params, false);
-  if (result != CUDA_SUCCESS) return result;
-  WithStagedInExec(*session, exec, node, [&params](StagedInExec& one) {
-    one.params = params;
-    one.enabled = true;
-  });
-  return before.enabled ? CUDA_SUCCESS : EnableStagedNode(exec, node, false);
+  // The executable takes a reference to the child's piece in the place of the one that it had. It keeps both until
+  // launches from before have ended (CUDA's manual on user objects). A disabled copy stays that.
+  CUgraph child = nullptr;
+  CUuserObject owned = nullptr;
+  CUresult result = MakeChild(*session, before.enabled, &params, &child, &owned);
+  if (!child) return result;
+  if (result == CUDA_SUCCESS) result = Custom_cuGraphExecChildGraphNodeSetParams(exec, node, child);
+  Call_cuGraphDestroy(child);
+  if (result == CUDA_SUCCESS) {
+    WithStagedInExec(*session, exec, node, [&params](StagedInExec& one) { one.params = params; });
+  }
+  return result;
 }
 
 bool IsStagedInExec(CUgraphExec exec, CUgraphNode node, bool* enabled) {
@@ -431,23 +366,21 @@ bool IsStagedInExec(CUgraphExec exec, CUgraphNode node, bool* enabled) {
 }
 
 CUresult EnableStagedNode(CUgraphExec exec, CUgraphNode node, bool enabled) {
-  constexpr char kName[] = "cuGraphNodeSetEnabled";
   Session* const session = Session::Get();
   StagedInExec found;
   if (!session || !WithStagedInExec(*session, exec, node, [&found](const StagedInExec& one) { found = one; })) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (found.enabled == enabled) return CUDA_SUCCESS;
-  const CUDA_MEMCPY3D& copy = found.params.copy;
-  const Sides& sides = found.params.sides;
-  const bool of_array = copy.srcMemoryType == CU_MEMORYTYPE_ARRAY || copy.dstMemoryType == CU_MEMORYTYPE_ARRAY;
-  if (of_array || (!IsOneRow(copy) && !(sides.from_host && sides.to_host))) {
-    return Call::Unsupported(kName, "a copy node between pageable memory and several rows or an array");
-  }
-  const CUresult result = Exchange(*session, exec, node, found.params, !enabled);
-  const bool refused = result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
-  if (refused && !enabled) {
-    return Call::Unsupported(kName, "the driver does not exchange the memory of this copy node, which stays enabled");
+  Inside inside;
+  CUresult result = FindInside(node, &inside);
+  if (result != CUDA_SUCCESS) return result;
+  const CUDA_HOST_NODE_PARAMS before = HostNode(found.params.piece, !enabled);
+  const CUDA_HOST_NODE_PARAMS after = HostNode(found.params.piece, enabled);
+  result = Custom_cuGraphExecHostNodeSetParams(exec, inside.host, &after);
+  if (result == CUDA_SUCCESS && inside.copy) {
+    result = Custom_cuGraphNodeSetEnabled(exec, inside.copy, enabled);
+    if (result != CUDA_SUCCESS) Custom_cuGraphExecHostNodeSetParams(exec, inside.host, &before);
   }
   if (result == CUDA_SUCCESS) {
     WithStagedInExec(*session, exec, node, [enabled](StagedInExec& one) { one.enabled = enabled; });
@@ -455,37 +388,31 @@ CUresult EnableStagedNode(CUgraphExec exec, CUgraphNode node, bool enabled) {
   return result;
 }
 
-bool MayUpdateStaged(uint64_t exec) {
-  Session* const session = Session::Get();
-  if (!session->disguised_nodes().any()) return true;
-  ReaderLock lock(&session->disguised_nodes().mutex());
-  const auto found = session->disguised_nodes().staged().find(exec);
-  if (found == session->disguised_nodes().staged().end()) return true;
-  // A node that is to be disabled again must still be there to be named.
-  for (const StagedInExec& one : found->second) {
-    if (!one.enabled && session->disguised_nodes().nodes().count(one.node) == 0) return false;
+CUresult UpdateStaged(CUgraphExec exec, CUgraph graph, const std::function<CUresult()>& update) {
+  DisguisedNodes& nodes = Session::Get()->disguised_nodes();
+  const auto its_exec = reinterpret_cast<uint64_t>(exec), its_graph = reinterpret_cast<uint64_t>(graph);
+  struct Paused {
+    CUgraphNode host;
+    StagedCopy* piece;
+  };
+  std::vector<Paused> paused;
+  CUresult result = CUDA_SUCCESS;
+  for (const StagedInExec& one : nodes.WouldStayDisabled(its_graph, its_exec)) {
+    Inside inside;
+    const CUDA_HOST_NODE_PARAMS idle = HostNode(nullptr, false);
+    result = FindInside(reinterpret_cast<CUgraphNode>(one.node), &inside);
+    if (result == CUDA_SUCCESS) result = Custom_cuGraphHostNodeSetParams(inside.host, &idle);
+    if (result != CUDA_SUCCESS) break;
+    paused.push_back({inside.host, one.params.piece});
   }
-  return true;
-}
-
-CUresult StagedUpdated(uint64_t exec, uint64_t graph) {
-  Session* const session = Session::Get();
-  session->disguised_nodes().Updated(graph, exec);
-  std::vector<StagedInExec> disabled;
-  if (session->disguised_nodes().any()) {
-    ReaderLock lock(&session->disguised_nodes().mutex());
-    const auto found = session->disguised_nodes().staged().find(exec);
-    if (found == session->disguised_nodes().staged().end()) return CUDA_SUCCESS;
-    for (const StagedInExec& one : found->second) {
-      if (!one.enabled) disabled.push_back(one);
-    }
+  if (result == CUDA_SUCCESS) result = update();
+  if (result == CUDA_SUCCESS) nodes.Updated(its_graph, its_exec);
+  for (const Paused& one : paused) {
+    const CUDA_HOST_NODE_PARAMS host = HostNode(one.piece, true);
+    const CUresult restored = Custom_cuGraphHostNodeSetParams(one.host, &host);
+    if (result == CUDA_SUCCESS) result = restored;
   }
-  for (const StagedInExec& one : disabled) {
-    const CUresult result = Exchange(*session, reinterpret_cast<CUgraphExec>(exec),
-                                     reinterpret_cast<CUgraphNode>(one.node), one.params, true);
-    if (result != CUDA_SUCCESS) return result;
-  }
-  return CUDA_SUCCESS;
+  return result;
 }
 
 CUresult CaptureStagedNode(uint64_t stream, const CUDA_MEMCPY3D& copy, const StagedSides* known) {

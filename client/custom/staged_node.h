@@ -5,9 +5,8 @@
 // one of pinned memory, and a host function that moves the bytes between that and the application's memory
 // (client/session/staged_copies.h). To the application it is a copy node.
 //
-// The driver cannot disable a child graph's node. A disabled one has another child in its executable: of the same
-// nodes, but the host function moves nothing, and the copy is one of memory that nobody else uses. The driver lets an
-// executable exchange copies of one row between memory of the same kinds, so only such nodes can be disabled.
+// The driver cannot disable a child graph's node or a host function. So where the application disables a node in an
+// executable, the copy inside is disabled there, and the host function is one that moves nothing.
 #ifndef CUDA_REMOTE_CLIENT_CUSTOM_STAGED_NODE_H_
 #define CUDA_REMOTE_CLIENT_CUSTOM_STAGED_NODE_H_
 
@@ -15,7 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <functional>
 
 #include "client/session/call.h"
 #include "client/session/staged_copies.h"
@@ -39,9 +38,10 @@ CUresult SetStagedNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMC
 bool IsStagedInExec(CUgraphExec exec, CUgraphNode node, bool* enabled);
 CUresult EnableStagedNode(CUgraphExec exec, CUgraphNode node, bool enabled);
 
-// Whether an executable can be updated, disabled nodes and all; and what is left to do when it was.
-bool MayUpdateStaged(uint64_t exec);
-CUresult StagedUpdated(uint64_t exec, uint64_t graph);
+// Around `update`, which updates an executable from a graph: what is disabled in the executable stays that. The driver
+// leaves copies disabled. The graph's own nodes have host functions that move nothing meanwhile, since the node that
+// names the executable's may be gone.
+CUresult UpdateStaged(CUgraphExec exec, CUgraph graph, const std::function<CUresult()>& update);
 
 // Such a copy in a captured stream, which is its value on the wire.
 CUresult CaptureStagedNode(uint64_t stream, const CUDA_MEMCPY3D& copy, const StagedSides* known = nullptr);

@@ -129,9 +129,9 @@ class StagedNodeTest : public CustomTest {
     server_->On(kOpGraphNames, [this](const auto& request) { return graphs_.Name(request); });
     server_->On(kCall_cuGraphGetNodes, [this](const auto& request) { return graphs_.List(request); });
     server_->On(kCall_cuGraphNodeGetType, [this](const auto& request) { return graphs_.Type(request); });
-    for (const uint32_t call :
-         {uint32_t(kCall_cuGraphCreate), uint32_t(kCall_cuUserObjectCreate), uint32_t(kCall_cuGraphRetainUserObject),
-          uint32_t(kCall_cuGraphNodeSetParams), uint32_t(kCall_cuGraphExecNodeSetParams)})
+    for (const uint32_t call : {uint32_t(kCall_cuGraphCreate), uint32_t(kCall_cuUserObjectCreate),
+                                uint32_t(kCall_cuGraphRetainUserObject), uint32_t(kCall_cuGraphNodeSetParams),
+                                uint32_t(kCall_cuGraphExecNodeSetParams), uint32_t(kCall_cuGraphNodeSetEnabled)})
       server_->On(call, FakeServer::Answer());
   }
 
@@ -781,69 +781,55 @@ const Calls kExchanged{kCall_cuGraphCreate,     kCall_cuUserObjectCreate, kCall_
                        kCall_cuGraphAddNode_v2, kCall_cuGraphAddNode_v2,  kCall_cuGraphExecNodeSetParams,
                        kCall_cuGraphDestroy};
 
-TEST_F(StagedNodeTest, ADisabledNodeCopiesWhatNobodyUses) {
-  std::string host(1000, 'a'), large(1 << 20, 'l');
-  const CUgraphNode in = Add(ToDevice(host.data(), host.size())), out = Add(ToHost(&large[0], large.size()));
-  const CUgraphExec exec = Instantiate(), second = Instantiate();
+// What disables or enables a node: its child's nodes are found, the host function changes, and the copy is switched.
+const Calls kSwitched{
+    kCall_cuGraphChildGraphNodeGetGraph, kCall_cuGraphGetNodes,      kCall_cuGraphNodeGetType, kCall_cuGraphNodeGetType,
+    kCall_cuGraphExecNodeSetParams,      kCall_cuGraphNodeSetEnabled};
+
+TEST_F(StagedNodeTest, ADisabledNodeMovesNothing) {
+  std::string host(1000, 'a'), other(1000, 'b');
+  CUDA_MEMCPY3D rows = ToHost(&other[0], 10);
+  rows.Height = 20;
   Take();
+  const CUgraphNode in = Add(ToDevice(host.data(), host.size()));
+  const uint64_t piece = Take().Copy().srcDevice;
+  const CUgraphNode out = Add(rows);
+  const CUgraphExec exec = Instantiate(), second = Instantiate();
+  const uint64_t from = Take().Copy().dstDevice;
   EXPECT_TRUE(IsEnabled(exec, in));
   EXPECT_EQ(Enable(exec, in, 1).calls, Calls()) << "it is enabled";
   const Requests disabled = Enable(exec, in, 0);
-  EXPECT_EQ(disabled.calls, kExchanged);
-  wire::cuGraphAddNode_v2_Request first, then;
+  ASSERT_EQ(disabled.calls, kSwitched);
   wire::cuGraphExecNodeSetParams_Request set;
-  ASSERT_TRUE(disabled.Read(3, &first) && disabled.Read(4, &then) && disabled.Read(5, &set));
+  wire::cuGraphNodeSetEnabled_Request switched;
+  ASSERT_TRUE(disabled.Read(4, &set) && disabled.Read(5, &switched));
   EXPECT_EQ(set.exec, HandleOf(exec));
-  EXPECT_EQ(set.node, HandleOf(in));
-  // The child has the same nodes in the same order.
-  EXPECT_EQ(first.params.type, CU_GRAPH_NODE_TYPE_HOST);
-  EXPECT_EQ(then.params.type, CU_GRAPH_NODE_TYPE_MEMCPY);
-  EXPECT_EQ(then.params.context, HandleOf(context_));
-  CUDA_MEMCPY3D idle = disabled.Copy();
-  EXPECT_TRUE(HostArena::Contains(idle.srcDevice));
-  const uint64_t scratch = idle.dstDevice;
-  EXPECT_NE(scratch, 0u);
-  EXPECT_FALSE(HostArena::Contains(scratch));
-  EXPECT_TRUE(scratch + idle.WidthInBytes <= memory_ || scratch >= memory_ + (1 << 16));
-  EXPECT_EQ(idle.WidthInBytes, host.size());
-  EXPECT_EQ(idle.Height, 1u);
-  EXPECT_EQ(idle.Depth, 1u);
-  ExpectMoves(disabled, host.data(), reinterpret_cast<void*>(idle.srcDevice), host.size(), false);
+  EXPECT_EQ(set.params.type, CU_GRAPH_NODE_TYPE_HOST);
+  EXPECT_EQ(switched.hGraphExec, HandleOf(exec));
+  EXPECT_EQ(switched.isEnabled, 0u);
+  const std::vector<Graphs::Node>& inside = graphs_.nodes[graphs_.child[HandleOf(in)]];
+  ASSERT_EQ(inside.size(), 2u);
+  EXPECT_EQ(set.node, inside[0].handle);
+  EXPECT_EQ(switched.hNode, inside[1].handle);
+  ExpectMoves(disabled, host.data(), reinterpret_cast<void*>(piece), host.size(), false);
   EXPECT_TRUE(IsEnabled(second, in));
   EXPECT_TRUE(IsEnabled(exec, out));
   EXPECT_EQ(Enable(exec, in, 0).calls, Calls());
-  EXPECT_TRUE(InLog(Kind::kDeviceMemory, scratch)) << "another server has it at the same address";
-
-  // To the host: nothing comes into the application's memory. A copy of much memory becomes one of less.
+  // To the host: nothing comes into the application's memory.
   const Requests quiet = Enable(exec, out, 0);
-  idle = quiet.Copy();
-  EXPECT_EQ(idle.srcDevice, scratch) << "all nodes share it";
-  EXPECT_TRUE(HostArena::Contains(idle.dstDevice));
-  EXPECT_EQ(idle.WidthInBytes, size_t(64) << 10);
-  ExpectMoves(quiet, reinterpret_cast<void*>(idle.dstDevice), &large[0], idle.WidthInBytes, false);
-
+  EXPECT_EQ(quiet.calls, kSwitched);
+  ExpectMoves(quiet, reinterpret_cast<void*>(from), &other[0], 200, false);
   // Enabled, they are what they were.
   const Requests enabled = Enable(exec, in, 7);
-  EXPECT_EQ(enabled.calls, kExchanged);
-  EXPECT_EQ(enabled.Copy().dstDevice, memory_);
-  ExpectMoves(enabled, host.data(), reinterpret_cast<void*>(enabled.Copy().srcDevice), host.size(), true);
-  const Requests loud = Enable(exec, out, 1);
-  EXPECT_EQ(loud.Copy().srcDevice, memory_);
-  EXPECT_EQ(loud.Copy().WidthInBytes, large.size());
-  ExpectMoves(loud, reinterpret_cast<void*>(loud.Copy().dstDevice), &large[0], large.size(), true);
-  // However often that is done, the log does not grow, and two pieces are enough.
-  std::set<uint64_t> pieces;
-  size_t records = 0;
-  uint64_t last = enabled.Object();
-  for (int i = 0; i < 6; ++i) {
-    const Requests sent = Enable(exec, in, i % 2);
-    Gone(last);
-    last = sent.Object();
-    pieces.insert(sent.Copy().srcDevice);
-    if (i == 0) records = Records();
-    EXPECT_EQ(Records(), records);
-  }
-  EXPECT_EQ(pieces.size(), 2u);
+  ASSERT_EQ(enabled.calls, kSwitched);
+  ASSERT_TRUE(enabled.Read(5, &switched));
+  EXPECT_NE(switched.isEnabled, 0u);
+  ExpectMoves(enabled, host.data(), reinterpret_cast<void*>(piece), host.size(), true);
+  ExpectMoves(Enable(exec, out, 1), reinterpret_cast<void*>(from), &other[0], 200, true);
+  // However often that is done, the log does not grow.
+  const size_t records = Records();
+  for (int i = 0; i < 6; ++i) Enable(exec, in, i % 2);
+  EXPECT_EQ(Records(), records);
   EXPECT_EQ(cuGraphExecDestroy(exec), CUDA_SUCCESS);
   EXPECT_EQ(cuGraphExecDestroy(second), CUDA_SUCCESS);
   unsigned unknown;
@@ -856,151 +842,142 @@ TEST_F(StagedNodeTest, ADisabledNodeKeepsItsParameters) {
   std::string host(1000, 'a'), other(1000, 'b');
   const CUDA_MEMCPY3D copy = ToDevice(host.data(), host.size()), changed = ToDevice(other.data(), 500);
   const CUgraphNode node = Add(copy);
+  const uint64_t first = Take().Copy().srcDevice;
   const CUgraphExec exec = Instantiate(), before = Instantiate();
   Enable(exec, node, 0);
-  // The driver sees what is set meanwhile, and then the other child again.
+  // The driver sees what is set meanwhile; the copy stays disabled.
   ASSERT_EQ(cuGraphExecMemcpyNodeSetParams(exec, node, &changed, nullptr), CUDA_SUCCESS);
   const Requests sent = Take();
-  Calls twice = kExchanged;
-  twice.insert(twice.end(), kExchanged.begin(), kExchanged.end());
-  EXPECT_EQ(sent.calls, twice);
-  EXPECT_NE(sent.Copy().dstDevice, memory_);
+  EXPECT_EQ(sent.calls, kExchanged);
+  EXPECT_EQ(sent.Copy().dstDevice, memory_);
+  EXPECT_EQ(sent.Copy().WidthInBytes, 500u);
+  const uint64_t piece = sent.Copy().srcDevice;
+  ExpectMoves(sent, other.data(), reinterpret_cast<void*>(piece), 500, false);
   EXPECT_FALSE(IsEnabled(exec, node));
   // What is refused changes nothing.
   server_->On(kCall_cuGraphExecNodeSetParams, CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
   EXPECT_EQ(cuGraphExecMemcpyNodeSetParams(exec, node, &copy, nullptr), CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
   EXPECT_EQ(cuGraphNodeSetEnabled(exec, node, 1), CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
   EXPECT_FALSE(IsEnabled(exec, node));
-  EXPECT_EQ(cuGraphNodeSetEnabled(before, node, 0), CUDA_ERROR_NOT_SUPPORTED);
+  Answer();
+  server_->On(kCall_cuGraphNodeSetEnabled, CUDA_ERROR_INVALID_VALUE);
+  Take();
+  EXPECT_EQ(cuGraphNodeSetEnabled(before, node, 0), CUDA_ERROR_INVALID_VALUE);
+  Calls undone = kSwitched;
+  undone.push_back(kCall_cuGraphExecNodeSetParams);
+  const Requests tried = Take();
+  EXPECT_EQ(tried.calls, undone);
+  ExpectMoves(tried, host.data(), reinterpret_cast<void*>(first), 1000, true);
   EXPECT_TRUE(IsEnabled(before, node));
   Answer();
-  Requests enabled = Enable(exec, node, 1);
-  EXPECT_EQ(enabled.Copy().WidthInBytes, 500u);
-  ExpectMoves(enabled, other.data(), reinterpret_cast<void*>(enabled.Copy().srcDevice), 500, true);
+  ExpectMoves(Enable(exec, node, 1), other.data(), reinterpret_cast<void*>(piece), 500, true);
   // An executable has what the graph was when it was made.
+  Take();
   ASSERT_EQ(cuGraphMemcpyNodeSetParams(node, &changed), CUDA_SUCCESS);
+  const uint64_t second = Take().Copy().srcDevice;
   const CUgraphExec after = Instantiate();
-  for (const CUgraphExec one : {before, after}) {
-    Enable(one, node, 0);
-    enabled = Enable(one, node, 1);
-    EXPECT_EQ(enabled.Copy().WidthInBytes, one == before ? 1000u : 500u);
-    ExpectMoves(enabled, one == before ? host.data() : other.data(), reinterpret_cast<void*>(enabled.Copy().srcDevice),
-                500, true);
-  }
+  Enable(before, node, 0);
+  ExpectMoves(Enable(before, node, 1), host.data(), reinterpret_cast<void*>(first), 1000, true);
+  Enable(after, node, 0);
+  ExpectMoves(Enable(after, node, 1), other.data(), reinterpret_cast<void*>(second), 500, true);
   for (const CUgraphExec one : {exec, before, after}) EXPECT_EQ(cuGraphExecDestroy(one), CUDA_SUCCESS);
 }
 
-TEST_F(StagedNodeTest, WhichNodesCanBeDisabled) {
+TEST_F(StagedNodeTest, BetweenTwoPlacesOfTheHostOnlyTheFunctionIsDisabled) {
   std::string host(1000, 'a'), other(1000, 'b');
-  void* pinned = nullptr;
-  ASSERT_EQ(cuMemHostAlloc(&pinned, 1000, 0), CUDA_SUCCESS);
-  // Only copies of one row can be exchanged in an executable.
-  CUDA_MEMCPY3D rows = ToDevice(host.data(), 10), between = ToHost(&host[0], 10), to_pinned = between;
-  rows.Height = between.Height = 2;
+  CUDA_MEMCPY3D between = ToHost(&host[0], 10);
+  between.Height = 2;
   between.srcMemoryType = CU_MEMORYTYPE_HOST;
   between.srcHost = other.data();
-  to_pinned.srcMemoryType = CU_MEMORYTYPE_HOST;
-  to_pinned.srcHost = other.data();
-  to_pinned.dstHost = pinned;
-  const CUgraphNode of_rows = Add(rows), of_host = Add(between), of_pinned = Add(to_pinned);
+  const CUgraphNode node = Add(between);
   const CUgraphExec exec = Instantiate();
-  Take();
-  EXPECT_EQ(cuGraphNodeSetEnabled(exec, of_rows, 0), CUDA_ERROR_NOT_SUPPORTED);
-  EXPECT_EQ(cuGraphNodeSetEnabled(exec, of_rows, 1), CUDA_SUCCESS);
-  EXPECT_TRUE(IsEnabled(exec, of_rows));
-  EXPECT_EQ(Take().calls, Calls());
-  // Between two places of the host, there is no copy for the driver to see.
-  Requests sent = Enable(exec, of_host, 0);
-  EXPECT_TRUE(sent.Params(CU_GRAPH_NODE_TYPE_MEMCPY).empty());
+  const Calls switched{kCall_cuGraphChildGraphNodeGetGraph, kCall_cuGraphGetNodes, kCall_cuGraphNodeGetType,
+                       kCall_cuGraphExecNodeSetParams};
+  Requests sent = Enable(exec, node, 0);
+  EXPECT_EQ(sent.calls, switched);
   ExpectMoves(sent, other.data(), &host[0], 10, false);
-  sent = Enable(exec, of_host, 1);
+  sent = Enable(exec, node, 1);
+  EXPECT_EQ(sent.calls, switched);
   ExpectMoves(sent, other.data(), &host[0], 10, true);
-  // Memory that the server reaches stays memory of the host.
-  sent = Enable(exec, of_pinned, 0);
-  const CUDA_MEMCPY3D idle = sent.Copy();
-  EXPECT_TRUE(HostArena::Contains(idle.dstDevice));
-  EXPECT_NE(idle.dstDevice, reinterpret_cast<uint64_t>(pinned));
-  EXPECT_TRUE(idle.dstDevice >= idle.srcDevice + idle.WidthInBytes ||
-              idle.srcDevice >= idle.dstDevice + idle.WidthInBytes);
-  EXPECT_EQ(Enable(exec, of_pinned, 1).Copy().dstDevice, reinterpret_cast<uint64_t>(pinned));
-  // Memory that is of no context.
-  constexpr uint64_t kMapped = 0x330000000000;
-  {
-    DeviceRange range;
-    range.source = DeviceRange::kMapped;
-    WriterLock lock(&Session::Get()->memory().mutex());
-    Session::Get()->memory().device_ranges().Insert(kMapped, 4096, range);
-  }
-  CUDA_MEMCPY3D to_mapped = ToDevice(host.data(), 100);
-  to_mapped.dstDevice = kMapped;
-  const CUgraphNode of_mapped = Add(to_mapped);
-  const CUgraphExec with_mapped = Instantiate();
-  const uint64_t scratch = Enable(with_mapped, of_mapped, 0).Copy().dstDevice;
-  EXPECT_NE(scratch, kMapped);
-  EXPECT_TRUE(InLog(Kind::kDeviceMemory, scratch));
-  EXPECT_EQ(Enable(with_mapped, of_mapped, 1).Copy().dstDevice, kMapped);
-  EXPECT_EQ(cuGraphExecDestroy(with_mapped), CUDA_SUCCESS);
-  {
-    WriterLock lock(&Session::Get()->memory().mutex());
-    Session::Get()->memory().device_ranges().Erase(kMapped);
-  }
   // A node that is no node any more.
   const size_t disguised = Disguised();
-  ASSERT_EQ(cuGraphDestroyNode(of_host), CUDA_SUCCESS);
+  ASSERT_EQ(cuGraphDestroyNode(node), CUDA_SUCCESS);
   EXPECT_EQ(Disguised(), disguised - 1);
   CUDA_MEMCPY3D seen;
-  EXPECT_EQ(cuGraphNodeSetEnabled(exec, of_host, 0), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuGraphMemcpyNodeGetParams(of_host, &seen), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuGraphNodeSetEnabled(exec, node, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuGraphMemcpyNodeGetParams(node, &seen), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cuGraphExecDestroy(exec), CUDA_SUCCESS);
-  EXPECT_EQ(cuMemFreeHost(pinned), CUDA_SUCCESS);
 }
 
 TEST_F(StagedNodeTest, AnUpdateLeavesNodesDisabled) {
   std::string host(1000, 'a'), other(1000, 'b');
   const CUgraphNode one = Add(ToDevice(host.data(), 100)), two = Add(ToDevice(host.data(), 200));
+  const uint64_t of_two = Take().Copy().srcDevice;
   const CUgraphExec exec = Instantiate();
   Enable(exec, two, 0);
-  CUgraph clone = nullptr, graph = nullptr;
-  ASSERT_EQ(cuGraphClone(&clone, graph_), CUDA_SUCCESS);
+  CUgraph graph = nullptr;
   ASSERT_EQ(cuGraphCreate(&graph, 0), CUDA_SUCCESS);
+  CUgraphNode first, second;
   CUDA_MEMCPY3D copy = ToDevice(other.data(), 300);
-  CUgraphNode node;
-  ASSERT_EQ(cuGraphAddMemcpyNode(&node, graph, nullptr, 0, &copy, nullptr), CUDA_SUCCESS);
+  ASSERT_EQ(cuGraphAddMemcpyNode(&first, graph, nullptr, 0, &copy, nullptr), CUDA_SUCCESS);
   copy.WidthInBytes = 400;
-  ASSERT_EQ(cuGraphAddMemcpyNode(&node, graph, nullptr, 0, &copy, nullptr), CUDA_SUCCESS);
+  Take();
+  ASSERT_EQ(cuGraphAddMemcpyNode(&second, graph, nullptr, 0, &copy, nullptr), CUDA_SUCCESS);
+  const uint64_t of_second = Take().Copy().srcDevice;
   CUgraphExecUpdateResultInfo info;
-  Calls expected = kExchanged;
-  expected.insert(expected.begin(), kCall_cuGraphExecUpdate_v2);
-  for (const CUgraph from : {graph, graph_}) {
+  // What the graph's node is given, and what it is again.
+  const Calls paused{kCall_cuGraphChildGraphNodeGetGraph,
+                     kCall_cuGraphGetNodes,
+                     kCall_cuGraphNodeGetType,
+                     kCall_cuGraphNodeGetType,
+                     kCall_cuGraphNodeSetParams,
+                     kCall_cuGraphExecUpdate_v2,
+                     kCall_cuGraphNodeSetParams};
+  size_t records = 0;
+  for (int i = 0; i < 6; ++i) {
+    const CUgraph from = i % 2 ? graph_ : graph;
     Take();
     ASSERT_EQ(cuGraphExecUpdate(exec, from, &info), CUDA_SUCCESS);
     const Requests sent = Take();
-    EXPECT_EQ(sent.calls, expected) << "the disabled node is disabled again";
-    wire::cuGraphExecNodeSetParams_Request set;
-    ASSERT_TRUE(sent.Read(6, &set));
-    EXPECT_EQ(set.node, HandleOf(two));
-    EXPECT_NE(sent.Copy().dstDevice, memory_);
+    ASSERT_EQ(sent.calls, paused);
+    wire::cuGraphNodeSetParams_Request set, restored;
+    ASSERT_TRUE(sent.Read(4, &set) && sent.Read(6, &restored));
+    const uint64_t node = HandleOf(from == graph ? second : two);
+    EXPECT_EQ(set.node, graphs_.nodes[graphs_.child[node]][0].handle);
+    EXPECT_EQ(restored.node, set.node);
+    EXPECT_NE(restored.params.host_function, set.params.host_function);
+    void* const piece = reinterpret_cast<void*>(from == graph ? of_second : of_two);
+    const void* const memory = from == graph ? other.data() : host.data();
+    Requests before = sent;
+    before.all.resize(5);
+    ExpectMoves(before, memory, piece, 200, false);
+    ExpectMoves(sent, memory, piece, 200, true);
     EXPECT_FALSE(IsEnabled(exec, two));
+    EXPECT_TRUE(IsEnabled(exec, one));
     // They have the parameters of the nodes in their places.
-    EXPECT_EQ(Enable(exec, two, 1).Copy().WidthInBytes, from == graph ? 400u : 200u);
-    Enable(exec, one, 0);
-    EXPECT_EQ(Enable(exec, one, 1).Copy().WidthInBytes, from == graph ? 300u : 100u);
+    ExpectMoves(Enable(exec, two, 1), memory, piece, 200, true);
     Enable(exec, two, 0);
+    if (i == 1) records = Records();
+    if (i % 2 == 1) {
+      EXPECT_EQ(Records(), records) << "the log does not grow";
+    }
   }
   // What is refused changes nothing.
   server_->On(kCall_cuGraphExecUpdate_v2, CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+  Take();
   EXPECT_EQ(cuGraphExecUpdate(exec, graph, &info), CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+  const Requests refused = Take();
+  EXPECT_EQ(refused.calls, paused);
+  ExpectMoves(refused, other.data(), reinterpret_cast<void*>(of_second), 200, true);
   server_->On(kCall_cuGraphExecUpdate_v2, FakeServer::Answer());
-  EXPECT_EQ(Enable(exec, two, 1).Copy().WidthInBytes, 200u);
-  // A node that is gone cannot be disabled again.
+  ExpectMoves(Enable(exec, two, 1), host.data(), reinterpret_cast<void*>(of_two), 200, true);
+  // Also when the node is gone.
   Enable(exec, two, 0);
   ASSERT_EQ(cuGraphDestroyNode(two), CUDA_SUCCESS);
   Take();
-  EXPECT_EQ(cuGraphExecUpdate(exec, clone, &info), CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
-  EXPECT_EQ(info.result, CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED);
-  EXPECT_EQ(Take().calls, Calls());
+  ASSERT_EQ(cuGraphExecUpdate(exec, graph, &info), CUDA_SUCCESS);
+  EXPECT_EQ(Take().calls, paused);
   EXPECT_EQ(cuGraphExecDestroy(exec), CUDA_SUCCESS);
-  EXPECT_EQ(cuGraphDestroy(clone), CUDA_SUCCESS);
   EXPECT_EQ(cuGraphDestroy(graph), CUDA_SUCCESS);
 }
 
@@ -1020,9 +997,9 @@ TEST_F(StagedNodeTest, PinnedMemoryInThePlaceOfPageableMemoryIsStagedToo) {
     EXPECT_EQ(sent.calls, kExchanged);
     EXPECT_NE(sent.Copy().srcDevice, changed.srcDevice);
     ExpectMoves(sent, pinned, reinterpret_cast<void*>(sent.Copy().srcDevice), 600, true);
+    void* const piece = reinterpret_cast<void*>(sent.Copy().srcDevice);
     Enable(exec, node, 0);
-    sent = Enable(exec, node, 1);
-    ExpectMoves(sent, pinned, reinterpret_cast<void*>(sent.Copy().srcDevice), 600, true);
+    ExpectMoves(Enable(exec, node, 1), pinned, piece, 600, true);
     // And back.
     ASSERT_EQ(cuGraphExecMemcpyNodeSetParams(exec, node, &other, nullptr), CUDA_SUCCESS);
     ASSERT_EQ(cuGraphMemcpyNodeSetParams(node, &changed), CUDA_SUCCESS);

@@ -53,6 +53,19 @@ void DisguisedNodes::Updated(uint64_t graph, uint64_t exec) {
   for (size_t i = 0; i < from.size(); ++i) changed->second[i].params = from[i].params;
 }
 
+std::vector<StagedInExec> DisguisedNodes::WouldStayDisabled(uint64_t graph, uint64_t exec) {
+  std::vector<StagedInExec> found;
+  if (!any()) return found;
+  ReaderLock lock(&mutex_);
+  const auto updated = staged_.find(exec);
+  if (updated == staged_.end()) return found;
+  const std::vector<StagedInExec> from = StagedOfLocked(graph);
+  for (size_t i = 0; i < from.size() && from.size() == updated->second.size(); ++i) {
+    if (!updated->second[i].enabled) found.push_back(from[i]);
+  }
+  return found;
+}
+
 void DisguisedNodes::Moved(uint64_t graph, uint64_t parent) {
   if (!uses_memory()) return;
   WriterLock lock(&mutex_);
@@ -60,12 +73,9 @@ void DisguisedNodes::Moved(uint64_t graph, uint64_t parent) {
 }
 
 void DisguisedNodes::ForgetMemory(uint64_t address) {
-  if (!uses_memory() && !any()) return;
+  if (!uses_memory()) return;
   WriterLock lock(&mutex_);
   memory_.Forget(address);
-  for (auto one = scratch_.begin(); one != scratch_.end();) {
-    one = one->second == address ? scratch_.erase(one) : std::next(one);
-  }
 }
 
 void DisguisedNodes::ForgetNode(uint64_t node) {

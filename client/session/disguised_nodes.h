@@ -62,8 +62,6 @@ class DisguisedNodes {
   std::unordered_map<uint64_t, std::vector<StagedInExec>>& staged() CR_REQUIRES_SHARED(mutex_) { return staged_; }
   // DisguisedNode::number of a new node.
   uint64_t NextNumberLocked() CR_REQUIRES(mutex_) { return next_number_++; }
-  // Device memory that disabled nodes copy to and from, by the context that it was allocated in.
-  std::unordered_map<uint64_t, uint64_t>& scratch() CR_REQUIRES_SHARED(mutex_) { return scratch_; }
 
   // Whether there has ever been memory of a graph: what every launch of one, and every free, asks first. Without the
   // lock; the flag is set before memory() is changed for the first time.
@@ -81,6 +79,8 @@ class DisguisedNodes {
   // leaves them enabled or disabled, as natively.
   void Instantiated(uint64_t graph, uint64_t exec) CR_EXCLUDES(mutex_);
   void Updated(uint64_t graph, uint64_t exec) CR_EXCLUDES(mutex_);
+  // The nodes of `graph` that an update would pair with disabled nodes of the executable.
+  std::vector<StagedInExec> WouldStayDisabled(uint64_t graph, uint64_t exec) CR_EXCLUDES(mutex_);
   // A node of `parent` has taken `graph` over.
   void Moved(uint64_t graph, uint64_t parent) CR_EXCLUDES(mutex_);
   // Device memory is gone with its context.
@@ -100,7 +100,6 @@ class DisguisedNodes {
   driverabi::GraphMemory memory_ CR_GUARDED_BY(mutex_);
   std::unordered_map<uint64_t, DisguisedNode> nodes_ CR_GUARDED_BY(mutex_);
   std::unordered_map<uint64_t, std::vector<StagedInExec>> staged_ CR_GUARDED_BY(mutex_);
-  std::unordered_map<uint64_t, uint64_t> scratch_ CR_GUARDED_BY(mutex_);
   uint64_t next_number_ CR_GUARDED_BY(mutex_) = 0;
   std::atomic<bool> uses_memory_{false};
   std::atomic<bool> any_{false};

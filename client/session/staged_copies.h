@@ -25,13 +25,6 @@ struct StagedSides {
   bool from_host = false, to_host = false;
 };
 
-// A copy node of pageable memory as the application describes it.
-struct StagedParams {
-  CUDA_MEMCPY3D copy{};
-  StagedSides sides;     // never change: the server's nodes follow from them
-  uint64_t context = 0;  // virtual handle
-};
-
 // One copy, of rows in slices. The graph's host function gets its address.
 struct StagedCopy {
   struct Side {
@@ -45,6 +38,14 @@ struct StagedCopy {
 
   // What the host function does. Takes a StagedCopy*.
   static void Run(void* data);
+};
+
+// A copy node of pageable memory as the application describes it.
+struct StagedParams {
+  CUDA_MEMCPY3D copy{};
+  StagedSides sides;            // never change: the server's nodes follow from them
+  uint64_t context = 0;         // virtual handle
+  StagedCopy* piece = nullptr;  // the graph's or executable's, which keeps it (client/custom/staged_node.cc, OwnStaged)
 };
 
 class StagedCopies {

@@ -175,8 +175,7 @@ TEST_F(TablesTest, AGraphsNodesAndMemoryGoWithIt) {
 }
 
 TEST_F(TablesTest, AnExecutableHasTheGraphsCopiesInTheirOrder) {
-  const uint64_t context = Make(Kind::kContext), exec = Make(Kind::kGraphExec), dead = Make(Kind::kGraphExec);
-  Allocate(0x2000, context, DeviceRange::kGraph);
+  const uint64_t exec = Make(Kind::kGraphExec), dead = Make(Kind::kGraphExec);
   const auto widths = [this](uint64_t of) {
     ReaderLock lock(&nodes_.mutex());
     std::vector<std::pair<uint64_t, size_t>> found;
@@ -186,7 +185,6 @@ TEST_F(TablesTest, AnExecutableHasTheGraphsCopiesInTheirOrder) {
   {
     WriterLock lock(&nodes_.mutex());
     nodes_.set_any();
-    nodes_.scratch()[context] = 0x2000;
     // The handles' order says nothing: they are used again. Nodes of other kinds, and of other graphs, do not count.
     for (const auto& [node, graph] : std::vector<std::pair<uint64_t, uint64_t>>{
              {9, 100}, {3, 100}, {5, 100}, {4, 200}, {6, 200}, {2, 200}, {8, 300}}) {
@@ -207,6 +205,13 @@ TEST_F(TablesTest, AnExecutableHasTheGraphsCopiesInTheirOrder) {
     WriterLock lock(&nodes_.mutex());
     nodes_.staged()[exec][1].enabled = false;
   }
+  const auto disabled = [this, exec](uint64_t graph) {
+    std::vector<uint64_t> found;
+    for (const StagedInExec& one : nodes_.WouldStayDisabled(graph, exec)) found.push_back(one.node);
+    return found;
+  };
+  EXPECT_EQ(disabled(200), std::vector<uint64_t>{6});
+  EXPECT_EQ(disabled(300), std::vector<uint64_t>{});
   nodes_.Updated(200, exec);
   EXPECT_EQ(widths(exec), (Widths{{9, 40}, {3, 60}, {5, 20}})) << "the nodes stay those of its own graph";
   EXPECT_EQ(widths(dead), (Widths{{9, 90}, {3, 30}, {5, 50}}));
@@ -215,14 +220,12 @@ TEST_F(TablesTest, AnExecutableHasTheGraphsCopiesInTheirOrder) {
   nodes_.ForgetNode(5);
   nodes_.Instantiated(100, exec);
   EXPECT_EQ(widths(exec), (Widths{{9, 90}, {3, 30}}));
-  // They go with their executables, and what disabled nodes copy with its context.
+  // They go with their executables.
   DisguisedNodes::Addresses gone;
   nodes_.Destroyed({Kind::kGraphExec, exec}, &objects_, &gone);
   Drop(Kind::kGraphExec, dead);
-  Drop(Kind::kContext, context);
   ReaderLock lock(&nodes_.mutex());
   EXPECT_TRUE(nodes_.staged().empty());
-  EXPECT_TRUE(nodes_.scratch().empty());
 }
 
 // What a thread sanitizer and a debugger are for: no order of locks may be the other way round, and nothing is counted

@@ -2,7 +2,9 @@
 // Copy nodes between pageable memory and the GPU in graphs that are built node by node, and captured copies of
 // rectangles: they read and write the program's memory at every launch. The nodes are asked about, cloned, and changed
 // in the graph and in executables. In executables they are also disabled and enabled, given other memory meanwhile, and
-// updated from other graphs.
+// updated from other graphs: nodes of all shapes and of all kinds of memory.
+#include <cuda.h>
+
 #include <memory>
 #include <vector>
 
@@ -172,6 +174,178 @@ class Switched {
   int from_ = 0;
 };
 
+// Nodes of each shape and kind of memory, which are disabled and enabled in turn: rows, an array, memory of a pool,
+// memory that the program maps, and rows between two places of the host.
+class Shapes {
+ public:
+  Shapes(int phase, cudaStream_t stream) : phase_(phase) {
+    CUDA_CHECK(cudaMalloc(&rows_, kCount * 4));
+    CUDA_CHECK(cudaMallocAsync(&pool_, kCount * 4, stream));
+    CUDA_CHECK(cudaMemsetAsync(rows_, 0, kCount * 4, stream));
+    CUDA_CHECK(cudaMemsetAsync(pool_, 0, kCount * 4, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    Map();
+    CUDA_CHECK(cudaMemset(mapped_, 0, kCount * 4));
+    const cudaChannelFormatDesc format = cudaCreateChannelDesc<unsigned>();
+    CUDA_CHECK(cudaMallocArray(&array_, &format, kSide, kSide));
+    CUDA_CHECK(cudaMemcpy2DToArray(array_, 0, 0, zeros_.data(), kSide * 4, kSide * 4, kSide, cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    CUDA_CHECK(cudaGraphCreate(&graph_, 0));
+    const void* const device[] = {rows_, nullptr, pool_, mapped_};
+    for (int i = 0; i < kNodes; ++i) {
+      cudaMemcpy3DParms copy = {};
+      const bool is_row = i == 2 || i == 3;
+      const size_t width = is_row ? kCount : kSide, height = is_row ? 1 : kSide;
+      copy.srcPtr = make_cudaPitchedPtr(in_[i].data(), width * 4, width * 4, height);
+      copy.extent = make_cudaExtent(width * 4, height, 1);
+      copy.kind = i == kNodes - 1 ? cudaMemcpyHostToHost : cudaMemcpyHostToDevice;
+      if (i == 1) {
+        copy.dstArray = array_;
+        copy.extent.width = kSide;
+      } else {
+        void* const to = i == kNodes - 1 ? static_cast<void*>(out_[i].data()) : const_cast<void*>(device[i]);
+        copy.dstPtr = make_cudaPitchedPtr(to, width * 4, width * 4, height);
+      }
+      CUDA_CHECK(cudaGraphAddMemcpyNode(&to_[i], graph_, nullptr, 0, &copy));
+      if (i == kNodes - 1) continue;
+      copy.srcArray = copy.dstArray;
+      copy.srcPtr = copy.dstPtr;
+      copy.dstArray = nullptr;
+      copy.dstPtr = make_cudaPitchedPtr(out_[i].data(), width * 4, width * 4, height);
+      copy.kind = cudaMemcpyDeviceToHost;
+      CUDA_CHECK(cudaGraphAddMemcpyNode(&back_[i], graph_, &to_[i], 1, &copy));
+    }
+    CUDA_CHECK(cudaGraphInstantiate(&exec_, graph_, 0));
+  }
+  ~Shapes() {
+    CUDA_CHECK(cudaGraphExecDestroy(exec_));
+    CUDA_CHECK(cudaGraphDestroy(graph_));
+    CUDA_CHECK(cudaFreeArray(array_));
+    CUDA_CHECK(cudaFree(pool_));
+    CUDA_CHECK(cudaFree(rows_));
+  }
+
+  void Step(int step, cudaStream_t stream, app::Digest* digest) {
+    for (int i = 0; i < kNodes; ++i) {
+      for (int k = 0; k < kCount; ++k) in_[i][k] = step * 2654435761u + i * 40503u + k * 7u + phase_;
+      std::fill(out_[i].begin(), out_[i].end(), 12345u);
+      Enable(to_[i], &comes_[i], (step + phase_ + i) % 3 != 0);
+      if (i < kNodes - 1) Enable(back_[i], &goes_[i], (step + phase_ + i) % 4 != 0);
+      if (comes_[i]) has_[i] = in_[i];
+    }
+    CUDA_CHECK(cudaGraphLaunch(exec_, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    for (int i = 0; i < kNodes; ++i) {
+      const bool written = i < kNodes - 1 ? goes_[i] : comes_[i];
+      for (int k = 0; k < kCount; ++k) APP_CHECK(out_[i][k] == (written ? has_[i][k] : 12345u));
+      digest->Add(out_[i].data(), kCount * 4);
+    }
+  }
+
+ private:
+  static constexpr int kNodes = 5, kSide = 24, kCount = kSide * kSide;
+  using Numbers = std::vector<unsigned>;
+
+  void Map() {
+    CUmemAllocationProp prop = {};
+    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    CUmemGenericAllocationHandle handle;
+    CUdeviceptr address = 0;
+    CUmemAccessDesc access = {};
+    access.location = prop.location;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    constexpr size_t kBytes = 2 << 20;
+    APP_CHECK(cuMemCreate(&handle, kBytes, &prop, 0) == CUDA_SUCCESS);
+    APP_CHECK(cuMemAddressReserve(&address, kBytes, 0, 0, 0) == CUDA_SUCCESS);
+    APP_CHECK(cuMemMap(address, kBytes, 0, handle, 0) == CUDA_SUCCESS);
+    APP_CHECK(cuMemSetAccess(address, kBytes, &access, 1) == CUDA_SUCCESS);
+    APP_CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
+    mapped_ = reinterpret_cast<unsigned*>(address);
+  }
+  void Enable(cudaGraphNode_t node, bool* enabled, bool enable) {
+    unsigned is_enabled = 2;
+    CUDA_CHECK(cudaGraphNodeSetEnabled(exec_, node, enable));
+    CUDA_CHECK(cudaGraphNodeGetEnabled(exec_, node, &is_enabled));
+    APP_CHECK(is_enabled == enable);
+    *enabled = enable;
+  }
+
+  const int phase_;
+  unsigned *rows_ = nullptr, *pool_ = nullptr, *mapped_ = nullptr;
+  cudaArray_t array_;
+  const Numbers zeros_ = Numbers(kCount);
+  std::vector<Numbers> in_ = std::vector<Numbers>(kNodes, zeros_), out_ = in_, has_ = in_;
+  cudaGraph_t graph_;
+  cudaGraphExec_t exec_;
+  cudaGraphNode_t to_[kNodes], back_[kNodes - 1];
+  bool comes_[kNodes], goes_[kNodes - 1];
+};
+
+// An executable whose graph is gone, with a disabled node: updates leave that disabled.
+class WithoutGraph {
+ public:
+  explicit WithoutGraph(bool comes) : comes_(comes) {
+    CUDA_CHECK(cudaMalloc(&memory_, kCount * 4));
+    CUDA_CHECK(cudaMemset(memory_, 0, kCount * 4));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    cudaGraphNode_t to, back;
+    const cudaGraph_t graph = Build(0, &to, &back);
+    CUDA_CHECK(cudaGraphInstantiate(&exec_, graph, 0));
+    CUDA_CHECK(cudaGraphNodeSetEnabled(exec_, comes ? back : to, 0));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+  }
+  ~WithoutGraph() {
+    CUDA_CHECK(cudaGraphExecDestroy(exec_));
+    CUDA_CHECK(cudaFree(memory_));
+  }
+
+  void Step(int step, cudaStream_t stream, app::Digest* digest) {
+    const int which = step / 2 % 2;
+    for (int i = 0; i < 2; ++i) {
+      for (int k = 0; k < kCount; ++k) in_[i][k] = step * 2246822519u + k * (i + 3);
+      std::fill(out_[i].begin(), out_[i].end(), 12345u);
+    }
+    if (step % 2 == 0) {
+      cudaGraphNode_t to, back;
+      const cudaGraph_t graph = Build(which, &to, &back);
+      cudaGraphExecUpdateResultInfo info;
+      CUDA_CHECK(cudaGraphExecUpdate(exec_, graph, &info));
+      CUDA_CHECK(cudaGraphDestroy(graph));
+      from_ = which;
+    }
+    CUDA_CHECK(cudaGraphLaunch(exec_, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    std::vector<unsigned> now(kCount);
+    CUDA_CHECK(cudaMemcpy(now.data(), memory_, kCount * 4, cudaMemcpyDeviceToHost));
+    for (int k = 0; k < kCount; ++k) {
+      APP_CHECK(now[k] == (comes_ ? in_[from_][k] : 0));
+      APP_CHECK(out_[from_][k] == (comes_ ? 12345u : 0) && out_[1 - from_][k] == 12345u);
+    }
+    digest->Add(now.data(), kCount * 4);
+  }
+
+ private:
+  static constexpr int kCount = 600;
+
+  cudaGraph_t Build(int which, cudaGraphNode_t* to, cudaGraphNode_t* back) {
+    cudaGraph_t graph;
+    CUDA_CHECK(cudaGraphCreate(&graph, 0));
+    CUDA_CHECK(cudaGraphAddMemcpyNode1D(to, graph, nullptr, 0, memory_, in_[which].data(), kCount * 4,
+                                        cudaMemcpyHostToDevice));
+    CUDA_CHECK(
+        cudaGraphAddMemcpyNode1D(back, graph, to, 1, out_[which].data(), memory_, kCount * 4, cudaMemcpyDeviceToHost));
+    return graph;
+  }
+
+  const bool comes_;  // else it goes
+  int from_ = 0;
+  unsigned* memory_ = nullptr;
+  std::vector<unsigned> in_[2] = {std::vector<unsigned>(kCount), std::vector<unsigned>(kCount)},
+                        out_[2] = {std::vector<unsigned>(kCount), std::vector<unsigned>(kCount)};
+  cudaGraphExec_t exec_;
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -263,6 +437,8 @@ int main(int argc, char** argv) {
   // Wherever the program is stopped, there are nodes of all kinds.
   std::vector<std::unique_ptr<Switched>> switched;
   for (int phase = 0; phase < 9; phase += 2) switched.push_back(std::make_unique<Switched>(phase, width));
+  Shapes shapes(0, stream), others(1, stream);
+  WithoutGraph coming(true), going(false);
 
   app::Digest digest;
   for (int step = 1; step <= options.steps; ++step) {
@@ -298,6 +474,8 @@ int main(int argc, char** argv) {
     }
     digest.Add(out[to].data(), out[to].size() * 4);
     for (const std::unique_ptr<Switched>& one : switched) one->Step(step, stream, &digest);
+    for (Shapes* one : {&shapes, &others}) one->Step(step, stream, &digest);
+    for (WithoutGraph* one : {&coming, &going}) one->Step(step, stream, &digest);
     app::Step(step);
   }
   printf("graph_pageable width=%d steps=%d digest=%016" PRIx64 "\n", width, options.steps, digest.value());
