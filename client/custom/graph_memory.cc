@@ -7,6 +7,7 @@
 
 #include "client/custom/bodies.gen.h"
 #include "client/custom/captured_node.h"
+#include "client/custom/staged_node.h"
 #include "client/session/session.h"
 #include "proto/codec/codec.h"
 
@@ -167,6 +168,22 @@ CUresult CheckDevice(Call& call, CUdevice device) {
   return device >= 0 && size_t(device) < call.session().devices().size() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
+// All but the copies that are moved around launches.
+CUresult LaunchAlone(CUgraphExec hGraph, CUstream hStream, bool per_thread) {
+  Call call(info::k_cuGraphLaunch);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuGraphLaunch_Request request;
+  request.hGraph = reinterpret_cast<uint64_t>(hGraph);
+  if (!call.Valid(Kind::kGraphExec, request.hGraph)) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.hStream); result != CUDA_SUCCESS) {
+    return result;
+  }
+  request.Encode(&call.message());
+  const CUresult result =
+      call.session().disguised_nodes().uses_memory() ? LaunchWithMemory(call, request) : call.Send();
+  return NoteUpload(call, result, request.hGraph, request.hStream);
+}
+
 }  // namespace
 
 bool FindDisguised(Session& session, CUgraphNode node, DisguisedNode* found) {
@@ -302,18 +319,12 @@ CUresult Custom_cuGraphNodeGetType(CUgraphNode hNode, CUgraphNodeType* type) {
 }
 
 CUresult Custom_cuGraphLaunch(CUgraphExec hGraph, CUstream hStream, bool per_thread) {
-  Call call(info::k_cuGraphLaunch);
-  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  wire::cuGraphLaunch_Request request;
-  request.hGraph = reinterpret_cast<uint64_t>(hGraph);
-  if (!call.Valid(Kind::kGraphExec, request.hGraph)) return CUDA_ERROR_INVALID_VALUE;
-  if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.hStream); result != CUDA_SUCCESS) {
-    return result;
+  Session* const session = Session::Get();
+  if (session && session->disguised_nodes().any_launched()) {
+    const auto launch = [&] { return LaunchAlone(hGraph, hStream, per_thread); };
+    if (CUresult result; LaunchStaged(hGraph, hStream, per_thread, launch, &result)) return result;
   }
-  request.Encode(&call.message());
-  const CUresult result =
-      call.session().disguised_nodes().uses_memory() ? LaunchWithMemory(call, request) : call.Send();
-  return NoteUpload(call, result, request.hGraph, request.hStream);
+  return LaunchAlone(hGraph, hStream, per_thread);
 }
 
 CUresult Custom_cuGraphUpload(CUgraphExec hGraphExec, CUstream hStream, bool per_thread) {

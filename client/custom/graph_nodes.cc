@@ -21,6 +21,7 @@
 #include "client/custom/kernel_params.h"
 #include "client/custom/mapped_memory.h"
 #include "client/custom/pointer.h"
+#include "client/custom/runtime.h"
 #include "client/custom/staged_node.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
@@ -199,7 +200,7 @@ CUresult FillAny(Call& call, const CUgraphNodeParams& node, NodeMessage* out) {
       if (node.graph.ownership != CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE) {
         return Call::Unsupported(call.info().name, "a child graph that is moved into a node that exists");
       }
-      if (const CUresult result = CheckWithoutMemory(call.session(), reinterpret_cast<uint64_t>(node.graph.graph));
+      if (const CUresult result = CheckChildGraph(call, reinterpret_cast<uint64_t>(node.graph.graph));
           result != CUDA_SUCCESS) {
         return result;
       }
@@ -292,6 +293,7 @@ CUresult AddMovedGraph(const CallInfo& info, CUgraphNode* node, CUgraph graph, c
     if (session.captures().IsGraphOfOne(parent) || session.captures().IsGraphOfOne(moved)) {
       return Call::Unsupported(info.name, "moving a child graph in or out of the graph of a capture in progress");
     }
+    if (const CUresult result = CheckMayBeChild(session, moved); result != CUDA_SUCCESS) return result;
     bool with_memory = false;
     if (session.disguised_nodes().uses_memory()) {
       ReaderLock lock(&session.disguised_nodes().mutex());
@@ -445,6 +447,11 @@ bool IsStaged(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
   return FindStaged(node, &found) || NeedsStaging(copy);
 }
 
+// The executable's node copies memory that the server reaches.
+void ForgetLaunched(CUgraphExec exec, CUgraphNode node) {
+  Session::Get()->disguised_nodes().ForgetLaunched(reinterpret_cast<uint64_t>(exec), reinterpret_cast<uint64_t>(node));
+}
+
 // The requests carry these ids whatever the application's call was named.
 constexpr CallInfo AddInfo(const char* name) { return Under(info::k_cuGraphAddNode_v2, name); }
 constexpr CallInfo SetInfo(const char* name) { return Under(info::k_cuGraphNodeSetParams, name); }
@@ -487,7 +494,12 @@ CUresult Custom_cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams* nodeP
   if (nodeParams->type == CU_GRAPH_NODE_TYPE_MEMCPY && IsStaged(hNode, nodeParams->memcpy.copyParams)) {
     return SetStagedNode(hNode, nodeParams->memcpy.copyParams);
   }
-  return Set(kInfo, hNode, FromAny(nodeParams));
+  const CUresult result = Set(kInfo, hNode, FromAny(nodeParams));
+  if (result == CUDA_SUCCESS && nodeParams->type == CU_GRAPH_NODE_TYPE_GRAPH) {
+    Session& session = *Session::Get();
+    session.disguised_nodes().NoteReshaped(WholeGraph(session, reinterpret_cast<uint64_t>(hNode)));
+  }
+  return result;
 }
 
 CUresult Custom_cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams* nodeParams) {
@@ -497,7 +509,9 @@ CUresult Custom_cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNo
   if (nodeParams->type == CU_GRAPH_NODE_TYPE_MEMCPY && IsStaged(hNode, nodeParams->memcpy.copyParams)) {
     return SetStagedNodeOfExec(hGraphExec, hNode, nodeParams->memcpy.copyParams, nodeParams->memcpy.copyCtx);
   }
-  return SetExec(kInfo, hGraphExec, hNode, FromAny(nodeParams));
+  const CUresult result = SetExec(kInfo, hGraphExec, hNode, FromAny(nodeParams));
+  if (result == CUDA_SUCCESS) ForgetLaunched(hGraphExec, hNode);
+  return result;
 }
 
 // The executable has in it what the child is now: its record stays for as long as the executable's.
@@ -592,18 +606,28 @@ CUresult Custom_cuGraphMemcpyNodeGetParams(CUgraphNode hNode, CUDA_MEMCPY3D* nod
 }
 
 CUresult Custom_cuGraphMemcpyNodeSetParams(CUgraphNode hNode, const CUDA_MEMCPY3D* nodeParams) {
-  static constexpr CallInfo kInfo = SetInfo("cuGraphMemcpyNodeSetParams");
   if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (IsStaged(hNode, *nodeParams)) return SetStagedNode(hNode, *nodeParams);
-  return Set(kInfo, hNode, FromCopy(nodeParams, nullptr));
+  return SetCopyNode(hNode, *nodeParams);
+}
+
+CUresult SetCopyNode(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
+  static constexpr CallInfo kInfo = SetInfo("cuGraphMemcpyNodeSetParams");
+  return Set(kInfo, node, FromCopy(&copy, nullptr));
 }
 
 CUresult Custom_cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
                                                const CUDA_MEMCPY3D* copyParams, CUcontext ctx) {
-  static constexpr CallInfo kInfo = ExecInfo("cuGraphExecMemcpyNodeSetParams");
   if (copyParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (IsStaged(hNode, *copyParams)) return SetStagedNodeOfExec(hGraphExec, hNode, *copyParams, ctx);
-  return SetExec(kInfo, hGraphExec, hNode, FromCopy(copyParams, ctx));
+  return SetCopyNodeOfExec(hGraphExec, hNode, *copyParams, ctx);
+}
+
+CUresult SetCopyNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D& copy, CUcontext context) {
+  static constexpr CallInfo kInfo = ExecInfo("cuGraphExecMemcpyNodeSetParams");
+  const CUresult result = SetExec(kInfo, exec, node, FromCopy(&copy, context));
+  if (result == CUDA_SUCCESS) ForgetLaunched(exec, node);
+  return result;
 }
 
 CUresult Custom_cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled) {
@@ -622,6 +646,7 @@ CUresult Custom_cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode,
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   call.Modified({Kind::kGraphExec, request.hGraphExec}, request.hNode);
+  call.session().disguised_nodes().EnableLaunched(request.hGraphExec, request.hNode, isEnabled != 0);
   return CUDA_SUCCESS;
 }
 

@@ -5,6 +5,7 @@
 #include "client/custom/graph_names.h"
 #include "client/custom/managed.h"
 #include "client/custom/mapped_memory.h"
+#include "client/custom/staged_node.h"
 #include "client/session/host_needs.h"
 #include "client/session/session.h"
 #include "client/session/thread_state.h"
@@ -22,6 +23,11 @@ replay::ObjectKey MemoryKey(Call& call, CUdeviceptr address) { return MemoryAt(&
 CUresult NameNodesOf(Call& call, uint64_t graph_or_node) { return NameNodes(call.session(), graph_or_node); }
 
 CUresult CheckWithoutMemoryNodes(Call& call, uint64_t graph) { return CheckWithoutMemory(call.session(), graph); }
+
+CUresult CheckChildGraph(Call& call, uint64_t graph) {
+  const CUresult result = CheckWithoutMemory(call.session(), graph);
+  return result == CUDA_SUCCESS ? CheckMayBeChild(call.session(), graph) : result;
+}
 
 bool KnowsDeviceRange(Call& call, CUdeviceptr address, uint64_t bytes) {
   // Pinned memory is the GPU's as well; a server that does not share it must have it first.

@@ -75,6 +75,8 @@ CUresult NameNodesOf(Call& call, uint64_t graph_or_node);
 
 // The error of calls that a graph which allocates or frees memory does not allow.
 CUresult CheckWithoutMemoryNodes(Call& call, uint64_t graph);
+// The same for a graph that is to be a child of another one, which some other graphs cannot be, either.
+CUresult CheckChildGraph(Call& call, uint64_t graph);
 
 // Whether the client knows [address, address + bytes) to be device memory. A "no" only costs a wait for the server's
 // own answer. Has the server map pinned memory that it does not have yet.

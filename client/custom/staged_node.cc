@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/custom/staged_node.h"
 
+#include <algorithm>
+#include <memory>
+#include <vector>
+
 #include "client/custom/bodies.gen.h"
 #include "client/custom/captured_node.h"
 #include "client/custom/copy.h"
@@ -259,6 +263,200 @@ bool WasOfHost(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
          (!params.sides.to_host || of_host(before.dstMemoryType, before.dstDevice));
 }
 
+// The pieces that a node's copy goes by around launches, and the copy of pinned memory, *diverted, that it is then.
+CUresult MakeAtLaunch(Session& session, const StagedParams& params, CUDA_MEMCPY3D* diverted,
+                      std::shared_ptr<const LaunchCopy>* made) {
+  const auto give_back = [](const LaunchCopy* copy) {
+    for (StagedCopy* const piece : {copy->before, copy->after}) {
+      if (Session* const its = Session::Get(); its && piece) its->staged_copies().Give({piece});
+    }
+    delete copy;
+  };
+  LaunchCopy* const copy = new LaunchCopy;
+  made->reset(copy, give_back);
+  *diverted = params.copy;
+  CUresult result = CUDA_SUCCESS;
+  if (params.sides.from_host) {
+    result = TakeStaged(session, PackedBytes(params.copy), &copy->before);
+    if (result != CUDA_SUCCESS) return result;
+    Divert({true, false}, copy->before, diverted);
+  }
+  if (params.sides.to_host) {
+    result = TakeStaged(session, PackedBytes(params.copy), &copy->after);
+    if (result != CUDA_SUCCESS) return result;
+    Divert({false, true}, copy->after, diverted);
+  }
+  return CUDA_SUCCESS;
+}
+
+// Memory of the process that a copy reads or writes.
+struct Touched {
+  const char *begin, *end;
+  bool written;
+};
+
+void AddTouched(const StagedCopy& copy, bool written, std::vector<Touched>* all) {
+  const StagedCopy::Side& side = written ? copy.to : copy.from;
+  const size_t bytes = (copy.depth - 1) * side.slice + (copy.height - 1) * side.pitch + copy.width;
+  all->push_back({side.address, side.address + bytes, written});
+}
+
+// Whether the order of an executable's copies of pageable memory matters: one that is moved around launches and another
+// one touch the same bytes.
+bool DependsOnOrder(const std::vector<LaunchedInExec>& launched, const std::vector<StagedInExec>& staged) {
+  std::vector<Touched> all;
+  for (const LaunchedInExec& one : launched) {
+    if (one.copy->before) AddTouched(*one.copy->before, false, &all);
+    if (one.copy->after) AddTouched(*one.copy->after, true, &all);
+  }
+  const size_t count = all.size();
+  for (const StagedInExec& one : staged) {
+    if (one.params.sides.from_host) AddTouched(*one.params.piece, false, &all);
+    if (one.params.sides.to_host) AddTouched(*one.params.piece, true, &all);
+  }
+  for (size_t i = 0; i < count; ++i) {
+    for (size_t k = i + 1; k < all.size(); ++k) {
+      const bool overlap = all[i].begin < all[k].end && all[k].begin < all[i].end;
+      if (overlap && (all[i].written || all[k].written)) return true;
+    }
+  }
+  return false;
+}
+
+// Whether host code may do something while the graph runs: a host function, also one of a copy in a graph inside, and
+// threads or other work that it lets go on or waits for. Not because of the graph's own staged nodes.
+CUresult RunsWithHost(Session& session, CUgraph graph, bool is_inside, bool* does) {
+  size_t count = 0;
+  CUresult result = Call_cuGraphGetNodes(graph, nullptr, &count);
+  std::vector<CUgraphNode> nodes(count);
+  if (result == CUDA_SUCCESS && count != 0) result = Call_cuGraphGetNodes(graph, nodes.data(), &count);
+  for (size_t i = 0; i < count && result == CUDA_SUCCESS && !*does; ++i) {
+    CUgraphNodeType type;
+    CUgraph inside;
+    result = Custom_cuGraphNodeGetType(nodes[i], &type);
+    if (result != CUDA_SUCCESS) return result;
+    *does = type == CU_GRAPH_NODE_TYPE_HOST || type == CU_GRAPH_NODE_TYPE_EVENT_RECORD ||
+            type == CU_GRAPH_NODE_TYPE_WAIT_EVENT || type == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
+    // Which bytes a staged node in a graph inside touches in an executable, nobody here knows.
+    DisguisedNode found;
+    if (is_inside && FindDisguised(session, nodes[i], &found) && type == CU_GRAPH_NODE_TYPE_MEMCPY) *does = true;
+    if (type != CU_GRAPH_NODE_TYPE_GRAPH) continue;
+    result = Custom_cuGraphChildGraphNodeGetGraph(nodes[i], &inside);
+    if (result == CUDA_SUCCESS) result = RunsWithHost(session, inside, true, does);
+  }
+  return result;
+}
+
+uint64_t ParentOf(Session& session, uint64_t handle) {
+  ReaderLock lock(&session.objects().mutex());
+  const Object* const object = session.objects().handles().Find(KindOf(handle), handle);
+  return object ? object->parent : 0;
+}
+
+// Whether a node is in the body of a conditional node, where it may not run.
+CUresult IsInBody(Session& session, CUgraphNode node, bool* is) {
+  *is = false;
+  for (uint64_t at = ParentOf(session, reinterpret_cast<uint64_t>(node)); at != 0; at = ParentOf(session, at)) {
+    if (KindOf(at) != Kind::kGraphNode) continue;
+    CUgraphNodeType type;
+    const CUresult result = Custom_cuGraphNodeGetType(reinterpret_cast<CUgraphNode>(at), &type);
+    if (result != CUDA_SUCCESS) return result;
+    if (type == CU_GRAPH_NODE_TYPE_CONDITIONAL) *is = true;
+  }
+  return CUDA_SUCCESS;
+}
+
+constexpr char kBesideHost[] =
+    "a copy node is given pageable memory after it was made, and its graph has host functions, events or memory "
+    "operations, or lost a node";
+
+// SetStagedNode for a node that is a copy node to the server, too.
+CUresult SetAtLaunch(Session& session, CUgraphNode node, const CUDA_MEMCPY3D& copy) {
+  constexpr char kName[] = "cuGraphMemcpyNodeSetParams";
+  StagedParams params;
+  if (!Describe(copy, nullptr, &params)) return CUDA_ERROR_NOT_INITIALIZED;
+  const auto handle = reinterpret_cast<uint64_t>(node);
+  if (!params.sides.from_host && !params.sides.to_host) {
+    const CUresult result = SetCopyNode(node, copy);
+    if (result == CUDA_SUCCESS) session.disguised_nodes().ForgetNode(handle);
+    return result;
+  }
+  if (const CUresult result = CheckStaged(copy); result != CUDA_SUCCESS) return result;
+  const uint64_t graph = ParentOf(session, handle);
+  if (graph == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (KindOf(ParentOf(session, graph)) == Kind::kGraphNode || session.captures().IsGraphOfOne(graph)) {
+    return Call::Unsupported(kName, "pageable memory for a copy node made with other memory, inside another node");
+  }
+  DisguisedNode made;
+  CUDA_MEMCPY3D diverted;
+  CUresult result = MakeAtLaunch(session, params, &diverted, &made.at_launch);
+  if (result == CUDA_SUCCESS) result = SetCopyNode(node, diverted);
+  if (result != CUDA_SUCCESS) return result;
+  made.graph = graph;
+  made.type = CU_GRAPH_NODE_TYPE_MEMCPY;
+  made.staged = params;
+  WriterLock lock(&session.disguised_nodes().mutex());
+  session.disguised_nodes().set_any();
+  session.disguised_nodes().nodes()[handle] = std::move(made);
+  return CUDA_SUCCESS;
+}
+
+// The same in an executable.
+CUresult SetAtLaunchOfExec(Session& session, CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D& copy,
+                           const StagedParams& params) {
+  constexpr char kName[] = "cuGraphExecMemcpyNodeSetParams";
+  const auto context = reinterpret_cast<CUcontext>(params.context);
+  if (!params.sides.from_host && !params.sides.to_host) return SetCopyNodeOfExec(exec, node, copy, context);
+  if (!IsOneRow(copy) || !WasOfHost(node, copy)) return CUDA_ERROR_INVALID_VALUE;
+  const auto its_exec = reinterpret_cast<uint64_t>(exec);
+  bool refused = session.driver_execs().Has(its_exec);
+  CUresult result = refused ? CUDA_SUCCESS : IsInBody(session, node, &refused);
+  if (result != CUDA_SUCCESS) return result;
+  if (refused)
+    return Call::Unsupported(kName, "pageable memory for a copy node that may not run, or that kernels launch");
+  std::vector<LaunchedInExec> nodes = session.disguised_nodes().LaunchedInside(its_exec);
+  if (nodes.empty()) {
+    // What the executable has in it is what the graph has, unless that lost something meanwhile.
+    const uint64_t whole = WholeGraph(session, reinterpret_cast<uint64_t>(node));
+    refused = session.disguised_nodes().IsReshaped(whole);
+    if (!refused) result = RunsWithHost(session, reinterpret_cast<CUgraph>(whole), false, &refused);
+    if (result != CUDA_SUCCESS) return result;
+    if (refused) return Call::Unsupported(kName, kBesideHost);
+  }
+  LaunchedInExec made;
+  made.node = reinterpret_cast<uint64_t>(node);
+  unsigned enabled = 1;
+  result = Custom_cuGraphNodeGetEnabled(exec, node, &enabled);
+  made.enabled = enabled != 0;
+  CUDA_MEMCPY3D diverted;
+  if (result == CUDA_SUCCESS) result = MakeAtLaunch(session, params, &diverted, &made.copy);
+  if (result == CUDA_SUCCESS) result = SetCopyNodeOfExec(exec, node, diverted, context);
+  if (result != CUDA_SUCCESS) return result;
+  nodes = session.disguised_nodes().LaunchedInside(its_exec);
+  nodes.push_back(std::move(made));
+  session.disguised_nodes().SetLaunched(its_exec, std::move(nodes));
+  return CUDA_SUCCESS;
+}
+
+// The copies of one launch, which have their pieces until it is over.
+using OfLaunch = std::vector<std::shared_ptr<const LaunchCopy>>;
+
+void BeforeLaunch(void* data) {
+  for (const auto& copy : *static_cast<OfLaunch*>(data)) {
+    if (copy->before) StagedCopy::Run(copy->before);
+  }
+}
+
+void AfterLaunch(void* data) {
+  OfLaunch* const copies = static_cast<OfLaunch*>(data);
+  for (const auto& copy : *copies) {
+    if (copy->after) StagedCopy::Run(copy->after);
+  }
+  delete copies;
+}
+
+void AfterNoLaunch(void* data) { delete static_cast<OfLaunch*>(data); }
+
 }  // namespace
 
 bool NeedsStaging(const CUDA_MEMCPY3D& copy) {
@@ -295,10 +493,11 @@ CUresult SetStagedNode(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
   constexpr char kName[] = "cuGraphMemcpyNodeSetParams";
   Session* const session = Session::Get();
   if (!session) return CUDA_ERROR_NOT_INITIALIZED;
-  if (const CUresult result = CheckStaged(copy); result != CUDA_SUCCESS) return result;
   DisguisedNode before;
-  if (!FindDisguised(*session, node, &before) || before.type != CU_GRAPH_NODE_TYPE_MEMCPY ||
-      !Fits(before.staged.sides, copy)) {
+  const bool is_disguised = FindDisguised(*session, node, &before);
+  if (!is_disguised || before.at_launch) return SetAtLaunch(*session, node, copy);
+  if (const CUresult result = CheckStaged(copy); result != CUDA_SUCCESS) return result;
+  if (before.type != CU_GRAPH_NODE_TYPE_MEMCPY || !Fits(before.staged.sides, copy)) {
     return Call::Unsupported(kName, "a copy node whose sides change between pageable and other memory");
   }
   StagedParams params = before.staged;
@@ -325,16 +524,13 @@ CUresult SetStagedNode(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
 }
 
 CUresult SetStagedNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D& copy, CUcontext context) {
-  constexpr char kName[] = "cuGraphExecMemcpyNodeSetParams";
   Session* const session = Session::Get();
   StagedParams params;
   if (!Describe(copy, context, &params)) return CUDA_ERROR_NOT_INITIALIZED;
   if (const CUresult result = CheckStaged(copy); result != CUDA_SUCCESS) return result;
   DisguisedNode found;
-  if (!FindDisguised(*session, node, &found)) {
-    if (!IsOneRow(copy) || !WasOfHost(node, copy)) return CUDA_ERROR_INVALID_VALUE;
-    return Call::Unsupported(kName, "a copy node of pinned memory is given pageable memory");
-  }
+  const bool is_disguised = FindDisguised(*session, node, &found);
+  if (!is_disguised || found.at_launch) return SetAtLaunchOfExec(*session, exec, node, copy, params);
   StagedInExec before;
   before.params = found.staged;
   WithStagedInExec(*session, exec, node, [&before](const StagedInExec& one) { before = one; });
@@ -396,7 +592,19 @@ CUresult UpdateStaged(CUgraphExec exec, CUgraph graph, const std::function<CUres
     StagedCopy* piece;
   };
   std::vector<Paused> paused;
-  CUresult result = CUDA_SUCCESS;
+  std::vector<LaunchedInExec> launched = nodes.LaunchedOf(its_graph);
+  CUresult result = CheckMayInstantiate(graph, 0);
+  if (result != CUDA_SUCCESS) return result;
+  for (LaunchedInExec& one : launched) {
+    unsigned enabled = 1;
+    result = Custom_cuGraphNodeGetEnabled(exec, reinterpret_cast<CUgraphNode>(one.node), &enabled);
+    if (result == CUDA_ERROR_INVALID_VALUE) {
+      return Call::Unsupported("cuGraphExecUpdate",
+                               "from another graph, of which a copy node was given pageable memory after it was made");
+    }
+    if (result != CUDA_SUCCESS) return result;
+    one.enabled = enabled != 0;
+  }
   for (const StagedInExec& one : nodes.WouldStayDisabled(its_graph, its_exec)) {
     Inside inside;
     const CUDA_HOST_NODE_PARAMS idle = HostNode(nullptr, false);
@@ -406,13 +614,87 @@ CUresult UpdateStaged(CUgraphExec exec, CUgraph graph, const std::function<CUres
     paused.push_back({inside.host, one.params.piece});
   }
   if (result == CUDA_SUCCESS) result = update();
-  if (result == CUDA_SUCCESS) nodes.Updated(its_graph, its_exec);
+  if (result == CUDA_SUCCESS) {
+    nodes.Updated(its_graph, its_exec);
+    nodes.SetLaunched(its_exec, std::move(launched));
+  }
   for (const Paused& one : paused) {
     const CUDA_HOST_NODE_PARAMS host = HostNode(one.piece, true);
     const CUresult restored = Custom_cuGraphHostNodeSetParams(one.host, &host);
     if (result == CUDA_SUCCESS) result = restored;
   }
   return result;
+}
+
+uint64_t WholeGraph(Session& session, uint64_t graph_or_node) {
+  uint64_t whole = 0;
+  for (uint64_t at = graph_or_node; at != 0; at = ParentOf(session, at)) {
+    if (KindOf(at) == Kind::kGraph) whole = at;
+  }
+  return whole;
+}
+
+CUresult CheckMayBeChild(Session& session, uint64_t graph) {
+  if (session.disguised_nodes().LaunchedOf(graph).empty()) return CUDA_SUCCESS;
+  return Call::Unsupported("cuGraphAddChildGraphNode",
+                           "a graph with a copy node that was given pageable memory after it was made");
+}
+
+CUresult CheckMayInstantiate(CUgraph graph, uint64_t flags) {
+  Session* const session = Session::Get();
+  if (!session || session->disguised_nodes().LaunchedOf(reinterpret_cast<uint64_t>(graph)).empty()) {
+    return CUDA_SUCCESS;
+  }
+  bool refused = (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0;
+  const CUresult result = refused ? CUDA_SUCCESS : RunsWithHost(*session, graph, false, &refused);
+  return result == CUDA_SUCCESS && refused ? Call::Unsupported("cuGraphInstantiate", kBesideHost) : result;
+}
+
+bool LaunchStaged(CUgraphExec exec, CUstream stream, bool per_thread, const std::function<CUresult()>& launch,
+                  CUresult* result) {
+  constexpr char kName[] = "cuGraphLaunch";
+  DisguisedNodes& nodes = Session::Get()->disguised_nodes();
+  const auto is_disabled = [](const auto& one) { return !one.enabled; };
+  std::vector<LaunchedInExec> launched = nodes.LaunchedInside(reinterpret_cast<uint64_t>(exec));
+  launched.erase(std::remove_if(launched.begin(), launched.end(), is_disabled), launched.end());
+  if (launched.empty()) return false;
+  {
+    Call call(kLook);
+    uint64_t its_stream;
+    *result = call.Enter();
+    if (*result == CUDA_SUCCESS) *result = call.StreamToWire(stream, per_thread, &its_stream);
+    if (*result != CUDA_SUCCESS) return true;
+    if (call.session().captures().IsCaptured(its_stream)) {
+      *result = Call::Unsupported(kName,
+                                  "in a capture, of an executable with a copy node that was made with other "
+                                  "memory than the pageable memory that it has");
+      return true;
+    }
+  }
+  std::vector<StagedInExec> staged;
+  {
+    ReaderLock lock(&nodes.mutex());
+    const auto found = nodes.staged().find(reinterpret_cast<uint64_t>(exec));
+    if (found != nodes.staged().end()) staged = found->second;
+  }
+  staged.erase(std::remove_if(staged.begin(), staged.end(), is_disabled), staged.end());
+  if (DependsOnOrder(launched, staged)) {
+    *result =
+        Call::Unsupported(kName, "copy nodes with the same pageable memory, one of which was made with other memory");
+    return true;
+  }
+  auto* const copies = new OfLaunch;
+  for (LaunchedInExec& one : launched) copies->push_back(std::move(one.copy));
+  *result = Custom_cuLaunchHostFunc(stream, &BeforeLaunch, copies, per_thread);
+  if (*result != CUDA_SUCCESS) {
+    delete copies;
+    return true;
+  }
+  *result = launch();
+  const CUresult after =
+      Custom_cuLaunchHostFunc(stream, *result == CUDA_SUCCESS ? &AfterLaunch : &AfterNoLaunch, copies, per_thread);
+  if (*result == CUDA_SUCCESS) *result = after;
+  return true;
 }
 
 CUresult CaptureStagedNode(uint64_t stream, const CUDA_MEMCPY3D& copy, const StagedSides* known) {

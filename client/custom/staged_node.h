@@ -7,6 +7,11 @@
 //
 // The driver cannot disable a child graph's node or a host function. So where the application disables a node in an
 // executable, the copy inside is disabled there, and the host function is one that moves nothing.
+//
+// A node that was made with other memory stays a copy node there, since executables have it in them. Given pageable
+// memory, it copies pinned memory, and host functions before and after each launch move the bytes. That is too early or
+// too late for host functions inside the graph, and for threads that events inside the graph let go on or that it waits
+// for. So such graphs are refused.
 #ifndef CUDA_REMOTE_CLIENT_CUSTOM_STAGED_NODE_H_
 #define CUDA_REMOTE_CLIENT_CUSTOM_STAGED_NODE_H_
 
@@ -37,6 +42,21 @@ CUresult SetStagedNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMC
 // Whether the node is such a copy in the executable; and enabling or disabling one that is.
 bool IsStagedInExec(CUgraphExec exec, CUgraphNode node, bool* enabled);
 CUresult EnableStagedNode(CUgraphExec exec, CUgraphNode node, bool enabled);
+
+// The graph that a graph or a node is part of, at any depth, or that graph itself; virtual handles.
+uint64_t WholeGraph(Session& session, uint64_t graph_or_node);
+// Refuses to put a graph into another one, or into an executable, because of its nodes that were given pageable memory
+// later.
+CUresult CheckMayBeChild(Session& session, uint64_t graph);
+CUresult CheckMayInstantiate(CUgraph graph, uint64_t flags);
+// A launch of an executable that has such nodes. False: it has none that is enabled.
+bool LaunchStaged(CUgraphExec exec, CUstream stream, bool per_thread, const std::function<CUresult()>& launch,
+                  CUresult* result);
+
+// cuGraphMemcpyNodeSetParams and cuGraphExecMemcpyNodeSetParams for copies of memory that the server reaches. In
+// graph_nodes.cc.
+CUresult SetCopyNode(CUgraphNode node, const CUDA_MEMCPY3D& copy);
+CUresult SetCopyNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D& copy, CUcontext context);
 
 // Around `update`, which updates an executable from a graph: what is disabled in the executable stays that. The driver
 // leaves copies disabled. The graph's own nodes have host functions that move nothing meanwhile, since the node that

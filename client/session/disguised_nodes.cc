@@ -13,11 +13,13 @@ void DisguisedNodes::Destroyed(replay::ObjectKey object, RecordedObjects* object
     WriterLock lock(&mutex_);
     memory_.ExecDestroyed(object.id, gone);
     staged_.erase(object.id);
+    launched_.erase(object.id);
     return;
   }
   ReaderLock looking(&objects->mutex());
   WriterLock lock(&mutex_);
   memory_.GraphDestroyed(object.id, gone);
+  reshaped_.erase(object.id);
   for (auto node = nodes_.begin(); node != nodes_.end();) {
     // Graphs that were moved into it went with it.
     const uint64_t its_graph = node->second.graph;
@@ -29,7 +31,8 @@ void DisguisedNodes::Destroyed(replay::ObjectKey object, RecordedObjects* object
 std::vector<StagedInExec> DisguisedNodes::StagedOfLocked(uint64_t graph) const {
   std::map<uint64_t, StagedInExec> in_order;
   for (const auto& [handle, node] : nodes_) {
-    if (node.graph == graph && node.type == CU_GRAPH_NODE_TYPE_MEMCPY) in_order[node.number] = {handle, node.staged};
+    if (node.graph != graph || node.type != CU_GRAPH_NODE_TYPE_MEMCPY || node.at_launch) continue;
+    in_order[node.number] = {handle, node.staged};
   }
   std::vector<StagedInExec> found;
   for (const auto& [number, node] : in_order) found.push_back(node);
@@ -41,6 +44,10 @@ void DisguisedNodes::Instantiated(uint64_t graph, uint64_t exec) {
   WriterLock lock(&mutex_);
   std::vector<StagedInExec> found = StagedOfLocked(graph);
   if (!found.empty()) staged_[exec] = std::move(found);
+  for (const auto& [node, facts] : nodes_) {
+    if (facts.graph == graph && facts.at_launch) launched_[exec].push_back({node, facts.at_launch});
+  }
+  if (!launched_.empty()) any_launched_.store(true, std::memory_order_relaxed);
 }
 
 void DisguisedNodes::Updated(uint64_t graph, uint64_t exec) {
@@ -66,6 +73,65 @@ std::vector<StagedInExec> DisguisedNodes::WouldStayDisabled(uint64_t graph, uint
   return found;
 }
 
+std::vector<LaunchedInExec> DisguisedNodes::LaunchedOf(uint64_t graph) {
+  std::vector<LaunchedInExec> found;
+  if (!any()) return found;
+  ReaderLock lock(&mutex_);
+  for (const auto& [node, facts] : nodes_) {
+    if (facts.graph == graph && facts.at_launch) found.push_back({node, facts.at_launch});
+  }
+  return found;
+}
+
+std::vector<LaunchedInExec> DisguisedNodes::LaunchedInside(uint64_t exec) {
+  if (!any_launched()) return {};
+  ReaderLock lock(&mutex_);
+  const auto found = launched_.find(exec);
+  return found == launched_.end() ? std::vector<LaunchedInExec>() : found->second;
+}
+
+void DisguisedNodes::SetLaunched(uint64_t exec, std::vector<LaunchedInExec> nodes) {
+  if (nodes.empty() && !any_launched()) return;
+  any_.store(true, std::memory_order_relaxed);
+  any_launched_.store(true, std::memory_order_relaxed);
+  WriterLock lock(&mutex_);
+  if (nodes.empty()) {
+    launched_.erase(exec);
+  } else {
+    launched_[exec] = std::move(nodes);
+  }
+}
+
+void DisguisedNodes::EnableLaunched(uint64_t exec, uint64_t node, bool enabled) {
+  if (!any_launched()) return;
+  WriterLock lock(&mutex_);
+  const auto found = launched_.find(exec);
+  if (found == launched_.end()) return;
+  for (LaunchedInExec& one : found->second) {
+    if (one.node == node) one.enabled = enabled;
+  }
+}
+
+void DisguisedNodes::ForgetLaunched(uint64_t exec, uint64_t node) {
+  std::vector<LaunchedInExec> left;
+  for (LaunchedInExec& one : LaunchedInside(exec)) {
+    if (one.node != node) left.push_back(std::move(one));
+  }
+  SetLaunched(exec, std::move(left));
+}
+
+void DisguisedNodes::NoteReshaped(uint64_t graph) {
+  any_.store(true, std::memory_order_relaxed);
+  WriterLock lock(&mutex_);
+  reshaped_.insert(graph);
+}
+
+bool DisguisedNodes::IsReshaped(uint64_t graph) {
+  if (!any()) return false;
+  ReaderLock lock(&mutex_);
+  return reshaped_.count(graph) != 0;
+}
+
 void DisguisedNodes::Moved(uint64_t graph, uint64_t parent) {
   if (!uses_memory()) return;
   WriterLock lock(&mutex_);
@@ -89,6 +155,8 @@ void DisguisedNodes::ForgetInside(uint64_t graph) {
   WriterLock lock(&mutex_);
   memory_.ForgetInside(graph);
   staged_.erase(graph);
+  launched_.erase(graph);
+  reshaped_.erase(graph);
 }
 
 }  // namespace cuda_remote::client

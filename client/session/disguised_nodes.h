@@ -18,7 +18,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "client/session/recorded_objects.h"
@@ -40,12 +42,21 @@ struct DisguisedNode {
   StagedParams staged;
   uint64_t user_object = 0;
   uint64_t number = 0;
+  // Instead of the latter two: a copy node that was made with other memory, and is one to the server, too.
+  std::shared_ptr<const LaunchCopy> at_launch;
 };
 
 // A copy node of pageable memory in an executable.
 struct StagedInExec {
   uint64_t node = 0;    // of the graph that the executable was made from: virtual handle
   StagedParams params;  // set last, also while the node is disabled
+  bool enabled = true;
+};
+
+// A copy node of an executable whose bytes are moved before and after each launch.
+struct LaunchedInExec {
+  uint64_t node = 0;  // as above
+  std::shared_ptr<const LaunchCopy> copy;
   bool enabled = true;
 };
 
@@ -58,8 +69,11 @@ class DisguisedNodes {
   // Under mutex(), shared to look at them. The nodes are by virtual handle.
   driverabi::GraphMemory& memory() CR_REQUIRES_SHARED(mutex_) { return memory_; }
   std::unordered_map<uint64_t, DisguisedNode>& nodes() CR_REQUIRES_SHARED(mutex_) { return nodes_; }
-  // The copy nodes of pageable memory in executables, by virtual handle, in the order in which the nodes were made.
+  // Those nodes that are child graphs to the server, in executables, by virtual handle, in the order in which the nodes
+  // were made.
   std::unordered_map<uint64_t, std::vector<StagedInExec>>& staged() CR_REQUIRES_SHARED(mutex_) { return staged_; }
+  // The nodes of executables whose bytes are moved around launches, by virtual handle.
+  std::unordered_map<uint64_t, std::vector<LaunchedInExec>>& launched() CR_REQUIRES_SHARED(mutex_) { return launched_; }
   // DisguisedNode::number of a new node.
   uint64_t NextNumberLocked() CR_REQUIRES(mutex_) { return next_number_++; }
 
@@ -71,6 +85,9 @@ class DisguisedNodes {
   bool any() const { return any_.load(std::memory_order_relaxed); }
   void set_any() { any_.store(true, std::memory_order_relaxed); }
 
+  // The same for launched(): what every launch asks first.
+  bool any_launched() const { return any_launched_.load(std::memory_order_relaxed); }
+
   // The application destroyed a graph or an executable, or a capture's graph came to nothing. Appends to *gone the
   // memory that nobody can use any more. Looks at the handles of `objects`.
   void Destroyed(replay::ObjectKey object, RecordedObjects* objects, Addresses* gone) CR_EXCLUDES(mutex_);
@@ -81,6 +98,16 @@ class DisguisedNodes {
   void Updated(uint64_t graph, uint64_t exec) CR_EXCLUDES(mutex_);
   // The nodes of `graph` that an update would pair with disabled nodes of the executable.
   std::vector<StagedInExec> WouldStayDisabled(uint64_t graph, uint64_t exec) CR_EXCLUDES(mutex_);
+  // The nodes of a graph whose bytes are moved around the launches of its executables; and those of an executable.
+  std::vector<LaunchedInExec> LaunchedOf(uint64_t graph) CR_EXCLUDES(mutex_);
+  std::vector<LaunchedInExec> LaunchedInside(uint64_t exec) CR_EXCLUDES(mutex_);
+  void SetLaunched(uint64_t exec, std::vector<LaunchedInExec> nodes) CR_EXCLUDES(mutex_);
+  // One of them, or another node, was enabled or disabled, or given memory that the server reaches.
+  void EnableLaunched(uint64_t exec, uint64_t node, bool enabled) CR_EXCLUDES(mutex_);
+  void ForgetLaunched(uint64_t exec, uint64_t node) CR_EXCLUDES(mutex_);
+  // A node was taken out of the graph, or given another child graph: executables from before may have others in them.
+  void NoteReshaped(uint64_t graph) CR_EXCLUDES(mutex_);
+  bool IsReshaped(uint64_t graph) CR_EXCLUDES(mutex_);
   // A node of `parent` has taken `graph` over.
   void Moved(uint64_t graph, uint64_t parent) CR_EXCLUDES(mutex_);
   // Device memory is gone with its context.
@@ -93,16 +120,19 @@ class DisguisedNodes {
  private:
   friend class Captures;  // its lock comes after this one, and says so
 
-  // The copy nodes of pageable memory in a graph, in their order.
+  // The copy nodes of pageable memory in a graph that are child graphs to the server, in their order.
   std::vector<StagedInExec> StagedOfLocked(uint64_t graph) const CR_REQUIRES_SHARED(mutex_);
 
   SharedMutex mutex_ CR_ACQUIRED_AFTER(&RecordedObjects::mutex_);
   driverabi::GraphMemory memory_ CR_GUARDED_BY(mutex_);
   std::unordered_map<uint64_t, DisguisedNode> nodes_ CR_GUARDED_BY(mutex_);
   std::unordered_map<uint64_t, std::vector<StagedInExec>> staged_ CR_GUARDED_BY(mutex_);
+  std::unordered_map<uint64_t, std::vector<LaunchedInExec>> launched_ CR_GUARDED_BY(mutex_);
+  std::unordered_set<uint64_t> reshaped_ CR_GUARDED_BY(mutex_);
   uint64_t next_number_ CR_GUARDED_BY(mutex_) = 0;
   std::atomic<bool> uses_memory_{false};
   std::atomic<bool> any_{false};
+  std::atomic<bool> any_launched_{false};
 };
 
 }  // namespace cuda_remote::client

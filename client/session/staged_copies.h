@@ -48,6 +48,13 @@ struct StagedParams {
   StagedCopy* piece = nullptr;  // the graph's or executable's, which keeps it (client/custom/staged_node.cc, OwnStaged)
 };
 
+// What is moved around each launch of an executable for one of its copy nodes, which was made with other memory and
+// given pageable memory later: to pinned memory before the launch, and from pinned memory after it. Null: nothing. Who
+// makes one gives the pieces back when nobody has it any more.
+struct LaunchCopy {
+  StagedCopy *before = nullptr, *after = nullptr;
+};
+
 class StagedCopies {
  public:
   // A free piece of at least `bytes`; null if there is none.

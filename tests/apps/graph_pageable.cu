@@ -2,7 +2,8 @@
 // Copy nodes between pageable memory and the GPU in graphs that are built node by node, and captured copies of
 // rectangles: they read and write the program's memory at every launch. The nodes are asked about, cloned, and changed
 // in the graph and in executables. In executables they are also disabled and enabled, given other memory meanwhile, and
-// updated from other graphs: nodes of all shapes and of all kinds of memory.
+// updated from other graphs: nodes of all shapes and of all kinds of memory. Nodes that were made with pinned memory
+// are given pageable memory, in graphs and in executables.
 #include <cuda.h>
 
 #include <memory>
@@ -346,6 +347,152 @@ class WithoutGraph {
   cudaGraphExec_t exec_;
 };
 
+__global__ void Increment(unsigned* numbers, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) ++numbers[i];
+}
+
+// Copy nodes that were made with pinned memory and are given pageable memory, and pinned memory again. What a launch
+// reads is written by a host function before it in the stream, and what it writes is read by one behind it.
+class Given {
+ public:
+  explicit Given(int phase) : phase_(phase) {
+    CUDA_CHECK(cudaMallocHost(&pinned_in_, kCount * 4));
+    CUDA_CHECK(cudaMallocHost(&pinned_out_, kCount * 4));
+    CUDA_CHECK(cudaMalloc(&memory_, kCount * 4));
+    CUDA_CHECK(cudaMemset(memory_, 0, kCount * 4));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    for (int i = 0; i < 2; ++i) {
+      in_[i] = pages_in_[i].data();
+      out_[i] = pages_out_[i].data();
+    }
+    in_[2] = pinned_in_;
+    out_[2] = pinned_out_;
+    cudaGraphNode_t kernel;
+    CUDA_CHECK(cudaGraphCreate(&graph_, 0));
+    CUDA_CHECK(
+        cudaGraphAddMemcpyNode1D(&to_, graph_, nullptr, 0, memory_, pinned_in_, kCount * 4, cudaMemcpyHostToDevice));
+    int count = kCount;
+    void* arguments[] = {&memory_, &count};
+    cudaKernelNodeParams launch = {};
+    launch.func = reinterpret_cast<void*>(Increment);
+    launch.gridDim = dim3((kCount + 63) / 64);
+    launch.blockDim = dim3(64);
+    launch.kernelParams = arguments;
+    CUDA_CHECK(cudaGraphAddKernelNode(&kernel, graph_, &to_, 1, &launch));
+    CUDA_CHECK(
+        cudaGraphAddMemcpyNode1D(&back_, graph_, &kernel, 1, pinned_out_, memory_, kCount * 4, cudaMemcpyDeviceToHost));
+    CUDA_CHECK(cudaGraphInstantiate(&exec_, graph_, 0));
+  }
+  ~Given() {
+    CUDA_CHECK(cudaGraphExecDestroy(exec_));
+    CUDA_CHECK(cudaGraphDestroy(graph_));
+    CUDA_CHECK(cudaFree(memory_));
+    CUDA_CHECK(cudaFreeHost(pinned_in_));
+    CUDA_CHECK(cudaFreeHost(pinned_out_));
+  }
+
+  void Step(int step, cudaStream_t stream, app::Digest* digest) {
+    switch ((step + phase_) % 8) {
+      case 0:
+        From(0);
+        break;
+      case 1:
+        To(0);
+        break;
+      case 2:
+        Enable(false);
+        break;
+      case 3:
+        From(1);
+        Enable(true);
+        break;
+      case 4: {
+        CUDA_CHECK(cudaGraphMemcpyNodeSetParams1D(to_, memory_, in_[0], kCount * 4, cudaMemcpyHostToDevice));
+        cudaMemcpy3DParms seen = {};
+        CUDA_CHECK(cudaGraphMemcpyNodeGetParams(to_, &seen));
+        APP_CHECK(seen.srcPtr.ptr == in_[0]);
+        cudaGraphExecUpdateResultInfo info;
+        CUDA_CHECK(cudaGraphExecUpdate(exec_, graph_, &info));
+        graph_from_ = from_ = 0;
+        to_which_ = 2;
+        break;
+      }
+      case 5:
+        CUDA_CHECK(cudaGraphMemcpyNodeSetParams1D(back_, out_[1], memory_, kCount * 4, cudaMemcpyDeviceToHost));
+        Instantiate();
+        from_ = graph_from_;
+        to_which_ = 1;
+        break;
+      case 6:
+        From(2);
+        To(2);
+        break;
+      case 7:
+        CUDA_CHECK(cudaGraphMemcpyNodeSetParams1D(to_, memory_, in_[2], kCount * 4, cudaMemcpyHostToDevice));
+        CUDA_CHECK(cudaGraphMemcpyNodeSetParams1D(back_, out_[2], memory_, kCount * 4, cudaMemcpyDeviceToHost));
+        Instantiate();
+        graph_from_ = from_ = to_which_ = 2;
+        break;
+    }
+    step_ = step;
+    CUDA_CHECK(cudaLaunchHostFunc(stream, Write, this));
+    CUDA_CHECK(cudaGraphLaunch(exec_, stream));
+    CUDA_CHECK(cudaLaunchHostFunc(stream, Read, this));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    for (int k = 0; k < kCount; ++k) {
+      has_[k] = (enabled_ ? in_[from_][k] : has_[k]) + 1;
+      for (int i = 0; i < 3; ++i) APP_CHECK(seen_[i][k] == (i == to_which_ ? has_[k] : 12345u));
+    }
+    digest->Add(has_.data(), kCount * 4);
+  }
+
+ private:
+  static constexpr int kCount = 700;
+
+  static void Write(void* data) {
+    Given* const given = static_cast<Given*>(data);
+    for (int i = 0; i < 3; ++i) {
+      for (int k = 0; k < kCount; ++k) given->in_[i][k] = given->step_ * 3266489917u + k * (2 * i + 3) + given->phase_;
+      std::fill_n(given->out_[i], kCount, 12345u);
+    }
+  }
+  static void Read(void* data) {
+    Given* const given = static_cast<Given*>(data);
+    for (int i = 0; i < 3; ++i) given->seen_[i].assign(given->out_[i], given->out_[i] + kCount);
+  }
+  void From(int which) {
+    CUDA_CHECK(cudaGraphExecMemcpyNodeSetParams1D(exec_, to_, memory_, in_[which], kCount * 4, cudaMemcpyHostToDevice));
+    from_ = which;
+  }
+  void To(int which) {
+    CUDA_CHECK(
+        cudaGraphExecMemcpyNodeSetParams1D(exec_, back_, out_[which], memory_, kCount * 4, cudaMemcpyDeviceToHost));
+    to_which_ = which;
+  }
+  void Enable(bool enable) {
+    CUDA_CHECK(cudaGraphNodeSetEnabled(exec_, to_, enable));
+    enabled_ = enable;
+  }
+  void Instantiate() {
+    CUDA_CHECK(cudaGraphExecDestroy(exec_));
+    CUDA_CHECK(cudaGraphInstantiate(&exec_, graph_, 0));
+    enabled_ = true;
+  }
+
+  const int phase_;
+  int step_ = 0, from_ = 2, to_which_ = 2, graph_from_ = 2;
+  bool enabled_ = true;
+  unsigned *memory_ = nullptr, *pinned_in_ = nullptr, *pinned_out_ = nullptr;
+  std::vector<unsigned> pages_in_[2] = {std::vector<unsigned>(kCount), std::vector<unsigned>(kCount)},
+                        pages_out_[2] = {std::vector<unsigned>(kCount), std::vector<unsigned>(kCount)};
+  unsigned *in_[3], *out_[3];
+  std::vector<unsigned> has_ = std::vector<unsigned>(kCount), seen_[3];
+  cudaGraph_t graph_;
+  cudaGraphExec_t exec_;
+  cudaGraphNode_t to_, back_;
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -439,6 +586,8 @@ int main(int argc, char** argv) {
   for (int phase = 0; phase < 9; phase += 2) switched.push_back(std::make_unique<Switched>(phase, width));
   Shapes shapes(0, stream), others(1, stream);
   WithoutGraph coming(true), going(false);
+  std::vector<std::unique_ptr<Given>> given;
+  for (int phase = 0; phase < 8; phase += 2) given.push_back(std::make_unique<Given>(phase));
 
   app::Digest digest;
   for (int step = 1; step <= options.steps; ++step) {
@@ -476,6 +625,7 @@ int main(int argc, char** argv) {
     for (const std::unique_ptr<Switched>& one : switched) one->Step(step, stream, &digest);
     for (Shapes* one : {&shapes, &others}) one->Step(step, stream, &digest);
     for (WithoutGraph* one : {&coming, &going}) one->Step(step, stream, &digest);
+    for (const std::unique_ptr<Given>& one : given) one->Step(step, stream, &digest);
     app::Step(step);
   }
   printf("graph_pageable width=%d steps=%d digest=%016" PRIx64 "\n", width, options.steps, digest.value());
