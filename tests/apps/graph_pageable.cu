@@ -493,6 +493,95 @@ class Given {
   cudaGraphNode_t to_, back_;
 };
 
+// A child graph of a host function and a copy of pinned memory, which is what cuda-remote makes of the nodes above:
+// what it relies on, natively. Neither an update nor another child graph enables the copy.
+class Inside {
+ public:
+  Inside() {
+    CUDA_CHECK(cudaMallocHost(&pinned_, kCount * 4));
+    memset(pinned_, 0, kCount * 4);
+    CUDA_CHECK(cudaMalloc(&memory_, kCount * 4));
+    CUDA_CHECK(cudaMemset(memory_, 0, kCount * 4));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    cudaGraphNode_t first, second;
+    CUDA_CHECK(cudaGraphCreate(&child_, 0));
+    CUDA_CHECK(cudaGraphCreate(&graph_, 0));
+    const cudaHostNodeParams function = {Fill, this};
+    CUDA_CHECK(cudaGraphAddHostNode(&first, child_, nullptr, 0, &function));
+    CUDA_CHECK(
+        cudaGraphAddMemcpyNode1D(&second, child_, &first, 1, memory_, pinned_, kCount * 4, cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaGraphAddChildGraphNode(&node_, graph_, nullptr, 0, child_));
+    cudaGraph_t inside;
+    size_t count = 2;
+    cudaGraphNode_t nodes[2];
+    cudaGraphNodeType type;
+    CUDA_CHECK(cudaGraphChildGraphNodeGetGraph(node_, &inside));
+    CUDA_CHECK(cudaGraphGetNodes(inside, nodes, &count));
+    CUDA_CHECK(cudaGraphNodeGetType(nodes[0], &type));
+    host_ = nodes[type == cudaGraphNodeTypeHost ? 0 : 1];
+    copy_ = nodes[type == cudaGraphNodeTypeHost ? 1 : 0];
+    CUDA_CHECK(cudaGraphInstantiate(&exec_, graph_, 0));
+  }
+  ~Inside() {
+    CUDA_CHECK(cudaGraphExecDestroy(exec_));
+    CUDA_CHECK(cudaGraphDestroy(graph_));
+    CUDA_CHECK(cudaGraphDestroy(child_));
+    CUDA_CHECK(cudaFree(memory_));
+    CUDA_CHECK(cudaFreeHost(pinned_));
+  }
+
+  void Step(int step, cudaStream_t stream) {
+    const cudaHostNodeParams nothing = {[](void*) {}, nullptr};
+    step_ = step;
+    cudaGraphExecUpdateResultInfo info;
+    switch (step % 6) {
+      case 0:
+      case 3:
+        CUDA_CHECK(cudaGraphNodeSetEnabled(exec_, copy_, 0));
+        CUDA_CHECK(cudaGraphExecHostNodeSetParams(exec_, host_, &nothing));
+        fills_ = copies_ = false;
+        break;
+      case 1:
+        CUDA_CHECK(cudaGraphExecUpdate(exec_, graph_, &info));
+        fills_ = true;
+        break;
+      case 4:
+        CUDA_CHECK(cudaGraphExecChildGraphNodeSetParams(exec_, node_, child_));
+        fills_ = true;
+        break;
+      default:
+        CUDA_CHECK(cudaGraphNodeSetEnabled(exec_, copy_, 1));
+        copies_ = true;
+        break;
+    }
+    if (fills_) filled_ = step;
+    if (copies_) copied_ = filled_;
+    CUDA_CHECK(cudaGraphLaunch(exec_, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    std::vector<unsigned> now(kCount);
+    CUDA_CHECK(cudaMemcpy(now.data(), memory_, now.size() * 4, cudaMemcpyDeviceToHost));
+    for (size_t k = 0; k < now.size(); ++k) {
+      APP_CHECK(pinned_[k] == Number(filled_, k) && now[k] == Number(copied_, k));
+    }
+  }
+
+ private:
+  static constexpr int kCount = 400;
+
+  static unsigned Number(int step, size_t k) { return step * (2654435761u + unsigned(k)); }
+  static void Fill(void* data) {
+    Inside* const inside = static_cast<Inside*>(data);
+    for (size_t k = 0; k < kCount; ++k) inside->pinned_[k] = Number(inside->step_, k);
+  }
+
+  int step_ = 0, filled_ = 0, copied_ = 0;
+  bool fills_ = true, copies_ = true;
+  unsigned *pinned_ = nullptr, *memory_ = nullptr;
+  cudaGraph_t child_, graph_;
+  cudaGraphExec_t exec_;
+  cudaGraphNode_t node_, host_, copy_;
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -589,6 +678,8 @@ int main(int argc, char** argv) {
   std::vector<std::unique_ptr<Given>> given;
   for (int phase = 0; phase < 8; phase += 2) given.push_back(std::make_unique<Given>(phase));
 
+  Inside inside;
+
   app::Digest digest;
   for (int step = 1; step <= options.steps; ++step) {
     for (int i = 0; i < 2; ++i) {
@@ -626,6 +717,7 @@ int main(int argc, char** argv) {
     for (Shapes* one : {&shapes, &others}) one->Step(step, stream, &digest);
     for (WithoutGraph* one : {&coming, &going}) one->Step(step, stream, &digest);
     for (const std::unique_ptr<Given>& one : given) one->Step(step, stream, &digest);
+    inside.Step(step, stream);
     app::Step(step);
   }
   printf("graph_pageable width=%d steps=%d digest=%016" PRIx64 "\n", width, options.steps, digest.value());
