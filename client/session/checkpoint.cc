@@ -180,7 +180,7 @@ StatusOr<bool> Checkpoint::Settle(int timeout_ms, const std::function<bool()>& g
     session_->host_functions().SetChannel(channel());
     return status;
   }
-  NoteEventTimes();
+  NoteEvents();
   return true;
 }
 
@@ -205,7 +205,7 @@ Status Checkpoint::WorkFailed(CUresult result) {
                "; the GPU state is damaged, so it is not saved");
 }
 
-void Checkpoint::NoteEventTimes() {
+void Checkpoint::NoteEvents() {
   EventTimes& times = session_->event_times();
   times.ForgetNoted();
   // A request asks for the events of one context.
@@ -224,9 +224,13 @@ void Checkpoint::NoteEventTimes() {
     for (size_t first = 0; first < all.size(); first += kPiece) {
       const std::vector<uint64_t> piece(all.begin() + first, all.begin() + std::min(all.size(), first + kPiece));
       std::vector<double> ages;
-      if (session_->requests().AskEventAges(context, piece, &ages) != CUDA_SUCCESS) continue;
+      std::set<uint64_t> captured;
+      if (session_->requests().AskEventAges(context, piece, &ages, &captured) != CUDA_SUCCESS) continue;
       for (size_t i = 0; i < piece.size(); ++i) {
+        const bool is_captured = captured.count(piece[i]) != 0;
         double before = 0;
+        NoteCaptured(context, piece[i], is_captured);
+        if (is_captured) continue;
         if (ages[i] >= 0) {
           times.Note(piece[i], ages[i]);
         } else if (times.Before(piece[i], &before)) {
@@ -235,6 +239,21 @@ void Checkpoint::NoteEventTimes() {
       }
     }
   }
+}
+
+void Checkpoint::NoteCaptured(uint64_t context, uint64_t event, bool captured) {
+  const replay::ObjectKey key{Kind::kEvent, event};
+  WriterLock lock(&session_->objects().mutex());
+  replay::Log& log = session_->objects().log();
+  if (!captured) return log.ForgetSetting(key, kOpCaptureEvent, 0);
+  FrameHeader header;
+  header.call = kOpCaptureEvent;
+  header.context_or_result = SlotOf(context);
+  wire::OpCaptureEvent_Request request;
+  request.event = event;
+  std::string message;
+  request.Encode(&message);
+  log.Modify(key, 0, header, message);
 }
 
 // One file decides for all processes of the job, so that none is left on another server than the rest.

@@ -78,9 +78,11 @@ class Checkpoint final : public agent::AgentHost {
   // The same for managed memory: that it is there, and then what is in it.
   Status MapManaged();
   Status MoveManaged();
-  // Notes when the events of the log completed, for after a move to another server. Failure is not an error: elapsed
-  // times that begin before the move are then refused, not wrong.
-  void NoteEventTimes();
+  // Notes when the events of the log completed, for after a move to another server, and which were last recorded in a
+  // capture. Failure is not an error: elapsed times that begin before the move are then refused, not wrong.
+  void NoteEvents();
+  // Notes in the log whether an event of this context was last recorded in a capture.
+  void NoteCaptured(uint64_t context, uint64_t event, bool captured);
   // Waits until the GPU is idle and all device output has arrived.
   Status DrainUntil(int64_t deadline_ns, const std::function<bool()>& gone);
   // Whether a context's GPU had work when the server answered last.

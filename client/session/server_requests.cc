@@ -40,9 +40,10 @@ CUresult ServerRequests::WaitForWork() {
 }
 
 CUresult ServerRequests::AskEventAges(uint64_t context, const std::vector<uint64_t>& events,
-                                      std::vector<double>* microseconds) {
+                                      std::vector<double>* microseconds, std::set<uint64_t>* captured) {
   wire::OpEventTimes_Request request;
   request.events.assign(events.begin(), events.end());
+  request.ask_captured = captured != nullptr;
   std::string message;
   request.Encode(&message);
   Reply reply;
@@ -52,6 +53,7 @@ CUresult ServerRequests::AskEventAges(uint64_t context, const std::vector<uint64
   if (!ages.Decode(reply.message) || ages.microseconds.size() != events.size())
     return Lose(ChannelStatus::kProtocolError);
   microseconds->assign(ages.microseconds.begin(), ages.microseconds.end());
+  if (captured) captured->insert(ages.captured.begin(), ages.captured.end());
   return CUDA_SUCCESS;
 }
 

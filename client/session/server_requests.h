@@ -9,6 +9,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -33,7 +34,9 @@ class ServerRequests {
   // Waits until the GPUs have done all work that was sent.
   CUresult WaitForWork();
   // How many microseconds ago events of one context completed on this server; negative for those that did not.
-  CUresult AskEventAges(uint64_t context, const std::vector<uint64_t>& events, std::vector<double>* microseconds);
+  // `captured`: null, or which of them were last recorded in a capture; only while no capture is in progress.
+  CUresult AskEventAges(uint64_t context, const std::vector<uint64_t>& events, std::vector<double>* microseconds,
+                        std::set<uint64_t>* captured = nullptr);
 
  private:
   CUresult Lose(ChannelStatus status) { return connection_->Lose(status, settings_->server); }

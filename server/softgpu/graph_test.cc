@@ -145,6 +145,30 @@ TEST_F(GraphTest, CaptureErrors) {
   EXPECT_EQ(1u, Word());
 }
 
+// It stays refused after the capture, until it is recorded for others.
+TEST_F(GraphTest, AnEventLastRecordedInACapture) {
+  CUevent event, other;
+  CUgraph graph;
+  float milliseconds;
+  CU_OK(cuEventCreate(&event, 0));
+  CU_OK(cuEventCreate(&other, 0));
+  CU_OK(cuEventRecord(event, a_));
+  CU_OK(cuEventRecord(other, a_));
+  CU_OK(cuStreamBeginCapture_v2(a_, CU_STREAM_CAPTURE_MODE_RELAXED));
+  CU_OK(cuEventRecord(event, a_));
+  CU_OK(cuStreamEndCapture(a_, &graph));
+  CU_OK(cuEventSynchronize(other));
+  CU_IS(CUDA_ERROR_CAPTURED_EVENT, cuEventQuery(event));
+  CU_IS(CUDA_ERROR_CAPTURED_EVENT, cuEventSynchronize(event));
+  CU_IS(CUDA_ERROR_CAPTURED_EVENT, cuStreamWaitEvent(b_, event, 0));
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuEventElapsedTime_v1(&milliseconds, event, other));
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuEventElapsedTime_v1(&milliseconds, other, event));
+  CU_OK(cuEventRecord(event, a_));
+  CU_OK(cuEventSynchronize(event));
+  CU_OK(cuEventElapsedTime_v1(&milliseconds, other, event));
+  CU_OK(cuGraphDestroy(graph));
+}
+
 TEST_F(GraphTest, BuiltByHandAndUpdated) {
   CUgraph graph;
   CU_OK(cuGraphCreate(&graph, 0));

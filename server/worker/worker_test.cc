@@ -1156,6 +1156,44 @@ TEST_F(WorkerTest, EventTimes) {
   EXPECT_EQ(out.microseconds[3], -1);
 }
 
+// One that was last recorded in a capture: a checkpoint asks for it, and a replay makes it such a one again.
+TEST_F(WorkerTest, CapturedEvents) {
+  client().OpenContext();
+  wire::OpEventTimes_Request times;
+  for (int i = 0; i < 2; ++i) {
+    wire::cuEventCreate_Request create;
+    create.phEvent = client().NewHandle(Kind::kEvent);
+    ASSERT_EQ(client().Call(kCall_cuEventCreate, create), CUDA_SUCCESS);
+    wire::cuEventRecord_Request record;
+    record.hEvent = create.phEvent;
+    ASSERT_EQ(client().Call(kCall_cuEventRecord, record), CUDA_SUCCESS);
+    times.events.push_back(create.phEvent);
+  }
+  const auto ask = [&] {
+    EXPECT_EQ(client().Call(kOpEventTimes, times), CUDA_SUCCESS);
+    return client().Decode<wire::OpEventTimes_Reply>();
+  };
+  times.ask_captured = true;
+  EXPECT_TRUE(ask().captured.empty());
+  wire::OpCaptureEvent_Request capture;
+  capture.event = times.events[1];
+  client().flags = kFlagReplay;
+  ASSERT_EQ(client().Call(kOpCaptureEvent, capture), CUDA_SUCCESS);
+  client().flags = 0;
+  const auto now = ask();
+  EXPECT_EQ(now.captured, std::vector<uint64_t>{times.events[1]});
+  EXPECT_GE(now.microseconds[0], 0);
+  EXPECT_EQ(now.microseconds[1], -1);
+  times.ask_captured = false;
+  EXPECT_TRUE(ask().captured.empty());
+  wire::cuEventQuery_Request query;
+  query.hEvent = times.events[1];
+  EXPECT_EQ(client().Call(kCall_cuEventQuery, query), CUDA_ERROR_CAPTURED_EVENT);
+  capture.event = client().NewHandle(Kind::kEvent);
+  client().flags = kFlagReplay;
+  EXPECT_EQ(client().Call(kOpCaptureEvent, capture), CUDA_ERROR_INVALID_HANDLE);
+}
+
 TEST_F(WorkerTest, VirtualMemoryOfTheApplicationsOwn) {
   client().OpenContext();
   wire::cuMemAddressReserve_Request reserve;

@@ -33,6 +33,7 @@ struct Side {
   CUkernel kernel;  // of the library
   CUfunction of_kernel;
   CUdeviceptr memory, window;
+  CUevent recorded, captured;  // the second one was last recorded in a capture
 };
 
 static const char kKernel[] = R"(
@@ -71,6 +72,15 @@ static void Set(Side* side, CUdevice device, int number) {
   int least = 0, greatest = 0;
   CU_CHECK(cuCtxGetStreamPriorityRange(&least, &greatest));
   CU_CHECK(cuStreamCreateWithPriority(&side->stream, CU_STREAM_NON_BLOCKING, number == 0 ? greatest : least));
+  CUgraph graph;
+  CU_CHECK(cuEventCreate(&side->recorded, CU_EVENT_DEFAULT));
+  CU_CHECK(cuEventCreate(&side->captured, CU_EVENT_DEFAULT));
+  CU_CHECK(cuEventRecord(side->recorded, side->stream));
+  CU_CHECK(cuEventRecord(side->captured, side->stream));
+  CU_CHECK(cuStreamBeginCapture(side->stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+  CU_CHECK(cuEventRecord(side->captured, side->stream));
+  CU_CHECK(cuStreamEndCapture(side->stream, &graph));
+  CU_CHECK(cuGraphDestroy(graph));
   CU_CHECK(cuMemAlloc(&side->memory, 4096));
   CU_CHECK(cuMemsetD8(side->memory, 0, 4096));
   CU_CHECK(cuMemAlloc(&side->window, 1 << 20));
@@ -176,6 +186,13 @@ static State Ask(const Side& side, CUdevice device) {
   state.Add("threshold of the pool", threshold);
   CU_CHECK(cuMemPoolGetAttribute(side.pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, &number));
   state.Add("reuse of the pool", uint64_t(number));
+  // Results alone: what an event that was captured is good for is the driver's to say.
+  float milliseconds = 0;
+  state.Add("query of a captured event", uint64_t(cuEventQuery(side.captured)));
+  state.Add("wait for a captured event", uint64_t(cuEventSynchronize(side.captured)));
+  state.Add("time to a captured event", uint64_t(cuEventElapsedTime(&milliseconds, side.recorded, side.captured)));
+  state.Add("time from a captured event", uint64_t(cuEventElapsedTime(&milliseconds, side.captured, side.recorded)));
+  CU_CHECK(cuEventSynchronize(side.recorded));
   CUmemoryPool current;
   CU_CHECK(cuDeviceGetMemPool(&current, device));
   state.Add("current pool", reinterpret_cast<uint64_t>(current));
@@ -200,6 +217,7 @@ int main(int argc, char** argv) {
     CU_CHECK(cuCtxSetCurrent(side.context));
     first.push_back(Ask(side, device));
   }
+  APP_CHECK(cuEventQuery(sides[0].captured) == CUDA_ERROR_CAPTURED_EVENT);
   app::Digest digest;
   for (int step = 1; step <= options.steps; ++step) {
     app::Step(step);  // a restart here must bring all of it back

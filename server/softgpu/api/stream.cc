@@ -422,6 +422,7 @@ SOFTGPU_API cuEventElapsedTime(float* milliseconds, CUevent first, CUevent secon
   if (CUresult result = FindEvent(second, &end); result != CUDA_SUCCESS) return result;
   if ((begin->flags | end->flags) & CU_EVENT_DISABLE_TIMING) return CUDA_ERROR_INVALID_HANDLE;
   if (begin->context != end->context) return CUDA_ERROR_INVALID_HANDLE;
+  if (begin->captured || end->captured) return CUDA_ERROR_INVALID_VALUE;  // docs/driver-notes.md
   std::shared_ptr<EventRecord> from = begin->latest(), to = end->latest();
   if (!from || !to) return CUDA_ERROR_INVALID_HANDLE;
   if (!from->done() || !to->done()) return CUDA_ERROR_NOT_READY;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a capture, and captures made again.
+// The end of a capture; captures made again, and events that were recorded in captures.
 //
 // A replay has other streams and events than those of the first time: they may be gone by then, and those that are not
 // must not change by it. For the duration of the capture fresh ones take their places (WorkerSession::substitutes).
@@ -183,6 +183,28 @@ bool NamesEventItself(const FrameHeader& header, std::string_view message) {
 }
 
 }  // namespace
+
+// Puts the driver's event into the state of one that was last recorded in a capture which is over.
+CUresult OpCaptureEvent(Session& session, const Request& request, const wire::OpCaptureEvent_Request& in,
+                        wire::OpCaptureEvent_Reply*, ReplyBuilder*) {
+  if (!request.replay()) return kMalformedRequest;
+  CUevent event = nullptr;
+  if (!session.Real(Kind::kEvent, in.event, &event)) return CUDA_ERROR_INVALID_HANDLE;
+  const DriverTable& driver = session.driver();
+  CUstream stream = nullptr;
+  CUresult result = driver.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
+  if (result != CUDA_SUCCESS) return result;
+  result = driver.cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+  if (result == CUDA_SUCCESS) {
+    result = driver.cuEventRecord(event, stream);
+    CUgraph graph = nullptr;
+    const CUresult ended = driver.cuStreamEndCapture(stream, &graph);
+    if (graph != nullptr) driver.cuGraphDestroy(graph);
+    if (result == CUDA_SUCCESS) result = ended;
+  }
+  driver.cuStreamDestroy_v2(stream);
+  return result;
+}
 
 // A graph that got its handle while it was captured died with the stream until now.
 static void OutliveStream(Session& session, uint64_t graph, uint64_t stream) {

@@ -149,7 +149,9 @@ CUresult OpEventTimes(Session& session, const Request&, const wire::OpEventTimes
     }
     // Fails for an event that was not recorded, has not passed, or has no timing.
     float milliseconds = 0;
-    const bool known = driver.cuEventElapsedTime_v1(&milliseconds, event, now) == CUDA_SUCCESS;
+    const bool captured = in.ask_captured && driver.cuEventQuery(event) == CUDA_ERROR_CAPTURED_EVENT;
+    const bool known = !captured && driver.cuEventElapsedTime_v1(&milliseconds, event, now) == CUDA_SUCCESS;
+    if (captured) out->captured.push_back(in.events[i]);
     out->microseconds.push_back(known ? std::max(0.0, double(milliseconds) * 1000) : -1);
   }
   if (now) driver.cuEventDestroy_v2(now);

@@ -35,6 +35,7 @@ constexpr size_t kPage = 2 << 20;
 struct Event {
   bool timing = true;
   bool recorded = false;
+  bool captured = false;
   uint64_t position = 0;
 };
 struct Stream {
@@ -331,12 +332,14 @@ EXPORT CUresult cuEventDestroy_v2(CUevent e) {
   delete As<Event>(e);
   return CUDA_SUCCESS;
 }
-EXPORT CUresult cuEventRecord(CUevent e, CUstream) {
+EXPORT CUresult cuEventRecord(CUevent e, CUstream s) {
+  As<Event>(e)->captured = reinterpret_cast<uint64_t>(s) > 2 && As<Stream>(s)->capturing;
   As<Event>(e)->recorded = true;
   As<Event>(e)->position = Now();
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuEventQuery(CUevent e) {
+  if (As<Event>(e)->captured) return CUDA_ERROR_CAPTURED_EVENT;
   return Reached(As<Event>(e)->position) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 EXPORT CUresult cuEventSynchronize(CUevent e) {
