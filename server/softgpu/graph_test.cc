@@ -169,6 +169,44 @@ TEST_F(GraphTest, AnEventLastRecordedInACapture) {
   CU_OK(cuGraphDestroy(graph));
 }
 
+// A captured record of an event for others than the capture's streams becomes a node, which may name one of another
+// context. Other records may not.
+TEST_F(GraphTest, AnExternalEventOfAnotherContext) {
+  CUcontext other, before;
+  CUevent event;
+  CUgraph graph;
+  CU_OK(cuCtxCreate_v2(&other, 0, 0));
+  CU_OK(cuEventCreate(&event, 0));
+  CU_OK(cuCtxPopCurrent_v2(&before));
+  CU_IS(CUDA_ERROR_INVALID_HANDLE, cuEventRecord(event, a_));
+  CU_IS(CUDA_ERROR_INVALID_HANDLE, cuEventRecordWithFlags(event, a_, 0));
+  CU_IS(CUDA_ERROR_INVALID_HANDLE, cuEventRecordWithFlags(event, a_, CU_EVENT_RECORD_EXTERNAL));
+  CU_OK(cuStreamBeginCapture_v2(a_, CU_STREAM_CAPTURE_MODE_RELAXED));
+  CU_IS(CUDA_ERROR_INVALID_HANDLE, cuEventRecord(event, a_));
+  CU_IS(CUDA_ERROR_INVALID_HANDLE, cuEventRecordWithFlags(event, a_, 0));
+  CU_OK(cuEventRecordWithFlags(event, a_, CU_EVENT_RECORD_EXTERNAL));
+  CU_OK(cuStreamEndCapture(a_, &graph));
+  CUgraphNode built;
+  CU_OK(cuGraphAddEventRecordNode(&built, graph, nullptr, 0, event));
+  CUgraphNode nodes[2];
+  size_t count = 2;
+  CU_OK(cuGraphGetNodes(graph, nodes, &count));
+  ASSERT_EQ(2u, count);
+  for (const CUgraphNode node : nodes) {
+    CUevent named = nullptr;
+    CU_OK(cuGraphEventRecordNodeGetEvent(node, &named));
+    EXPECT_EQ(event, named);
+  }
+  CUgraphExec exec;
+  CU_OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+  CU_OK(cuGraphLaunch(exec, a_));
+  CU_OK(cuStreamSynchronize(a_));
+  CU_OK(cuEventQuery(event));
+  CU_OK(cuGraphExecDestroy(exec));
+  CU_OK(cuGraphDestroy(graph));
+  CU_OK(cuCtxDestroy_v2(other));
+}
+
 TEST_F(GraphTest, BuiltByHandAndUpdated) {
   CUgraph graph;
   CU_OK(cuGraphCreate(&graph, 0));

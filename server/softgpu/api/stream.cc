@@ -381,9 +381,11 @@ SOFTGPU_API cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsig
   if ((flags & ~unsigned{CU_EVENT_RECORD_EXTERNAL}) != 0) return CUDA_ERROR_INVALID_VALUE;
   if (flags & CU_EVENT_RECORD_EXTERNAL) {
     StreamPtr stream;
-    EventPtr event;
-    if (CUresult result = ForRecord(handle, stream_handle, &event, &stream); result != CUDA_SUCCESS) return result;
+    if (CUresult result = StreamFor(stream_handle, &stream); result != CUDA_SUCCESS) return result;
     if (std::shared_ptr<Capture> capture = CaptureOf(stream)) {
+      // A node, which may name an event of any context.
+      EventPtr event;
+      if (CUresult result = FindEvent(handle, &event); result != CUDA_SUCCESS) return result;
       return CaptureWork(stream, capture, EventRecordWork{event});
     }
   }
