@@ -143,6 +143,7 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
   if (!request.phGraph) return CUDA_ERROR_OUT_OF_MEMORY;
   request.streams = session.captures().StreamsOf(request.hStream);
   request.graph = session.captures().OwnGraphOf(request.hStream);
+  request.added_only = session.captures().OnlyAddsNodes(request.hStream);
   request.Encode(&call.message());
   const CUresult result = call.Transact();
   if (result != CUDA_SUCCESS) {
@@ -173,6 +174,7 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
   answer.shape = reply.shape;
   again.graph = graph;
   again.stream = request.hStream;
+  again.added_only = request.added_only;
   WriterLock lock(&session.objects().mutex());
   const auto parent_of = [&session](uint64_t handle) CR_REQUIRES_SHARED(session.objects().mutex()) {
     const Object* const object = session.objects().handles().Find(KindOf(handle), handle);
@@ -211,10 +213,10 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
     header.call = kCall_cuStreamEndCapture;
     session.objects().log().Create(object, record->needs, header, call.message(), call.reply(), {});
   }
-  if (!record->own_graph) session.objects().graph_records().CapturedInto(graph);
   for (size_t i = 0; i < record->retains.size(); ++i)
     session.objects().graph_records().Retain(object.id, i, record->retains[i]);
   lock.Unlock();
+  if (!record->own_graph) NoteCaptureInto(session, graph, object.id, request.added_only);
   DestroyAll(record->children);
   return CUDA_SUCCESS;
 }

@@ -88,6 +88,30 @@ CUresult NameNodes(Session& session, uint64_t graph_or_node) {
   return CUDA_SUCCESS;
 }
 
+CUresult PrepareCaptureInto(Session& session, uint64_t graph) {
+  bool in_capture = false;
+  {
+    ReaderLock lock(&session.objects().mutex());
+    for (uint64_t at = graph; at != 0 && !in_capture;) {
+      in_capture = session.captures().IsGraphOfOne(at);
+      const Object* const object = session.objects().handles().Find(KindOf(at), at);
+      at = object ? object->parent : 0;
+    }
+  }
+  if (!in_capture) {
+    if (const CUresult result = NameNodes(session, graph); result != CUDA_SUCCESS) return result;
+  }
+  WriterLock lock(&session.objects().mutex());
+  session.objects().graph_records().BeforeCapture(graph, !in_capture);
+  return CUDA_SUCCESS;
+}
+
+void NoteCaptureInto(Session& session, uint64_t graph, uint64_t capture, bool adds_only) {
+  const bool named = adds_only && NameNodes(session, graph) == CUDA_SUCCESS;
+  WriterLock lock(&session.objects().mutex());
+  session.objects().graph_records().CapturedInto(graph, capture, named);
+}
+
 // The record of a node stays while something needs it (client/session/graph_records.h). Until then a replay takes the
 // node away when its turn has come.
 CUresult Custom_cuGraphDestroyNode(CUgraphNode hNode) {

@@ -18,6 +18,12 @@ CUresult GraphOfNode(CUgraphNode node, uint32_t body, CUgraph* graph);
 // its own. Thread-safe.
 CUresult NameNodes(Session& session, uint64_t graph_or_node);
 
+// A capture is about to add to `graph`: gives its nodes handles, so that those that it adds can be told from them.
+CUresult PrepareCaptureInto(Session& session, uint64_t graph);
+
+// It has: `capture` has the record. `adds_only`: it has done nothing else to the graph.
+void NoteCaptureInto(Session& session, uint64_t graph, uint64_t capture, bool adds_only);
+
 }  // namespace cuda_remote::client
 
 #endif  // CUDA_REMOTE_CLIENT_CUSTOM_GRAPH_NAMES_H_

@@ -22,6 +22,8 @@ replay::ObjectKey MemoryKey(Call& call, CUdeviceptr address) { return MemoryAt(&
 
 CUresult NameNodesOf(Call& call, uint64_t graph_or_node) { return NameNodes(call.session(), graph_or_node); }
 
+CUresult PrepareCapture(Call& call, uint64_t graph) { return PrepareCaptureInto(call.session(), graph); }
+
 CUresult CheckWithoutMemoryNodes(Call& call, uint64_t graph) { return CheckWithoutMemory(call.session(), graph); }
 
 CUresult CheckChildGraph(Call& call, uint64_t graph) {

@@ -73,6 +73,9 @@ replay::ObjectKey MemoryKey(Call& call, CUdeviceptr address);
 // Sees to it that all nodes of a graph, or of a node's graph, have handles, before a call whose answer names them.
 CUresult NameNodesOf(Call& call, uint64_t graph_or_node);
 
+// Before a capture adds to a graph (graph_names.h).
+CUresult PrepareCapture(Call& call, uint64_t graph);
+
 // The error of calls that a graph which allocates or frees memory does not allow.
 CUresult CheckWithoutMemoryNodes(Call& call, uint64_t graph);
 // The same for a graph that is to be a child of another one, which some other graphs cannot be, either.

@@ -5,12 +5,14 @@
 
 #include <algorithm>
 
+#include "client/session/graph_edges.h"
 #include "client/session/host_needs.h"
 #include "client/session/session.h"
 #include "proto/api/call_traits.gen.h"
 #include "proto/codec/codec.h"
 #include "proto/codec/decode_as.h"
 #include "proto/codec/named.gen.h"
+#include "proto/codec/operations.gen.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -140,6 +142,7 @@ bool Captures::NoteGraph(uint64_t graph, const FrameHeader& header, std::string_
     if (TraitsOf(header.call).capture != Capture::kRecorded && capture->obstacle.empty()) {
       capture->obstacle = "a change to the graph of a capture in progress";
     }
+    if (!AddsNode(header.call) && header.call != wire::OpGraphNames_Request::kCallId) capture->edits = true;
     Append(header, message, context, capture.get());
     for (const replay::ObjectKey& key : needs) {
       if (key.id != graph) AddOnce(key, &capture->needs);
@@ -219,6 +222,12 @@ uint64_t Captures::OwnGraphOf(uint64_t stream) const {
   MutexLock lock(&mutex_);
   const CaptureRecord* const capture = OfStreamLocked(stream);
   return capture && capture->own_graph ? capture->graph : 0;
+}
+
+bool Captures::OnlyAddsNodes(uint64_t stream) const {
+  MutexLock lock(&mutex_);
+  const CaptureRecord* const capture = OfStreamLocked(stream);
+  return capture && !capture->own_graph && !capture->edits;
 }
 
 uint64_t Captures::OriginOf(uint64_t stream) const {

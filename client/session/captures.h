@@ -33,6 +33,7 @@ struct CaptureRecord {
   uint64_t origin = 0;                   // the stream in which it was begun
   uint64_t graph = 0;                    // virtual handle, 0: has none yet
   bool own_graph = true;                 // else it adds to a graph of the application's
+  bool edits = false;                    // it has done something else to its graph than to add nodes
   std::vector<uint64_t> streams;         // the origin first
   std::vector<uint64_t> events;          // by which streams joined it
   std::vector<replay::ObjectKey> needs;  // without which the record cannot be replayed; each once
@@ -87,6 +88,9 @@ class Captures {
   uint64_t GraphOf(uint64_t stream) const;
   // The same, and 0 too if the capture adds to a graph of the application's.
   uint64_t OwnGraphOf(uint64_t stream) const;
+
+  // Whether the capture of `stream` adds to a graph of the application's, and so far has only added nodes.
+  bool OnlyAddsNodes(uint64_t stream) const;
 
   // The stream in which the capture of `stream` was begun; 0 if there is no capture.
   uint64_t OriginOf(uint64_t stream) const;

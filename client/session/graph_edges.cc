@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 #include <utility>
@@ -31,11 +32,23 @@ struct Edges {
   std::string data;  // an array of CUgraphEdgeData, or empty
 };
 
-void RemoveEdgesOf(uint64_t node, Edges* edges) {
+// The data of one edge; empty if it is all zeros.
+std::string DataOf(const Edges& edges, size_t i) {
+  if (edges.data.size() != edges.to.size() * sizeof(CUgraphEdgeData)) return {};
+  std::string data = edges.data.substr(i * sizeof(CUgraphEdgeData), sizeof(CUgraphEdgeData));
+  if (data.find_first_not_of('\0') == std::string::npos) data.clear();
+  return data;
+}
+
+Edge EdgeAt(const Edges& edges, size_t i) { return {edges.from[i], edges.to[i], DataOf(edges, i)}; }
+
+// Leaves out the edges of which `goes(i)` is true.
+template <typename Goes>
+void RemoveEdges(Edges* edges, Goes goes) {
   Edges kept;
   const bool has_data = edges->data.size() == edges->to.size() * sizeof(CUgraphEdgeData);
   for (size_t i = 0; i < edges->to.size(); ++i) {
-    if (edges->to[i] == node || (i < edges->from.size() && edges->from[i] == node)) continue;
+    if (goes(i)) continue;
     kept.to.push_back(edges->to[i]);
     if (i < edges->from.size()) kept.from.push_back(edges->from[i]);
     if (has_data) kept.data.append(edges->data, i * sizeof(CUgraphEdgeData), sizeof(CUgraphEdgeData));
@@ -113,6 +126,36 @@ bool EditEdges(uint32_t call, std::string_view message, Edit edit, std::string* 
 
 }  // namespace
 
+bool AddsEdges(uint32_t call) {
+  return call == wire::cuGraphAddDependencies_Request::kCallId ||
+         call == wire::cuGraphAddDependencies_v2_Request::kCallId;
+}
+
+bool RemovesEdges(uint32_t call) {
+  return call == wire::cuGraphRemoveDependencies_Request::kCallId ||
+         call == wire::cuGraphRemoveDependencies_v2_Request::kCallId;
+}
+
+std::set<Edge> EdgesOf(uint32_t call, std::string_view message) {
+  std::set<Edge> all;
+  const auto note = [&all](Edges* edges, bool) {
+    for (size_t i = 0; i < std::min(edges->from.size(), edges->to.size()); ++i) all.insert(EdgeAt(*edges, i));
+  };
+  EditEdges(call, message, note, nullptr);
+  return all;
+}
+
+std::string WithoutEdges(const std::set<Edge>& edges, uint32_t call, std::string_view message) {
+  std::string edited;
+  bool needed = false;
+  const auto remove = [&](Edges* its, bool) {
+    RemoveEdges(its, [&](size_t i) { return i < its->from.size() && edges.count(EdgeAt(*its, i)) != 0; });
+    needed = !its->to.empty();
+  };
+  EditEdges(call, message, remove, &edited);
+  return needed ? edited : std::string();
+}
+
 bool AddsNode(uint32_t call) {
   return call == wire::cuGraphAddNode_v2_Request::kCallId || call == wire::cuGraphAddEmptyNode_Request::kCallId ||
          call == wire::cuGraphAddMemsetNode_Request::kCallId ||
@@ -135,7 +178,8 @@ std::string WithoutEdgesOf(uint64_t node, uint32_t call, std::string_view messag
   std::string edited;
   bool needed = false;
   const auto remove = [&](Edges* edges, bool adds_node) {
-    RemoveEdgesOf(node, edges);
+    RemoveEdges(edges,
+                [&](size_t i) { return edges->to[i] == node || (i < edges->from.size() && edges->from[i] == node); });
     needed = adds_node || !edges->to.empty();
   };
   EditEdges(call, message, remove, &edited);

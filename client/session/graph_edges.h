@@ -9,11 +9,22 @@
 #define CUDA_REMOTE_CLIENT_SESSION_GRAPH_EDGES_H_
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 namespace cuda_remote::client {
+
+// An edge by itself. `data`: its CUgraphEdgeData, or empty where that is all zeros.
+struct Edge {
+  uint64_t from = 0, to = 0;
+  std::string data;
+};
+inline bool operator<(const Edge& a, const Edge& b) {
+  return std::tie(a.from, a.to, a.data) < std::tie(b.from, b.to, b.data);
+}
 
 // Whether a call of this id adds one node to a graph, by parameters.
 bool AddsNode(uint32_t call);
@@ -21,6 +32,16 @@ bool AddsNode(uint32_t call);
 // The nodes that a request names as ends of edges, as often as it names them: those that a new node comes after, or
 // both ends of edges that are added or removed. None for other requests.
 std::vector<uint64_t> EndsOfEdges(uint32_t call, std::string_view message);
+
+// Whether a call of this id adds edges by themselves, or removes them.
+bool AddsEdges(uint32_t call);
+bool RemovesEdges(uint32_t call);
+
+// The edges that such a request adds or removes.
+std::set<Edge> EdgesOf(uint32_t call, std::string_view message);
+
+// The same request without some edges. Empty: it would have none left.
+std::string WithoutEdges(const std::set<Edge>& edges, uint32_t call, std::string_view message);
 
 // The same request without the edges that begin or end at `node`. Empty: it would have no edge left, and adds no node.
 std::string WithoutEdgesOf(uint64_t node, uint32_t call, std::string_view message);

@@ -3,14 +3,22 @@
 
 #include <algorithm>
 
-#include "client/session/graph_edges.h"
 #include "proto/codec/graph.gen.h"
+#include "proto/codec/operations.gen.h"
 
 namespace cuda_remote::client {
 namespace {
 
 // Makes another key of a setting's. Keys are virtual handles and small numbers.
 constexpr uint64_t kOtherKey = uint64_t(1) << 61;
+
+// Whether bytes of requests may hold a number: in an array, or as a field of its own.
+bool MayHold(const std::string& bytes, uint64_t number) {
+  const std::string_view in_array(reinterpret_cast<const char*>(&number), sizeof number);
+  std::string field;
+  for (uint64_t rest = number; rest != 0; rest >>= 7) field += char((rest & 0x7f) | (rest > 0x7f ? 0x80 : 0));
+  return bytes.find(in_array) != std::string::npos || bytes.find(field) != std::string::npos;
+}
 
 }  // namespace
 
@@ -41,13 +49,13 @@ void GraphRecords::RemoveUser(uint64_t used, uint64_t user, uint64_t slot) {
   std::vector<User>& users = use->second.users;
   const auto mine =
       std::find_if(users.begin(), users.end(), [&](const User& one) { return one.handle == user && one.slot == slot; });
-  std::vector<RemovedNode> removed;
+  Held held;
   if (mine != users.end()) {
-    removed = std::move(mine->removed);
+    held = std::move(mine->held);
     users.erase(mine);
   }
   Release(used);
-  for (const RemovedNode& one : removed) DropOrHold(one);
+  DropOrHold(held);
 }
 
 void GraphRecords::ReleaseSlot(uint64_t user, uint64_t slot) {
@@ -66,23 +74,128 @@ const replay::Record* GraphRecords::RecordOf(const Naming& naming) const {
 }
 
 void GraphRecords::NoteEdges(const replay::Record& record) {
-  for (const uint64_t node : EndsOfEdges(record.header.call, record.message)) {
+  const Naming naming{record.object, record.modifies, record.header.call, record.key};
+  for (const uint64_t node : EndsOfEdges(naming.call, record.message)) {
     // The others are never taken out of the log before their graph.
     const replay::Record* const made = log_->Find({Kind::kGraphNode, node});
-    if (!made || !AddsNode(made->header.call)) continue;
+    if (!(made && AddsNode(made->header.call)) && captured_by_.count(node) == 0) continue;
     Named& named = named_[node];
-    named.by.push_back({record.object, record.modifies, record.header.call, record.key});
+    named.by.push_back(naming);
     if (named.by.size() < named.purge_at) continue;
     const auto is_gone = [this](const Naming& naming) { return !RecordOf(naming); };
     named.by.erase(std::remove_if(named.by.begin(), named.by.end(), is_gone), named.by.end());
     named.purge_at = 2 * named.by.size() + 16;
   }
+  const bool adds = AddsEdges(naming.call);
+  if (!adds && !RemovesEdges(naming.call)) return;
+  const std::set<Edge> edges = EdgesOf(naming.call, record.message);
+  if (edges.empty()) return log_->ForgetSetting(naming.object, naming.call, naming.key);
+  if (adds) {
+    for (const Edge& edge : edges) edges_added_[edge].push_back(naming);
+    PurgeEdges();
+    return;
+  }
+  // What each of them was added by, if a setting did that.
+  std::map<std::pair<uint32_t, uint64_t>, RemovedEdges> removed;
+  for (const Edge& edge : edges) {
+    const auto found = edges_added_.find(edge);
+    if (found == edges_added_.end()) continue;
+    const Naming added = found->second.back();
+    found->second.pop_back();
+    if (found->second.empty()) edges_added_.erase(found);
+    removed.try_emplace({added.call, added.key}, RemovedEdges{{}, added, naming}).first->second.edges.insert(edge);
+  }
+  for (const auto& [by, one] : removed) DropOrHold(one);
+}
+
+void GraphRecords::PurgeEdges() {
+  if (edges_added_.size() < purge_edges_at_) return;
+  for (auto of = edges_added_.begin(); of != edges_added_.end();) {
+    std::vector<Naming>& by = of->second;
+    by.erase(std::remove_if(by.begin(), by.end(), [this](const Naming& naming) { return !RecordOf(naming); }),
+             by.end());
+    of = by.empty() ? edges_added_.erase(of) : std::next(of);
+  }
+  purge_edges_at_ = 2 * edges_added_.size() + 64;
+}
+
+std::vector<uint64_t> GraphRecords::NodesOf(uint64_t graph) const {
+  std::vector<uint64_t> nodes;
+  handles_->ForEachBelow(graph, [&](uint64_t below) {
+    if (KindOf(below) != Kind::kGraphNode) return;
+    if (const Object* const node = handles_->Find(Kind::kGraphNode, below); node && node->parent == graph) {
+      nodes.push_back(below);
+    }
+  });
+  return nodes;
+}
+
+void GraphRecords::BeforeCapture(uint64_t graph, bool known) {
+  CapturesInto& into = captured_into_[graph];
+  into.known = known;
+  into.before.clear();
+  if (!known) return;
+  for (const uint64_t node : NodesOf(graph)) into.before.insert(node);
+}
+
+void GraphRecords::CapturedInto(uint64_t graph, uint64_t capture, bool adds_only) {
+  const replay::Record* const record = log_->Find({Kind::kCapture, capture});
+  if (!record) return;
+  CapturesInto& into = captured_into_[graph];
+  into.captures.push_back({capture, record->order, adds_only && into.known, {}, 0, {}});
+  CaptureInto& added = into.captures.back();
+  if (added.adds_only) {
+    for (const uint64_t node : NodesOf(graph)) {
+      if (into.before.count(node) != 0 || log_->Find({Kind::kGraphNode, node})) continue;
+      added.nodes.push_back(node);
+      captured_by_[node] = capture;
+    }
+  }
+  into.known = false;
+  into.before.clear();
+  DropCaptureOrHold(capture);  // if it has added nothing
+}
+
+GraphRecords::CaptureInto* GraphRecords::FindCapture(uint64_t graph, uint64_t capture) {
+  const auto into = captured_into_.find(graph);
+  if (into == captured_into_.end()) return nullptr;
+  for (CaptureInto& one : into->second.captures) {
+    if (one.handle == capture) return &one;
+  }
+  return nullptr;
+}
+
+bool GraphRecords::MayName(const CaptureInto& capture, uint64_t node) const {
+  const replay::Record* const record = log_->Find({Kind::kCapture, capture.handle});
+  // What else it may have done is compared with the whole graph (GraphShape).
+  if (!capture.adds_only || !record || !record->image) return true;
+  const std::string* const requests = log_->FindImage(*record->image);
+  return !requests || MayHold(*requests, node);
+}
+
+GraphRecords::CaptureInto* GraphRecords::CaptureNaming(uint64_t node, uint64_t graph, uint64_t after, uint64_t before) {
+  while (graph != 0) {
+    if (const auto into = captured_into_.find(graph); into != captured_into_.end()) {
+      for (CaptureInto& one : into->second.captures) {
+        if (after < one.order && one.order < before && MayName(one, node)) return &one;
+      }
+    }
+    const Object* const object = handles_->Find(KindOf(graph), graph);
+    graph = object ? object->parent : 0;
+  }
+  return nullptr;
 }
 
 void GraphRecords::NodeRemoved(replay::ObjectKey graph, replay::ObjectKey node) {
   const replay::Record* const made = log_->Find(node);
   const replay::Record* const removed = log_->FindSetting(graph, wire::cuGraphDestroyNode_Request::kCallId, node.id);
-  if (made && removed && AddsNode(made->header.call)) DropOrHold({graph, node, made->order, removed->order});
+  if (!removed) return;  // by a capture
+  if (const auto by = captured_by_.find(node.id); by != captured_by_.end()) {
+    const uint64_t capture = by->second;
+    if (CaptureInto* const added = FindCapture(graph.id, capture)) ++added->removed;
+    return DropCaptureOrHold(capture);
+  }
+  if (made && AddsNode(made->header.call)) DropOrHold({graph, node, made->order, removed->order});
 }
 
 bool GraphRecords::IsUnder(uint64_t handle, uint64_t ancestor) const {
@@ -111,29 +224,95 @@ GraphRecords::User* GraphRecords::UserAbove(uint64_t used, uint64_t after, uint6
   return nullptr;
 }
 
+GraphRecords::User* GraphRecords::UserOfNode(uint64_t node, uint64_t after, uint64_t before) {
+  User* user = UserBetween(node, after, before, node);
+  handles_->ForEachBelow(node, [&](uint64_t below) {
+    if (!user) user = UserBetween(below, after, before, node);
+  });
+  return user;
+}
+
+void GraphRecords::DropOrHold(const Held& held) {
+  for (const RemovedNode& one : held.nodes) DropOrHold(one);
+  for (const RemovedEdges& one : held.edges) DropOrHold(one);
+  for (const uint64_t one : held.captures) DropCaptureOrHold(one);
+}
+
 void GraphRecords::DropOrHold(const RemovedNode& removed) {
   const replay::Record* const made = log_->Find(removed.node);
   if (!made || made->order != removed.made) return;  // it went with its graph
   const uint64_t node = removed.node.id;
-  User* user = UserAbove(node, removed.made, removed.removed, node);
-  // Graphs in the node.
-  handles_->ForEachBelow(node, [&](uint64_t below) {
-    if (!user) user = UserBetween(below, removed.made, removed.removed, node);
-  });
-  if (user) {
-    user->removed.push_back(removed);
-    return;
-  }
+  User* user = UserAbove(removed.graph.id, removed.made, removed.removed, node);
+  if (!user) user = UserOfNode(node, removed.made, removed.removed);
+  if (user) return user->held.nodes.push_back(removed);
   // Requests of captures name nodes, too, and stay as they are.
-  for (uint64_t at = removed.graph.id; at != 0;) {
-    if (const auto captures = captured_.find(at); captures != captured_.end()) {
-      for (const uint64_t order : captures->second) {
-        if (removed.made < order && order < removed.removed) return;
+  if (CaptureInto* const capture = CaptureNaming(node, removed.graph.id, removed.made, removed.removed)) {
+    return capture->held.nodes.push_back(removed);
+  }
+  ForgetEdgesOf(node);
+  log_->ForgetSetting(removed.graph, wire::cuGraphDestroyNode_Request::kCallId, node);
+  drop_(removed.node);
+}
+
+void GraphRecords::DropOrHold(const RemovedEdges& removed) {
+  const replay::Record* const before = RecordOf(removed.added);
+  const replay::Record* const after = RecordOf(removed.removed);
+  if (!before || !after) return;  // they went with the graph, or with nodes of it
+  const uint64_t graph = removed.removed.object.id;
+  if (User* const user = UserAbove(graph, before->order, after->order, 0)) return user->held.edges.push_back(removed);
+  if (const auto into = captured_into_.find(graph); into != captured_into_.end()) {
+    for (CaptureInto& one : into->second.captures) {
+      if (!one.adds_only && before->order < one.order && one.order < after->order) {
+        return one.held.edges.push_back(removed);
       }
     }
-    const Object* const object = handles_->Find(KindOf(at), at);
-    at = object ? object->parent : 0;
   }
+  for (const Naming& naming : {removed.added, removed.removed}) {
+    const std::string message = WithoutEdges(removed.edges, naming.call, RecordOf(naming)->message);
+    if (message.empty()) {
+      log_->ForgetSetting(naming.object, naming.call, naming.key);
+    } else {
+      log_->SetSettingMessage(naming.object, naming.call, naming.key, message);
+    }
+  }
+}
+
+void GraphRecords::DropCaptureOrHold(uint64_t capture) {
+  const Object* const object = handles_->Find(Kind::kCapture, capture);
+  CaptureInto* const added = object ? FindCapture(object->parent, capture) : nullptr;
+  if (!added || !added->adds_only || added->removed != added->nodes.size()) return;
+  const replay::ObjectKey graph{Kind::kGraph, object->parent};
+  constexpr uint32_t kRemove = wire::cuGraphDestroyNode_Request::kCallId;
+  uint64_t last = added->order;
+  for (const uint64_t node : added->nodes) {
+    const replay::Record* const removed = log_->FindSetting(graph, kRemove, node);
+    if (removed) last = std::max(last, removed->order);
+  }
+  User* user = UserAbove(graph.id, added->order, last, 0);
+  for (const uint64_t node : added->nodes) {
+    if (!user) user = UserOfNode(node, added->order, last);
+  }
+  if (user) return user->held.captures.push_back(capture);
+  for (const uint64_t node : added->nodes) {
+    if (CaptureInto* const other = CaptureNaming(node, graph.id, added->order, last)) {
+      return other->held.captures.push_back(capture);
+    }
+  }
+  const std::vector<uint64_t> nodes = std::move(added->nodes);
+  const Held held = std::move(added->held);
+  std::vector<CaptureInto>& all = captured_into_[graph.id].captures;
+  all.erase(all.begin() + (added - all.data()));
+  for (const uint64_t node : nodes) {
+    ForgetEdgesOf(node);
+    log_->ForgetSetting(graph, kRemove, node);
+    log_->ForgetSetting(graph, wire::OpGraphNames_Request::kCallId, node);
+  }
+  for (const uint64_t node : nodes) drop_({Kind::kGraphNode, node});
+  drop_({Kind::kCapture, capture});
+  DropOrHold(held);
+}
+
+void GraphRecords::ForgetEdgesOf(uint64_t node) {
   std::vector<Naming> names;
   if (const auto named = named_.find(node); named != named_.end()) names = std::move(named->second.by);
   for (const Naming& one : names) {
@@ -148,8 +327,6 @@ void GraphRecords::DropOrHold(const RemovedNode& removed) {
       log_->SetMessage(one.object, message);
     }
   }
-  log_->ForgetSetting(removed.graph, wire::cuGraphDestroyNode_Request::kCallId, node);
-  drop_(removed.node);
 }
 
 uint64_t GraphRecords::ModifyNode(replay::ObjectKey node, uint64_t key, const FrameHeader& header,
@@ -245,7 +422,13 @@ void GraphRecords::Release(uint64_t used) {
 void GraphRecords::Forget(uint64_t object) {
   node_settings_.erase(object);
   named_.erase(object);
-  captured_.erase(object);
+  captured_by_.erase(object);
+  if (const auto into = captured_into_.find(object); into != captured_into_.end()) {
+    for (const CaptureInto& one : into->second.captures) {
+      for (const uint64_t node : one.nodes) captured_by_.erase(node);
+    }
+    captured_into_.erase(into);
+  }
   launchable_.erase(object);
   const auto it = retained_.find(object);
   if (it == retained_.end()) return;

@@ -13,11 +13,14 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "client/session/graph_edges.h"
 #include "client/session/objects.h"
 #include "proto/frame/frame.h"
 #include "proto/frame/handle.h"
@@ -55,13 +58,17 @@ class GraphRecords {
                       const std::vector<replay::ObjectKey>& needs);
 
   // A record was made that names nodes as the ends of edges, by adding a node or edges (graph_edges.h). Other records
-  // are ignored.
+  // are ignored. If it removes an edge that a record added, both records lose the edge as soon as nothing alive was
+  // made from the graph while the edge was in it.
   void NoteEdges(const replay::Record& record);
-  // A capture has added to `graph`; the latest record says how.
-  void CapturedInto(uint64_t graph) { captured_[graph].push_back(log_->last_order()); }
+  // A capture is about to add to `graph`. `known`: all nodes of the graph have handles.
+  void BeforeCapture(uint64_t graph, bool known);
+  // It has, and `capture` has a record. `adds_only`: all that it has done is to add nodes, and they have handles too.
+  void CapturedInto(uint64_t graph, uint64_t capture, bool adds_only);
   // The application removed `node` from `graph`, and the latest record says so. The node's records go, and so does that
   // one, as soon as nothing alive was made from the graph while the node was in it. Records that name the node as the
-  // end of an edge lose the edge. A node that a call about a whole graph has made stays, since that call is replayed.
+  // end of an edge lose the edge. The record of a capture into the graph goes with the last of the nodes that it added.
+  // Nodes that other calls about a whole graph have made stay, since that call is replayed.
   void NodeRemoved(replay::ObjectKey graph, replay::ObjectKey node);
 
   // `exec` is an executable that kernels may launch. They launch what it was when it was last uploaded, so a replay
@@ -93,12 +100,45 @@ class GraphRecords {
     uint64_t made;  // orders in the log
     uint64_t removed;
   };
+  // A record that names a node as the end of an edge: a node's, or a setting of a graph.
+  struct Naming {
+    replay::ObjectKey object;
+    bool modifies;
+    uint32_t call;
+    uint64_t key;
+  };
+  // Edges that were in a graph between two records.
+  struct RemovedEdges {
+    std::set<Edge> edges;
+    Naming added;
+    Naming removed;
+  };
+  // What would be out of the log but for something that has it in it. Each is listed in one such place of several.
+  struct Held {
+    std::vector<RemovedNode> nodes;
+    std::vector<RemovedEdges> edges;
+    std::vector<uint64_t> captures;  // into graphs
+  };
   // What graphs and executables others have in them, and the other way round.
   struct User {
     uint64_t handle;
     uint64_t slot;
-    uint64_t order;                    // in the log: when it took what the graph was then
-    std::vector<RemovedNode> removed;  // nodes that it has in it; each is listed at one user of several
+    uint64_t order;  // in the log: when it took what the graph was then
+    Held held;
+  };
+  // A capture that added to a graph.
+  struct CaptureInto {
+    uint64_t handle;
+    uint64_t order;               // in the log
+    bool adds_only;               // and what it added is known
+    std::vector<uint64_t> nodes;  // what it added
+    size_t removed = 0;           // how many of them the application has removed
+    Held held;                    // what its requests name
+  };
+  struct CapturesInto {
+    bool known = false;                   // `before` counts
+    std::unordered_set<uint64_t> before;  // the graph's nodes when a capture into it was about to begin
+    std::vector<CaptureInto> captures;
   };
   struct Use {
     std::vector<User> users;  // one entry for each slot
@@ -122,13 +162,6 @@ class GraphRecords {
     bool changed = false;                                           // since then
     std::map<std::pair<uint32_t, uint64_t>, ExecSetting> settings;  // by call and key, as they were made
   };
-  // A record that names a node as the end of an edge: a node's, or a setting of a graph.
-  struct Naming {
-    replay::ObjectKey object;
-    bool modifies;
-    uint32_t call;
-    uint64_t key;
-  };
   struct Named {
     std::vector<Naming> by;  // some of them may be gone
     size_t purge_at = 16;    // the size at which those are taken out
@@ -140,7 +173,22 @@ class GraphRecords {
   User* UserBetween(uint64_t used, uint64_t after, uint64_t before, uint64_t outside);
   // The same of a graph or node, or of what it is a part of.
   User* UserAbove(uint64_t used, uint64_t after, uint64_t before, uint64_t outside);
+  // Of a node's own, or of graphs in it, as what was between two records.
+  User* UserOfNode(uint64_t node, uint64_t after, uint64_t before);
+  // These take what was removed out of the log, or note it where something needs it.
   void DropOrHold(const RemovedNode& removed);
+  void DropOrHold(const RemovedEdges& removed);
+  void DropCaptureOrHold(uint64_t capture);
+  void DropOrHold(const Held& held);
+  // Takes settings that are gone out of edges_added_ now and then.
+  void PurgeEdges();
+  // Records that name the node as the end of an edge lose the edge.
+  void ForgetEdgesOf(uint64_t node);
+  std::vector<uint64_t> NodesOf(uint64_t graph) const;
+  CaptureInto* FindCapture(uint64_t graph, uint64_t capture);
+  // A capture between two records into a graph, or one around it, whose requests may name the node; null: none.
+  CaptureInto* CaptureNaming(uint64_t node, uint64_t graph, uint64_t after, uint64_t before);
+  bool MayName(const CaptureInto& capture, uint64_t node) const;
   // `user` has nothing of `used` in this slot any more.
   void RemoveUser(uint64_t used, uint64_t user, uint64_t slot);
   void ReleaseSlot(uint64_t user, uint64_t slot);
@@ -155,10 +203,14 @@ class GraphRecords {
   // Settings of nodes that are in the log, by node, and by call and key as they were made; oldest first.
   std::unordered_map<uint64_t, std::map<std::pair<uint32_t, uint64_t>, std::vector<NodeSetting>>> node_settings_;
   uint64_t next_setting_key_ = uint64_t(1) << 62;
-  // Which records name a node, by node: of those nodes that have a record of their own.
+  // Which records name a node, by node: of those nodes whose record may go before their graph's.
   std::unordered_map<uint64_t, Named> named_;
-  std::unordered_map<uint64_t, std::vector<uint64_t>> captured_;  // when captures added to a graph: orders in the log
-  std::unordered_map<uint64_t, Launchable> launchable_;           // by executable
+  // The settings that added an edge, oldest first. Some of them may be gone.
+  std::map<Edge, std::vector<Naming>> edges_added_;
+  size_t purge_edges_at_ = 64;                                // the size at which those are taken out
+  std::unordered_map<uint64_t, CapturesInto> captured_into_;  // by graph
+  std::unordered_map<uint64_t, uint64_t> captured_by_;        // the capture into a graph, by node that it added
+  std::unordered_map<uint64_t, Launchable> launchable_;       // by executable
 };
 
 }  // namespace cuda_remote::client

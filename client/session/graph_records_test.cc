@@ -10,6 +10,7 @@
 
 #include "proto/codec/decode_as.h"
 #include "proto/codec/graph.gen.h"
+#include "proto/codec/operations.gen.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -71,6 +72,27 @@ class GraphRecordsTest : public ::testing::Test {
     request.hNode = node;
     Record({Kind::kGraph, graph}, request, {}, false, node);
     records_.NodeRemoved({Kind::kGraph, graph}, {Kind::kGraphNode, node});
+  }
+  // A capture adds nodes to a graph, by requests that name some.
+  std::vector<uint64_t> Capture(uint64_t graph, size_t count, const std::vector<uint64_t>& named = {}) {
+    records_.BeforeCapture(graph, true);
+    const uint64_t capture = handles_.New(Kind::kCapture, graph);
+    handles_.Find(Kind::kCapture, capture)->parent = graph;
+    const std::string requests(reinterpret_cast<const char*>(named.data()), named.size() * 8);
+    log_.Create({Kind::kCapture, capture}, {{Kind::kGraph, graph}}, FrameHeader(), "", "", log_.AddImage(requests));
+    std::vector<uint64_t> nodes;
+    for (size_t i = 0; i < count; ++i) {
+      nodes.push_back(handles_.New(Kind::kGraphNode, graph));
+      handles_.Find(Kind::kGraphNode, nodes.back())->parent = graph;
+    }
+    if (!nodes.empty()) {
+      wire::OpGraphNames_Request request;
+      request.graph = graph;
+      request.nodes = nodes;
+      Record({Kind::kGraph, graph}, request, {}, false, nodes[0]);
+    }
+    records_.CapturedInto(graph, capture, true);
+    return nodes;
   }
   uint64_t Instantiate(uint64_t graph) {
     const uint64_t exec = Make(Kind::kGraphExec);
@@ -316,6 +338,146 @@ TEST_F(GraphRecordsTest, EdgesOfARemovedNodeGo) {
   EXPECT_EQ(log_.records(), 1u);
 }
 
+TEST_F(GraphRecordsTest, EdgesThatComeAndGoLeaveNothing) {
+  using wire::cuGraphAddDependencies_Request;
+  using wire::cuGraphAddDependencies_v2_Request;
+  using wire::cuGraphRemoveDependencies_Request;
+  using wire::cuGraphRemoveDependencies_v2_Request;
+  const uint64_t graph = Make(Kind::kGraph), a = AddNode(graph), b = AddNode(graph), c = AddNode(graph, {a});
+  const size_t records = log_.records();
+  for (uint64_t i = 0; i < 10; i += 2) {
+    Connect<cuGraphAddDependencies_Request>(graph, i, {a}, {b});
+    Connect<cuGraphRemoveDependencies_Request>(graph, i + 1, {a}, {b});
+    EXPECT_EQ(log_.records(), records);
+  }
+  // The second versions, without data.
+  Connect<cuGraphAddDependencies_v2_Request>(graph, 20, {a, b}, {b, c});
+  Connect<cuGraphRemoveDependencies_v2_Request>(graph, 21, {b}, {c});
+  EXPECT_EQ(Settings().size(), 1u);
+  Connect<cuGraphRemoveDependencies_Request>(graph, 22, {a}, {b});
+  EXPECT_EQ(log_.records(), records);
+  // One that the node was made with: what is left is one removal, or that and an addition.
+  for (uint64_t i = 0; i < 10; i += 2) {
+    Connect<cuGraphRemoveDependencies_Request>(graph, i, {a}, {c});
+    EXPECT_EQ(log_.records(), records + 1);
+    Connect<cuGraphAddDependencies_Request>(graph, i + 1, {a}, {c});
+    EXPECT_EQ(log_.records(), records + 2);
+  }
+  Connect<cuGraphRemoveDependencies_Request>(graph, 30, {a, a}, {b, c});
+  EXPECT_EQ(log_.records(), records + 2) << "one removal, and the edge that nobody had added";
+  // No edge at all.
+  Connect<cuGraphAddDependencies_Request>(graph, 31, {}, {});
+  EXPECT_EQ(log_.records(), records + 2);
+}
+
+TEST_F(GraphRecordsTest, EdgesStayForWhatWasMadeWhileTheyWereThere) {
+  using wire::cuGraphAddDependencies_Request;
+  using wire::cuGraphRemoveDependencies_Request;
+  const uint64_t graph = Make(Kind::kGraph), a = AddNode(graph), b = AddNode(graph), exec = Instantiate(graph);
+  const size_t records = log_.records();
+  for (uint64_t i = 0; i < 10; i += 2) {
+    Connect<cuGraphAddDependencies_Request>(graph, i, {a}, {b});
+    log_.Modify({Kind::kGraphExec, exec}, 0, FrameHeader(), "update");
+    records_.Retain(exec, 1, graph);
+    Connect<cuGraphRemoveDependencies_Request>(graph, i + 1, {a}, {b});
+    EXPECT_EQ(log_.records(), records + 3) << "the last update, and the edge that it has in it";
+  }
+  const uint64_t clone = Make(Kind::kGraph);
+  records_.Retain(clone, 0, graph);
+  Destroy(exec);
+  EXPECT_EQ(Settings().size(), 0u) << "the clone was made without it";
+  // With an end of the edge.
+  Connect<cuGraphAddDependencies_Request>(graph, 20, {a}, {b});
+  const uint64_t other = Instantiate(graph);
+  Connect<cuGraphRemoveDependencies_Request>(graph, 21, {a}, {b});
+  Remove(graph, b);
+  EXPECT_EQ(Settings().size(), 3u);
+  Destroy(other);
+  EXPECT_EQ(Settings().size(), 1u) << "the clone has the node";
+  Destroy(clone);
+  EXPECT_EQ(Settings().size(), 0u);
+  EXPECT_FALSE(Recorded(b));
+}
+
+TEST_F(GraphRecordsTest, AnEdgeWithOtherDataIsAnotherOne) {
+  const uint64_t graph = Make(Kind::kGraph), a = AddNode(graph), b = AddNode(graph);
+  const auto connect = [&](auto request, uint64_t key, char data) {
+    request.hGraph = graph;
+    request.numDependencies = 1;
+    const std::string edge(1, data);
+    const std::string all = edge + std::string(7, '\0');
+    request.from = {reinterpret_cast<const char*>(&a), 8};
+    request.to = {reinterpret_cast<const char*>(&b), 8};
+    request.edgeData = all;
+    request.has_edgeData = true;
+    Record({Kind::kGraph, graph}, request, {}, false, key);
+    records_.NoteEdges(*log_.FindSetting({Kind::kGraph, graph}, request.kCallId, key));
+  };
+  connect(wire::cuGraphAddDependencies_v2_Request(), 1, 'x');
+  connect(wire::cuGraphAddDependencies_v2_Request(), 2, 'y');
+  connect(wire::cuGraphRemoveDependencies_v2_Request(), 3, 'z');
+  EXPECT_EQ(Settings().size(), 3u);
+  connect(wire::cuGraphRemoveDependencies_v2_Request(), 4, 'x');
+  EXPECT_EQ(Settings().size(), 2u);
+  EXPECT_TRUE(log_.FindSetting({Kind::kGraph, graph}, wire::cuGraphAddDependencies_v2_Request::kCallId, 2));
+}
+
+TEST_F(GraphRecordsTest, ACaptureGoesWithTheLastOfItsNodes) {
+  const uint64_t graph = Make(Kind::kGraph), stays = AddNode(graph);
+  const size_t records = log_.records();
+  std::vector<uint64_t> last;
+  for (int i = 0; i < 5; ++i) {
+    // The older ones go when the newer ones are there.
+    const std::vector<uint64_t> nodes = Capture(graph, 2);
+    Connect<wire::cuGraphAddDependencies_Request>(graph, 1, {stays, nodes[0]}, {nodes[0], nodes[1]});
+    const uint64_t after = AddNode(graph, {nodes[1], stays});
+    Set(nodes[0], 1, "setting");
+    for (const uint64_t node : last) Remove(graph, node);
+    last = nodes;
+    last.push_back(after);
+    EXPECT_EQ(log_.records(), records + 5) << "capture, names, edges, the node behind them, a setting";
+  }
+  Remove(graph, last[1]);
+  EXPECT_EQ(log_.records(), records + 6) << "its other node is there";
+  EXPECT_EQ(After(last[2]).first, (Handles{last[1], stays}));
+  Remove(graph, last[0]);
+  EXPECT_EQ(log_.records(), records + 1);
+  EXPECT_EQ(After(last[2]).first, Handles{stays});
+  EXPECT_FALSE(handles_.Find(Kind::kGraphNode, last[0]));
+  Capture(graph, 0);
+  EXPECT_EQ(log_.records(), records + 1) << "it has added nothing";
+}
+
+TEST_F(GraphRecordsTest, ACaptureStaysForWhatNeedsItsNodes) {
+  const uint64_t graph = Make(Kind::kGraph);
+  const uint64_t first = Capture(graph, 1)[0];
+  const uint64_t exec = Instantiate(graph);
+  Remove(graph, first);
+  EXPECT_EQ(Settings().size(), 2u) << "the executable has it";
+  Destroy(exec);
+  EXPECT_EQ(log_.records(), 1u);
+  // Another capture names it, and a node that was added to the graph.
+  const uint64_t second = Capture(graph, 1)[0], own = AddNode(graph);
+  const uint64_t third = Capture(graph, 1, {second, own})[0];
+  const size_t records = log_.records();
+  Remove(graph, second);
+  Remove(graph, own);
+  EXPECT_EQ(log_.records(), records + 2);
+  Remove(graph, third);
+  EXPECT_EQ(log_.records(), 1u);
+  // One that has done more than to add nodes.
+  records_.BeforeCapture(graph, true);
+  records_.CapturedInto(graph, Make(Kind::kCapture, graph), false);
+  EXPECT_EQ(log_.records(), 2u);
+  // The graph goes with all that is held.
+  const uint64_t fourth = Capture(graph, 1)[0];
+  const uint64_t other = Instantiate(graph);
+  Remove(graph, fourth);
+  EXPECT_TRUE(Destroy(graph));
+  Destroy(other);
+  EXPECT_FALSE(Recorded(graph));
+}
+
 TEST_F(GraphRecordsTest, AGraphInsideOfARemovedNodeMayBeACopysOriginal) {
   const uint64_t graph = Make(Kind::kGraph), node = AddNode(graph);
   const uint64_t body = Make(Kind::kGraph, node), inner = AddNode(body), clone = Make(Kind::kGraph);
@@ -337,8 +499,8 @@ TEST_F(GraphRecordsTest, AGraphInsideOfARemovedNodeMayBeACopysOriginal) {
 
 TEST_F(GraphRecordsTest, ACaptureIntoTheGraphMayNameNodes) {
   const uint64_t graph = Make(Kind::kGraph), named = AddNode(graph);
-  Make(Kind::kCapture, graph);
-  records_.CapturedInto(graph);
+  records_.BeforeCapture(graph, false);
+  records_.CapturedInto(graph, Make(Kind::kCapture, graph), false);
   const uint64_t later = AddNode(graph);
   Remove(graph, named);
   Remove(graph, later);

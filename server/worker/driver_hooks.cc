@@ -6,10 +6,12 @@
 #include <set>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "proto/driverabi/array_format.h"
 #include "server/worker/current_context.h"
 #include "server/worker/gpu_reach.h"
+#include "server/worker/graph_nodes.h"
 #include "server/worker/snapshot_memory.h"
 
 namespace cuda_remote::server {
@@ -20,7 +22,8 @@ DriverTable g_real;
 DeviceArena* g_arena = nullptr;
 DriverHooks g_hooks;
 std::thread::id g_executor;
-std::set<CUstream> g_captures;      // streams in which one was begun
+// Streams in which one was begun, and the nodes that its graph had then.
+std::map<CUstream, std::vector<CUgraphNode>> g_captures;
 std::set<CUstream> g_non_blocking;  // live streams that were made so
 std::map<CUmemGenericAllocationHandle, uint64_t> g_physical;
 std::map<uint64_t, uint64_t> g_arrays;  // their bytes
@@ -241,7 +244,7 @@ CUresult CUDAAPI StreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {
   Settle();
   BeforeCapture(stream);
   const CUresult result = g_real.cuStreamBeginCapture_v2(stream, mode);
-  if (result == CUDA_SUCCESS) g_captures.insert(stream);
+  if (result == CUDA_SUCCESS) g_captures[stream];
   return result;
 }
 
@@ -249,8 +252,10 @@ CUresult CUDAAPI StreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const
                                            const CUgraphEdgeData* edges, size_t count, CUstreamCaptureMode mode) {
   Settle();
   BeforeCapture(stream);
+  std::vector<CUgraphNode> nodes;
+  if (const CUresult result = NodesOf(g_real, graph, &nodes); result != CUDA_SUCCESS) return result;
   const CUresult result = g_real.cuStreamBeginCaptureToGraph(stream, graph, dependencies, edges, count, mode);
-  if (result == CUDA_SUCCESS) g_captures.insert(stream);
+  if (result == CUDA_SUCCESS) g_captures[stream] = std::move(nodes);
   return result;
 }
 
@@ -323,6 +328,11 @@ DriverTable HookDriver(const DriverTable& real, DeviceArena* arena, DriverHooks 
 }
 
 int CapturesInProgress() { return int(g_captures.size()); }
+
+std::vector<CUgraphNode> NodesBeforeCapture(CUstream stream) {
+  const auto capture = g_captures.find(stream);
+  return capture != g_captures.end() ? capture->second : std::vector<CUgraphNode>();
+}
 
 bool IsCaptured(CUstream stream) {
   // Without a capture somewhere no stream can have joined one.

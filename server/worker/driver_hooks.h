@@ -5,6 +5,7 @@
 #define CUDA_REMOTE_SERVER_WORKER_DRIVER_HOOKS_H_
 
 #include <functional>
+#include <vector>
 
 #include "server/driver/driver_table.h"
 #include "server/worker/device_arena.h"
@@ -32,6 +33,9 @@ DriverTable HookDriver(const DriverTable& real, DeviceArena* arena, DriverHooks 
 
 // Streams with a capture in progress that was begun in them. Executor only.
 int CapturesInProgress();
+
+// The nodes that the graph of the capture that was begun in `stream` had then. Executor only.
+std::vector<CUgraphNode> NodesBeforeCapture(CUstream stream);
 
 // Whether work that is put into `stream` now is captured instead of run.
 bool IsCaptured(CUstream stream);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // CUDA graphs in all the ways that programs make them: captured over two streams that wait for each other, built node
 // by node, cloned, updated, with host functions and a user object inside; graphs that are gone while their executables
-// live. Everything is made once and launched at every step.
+// live. Everything is made once and launched at every step, but for one graph that is edited all the time.
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <vector>
 
@@ -166,6 +167,45 @@ static cudaKernelNodeParams AdvanceNode(const Buffers& x, void** arguments) {
   return params;
 }
 
+static std::vector<cudaGraphNode_t> NodesOf(cudaGraph_t graph) {
+  size_t count = 0;
+  CUDA_CHECK(cudaGraphGetNodes(graph, nullptr, &count));
+  std::vector<cudaGraphNode_t> nodes(count);
+  CUDA_CHECK(cudaGraphGetNodes(graph, nodes.data(), &count));
+  return nodes;
+}
+
+// Captures two kernels into `graph` and adds one behind the first; then removes `nodes`, which did that before. Two
+// nodes that stay get an edge for the executable before this one, and lose it.
+static void Recapture(cudaStream_t stream, const Buffers& x, cudaGraph_t graph, unsigned salt, cudaGraphNode_t* ends,
+                      std::vector<cudaGraphNode_t>* nodes, cudaGraphExec_t* exec) {
+  const std::vector<cudaGraphNode_t> before = NodesOf(graph);
+  CUDA_CHECK(cudaStreamBeginCaptureToGraph(stream, graph, ends, nullptr, 1, cudaStreamCaptureModeThreadLocal));
+  Advance<<<x.grid, x.block, 0, stream>>>(x.a, x.n, salt);
+  Advance<<<x.grid, x.block, 0, stream>>>(x.a, x.n, salt + 1);
+  cudaGraph_t same;
+  CUDA_CHECK(cudaStreamEndCapture(stream, &same));
+  APP_CHECK(same == graph);
+  std::vector<cudaGraphNode_t> made;
+  for (const cudaGraphNode_t node : NodesOf(graph)) {
+    if (std::find(before.begin(), before.end(), node) == before.end()) made.push_back(node);
+  }
+  APP_CHECK(made.size() == 2);
+  unsigned* data = x.b;
+  int n = x.n;
+  void* arguments[] = {&data, &n, &salt};
+  cudaKernelNodeParams params = AdvanceNode(x, arguments);
+  cudaGraphNode_t own;
+  CUDA_CHECK(cudaGraphAddKernelNode(&own, graph, &made[0], 1, &params));
+  made.push_back(own);
+  if (salt % 3 == 0) CUDA_CHECK(cudaGraphAddDependencies(graph, &ends[0], &ends[1], nullptr, 1));
+  if (salt % 3 == 1 && salt > 1) CUDA_CHECK(cudaGraphRemoveDependencies(graph, &ends[0], &ends[1], nullptr, 1));
+  for (const cudaGraphNode_t node : *nodes) CUDA_CHECK(cudaGraphDestroyNode(node));
+  *nodes = made;
+  if (*exec) CUDA_CHECK(cudaGraphExecDestroy(*exec));
+  CUDA_CHECK(cudaGraphInstantiate(exec, graph, 0));
+}
+
 int main(int argc, char** argv) {
   app::Options options = app::Parse(argc, argv, {24, 600});
   const int n = options.size;
@@ -265,9 +305,18 @@ int main(int argc, char** argv) {
   cudaGraphExec_t four_exec;
   CUDA_CHECK(cudaGraphInstantiate(&four_exec, clone, 0));
 
+  // 5: a graph that is captured into at each step, and loses the nodes of the step before. Two of its nodes stay.
+  Buffers five = Make(n, 5);
+  cudaGraph_t five_graph;
+  cudaGraphExec_t five_exec = nullptr;
+  cudaGraphNode_t five_ends[2];
+  std::vector<cudaGraphNode_t> five_nodes;
+  CUDA_CHECK(cudaGraphCreate(&five_graph, 0));
+  for (cudaGraphNode_t& node : five_ends) CUDA_CHECK(cudaGraphAddEmptyNode(&node, five_graph, nullptr, 0));
+
   // The same on the host.
-  std::vector<unsigned> a[5], b[5];
-  for (int g = 1; g <= 4; ++g) {
+  std::vector<unsigned> a[6], b[6];
+  for (int g = 1; g <= 5; ++g) {
     a[g].assign(n, 0x01010101u * g);
     b[g].assign(n, 0x01010101u * g);
   }
@@ -308,11 +357,23 @@ int main(int argc, char** argv) {
     CUDA_CHECK(cudaGraphLaunch(four_exec, stream));
     for (int i = 0; i < n; ++i) a[4][i] = AdvanceOnHost(a[4][i], i, 77);
     TwoStreamsOnHost(&a[4], &b[4], 900);
+
+    // What was made in the step before, and what is made now.
+    for (const unsigned now : {0u, 1u}) {
+      const unsigned of_step = unsigned(step) - 1 + now;
+      if (now == 1) Recapture(stream, five, five_graph, of_step, five_ends, &five_nodes, &five_exec);
+      if (!five_exec) continue;
+      CUDA_CHECK(cudaGraphLaunch(five_exec, stream));
+      for (int i = 0; i < n; ++i) {
+        a[5][i] = AdvanceOnHost(AdvanceOnHost(a[5][i], i, of_step), i, of_step + 1);
+        b[5][i] = AdvanceOnHost(b[5][i], i, of_step);
+      }
+    }
     app::Step(step);
   }
   CUDA_CHECK(cudaStreamSynchronize(stream));
-  const Buffers* all[] = {nullptr, &one, &two, &three, &four};
-  for (int g = 1; g <= 4; ++g) {
+  const Buffers* all[] = {nullptr, &one, &two, &three, &four, &five};
+  for (int g = 1; g <= 5; ++g) {
     printf("graphs %d digest=%016" PRIx64 "\n", g, DigestOf(g, *all[g], a[g], b[g]));
   }
   APP_CHECK(one_counter.calls == options.steps && two_counter.calls == options.steps);
@@ -325,6 +386,8 @@ int main(int argc, char** argv) {
   CUDA_CHECK(cudaGraphExecDestroy(two_exec));
   CUDA_CHECK(cudaGraphExecDestroy(three_exec));
   CUDA_CHECK(cudaGraphExecDestroy(four_exec));
+  CUDA_CHECK(cudaGraphExecDestroy(five_exec));
+  CUDA_CHECK(cudaGraphDestroy(five_graph));
   CUDA_CHECK(cudaGraphDestroy(three_graph));
   CUDA_CHECK(cudaGraphDestroy(clone));
   CUDA_CHECK(cudaStreamDestroy(stream));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Makes and destroys a million objects (events, streams, memory, modules, graphs and their nodes) and watches the
 // process's own memory: what is destroyed must leave nothing behind, neither in the replay log nor in the handle
-// tables.
+// tables. Edges of nodes that stay, too.
 //
 // Usage: million [COUNT (1000000)]. Prints the growth after a warm-up; exit code 1 if it is more than a few MiB.
 #include <cuda.h>
@@ -121,6 +121,46 @@ void Edit() {
   CU_CHECK(cuGraphReleaseUserObject(graph, object, 1));
 }
 
+// Nodes that stay get an edge and lose it again, and a graph is captured into whose older nodes are removed.
+void EditOn() {
+  static CUgraph graph;
+  static CUgraphExec exec;
+  static CUgraphNode ends[2], older[2];
+  static CUstream stream;
+  static CUdeviceptr memory;
+  if (!graph) {
+    CU_CHECK(cuMemAlloc(&memory, 4096));
+    CU_CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CU_CHECK(cuGraphCreate(&graph, 0));
+    for (CUgraphNode& node : ends) CU_CHECK(cuGraphAddEmptyNode(&node, graph, nullptr, 0));
+    for (CUgraphNode& node : older) CU_CHECK(cuGraphAddEmptyNode(&node, graph, nullptr, 0));
+    CU_CHECK(cuGraphInstantiate(&exec, graph, 0));
+  }
+  CU_CHECK(cuGraphAddDependencies(graph, &ends[0], &ends[1], nullptr, 1));
+  CU_CHECK(cuStreamBeginCaptureToGraph(stream, graph, nullptr, nullptr, 0, CU_STREAM_CAPTURE_MODE_RELAXED));
+  CU_CHECK(cuMemsetD32Async(memory, 1, 16, stream));
+  CU_CHECK(cuMemsetD32Async(memory, 2, 16, stream));
+  CUgraph same;
+  CU_CHECK(cuStreamEndCapture(stream, &same));
+  EXPECT(same == graph);
+  CUgraphNode nodes[6];
+  size_t count = 6;
+  CU_CHECK(cuGraphGetNodes(graph, nodes, &count));
+  EXPECT(count == 6);
+  for (CUgraphNode& node : older) CU_CHECK(cuGraphDestroyNode(node));
+  CU_CHECK(cuGraphExecDestroy(exec));
+  CU_CHECK(cuGraphInstantiate(&exec, graph, 0));
+  CU_CHECK(cuGraphRemoveDependencies(graph, &ends[0], &ends[1], nullptr, 1));
+  int found = 0;
+  for (const CUgraphNode node : nodes) {
+    const bool known = node == ends[0] || node == ends[1] || node == older[0] || node == older[1];
+    if (!known && found < 2) nodes[found++] = node;
+  }
+  EXPECT(found == 2);
+  older[0] = nodes[0];
+  older[1] = nodes[1];
+}
+
 void Round(int i) {
   CUevent event;
   CU_CHECK(cuEventCreate(&event, i % 2 ? CU_EVENT_DISABLE_TIMING : CU_EVENT_DEFAULT));
@@ -144,6 +184,7 @@ void Round(int i) {
   }
   if (i % 512 == 0) Capture(i / 512);
   if (i % 32 == 0) Edit();
+  if (i % 64 == 0) EditOn();
   CU_CHECK(cuEventDestroy(event));
 }
 

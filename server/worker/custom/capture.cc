@@ -6,6 +6,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <cstring>
 #include <set>
 #include <string>
@@ -23,23 +24,47 @@
 #include "proto/codec/stream.gen.h"
 #include "proto/logging/log.h"
 #include "server/dispatch/malformed.h"
-#include "server/worker/custom/graph_nodes.h"
 #include "server/worker/custom/handlers.gen.h"
 #include "server/worker/driver_hooks.h"
+#include "server/worker/graph_nodes.h"
 #include "server/worker/worker_session.h"
 
 namespace cuda_remote::server {
 namespace {
 
-// What can be said of a graph without looking into its nodes' parameters.
-CUresult ShapeOf(const DriverTable& driver, CUgraph graph, wire::GraphShape* shape) {
+// How many edges of a graph are between nodes other than these.
+CUresult CountEdges(const DriverTable& driver, CUgraph graph, const std::set<CUgraphNode>& without, size_t* edges) {
+  *edges = 0;
+  size_t count = 0;
+  CUresult result = driver.cuGraphGetEdges_v2(graph, nullptr, nullptr, nullptr, &count);
+  if ((result != CUDA_SUCCESS && result != CUDA_ERROR_LOSSY_QUERY) || count == 0) return result;
+  std::vector<CUgraphNode> from(count), to(count);
+  std::vector<CUgraphEdgeData> data(count);
+  result = driver.cuGraphGetEdges_v2(graph, from.data(), to.data(), data.data(), &count);
+  for (size_t i = 0; i < std::min(count, from.size()); ++i) {
+    if (without.count(from[i]) == 0 && without.count(to[i]) == 0) ++*edges;
+  }
+  return result;
+}
+
+// What can be said of a graph without looking into its nodes' parameters. `before`: null, or nodes that do not count.
+CUresult ShapeOf(const DriverTable& driver, CUgraph graph, const std::vector<CUgraphNode>* before,
+                 wire::GraphShape* shape) {
   std::vector<CUgraphNode> nodes;
   CUresult result = NodesOf(driver, graph, &nodes);
   if (result != CUDA_SUCCESS) return result;
   size_t edges = 0;
-  result = driver.cuGraphGetEdges_v2(graph, nullptr, nullptr, nullptr, &edges);
-  // Lossy: edges have data, which nobody asked for.
-  if (result != CUDA_SUCCESS && result != CUDA_ERROR_LOSSY_QUERY) return result;
+  if (before != nullptr) {
+    const std::set<CUgraphNode> without(before->begin(), before->end());
+    nodes.erase(std::remove_if(nodes.begin(), nodes.end(), [&](CUgraphNode node) { return without.count(node) != 0; }),
+                nodes.end());
+    result = CountEdges(driver, graph, without, &edges);
+    if (result != CUDA_SUCCESS) return result;
+  } else {
+    result = driver.cuGraphGetEdges_v2(graph, nullptr, nullptr, nullptr, &edges);
+    // Lossy: edges have data, which nobody asked for.
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_LOSSY_QUERY) return result;
+  }
   std::string types;
   for (const CUgraphNode node : nodes) {
     CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
@@ -218,6 +243,7 @@ CUresult Custom_cuStreamEndCapture(Session& session, const Request&, const wire:
   if (!session.RealStream(in.hStream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   const DriverTable& driver = session.driver();
   CUgraph graph = nullptr;
+  const std::vector<CUgraphNode> before = NodesBeforeCapture(stream);
   CUresult result = driver.cuStreamEndCapture(stream, &graph);
   if (result != CUDA_SUCCESS) {
     // The next graph may have the address of the one that is gone.
@@ -245,7 +271,7 @@ CUresult Custom_cuStreamEndCapture(Session& session, const Request&, const wire:
     out->flags.push_back(flags);
     out->priorities.push_back(priority);
   }
-  return ShapeOf(driver, graph, &out->shape);
+  return ShapeOf(driver, graph, in.added_only ? &before : nullptr, &out->shape);
 }
 
 CUresult OpGraphCapture(Session& session, const Request& request, const wire::OpGraphCapture_Request& in,
@@ -301,6 +327,7 @@ CUresult OpGraphCapture(Session& session, const Request& request, const wire::Op
     }
   }
   CUgraph graph = nullptr;
+  const std::vector<CUgraphNode> before = NodesBeforeCapture(origin);
   CUresult result = begun ? session.driver().cuStreamEndCapture(origin, &graph) : CUDA_ERROR_INVALID_VALUE;
   if (malformed) return kMalformedRequest;
   if (result != CUDA_SUCCESS) return result;
@@ -310,7 +337,7 @@ CUresult OpGraphCapture(Session& session, const Request& request, const wire::Op
   if (known == 0) session.Bind(Kind::kGraph, in.graph, real, 0);
   if (known != 0 && known != in.graph) return CUDA_ERROR_INVALID_VALUE;
   OutliveStream(session, in.graph, in.stream);
-  return ShapeOf(session.driver(), graph, &out->shape);
+  return ShapeOf(session.driver(), graph, in.added_only ? &before : nullptr, &out->shape);
 }
 
 }  // namespace cuda_remote::server

@@ -13,8 +13,8 @@
 #include "proto/logging/log.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/conditional_bodies.h"
-#include "server/worker/custom/graph_nodes.h"
 #include "server/worker/custom/handlers.gen.h"
+#include "server/worker/graph_nodes.h"
 #include "server/worker/worker_session.h"
 
 namespace cuda_remote::server {
