@@ -129,6 +129,7 @@ CUresult Custom_cuGraphDestroyNode(CUgraphNode hNode) {
     Object* const node = call.session().objects().handles().Find(Kind::kGraphNode, request.hNode);
     if (node) {
       call.session().objects().SetActiveLocked(request.hNode, node, false);
+      call.session().ForgetAskedLocked(request.hNode);
       graph = node->parent;
     }
   }

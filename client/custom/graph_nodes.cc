@@ -10,7 +10,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "client/custom/bodies.gen.h"
@@ -38,28 +38,6 @@ struct NodeMessage {
   CUDA_MEMSET_NODE_PARAMS_v1 memset = {};
   std::vector<uint64_t> needs;  // handles that the node depends on, besides its graph
 };
-
-// What a kernel node's parameters look like to the application that asks for them: an array of pointers that must
-// stay valid for as long as the node. Replaced when the same node is asked for again.
-struct KernelParameters {
-  std::string block;
-  std::vector<void*> pointers;
-};
-
-Mutex g_parameters_mutex;
-std::unordered_map<uint64_t, KernelParameters>& ParametersLocked() CR_REQUIRES(g_parameters_mutex) {
-  static auto* parameters = new std::unordered_map<uint64_t, KernelParameters>;  // outlives exit handlers
-  return *parameters;
-}
-std::unordered_map<uint64_t, std::vector<CUstreamBatchMemOpParams>>& BatchesLocked() CR_REQUIRES(g_parameters_mutex) {
-  static auto* batches = new std::unordered_map<uint64_t, std::vector<CUstreamBatchMemOpParams>>;
-  return *batches;
-}
-
-std::unordered_map<uint64_t, std::unique_ptr<CUgraph[]>>& BodiesLocked() CR_REQUIRES(g_parameters_mutex) {
-  static auto* bodies = new std::unordered_map<uint64_t, std::unique_ptr<CUgraph[]>>;
-  return *bodies;
-}
 
 CUresult CheckContext(Call& call, CUcontext context, NodeMessage* out) {
   context = call.OrCurrent(context);  // a replay is told which that was
@@ -394,12 +372,12 @@ CUresult GetKernel(const char* name, CUgraphNode node, Kernel* out, CUkernel* ke
     if (context != nullptr) *context = reinterpret_cast<CUcontext>(its_context);
     if (const CUresult result = FindFunctionInfo(call, function, &info); result != CUDA_SUCCESS) return result;
     if (block.size() < info->params_bytes) return CUDA_ERROR_UNKNOWN;
-    MutexLock lock(&g_parameters_mutex);
-    KernelParameters& kept = ParametersLocked()[reinterpret_cast<uint64_t>(node)];
-    kept.block = block;
-    kept.pointers.clear();
-    for (const KernelParam& parameter : info->params) kept.pointers.push_back(&kept.block[parameter.offset]);
-    out->kernelParams = kept.pointers.empty() ? nullptr : kept.pointers.data();
+    call.session().asked_nodes().Keep(reinterpret_cast<uint64_t>(node), [&](AskedArrays* kept) {
+      kept->block = block;
+      kept->pointers.clear();
+      for (const KernelParam& parameter : info->params) kept->pointers.push_back(&kept->block[parameter.offset]);
+      out->kernelParams = kept->pointers.empty() ? nullptr : kept->pointers.data();
+    });
     return CUDA_SUCCESS;
   });
 }
@@ -423,15 +401,16 @@ const auto FromAny = [](const CUgraphNodeParams* p) {
   return [p](Call& call, NodeMessage* out) { return FillAny(call, *p, out); };
 };
 
-// The bodies of a new conditional node, in an array that lives as long as the node (and is never taken away).
+// The bodies of a new conditional node, in an array that lives as long as the node.
 CUresult FindBodies(CUgraphNode node, CUDA_CONDITIONAL_NODE_PARAMS* params) {
-  auto bodies = std::make_unique<CUgraph[]>(params->size);
+  std::vector<CUgraph> bodies(params->size);
   for (unsigned i = 0; i < params->size; ++i) {
     if (const CUresult result = GraphOfNode(node, i + 1, &bodies[i]); result != CUDA_SUCCESS) return result;
   }
-  params->phGraph_out = bodies.get();
-  MutexLock lock(&g_parameters_mutex);
-  BodiesLocked()[reinterpret_cast<uint64_t>(node)] = std::move(bodies);
+  Session::Get()->asked_nodes().Keep(reinterpret_cast<uint64_t>(node), [&](AskedArrays* kept) {
+    kept->bodies = std::move(bodies);
+    params->phGraph_out = kept->bodies.data();
+  });
   return CUDA_SUCCESS;
 }
 
@@ -682,14 +661,15 @@ CUresult Custom_cuGraphAddBatchMemOpNode(CUgraphNode* phGraphNode, CUgraph hGrap
 CUresult Custom_cuGraphBatchMemOpNodeGetParams(CUgraphNode hNode, CUDA_BATCH_MEM_OP_NODE_PARAMS* nodeParams_out) {
   if (nodeParams_out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return Get("cuGraphBatchMemOpNodeGetParams", hNode, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
-             [&](Call&, const wire::NodeParams& p) {
-               MutexLock lock(&g_parameters_mutex);
-               std::vector<CUstreamBatchMemOpParams>& kept = BatchesLocked()[reinterpret_cast<uint64_t>(hNode)];
-               kept.resize(p.memory_operations.size() / sizeof kept[0]);
-               if (!kept.empty()) std::memcpy(&kept[0], p.memory_operations.data(), kept.size() * sizeof kept[0]);
+             [&](Call& call, const wire::NodeParams& p) {
+               call.session().asked_nodes().Keep(reinterpret_cast<uint64_t>(hNode), [&](AskedArrays* asked) {
+                 std::vector<CUstreamBatchMemOpParams>& kept = asked->operations;
+                 kept.resize(p.memory_operations.size() / sizeof kept[0]);
+                 if (!kept.empty()) std::memcpy(&kept[0], p.memory_operations.data(), kept.size() * sizeof kept[0]);
+                 nodeParams_out->count = unsigned(kept.size());
+                 nodeParams_out->paramArray = kept.data();
+               });
                nodeParams_out->ctx = reinterpret_cast<CUcontext>(p.context);
-               nodeParams_out->count = unsigned(kept.size());
-               nodeParams_out->paramArray = kept.data();
                nodeParams_out->flags = p.flags;
                return CUDA_SUCCESS;
              });

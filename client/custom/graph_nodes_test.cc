@@ -450,6 +450,66 @@ TEST_F(GraphNodesTest, TheParametersOfAKernelNodeStayWhereTheyAre) {
   EXPECT_EQ(cuLibraryUnload(library), CUDA_SUCCESS);
 }
 
+// What was answered goes with the node, or with its graph.
+TEST_F(GraphNodesTest, NoArraysAreLeftOfNodesThatAreGone) {
+  const OneKernel one(server_, sizeof(int));
+  int value = 42;
+  void* parameters[] = {&value};
+  const CUDA_KERNEL_NODE_PARAMS params = Launch(one.kernel(), parameters);
+  const uint64_t function = HandleOf(one.kernel());
+  const std::string block = Bytes(5);
+  const std::vector<CUstreamBatchMemOpParams> operations(3);
+  server_->On(kOpGraphNodeParams, [&](const FakeServer::Request&) {
+    wire::OpGraphNodeParams_Reply out;
+    out.params.function = function;
+    out.params.params = block;
+    out.params.memory_operations = {reinterpret_cast<const char*>(operations.data()),
+                                    operations.size() * sizeof operations[0]};
+    return FakeServer::Answer(CUDA_SUCCESS, Encoded(out));
+  });
+  const AskedNodes& asked = Session::Get()->asked_nodes();
+  const auto ask = [&](CUgraph graph) {
+    CUgraphNode node = nullptr;
+    CUDA_KERNEL_NODE_PARAMS its, again;
+    CUDA_BATCH_MEM_OP_NODE_PARAMS batch;
+    EXPECT_EQ(cuGraphAddKernelNode(&node, graph, nullptr, 0, &params), CUDA_SUCCESS);
+    EXPECT_EQ(cuGraphKernelNodeGetParams(node, &its), CUDA_SUCCESS);
+    EXPECT_EQ(cuGraphKernelNodeGetParams(node, &again), CUDA_SUCCESS);
+    EXPECT_EQ(its.kernelParams, again.kernelParams);
+    EXPECT_EQ(its.kernelParams[0], again.kernelParams[0]);
+    EXPECT_EQ(cuGraphBatchMemOpNodeGetParams(node, &batch), CUDA_SUCCESS);
+    EXPECT_EQ(batch.count, 3u);
+    return node;
+  };
+  const size_t before = asked.count();
+  for (int i = 0; i < 100; ++i) {
+    const CUgraphNode node = ask(graph_);
+    EXPECT_EQ(asked.count(), before + 1);
+    EXPECT_EQ(cuGraphDestroyNode(node), CUDA_SUCCESS);
+    EXPECT_EQ(asked.count(), before);
+  }
+  for (int i = 0; i < 100; ++i) {
+    CUgraph graph = nullptr;
+    CUgraphExec exec = nullptr;
+    ASSERT_EQ(cuGraphCreate(&graph, 0), CUDA_SUCCESS);
+    ask(graph);
+    const CUgraphNode removed = ask(graph);
+    EXPECT_EQ(asked.count(), before + 2);
+    // The log keeps the graph and the node for the executable.
+    if (i % 2 == 0) {
+      ASSERT_EQ(cuGraphInstantiate(&exec, graph, 0), CUDA_SUCCESS);
+      EXPECT_EQ(cuGraphDestroyNode(removed), CUDA_SUCCESS);
+      EXPECT_EQ(asked.count(), before + 1);
+    }
+    EXPECT_EQ(cuGraphDestroy(graph), CUDA_SUCCESS);
+    EXPECT_EQ(asked.count(), before);
+    if (exec) {
+      EXPECT_EQ(cuGraphExecDestroy(exec), CUDA_SUCCESS);
+    }
+  }
+  EXPECT_EQ(asked.count(), before);
+}
+
 TEST_F(GraphNodesTest, ThreadsAskForParametersOfTheirOwnNodes) {
   const OneKernel one(server_, sizeof(int));
   int value = 0;

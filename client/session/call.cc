@@ -468,6 +468,7 @@ void Call::Destroyed(replay::ObjectKey object) {
       std::vector<replay::ObjectKey> needs;
       const FrameHeader recorded = RecordedHeaderLocked(object, &needs);
       session_->objects().log().Modify(object, 0, recorded, *message_, needs);
+      if (object.kind == Kind::kGraph) session_->ForgetAskedLocked(object.id);
     } else {
       session_->objects().DropLocked(object);
     }

@@ -232,16 +232,24 @@ void Session::ForgetGone(const replay::ObjectKey& dead) {
       break;
     case Kind::kGraphNode:
       disguised_nodes_.ForgetNode(dead.id);
+      ForgetAskedLocked(dead.id);
       break;
     case Kind::kGraphExec:
       driver_execs_.Forget(dead.id);
       [[fallthrough]];
     case Kind::kGraph:
       disguised_nodes_.ForgetInside(dead.id);
+      ForgetAskedLocked(dead.id);
       break;
     default:
       break;
   }
+}
+
+void Session::ForgetAskedLocked(uint64_t graph_or_node) {
+  if (asked_nodes_.count() == 0) return;
+  asked_nodes_.Forget(graph_or_node);
+  objects_.handles().ForEachBelow(graph_or_node, [this](uint64_t below) { asked_nodes_.Forget(below); });
 }
 
 void Session::GiveBack(const std::vector<FreedMemory::Block>& blocks) {

@@ -19,6 +19,7 @@
 
 #include "client/agent/agent.h"
 #include "client/session/answers.h"
+#include "client/session/asked_nodes.h"
 #include "client/session/captures.h"
 #include "client/session/checkpoint.h"
 #include "client/session/completion.h"
@@ -125,6 +126,9 @@ class Session final : public trace::Server {
   void NoteStream() { has_streams_.store(true, std::memory_order_relaxed); }
   StagedCopies& staged_copies() { return staged_copies_; }
   DriverExecs& driver_execs() { return driver_execs_; }
+  AskedNodes& asked_nodes() { return asked_nodes_; }
+  // A node, or a graph with its nodes, is gone for the application: frees what was answered about them.
+  void ForgetAskedLocked(uint64_t graph_or_node) CR_REQUIRES_SHARED(objects_.mutex());
   // Gives memory of graphs back that nobody can use any more, once the GPU is idle; does not wait. Locks objects() and
   // memory().
   void FreeGraphMemory(const DisguisedNodes::Addresses& gone);
@@ -158,7 +162,7 @@ class Session final : public trace::Server {
   Session() = default;
   CUresult Open();
   // What the parts beside objects_ know of an object that goes. Under the lock of objects_.
-  void ForgetGone(const replay::ObjectKey& dead);
+  void ForgetGone(const replay::ObjectKey& dead) CR_REQUIRES_SHARED(objects_.mutex());
   // Opens the session's channel. `visible_devices`: Hello's.
   CUresult OpenChannel(const std::string& path, const std::string& visible_devices);
   // Asks which GPUs there are.
@@ -176,10 +180,12 @@ class Session final : public trace::Server {
   int driver_version_ = 0;
   uint32_t address_layout_ = 0;  // proto/channel/address_layout.h
 
-  RecordedObjects objects_{&primary_contexts_, [this](const replay::ObjectKey& dead) { ForgetGone(dead); }};
+  RecordedObjects objects_{&primary_contexts_, [this](const replay::ObjectKey& dead)
+                                                   CR_REQUIRES_SHARED(objects_.mutex()) { ForgetGone(dead); }};
   KnownMemory memory_;
   DisguisedNodes disguised_nodes_;
   DriverExecs driver_execs_;
+  AskedNodes asked_nodes_;
   std::atomic<Waits> waits_{Waits::kNone};
   std::atomic<bool> has_streams_{false};
   Captures captures_;
