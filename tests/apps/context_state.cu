@@ -218,6 +218,13 @@ int main(int argc, char** argv) {
     first.push_back(Ask(side, device));
   }
   APP_CHECK(cuEventQuery(sides[0].captured) == CUDA_ERROR_CAPTURED_EVENT);
+  // A captured stream of one context records an event of the other one, for others than the capture's streams.
+  CUevent external;
+  CUgraph records;
+  CU_CHECK(cuEventCreate(&external, CU_EVENT_DISABLE_TIMING));
+  CU_CHECK(cuStreamBeginCapture(sides[0].stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+  CU_CHECK(cuEventRecordWithFlags(external, sides[0].stream, CU_EVENT_RECORD_EXTERNAL));
+  CU_CHECK(cuStreamEndCapture(sides[0].stream, &records));
   app::Digest digest;
   for (int step = 1; step <= options.steps; ++step) {
     app::Step(step);  // a restart here must bring all of it back
@@ -246,6 +253,12 @@ int main(int argc, char** argv) {
       APP_CHECK(count == uint64_t(2 * step));
       digest.Add(count);
     }
+    CUgraphNode node;
+    CUevent named;
+    size_t count = 1;
+    CU_CHECK(cuGraphGetNodes(records, &node, &count));
+    CU_CHECK(cuGraphEventRecordNodeGetEvent(node, &named));
+    APP_CHECK(count == 1 && named == external);
     for (const Side& side : sides) {  // each context has the static once
       CU_CHECK(cuCtxSetCurrent(side.context));
       unsigned long long* out;
