@@ -22,6 +22,8 @@ using ckptfmt::RegionKind;
 
 // Between the two looks that tell what changes all the time: several steps of most jobs.
 constexpr auto kLook = std::chrono::milliseconds(250);
+// Looks that are to tell what changes hash one row of each chunk in so many.
+constexpr uint32_t kPart = 16;
 // A chunk of less is read as quickly in the pause.
 constexpr size_t kWorthCopying = kWorthHashing;
 // Rounds end when less than this has changed, or not much less than in the round before, or after so many.
@@ -124,7 +126,8 @@ absl::Status Precopy::Round(SideRequests* requests, SharedBuffers* shared, size_
   return sink_ == nullptr ? absl::OkStatus() : sink_->Finish();
 }
 
-absl::Status Precopy::Look(SideRequests* requests, const std::function<bool()>& cancelled, uint32_t* refused) {
+absl::Status Precopy::Look(SideRequests* requests, const std::function<bool()>& cancelled, bool whole,
+                           uint32_t* refused) {
   absl::Status status;
   // The job may free memory in between; and the first time the GPU has to be idle for a moment.
   int left = kMostLooks;
@@ -133,10 +136,13 @@ absl::Status Precopy::Look(SideRequests* requests, const std::function<bool()>& 
     absl::StatusOr<std::vector<Region>> regions = ListNow(requests);
     status = regions.status();
     if (!status.ok()) break;
-    absl::StatusOr<std::vector<std::vector<ChunkHash>>> hashes = HashRegions(requests, *regions, refused);
-    status = hashes.status();
+    using Hashes = std::vector<std::vector<ChunkHash>>;
+    absl::StatusOr<Hashes> parts = HashRegions(requests, *regions, refused, kPart), hashes = Hashes();
+    if (parts.ok() && whole) hashes = HashRegions(requests, *regions, refused);
+    status = parts.ok() ? hashes.status() : parts.status();
     if (status.ok()) {
       regions_ = *std::move(regions);
+      parts_ = *std::move(parts);
       hashes_ = *std::move(hashes);
       looked_ = Now();
       return status;
@@ -145,6 +151,7 @@ absl::Status Precopy::Look(SideRequests* requests, const std::function<bool()>& 
     if (*refused != kNotReady) --left;
   }
   regions_.clear();
+  parts_.clear();
   hashes_.clear();
   return status;
 }
@@ -153,7 +160,7 @@ absl::Status Precopy::Look(SideRequests* requests, const std::function<bool()>& 
   const Moment start = Now();
   uint32_t refused = 0;
   known_bytes_ = 0;
-  const absl::Status status = Look(requests, cancelled, &refused);
+  const absl::Status status = Look(requests, cancelled, is_known_ != nullptr, &refused);
   times_.seconds += SecondsSince(start);
   if (!status.ok()) return refused != 0 ? absl::OkStatus() : status;
   for (size_t i = 0; is_known_ && i < regions_.size(); ++i) {
@@ -172,35 +179,47 @@ absl::Status Precopy::Run(SideRequests* requests, SharedBuffers* shared, uint64_
     Moment start;
     ~Stop() { owner->times_.seconds += SecondsSince(start); }
   } stop{this, start};
-  // What must be read, as of the last look.
+  // By address, as of the look before.
+  std::unordered_map<uint64_t, Seen> before;
+  // What may be copied, as of the last look. The hash is null where only parts were hashed: then a chunk is known that
+  // was known before and has not changed.
   const auto for_each = [&](const auto& use) {
     for (size_t i = 0; i < regions_.size(); ++i) {
       const Region& region = regions_[i];
-      for (uint64_t index = 0; index < hashes_[i].size(); ++index) {
-        const ChunkHash& hash = hashes_[i][index];
+      for (uint64_t index = 0; index < parts_[i].size(); ++index) {
         const size_t bytes = BytesOf(region, index);
-        if (!MayCopy(region, bytes) || (is_known_ && is_known_(region, index, hash))) continue;
-        use(Peeker::Chunk{region.address + index * kChunkBytes, bytes, region.context, 0, i + 1}, hash);
+        if (!MayCopy(region, bytes)) continue;
+        const Peeker::Chunk chunk{region.address + index * kChunkBytes, bytes, region.context, 0, i + 1};
+        const ChunkHash* const hash = hashes_.empty() ? nullptr : &hashes_[i][index];
+        Seen seen{parts_[i][index]};
+        if (hash != nullptr) {
+          seen.known = is_known_ && is_known_(region, index, *hash);
+        } else if (const auto was = before.find(chunk.address); was != before.end()) {
+          seen.known = was->second.known && was->second.part == seen.part;
+        }
+        use(chunk, seen, hash);
       }
     }
   };
   CR_RETURN_IF_ERROR(Follow(requests));
   const uint64_t little = sink_ != nullptr ? kLittleToSink : kLittle;
-  std::unordered_map<uint64_t, ChunkHash> before;
   uint64_t unknown = 0;
-  for_each([&](const Peeker::Chunk& chunk, const ChunkHash& hash) {
-    before[chunk.address] = hash;
-    unknown += chunk.bytes;
+  std::unordered_map<uint64_t, Seen> now;
+  for_each([&](const Peeker::Chunk& chunk, const Seen& seen, const ChunkHash*) {
+    now[chunk.address] = seen;
+    if (!seen.known) unknown += chunk.bytes;
   });
+  before.swap(now);
   // With most of it known, the wait for another look would be longer than reading this in the pause.
-  if (before.empty() || (known_bytes_ > 0 && unknown <= kLittle)) return absl::OkStatus();
+  if (unknown == 0 || (known_bytes_ > 0 && unknown <= kLittle)) return absl::OkStatus();
   CR_ASSIGN_OR_RETURN(SharedBuffers* const attached, Peeker::Attach(requests, shared));
   const auto rest = std::chrono::duration_cast<std::chrono::milliseconds>(looked_ + kLook - Now());
   uint64_t last = UINT64_MAX;
   for (int round = 0; round < kMostRounds && Sleep(round == 0 ? rest : std::chrono::milliseconds(0), cancelled);
        ++round) {
     uint32_t refused = 0;
-    if (const absl::Status status = Look(requests, cancelled, &refused); !status.ok()) {
+    // Copies are compared with the whole.
+    if (const absl::Status status = Look(requests, cancelled, !copies_.empty(), &refused); !status.ok()) {
       return refused != 0 ? absl::OkStatus() : status;
     }
     CR_RETURN_IF_ERROR(Follow(requests));
@@ -208,12 +227,17 @@ absl::Status Precopy::Run(SideRequests* requests, SharedBuffers* shared, uint64_
     std::vector<Peeker::Chunk> wanted;
     std::unordered_set<uint64_t> there;
     uint64_t bytes = 0;
-    for_each([&](const Peeker::Chunk& chunk, const ChunkHash& hash) {
+    now.clear();
+    for_each([&](const Peeker::Chunk& chunk, const Seen& seen, const ChunkHash* hash) {
+      now[chunk.address] = seen;
+      if (seen.known) return;
       there.insert(chunk.address);
       const auto copy = copies_.find(chunk.address);
-      const auto seen = before.find(chunk.address);
-      const bool stands = seen != before.end() && seen->second == hash;
-      if (copy != copies_.end() && copy->second.bytes == chunk.bytes && copy->second.hash == hash) return;
+      const auto was = before.find(chunk.address);
+      const bool stands = was != before.end() && !was->second.known && was->second.part == seen.part;
+      if (hash != nullptr && copy != copies_.end() && copy->second.bytes == chunk.bytes && copy->second.hash == *hash) {
+        return;
+      }
       // A copy of something else is wanted again even so: it stood still once.
       if (!stands && copy == copies_.end()) return;
       wanted.push_back(chunk);
@@ -227,8 +251,7 @@ absl::Status Precopy::Run(SideRequests* requests, SharedBuffers* shared, uint64_
       if (it->second.slot != nullptr) pool_->Give(it->second.slot);
       it = copies_.erase(it);
     }
-    before.clear();
-    for_each([&](const Peeker::Chunk& chunk, const ChunkHash& hash) { before[chunk.address] = hash; });
+    before.swap(now);
     if (wanted.empty() || (round > 0 && (bytes <= little || double(bytes) > kHelps * double(last)))) break;
     last = bytes;
     CR_RETURN_IF_ERROR(Round(requests, attached, most_bytes / ChunkPool::kSlotBytes, wanted, cancelled));

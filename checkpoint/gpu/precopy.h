@@ -6,6 +6,9 @@
 // hash is what the memory holds, whatever was written, freed or allocated meanwhile. A copy that was torn has another
 // hash.
 //
+// While the GPU hashes, the job's kernels have less of the memory's bandwidth. So the first two hashes are of a part of
+// each chunk, a row of 8 KiB in 16: a change that they miss costs a copy in vain. Copies are compared by whole hashes.
+//
 // Memory that changes all the time is not copied, and rounds end when the next one would not leave less to read. Nor is
 // memory copied that an earlier image has: this, too, the hashes tell. Copies lie in slots of the pool, or go to a
 // CopySink.
@@ -104,9 +107,14 @@ class Precopy {
     size_t bytes = 0;
     ChunkHash hash;
   };
-  // Lists and hashes the memory as it is now. A failure with *refused: the job could be asked, but it does not stand
-  // still.
-  absl::Status Look(SideRequests* requests, const std::function<bool()>& cancelled, uint32_t* refused);
+  // What a look has found of a chunk.
+  struct Seen {
+    ChunkHash part;
+    bool known = false;  // an earlier image has it
+  };
+  // Lists the memory as it is now, and hashes a part of it, or that and all. A failure with *refused: the job could be
+  // asked, but it does not stand still.
+  absl::Status Look(SideRequests* requests, const std::function<bool()>& cancelled, bool whole, uint32_t* refused);
   absl::Status Round(SideRequests* requests, SharedBuffers* shared, size_t most_slots,
                      const std::vector<Peeker::Chunk>& wanted, const std::function<bool()>& cancelled);
   void Drop(uint64_t address);
@@ -120,7 +128,8 @@ class Precopy {
   // As of the last look.
   Moment looked_;
   std::vector<ckptfmt::Region> regions_;
-  std::vector<std::vector<ChunkHash>> hashes_;
+  std::vector<std::vector<ChunkHash>> parts_;
+  std::vector<std::vector<ChunkHash>> hashes_;  // empty if only parts were hashed
   uint64_t known_bytes_ = 0;
   std::unordered_map<uint64_t, Copy> copies_;  // by address
   PrecopyTimes times_;

@@ -109,6 +109,7 @@ class Server final : public SideRequests {
   int die_after = -1;     // requests
   int refuse_after = -1;  // copies
   uint64_t copied = 0;    // bytes
+  uint64_t part_hashed = 0, whole_hashed = 0;
   std::set<uint64_t> at;  // where copies began
 
  private:
@@ -126,7 +127,8 @@ class Server final : public SideRequests {
         const uint64_t bytes = std::min(in.chunk_bytes, region.bytes - offset);
         const char* const data = Find(region.address + offset, bytes);
         if (data == nullptr) return kInvalidValue;
-        const ChunkHash hash = HashChunk(data, bytes);
+        const ChunkHash hash = HashRows(data, bytes, std::max(in.every, 1u));
+        (in.every > 1 ? part_hashed : whole_hashed) += bytes;
         payload->append(reinterpret_cast<const char*>(&hash), sizeof(hash));
       }
     }
@@ -272,6 +274,31 @@ TEST_P(PrecopyTest, CopiesWhatStandsAndLeavesWhatChanges) {
   ASSERT_TRUE(Compare(&copies)) << status_;
   EXPECT_EQ(TakeAll(&copies, &pool, server_), 6 * kChunkBytes + 300000);
   EXPECT_EQ(copies.times().kept_bytes, 6 * kChunkBytes + 300000);
+  EXPECT_TRUE(HasAllSlots(&pool));
+}
+
+// Hashes take bandwidth from the job's kernels. Whole ones are for the look after a round, which compares copies.
+TEST_P(PrecopyTest, HashesAPartOfEachChunkToSeeWhatChanges) {
+  std::mt19937_64 random(7);
+  constexpr uint64_t kAt = 0x10000000, kBytes = 6 * kChunkBytes;
+  server_.memory[kAt] = Random(&random, kBytes);
+  // The second chunk in its first row, and the third one where no part shows it.
+  server_.change = [&] {
+    ++server_.memory[kAt][kChunkBytes + 77];
+    ++server_.memory[kAt][2 * kChunkBytes + 3 * 8192 + 77];
+  };
+  ChunkPool pool(32 * kChunkBytes);
+  Precopy copies(&pool);
+  ASSERT_EQ(copies.Look(&server_, nullptr), absl::OkStatus());
+  EXPECT_EQ(server_.part_hashed, kBytes);
+  ASSERT_EQ(copies.Run(&server_, shared_.get(), 64 * kChunkBytes, nullptr), absl::OkStatus());
+  EXPECT_EQ(copies.times().rounds, 1u);
+  EXPECT_EQ(server_.copied, 5 * kChunkBytes);
+  EXPECT_EQ(server_.at.count(kAt + kChunkBytes), 0u);
+  EXPECT_EQ(server_.part_hashed, 3 * kBytes);
+  EXPECT_EQ(server_.whole_hashed, kBytes);
+  ASSERT_TRUE(Compare(&copies)) << status_;
+  EXPECT_EQ(TakeAll(&copies, &pool, server_), 4 * kChunkBytes);
   EXPECT_TRUE(HasAllSlots(&pool));
 }
 

@@ -120,7 +120,8 @@ absl::StatusOr<std::vector<Region>> ListNow(SideRequests* requests) {
 }
 
 absl::StatusOr<std::vector<std::vector<ChunkHash>>> HashRegions(SideRequests* requests,
-                                                                const std::vector<Region>& regions, uint32_t* refused) {
+                                                                const std::vector<Region>& regions, uint32_t* refused,
+                                                                uint32_t every) {
   if (refused) *refused = 0;
   std::vector<std::vector<ChunkHash>> hashes(regions.size());
   // One request is about one context.
@@ -171,6 +172,7 @@ absl::StatusOr<std::vector<std::vector<ChunkHash>>> HashRegions(SideRequests* re
     if (!status.ok()) break;
     wire::OpHashMemory_Request request;
     request.chunk_bytes = kChunkBytes;
+    request.every = every;
     size_t chunks = 0;
     for (const Part& part : parts) {
       const Region& from = regions[part.region];

@@ -96,10 +96,10 @@ inline constexpr uint64_t kWorthHashing = 64 << 10;
 
 // The hashes of all chunks of each region, computed by the GPU; none of regions that are not worth it: small ones, and
 // all but allocations. *refused, if not null: the server's error, as when a region is not there any more; 0 if it could
-// not be asked.
+// not be asked. `every`: of one row in so many (HashRows).
 absl::StatusOr<std::vector<std::vector<ChunkHash>>> HashRegions(SideRequests* requests,
                                                                 const std::vector<ckptfmt::Region>& regions,
-                                                                uint32_t* refused = nullptr);
+                                                                uint32_t* refused = nullptr, uint32_t every = 1);
 
 }  // namespace cuda_remote::checkpoint
 

@@ -70,9 +70,13 @@ using Precopies = std::map<uint64_t, std::unique_ptr<Precopy>>;
 // pause.
 Precopies LookBefore(const Job& job, const std::string& directory, const ckptfmt::ImageWriter& image, ChunkPool* pool,
                      const std::function<bool()>& cancelled) {
-  const auto is_known = [&image](const ckptfmt::Region& region, uint64_t index, const ChunkHash& hash) {
-    return image.Has(region, index, {hash.low, hash.high});
-  };
+  // Without earlier images nothing is known, and no look needs whole hashes for that.
+  IsKnown is_known;
+  if (image.keeps_gpu_hashes()) {
+    is_known = [&image](const ckptfmt::Region& region, uint64_t index, const ChunkHash& hash) {
+      return image.Has(region, index, {hash.low, hash.high});
+    };
+  }
   Precopies copies;
   for (const CudaProcess& process : FindCudaProcesses(job, directory)) {
     const auto running = RunningProcess::Connect(process, directory);

@@ -18,6 +18,9 @@ struct ChunkHash {
 // Of any number of bytes, at any address. Memory that others write to meanwhile gives the hash of some of it.
 ChunkHash HashChunk(const void* data, size_t bytes);
 
+// The same of one row of 8 KiB in so many, the first one included: shows most changes for a fraction of the time.
+ChunkHash HashRows(const void* data, size_t bytes, uint32_t every);
+
 }  // namespace cuda_remote
 
 #endif  // CUDA_REMOTE_PROTO_CHUNKHASH_CHUNK_HASH_H_

@@ -26,6 +26,27 @@ TEST(ChunkHash, NeverChanges) {
   EXPECT_EQ(HashOf(Pattern(100003)), (ChunkHash{0xfe1de045e6daf722, 0xa2c9f9a4b9501c86}));
 }
 
+// A change shows where it lies in one of the rows, or behind the last whole word.
+TEST(ChunkHash, OfSomeRowsOnly) {
+  constexpr size_t kRow = 8192;
+  for (const uint32_t every : {1u, 2u, 3u, 16u}) {
+    for (const size_t bytes : {size_t{100}, 3 * kRow, 40 * kRow + 5, 33 * kRow + 100, 48 * kRow + 4000}) {
+      const std::string before = Pattern(bytes);
+      const ChunkHash hash = HashRows(before.data(), bytes, every);
+      for (size_t at = 0; at < bytes; at += 1021) {
+        std::string now = before;
+        ++now[at];
+        const bool seen = at / kRow % every == 0 || at >= bytes / 16 * 16;
+        EXPECT_EQ(HashRows(now.data(), bytes, every) != hash, seen) << bytes << " bytes, " << at << ", " << every;
+      }
+      std::string now = before;
+      ++now.back();
+      EXPECT_EQ(HashRows(now.data(), bytes, every) != hash, (bytes - 1) / kRow % every == 0 || bytes % 16 != 0);
+    }
+  }
+  EXPECT_EQ(HashRows("", 0, 16), HashOf(""));
+}
+
 TEST(ChunkHash, DoesNotDependOnTheAddress) {
   const std::string bytes = Pattern(70001);
   std::vector<char> memory(bytes.size() + 32);

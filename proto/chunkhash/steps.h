@@ -3,7 +3,9 @@
 // (server/worker/hash_kernel.cu), which must give the same values for ever: images keep them.
 //
 // A chunk is words of 16 bytes, the last one filled up with zeros. Word i goes to lane i % kLanes, and each lane
-// takes its words in order. The lanes' ends are mixed and added, and the sum is mixed with the chunk's length.
+// takes its words in order. The lanes' ends are mixed and added, and the sum is mixed with the chunk's length. A row is
+// a word for each lane: lanes may leave rows out, all the same ones (HashRows), but never the last word if it is not
+// full.
 //
 // For one word the step of a lane is a bijection of its 128 bits of state, so chunks that differ in one word of a lane
 // never give that lane the same state. Otherwise two chunks of different contents, which were not chosen with the hash

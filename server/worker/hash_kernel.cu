@@ -33,31 +33,33 @@ __device__ void StepBytes(Pair* state, const unsigned char* at, uint32_t bytes) 
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kLanes) cuda_remote_hash(const Chunk* chunks, Pair* hashes) {
+extern "C" __global__ void __launch_bounds__(kLanes)
+    cuda_remote_hash(const Chunk* chunks, Pair* hashes, uint64_t every) {
   __shared__ Pair sums[kLanes];
   const uint32_t lane = threadIdx.x;
   const uint64_t address = chunks[blockIdx.x].address, bytes = chunks[blockIdx.x].bytes;
   const uint64_t words = bytes / kWord;
+  const uint64_t step = every * kLanes;  // from a lane's word to its next one
   Pair state = Begin(lane);
   if (address % kWord == 0) {
     const ulonglong2* const data = reinterpret_cast<const ulonglong2*>(address);
     uint64_t i = lane;
-    for (; i + 3 * kLanes < words; i += 4 * kLanes) {
-      const ulonglong2 w0 = data[i], w1 = data[i + kLanes], w2 = data[i + 2 * kLanes], w3 = data[i + 3 * kLanes];
+    for (; i + 3 * step < words; i += 4 * step) {
+      const ulonglong2 w0 = data[i], w1 = data[i + step], w2 = data[i + 2 * step], w3 = data[i + 3 * step];
       Step(&state, w0.x, w0.y);
       Step(&state, w1.x, w1.y);
       Step(&state, w2.x, w2.y);
       Step(&state, w3.x, w3.y);
     }
 #pragma unroll 1
-    for (; i < words; i += kLanes) {
+    for (; i < words; i += step) {
       const ulonglong2 word = data[i];
       Step(&state, word.x, word.y);
     }
   } else {
     const unsigned char* const data = reinterpret_cast<const unsigned char*>(address);
 #pragma unroll 1
-    for (uint64_t i = lane; i < words; i += kLanes) StepBytes(&state, data + i * kWord, kWord);
+    for (uint64_t i = lane; i < words; i += step) StepBytes(&state, data + i * kWord, kWord);
   }
   const uint32_t rest = uint32_t(bytes % kWord);
   if (rest != 0 && lane == uint32_t(words % kLanes)) {

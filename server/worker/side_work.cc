@@ -137,16 +137,17 @@ CUresult SideWork::WaitFor(CUstream stream, Wait* wait) {
   return CUDA_SUCCESS;
 }
 
-CUresult SideWork::Hash(uint64_t context, const std::vector<Piece>& pieces, std::shared_ptr<char>* hashes, Wait* wait) {
+CUresult SideWork::Hash(uint64_t context, const std::vector<Piece>& pieces, uint32_t every,
+                        std::shared_ptr<char>* hashes, Wait* wait) {
   static_assert(sizeof(Piece) == 16 && sizeof(ChunkHash) == 16);
   const size_t bytes = pieces.size() * sizeof(Piece);
   const std::shared_ptr<char> buffer = staging_->Take(2 * bytes);
   if (!buffer) return CUDA_ERROR_OUT_OF_MEMORY;
   *hashes = std::shared_ptr<char>(buffer, buffer.get() + bytes);
   if (software_) {
-    *wait = [pieces, to = *hashes, read = Read::Begin()]() mutable {
+    *wait = [pieces, every, to = *hashes, read = Read::Begin()]() mutable {
       for (size_t i = 0; i < pieces.size(); ++i) {
-        const ChunkHash hash = HashChunk(reinterpret_cast<const void*>(pieces[i].address), pieces[i].bytes);
+        const ChunkHash hash = HashRows(reinterpret_cast<const void*>(pieces[i].address), pieces[i].bytes, every);
         memcpy(to.get() + i * sizeof(hash), &hash, sizeof(hash));
       }
       read.reset();
@@ -163,7 +164,8 @@ CUresult SideWork::Hash(uint64_t context, const std::vector<Piece>& pieces, std:
   if (result == CUDA_SUCCESS) result = driver_.cuMemHostGetDevicePointer_v2(&table, buffer.get(), 0);
   if (result != CUDA_SUCCESS) return result;
   CUdeviceptr results = table + bytes;
-  void* parameters[] = {&table, &results};
+  uint64_t rows = every;
+  void* parameters[] = {&table, &results, &rows};
   result = driver_.cuLaunchKernel(kernel, unsigned(pieces.size()), 1, 1, chunkhash::kLanes, 1, 1, 0, stream, parameters,
                                   nullptr);
   return result == CUDA_SUCCESS ? WaitFor(stream, wait) : result;

@@ -48,8 +48,9 @@ class SideWork {
 
   // Begins in the current context, ContextRef::id `context`. On failure *wait is not to be called.
   //
-  // The hash of each piece (proto/chunkhash) comes to *hashes, 16 bytes each.
-  CUresult Hash(uint64_t context, const std::vector<Piece>& pieces, std::shared_ptr<char>* hashes, Wait* wait);
+  // The hash of each piece (proto/chunkhash, HashRows; 1: all rows) comes to *hashes, 16 bytes each.
+  CUresult Hash(uint64_t context, const std::vector<Piece>& pieces, uint32_t every, std::shared_ptr<char>* hashes,
+                Wait* wait);
   // `to` stays valid until the wait is over.
   CUresult CopyOut(uint64_t context, const Piece& piece, void* to, Wait* wait);
   // From device memory to device memory, of other GPUs or other processes too, as far as it is mapped for this context.

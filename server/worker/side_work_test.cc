@@ -80,15 +80,17 @@ TEST_F(SideWorkTest, TheKernelGivesTheValuesOfTheDefinition) {
       pieces.push_back({memory + offset, count});
     }
   }
-  std::shared_ptr<char> hashes;
-  SideWork::Wait wait;
-  ASSERT_EQ(work.Hash(1, pieces, &hashes, &wait), CUDA_SUCCESS);
-  ASSERT_EQ(wait(), CUDA_SUCCESS);
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    ChunkHash got;
-    memcpy(&got, hashes.get() + i * sizeof(got), sizeof(got));
-    EXPECT_EQ(got, HashChunk(bytes.data() + (pieces[i].address - memory), pieces[i].bytes))
-        << pieces[i].bytes << " bytes at " << pieces[i].address - memory;
+  for (const uint32_t every : {1u, 2u, 3u, 16u}) {
+    std::shared_ptr<char> hashes;
+    SideWork::Wait wait;
+    ASSERT_EQ(work.Hash(1, pieces, every, &hashes, &wait), CUDA_SUCCESS);
+    ASSERT_EQ(wait(), CUDA_SUCCESS);
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      ChunkHash got;
+      memcpy(&got, hashes.get() + i * sizeof(got), sizeof(got));
+      EXPECT_EQ(got, HashRows(bytes.data() + (pieces[i].address - memory), pieces[i].bytes, every))
+          << pieces[i].bytes << " bytes at " << pieces[i].address - memory << ", one row of " << every;
+    }
   }
 }
 
@@ -121,8 +123,10 @@ class SideRequests : public testing::Test {
     region.context = context_;
     return region;
   }
-  CUresult Hash(const std::vector<wire::Region>& regions, uint64_t chunk, std::vector<ChunkHash>* hashes) {
+  CUresult Hash(const std::vector<wire::Region>& regions, uint64_t chunk, std::vector<ChunkHash>* hashes,
+                uint32_t every = 0) {
     wire::OpHashMemory_Request in;
+    in.every = every;
     in.regions.assign(regions.begin(), regions.end());
     in.chunk_bytes = chunk;
     hashes->assign(20000, {});
@@ -168,6 +172,11 @@ TEST_F(SideRequests, HashesRegionsInChunks) {
   ASSERT_EQ(Hash({Memory(a + 4096, 8192)}, 4096, &hashes_), CUDA_SUCCESS);
   EXPECT_EQ(hashes_[0], before[0]);
   EXPECT_NE(hashes_[1], before[1]);
+  // Some rows only.
+  ASSERT_EQ(Hash({Memory(b, second.size()), Memory(a + 8192, 3000000)}, 2 << 20, &hashes_, 16), CUDA_SUCCESS);
+  ASSERT_EQ(hashes_.size(), 3u);
+  EXPECT_EQ(hashes_[0], HashChunk(second.data(), second.size()));
+  EXPECT_EQ(hashes_[2], HashRows(first.data() + 8192 + (2 << 20), 3000000 - (2 << 20), 16));
 }
 
 TEST_F(SideRequests, HashesVariables) {

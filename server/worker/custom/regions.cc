@@ -610,7 +610,8 @@ CUresult OpHashMemory(Session& session, const Request&, const wire::OpHashMemory
   std::shared_ptr<char> hashes;
   SideWork::Wait wait;
   CUresult result = MakeCurrent(session.driver(), context);
-  if (result == CUDA_SUCCESS) result = worker.side_work().Hash(context.id, pieces, &hashes, &wait);
+  if (result == CUDA_SUCCESS)
+    result = worker.side_work().Hash(context.id, pieces, std::max(in.every, 1u), &hashes, &wait);
   MakeCurrent(session.driver(), worker.current_ref());
   if (result != CUDA_SUCCESS) return result;
   worker.DeferSide(context, reply, [hashes, wait, bytes = pieces.size() * sizeof(ChunkHash)](Answer* answer) {
