@@ -178,13 +178,42 @@ CUresult SideWork::CopyOut(uint64_t context, const Piece& piece, void* to, Wait*
   if (inside) return CopyBetween(context, piece, target, wait);
   CUstream stream = nullptr;
   CUresult result = StreamIn(context, &stream);
+  if (result == CUDA_SUCCESS) result = GiveCopies(stream, piece, to);
+  return result == CUDA_SUCCESS ? WaitFor(stream, wait) : result;
+}
+
+CUresult SideWork::CopyOutInWait(uint64_t context, const Piece& piece, void* to, Wait* wait) {
+  CUstream stream = nullptr;
+  CUevent event = nullptr;
+  CUresult result = StreamIn(context, &stream);
+  // Here, where no stream is being captured.
+  if (result == CUDA_SUCCESS) result = driver_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
+  if (result != CUDA_SUCCESS) return result;
+  // The read has begun: what ends addresses or the context waits from now on.
+  *wait = [this, stream, event, piece, to, read = Read::Begin()]() mutable {
+    CUresult state = GiveCopies(stream, piece, to);
+    if (state == CUDA_SUCCESS) {
+      state = driver_.cuEventRecord(event, stream);
+      const CUresult end =
+          state == CUDA_SUCCESS ? driver_.cuEventSynchronize(event) : driver_.cuStreamSynchronize(stream);
+      if (state == CUDA_SUCCESS) state = end;
+    }
+    driver_.cuEventDestroy_v2(event);
+    read.reset();
+    return state;
+  };
+  return CUDA_SUCCESS;
+}
+
+CUresult SideWork::GiveCopies(CUstream stream, const Piece& piece, void* to) const {
+  CUresult result = CUDA_SUCCESS;
   for (uint64_t at = 0; result == CUDA_SUCCESS && at < piece.bytes; at += kCopyBytes) {
     result = driver_.cuMemcpyDtoHAsync_v2(static_cast<char*>(to) + at, piece.address + at,
                                           std::min(kCopyBytes, piece.bytes - at), stream);
     // What has begun must end before anything of it goes.
     if (result != CUDA_SUCCESS && at > 0) driver_.cuStreamSynchronize(stream);
   }
-  return result == CUDA_SUCCESS ? WaitFor(stream, wait) : result;
+  return result;
 }
 
 CUresult SideWork::CopyBetween(uint64_t context, const Piece& piece, uint64_t to, Wait* wait) {

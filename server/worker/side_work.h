@@ -53,6 +53,9 @@ class SideWork {
                 Wait* wait);
   // `to` stays valid until the wait is over.
   CUresult CopyOut(uint64_t context, const Piece& piece, void* to, Wait* wait);
+  // The same to host memory, but the wait gives the copies to the driver: each takes it some microseconds, in which the
+  // job's calls would wait for the executor.
+  CUresult CopyOutInWait(uint64_t context, const Piece& piece, void* to, Wait* wait);
   // From device memory to device memory, of other GPUs or other processes too, as far as it is mapped for this context.
   CUresult CopyBetween(uint64_t context, const Piece& piece, uint64_t to, Wait* wait);
 
@@ -66,6 +69,7 @@ class SideWork {
   };
   CUresult StreamIn(uint64_t context, CUstream* stream);
   CUresult KernelIn(uint64_t context, CUfunction* kernel);
+  CUresult GiveCopies(CUstream stream, const Piece& piece, void* to) const;
   CUresult WaitFor(CUstream stream, Wait* wait);
 
   const DriverTable& driver_;

@@ -20,6 +20,7 @@
 #include "proto/chunkhash/chunk_hash.h"
 #include "proto/driverabi/job_addresses.h"
 #include "server/driver/driver_table.h"
+#include "server/worker/side_reads.h"
 #include "server/worker/testing/client.h"
 #include "server/worker/testing/worker_process.h"
 
@@ -100,11 +101,17 @@ TEST_F(SideWorkTest, CopiesInPieces) {
   const std::string bytes = Pattern((5 << 20) + 77, 8);
   const CUdeviceptr memory = MemoryWith(bytes);
   for (const size_t count : {size_t{1}, size_t{2} << 20, size_t{4} << 20, bytes.size() - 3}) {
-    std::string out(count + 1, '?');
-    SideWork::Wait wait;
-    ASSERT_EQ(work.CopyOut(1, {memory + 3, count}, &out[0], &wait), CUDA_SUCCESS);
-    ASSERT_EQ(wait(), CUDA_SUCCESS);
-    EXPECT_EQ(out, bytes.substr(3, count) + "?") << count;
+    for (const bool in_wait : {false, true}) {
+      std::string out(count + 1, '?');
+      SideWork::Wait wait;
+      const SideWork::Piece piece{memory + 3, count};
+      ASSERT_EQ(in_wait ? work.CopyOutInWait(1, piece, &out[0], &wait) : work.CopyOut(1, piece, &out[0], &wait),
+                CUDA_SUCCESS);
+      EXPECT_TRUE(SideReadsAreUnderWay());
+      ASSERT_EQ(wait(), CUDA_SUCCESS);
+      EXPECT_FALSE(SideReadsAreUnderWay());
+      EXPECT_EQ(out, bytes.substr(3, count) + "?") << count;
+    }
   }
 }
 

@@ -654,13 +654,14 @@ CUresult OpPeekMemory(Session& session, const Request&, const wire::OpPeekMemory
   }
   SideWork::Wait wait;
   void* const to = buffer ? buffer.get() : reinterpret_cast<void*>(in.to);
+  // A snapshot cannot go while this runs.
   const auto copy = [&] { return worker.side_work().CopyOut(context.id, {address, in.bytes}, to, &wait); };
   bool copied = false;
   CUresult result = MakeCurrent(session.driver(), context);
   if (result == CUDA_SUCCESS) {
     result = to_snapshot     ? snapshots.Fill(in.to, in.bytes, copy)
              : from_snapshot ? snapshots.Read(in.address, in.bytes, to, copy, &copied)
-                             : copy();
+                             : worker.side_work().CopyOutInWait(context.id, {address, in.bytes}, to, &wait);
   }
   MakeCurrent(session.driver(), worker.current_ref());
   if (result != CUDA_SUCCESS) return result;
