@@ -12,9 +12,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "proto/chunkhash/chunk_hash.h"
@@ -95,24 +97,60 @@ TEST_F(SideWorkTest, TheKernelGivesTheValuesOfTheDefinition) {
   }
 }
 
+// What the driver was asked to copy to the host, by a table that counts it.
+struct Counted {
+  static inline DriverTable real;
+  static inline std::atomic<int> copies{0};
+  static CUresult CUDAAPI Copy(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    EXPECT_LE(bytes, size_t{2} << 20);
+    ++copies;
+    return real.cuMemcpyDtoHAsync_v2(to, from, bytes, stream);
+  }
+};
+
+// So small copies of the job's can come in between. Those to host memory are given to the driver by the thread that
+// waits, in whose place the executor goes on; but nothing that is read may go from the beginning on.
 TEST_F(SideWorkTest, CopiesInPieces) {
-  StagingPool staging(driver_);
-  SideWork work(driver_, &staging, /*software=*/true);
+  Counted::real = driver_;
+  DriverTable table = driver_;
+  table.cuMemcpyDtoHAsync_v2 = &Counted::Copy;
+  StagingPool staging(table);
+  SideWork work(table, &staging, /*software=*/true);
   const std::string bytes = Pattern((5 << 20) + 77, 8);
   const CUdeviceptr memory = MemoryWith(bytes);
-  for (const size_t count : {size_t{1}, size_t{2} << 20, size_t{4} << 20, bytes.size() - 3}) {
+  for (const auto& [count, pieces] :
+       {std::pair{size_t{1}, 1}, {size_t{2} << 20, 1}, {size_t{4} << 20, 2}, {bytes.size() - 3, 3}}) {
     for (const bool in_wait : {false, true}) {
       std::string out(count + 1, '?');
       SideWork::Wait wait;
       const SideWork::Piece piece{memory + 3, count};
+      Counted::copies = 0;
       ASSERT_EQ(in_wait ? work.CopyOutInWait(1, piece, &out[0], &wait) : work.CopyOut(1, piece, &out[0], &wait),
                 CUDA_SUCCESS);
+      EXPECT_EQ(Counted::copies, in_wait ? 0 : pieces);
       EXPECT_TRUE(SideReadsAreUnderWay());
       ASSERT_EQ(wait(), CUDA_SUCCESS);
+      EXPECT_EQ(Counted::copies, pieces);
       EXPECT_FALSE(SideReadsAreUnderWay());
       EXPECT_EQ(out, bytes.substr(3, count) + "?") << count;
     }
   }
+}
+
+// A copy that the driver does not take: what it took before has ended, and nothing is held up.
+TEST_F(SideWorkTest, ACopyInTheWaitMayFail) {
+  StagingPool staging(driver_);
+  SideWork work(driver_, &staging, /*software=*/true);
+  const CUdeviceptr memory = MemoryWith(Pattern(4 << 20, 9));
+  std::string out(8 << 20, '?');
+  SideWork::Wait wait;
+  // Its end lies behind the allocation.
+  ASSERT_EQ(work.CopyOutInWait(1, {memory, out.size()}, &out[0], &wait), CUDA_SUCCESS);
+  EXPECT_NE(wait(), CUDA_SUCCESS);
+  EXPECT_FALSE(SideReadsAreUnderWay());
+  ASSERT_EQ(work.CopyOutInWait(1, {memory, 1 << 20}, &out[0], &wait), CUDA_SUCCESS);
+  EXPECT_EQ(wait(), CUDA_SUCCESS);
+  EXPECT_EQ(out.substr(0, 1 << 20), Pattern(4 << 20, 9).substr(0, 1 << 20));
 }
 
 class SideRequests : public testing::Test {

@@ -17,6 +17,7 @@
 #include "server/worker/custom/handlers.gen.h"
 #include "server/worker/custom/work.h"
 #include "server/worker/driver_hooks.h"
+#include "server/worker/side_reads.h"
 #include "server/worker/worker_session.h"
 
 #ifndef MAP_FIXED_NOREPLACE
@@ -129,6 +130,7 @@ CUresult OpHostUnmap(Session& session, const Request&, const wire::OpHostUnmap_R
   const DriverTable* const driver = &session.driver();
   void* const memory = reinterpret_cast<void*>(in.address);
   if (range.registered_in == 0) {
+    AwaitSideReads();  // which write to it
     munmap(memory, range.bytes);
     return CUDA_SUCCESS;
   }
