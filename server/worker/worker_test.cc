@@ -957,6 +957,30 @@ TEST_F(WorkerTest, DrainWaitsForMemoryThatNobodyWaitsFor) {
   }
 }
 
+// A checkpoint copies memory while the job runs. The driver's time for that is not the job's.
+TEST_F(WorkerTest, CallsDoNotWaitForCopiesBesideThem) {
+  const uint64_t context = client().OpenContext();
+  constexpr size_t kBytes = 12345;  // such a copy stays in the driver until a stream has been made (fake_driver.cc)
+  const uint64_t memory = client().Allocate(kBytes);
+  ASSERT_EQ(client().Write(memory, std::string(kBytes, 'x')), CUDA_SUCCESS);
+  ASSERT_EQ(client().Synchronize(), CUDA_SUCCESS);
+  wire::OpPeekMemory_Request peek;
+  peek.address = memory;
+  peek.bytes = kBytes;
+  peek.context = context;
+  std::string message, out(kBytes, 0);
+  peek.Encode(&message);
+  FrameHeader header;
+  header.call = kOpPeekMemory;
+  const uint64_t number = client().channel().Begin(header, message, {}, &out[0], kBytes);
+  ASSERT_NE(number, 0u);
+  EXPECT_NE(client().Stream(), 0u);
+  Reply reply;
+  ASSERT_EQ(client().channel().Wait(number, &reply), ChannelStatus::kOk);
+  EXPECT_EQ(reply.result, CUDA_SUCCESS);
+  EXPECT_EQ(out, std::string(kBytes, 'x'));
+}
+
 // What a lock asks again and again: nobody waits, and the answer says where the work is.
 TEST_F(WorkerTest, AQuestionAboutWorkDoesNotWait) {
   client().OpenContext();
