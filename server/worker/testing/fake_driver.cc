@@ -31,7 +31,7 @@ namespace {
 constexpr size_t kQueue = 16;
 // A copy of so many bytes to the host stays in the driver's call until a stream has been made, or fails.
 constexpr size_t kStaysInCall = 12345;
-constexpr auto kStaysAtMost = std::chrono::seconds(30);
+constexpr int kStaysAtMostMs = 30000;
 std::atomic<bool> g_stream_made{false};
 constexpr size_t kTotal = size_t(1) << 30;
 constexpr size_t kPage = 2 << 20;
@@ -375,8 +375,9 @@ EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void* src, size_t n,
 }
 EXPORT CUresult cuMemcpyDtoHAsync_v2(void* dst, CUdeviceptr src, size_t n, CUstream) {
   if (n == kStaysInCall) {
-    const auto end = std::chrono::steady_clock::now() + kStaysAtMost;
-    while (!g_stream_made && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    for (int ms = 0; !g_stream_made && ms < kStaysAtMostMs; ++ms) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
     if (!g_stream_made) return CUDA_ERROR_LAUNCH_TIMEOUT;
   }
   Queue([=] { memcpy(dst, reinterpret_cast<void*>(src), n); });
