@@ -10,6 +10,7 @@
 
 #include "proto/codec/decode_as.h"
 #include "proto/codec/graph.gen.h"
+#include "proto/codec/stream.gen.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -90,6 +91,22 @@ struct Editor {
     if (out) request.Encode(out);
     return true;
   }
+  // What a capture's first nodes come after.
+  bool Begins() const {
+    wire::cuStreamBeginCaptureToGraph_Request request;
+    if (!wire::DecodeAs(call, message, &request)) return false;
+    Edges edges;
+    edges.to = NodesOf(request.dependencies);
+    edges.data = request.dependencyData;
+    edit(&edges, true);
+    request.dependencies = BytesOf(edges.to);
+    request.has_dependencies = request.has_dependencies && !edges.to.empty();
+    request.dependencyData = edges.data;
+    request.has_dependencyData = request.has_dependencyData && !edges.to.empty();
+    request.numDependencies = edges.to.size();
+    if (out) request.Encode(out);
+    return true;
+  }
   // Edges by themselves. The first versions of the calls have no data.
   template <typename Request>
   static constexpr bool kHasData = !std::is_same_v<Request, wire::cuGraphAddDependencies_Request> &&
@@ -115,7 +132,7 @@ struct Editor {
            Adds<wire::cuGraphAddEventRecordNode_Request>() || Adds<wire::cuGraphAddEventWaitNode_Request>() ||
            Adds<wire::cuGraphAddChildGraphNode_Request>() || Connects<wire::cuGraphAddDependencies_Request>() ||
            Connects<wire::cuGraphAddDependencies_v2_Request>() || Connects<wire::cuGraphRemoveDependencies_Request>() ||
-           Connects<wire::cuGraphRemoveDependencies_v2_Request>();
+           Connects<wire::cuGraphRemoveDependencies_v2_Request>() || Begins();
   }
 };
 
@@ -125,6 +142,8 @@ bool EditEdges(uint32_t call, std::string_view message, Edit edit, std::string* 
 }
 
 }  // namespace
+
+bool CapturesInto(uint32_t call) { return call == wire::cuStreamBeginCaptureToGraph_Request::kCallId; }
 
 bool AddsEdges(uint32_t call) {
   return call == wire::cuGraphAddDependencies_Request::kCallId ||

@@ -43,7 +43,11 @@ std::set<Edge> EdgesOf(uint32_t call, std::string_view message);
 // The same request without some edges. Empty: it would have none left.
 std::string WithoutEdges(const std::set<Edge>& edges, uint32_t call, std::string_view message);
 
-// The same request without the edges that begin or end at `node`. Empty: it would have no edge left, and adds no node.
+// Whether a call of this id begins a capture into a graph, behind nodes that it names: the ends of edges, too.
+bool CapturesInto(uint32_t call);
+
+// The same request without the edges that begin or end at `node`. Empty: it would have no edge left, and adds no node
+// and begins no capture.
 std::string WithoutEdgesOf(uint64_t node, uint32_t call, std::string_view message);
 
 }  // namespace cuda_remote::client

@@ -2,6 +2,7 @@
 #include "client/session/graph_records.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "proto/codec/graph.gen.h"
 #include "proto/codec/operations.gen.h"
@@ -13,11 +14,22 @@ namespace {
 constexpr uint64_t kOtherKey = uint64_t(1) << 61;
 
 // Whether bytes of requests may hold a number: in an array, or as a field of its own.
-bool MayHold(const std::string& bytes, uint64_t number) {
+bool MayHold(std::string_view bytes, uint64_t number) {
   const std::string_view in_array(reinterpret_cast<const char*>(&number), sizeof number);
   std::string field;
   for (uint64_t rest = number; rest != 0; rest >>= 7) field += char((rest & 0x7f) | (rest > 0x7f ? 0x80 : 0));
-  return bytes.find(in_array) != std::string::npos || bytes.find(field) != std::string::npos;
+  return bytes.find(in_array) != bytes.npos || bytes.find(field) != bytes.npos;
+}
+
+// The requests of a capture (CaptureRecord::frames): the message of the first one, and how long the first one is.
+// False if that does not begin a capture into a graph.
+bool ReadBegin(const std::string& requests, FrameHeader* header, std::string_view* message, size_t* bytes) {
+  if (requests.size() < sizeof *header) return false;
+  memcpy(header, requests.data(), sizeof *header);
+  *bytes = sizeof *header + (size_t(header->message_bytes) + 7) / 8 * 8;
+  if (!CapturesInto(header->call) || requests.size() < *bytes) return false;
+  *message = std::string_view(requests).substr(sizeof *header, header->message_bytes);
+  return true;
 }
 
 }  // namespace
@@ -170,7 +182,12 @@ bool GraphRecords::MayName(const CaptureInto& capture, uint64_t node) const {
   // What else it may have done is compared with the whole graph (GraphShape).
   if (!capture.adds_only || !record || !record->image) return true;
   const std::string* const requests = log_->FindImage(*record->image);
-  return !requests || MayHold(*requests, node);
+  if (!requests) return true;
+  FrameHeader header;
+  std::string_view begin;
+  size_t bytes = 0;
+  if (!ReadBegin(*requests, &header, &begin, &bytes)) bytes = 0;
+  return MayHold(std::string_view(*requests).substr(bytes), node);
 }
 
 GraphRecords::CaptureInto* GraphRecords::CaptureNaming(uint64_t node, uint64_t graph, uint64_t after, uint64_t before) {
@@ -249,7 +266,7 @@ void GraphRecords::DropOrHold(const RemovedNode& removed) {
   if (CaptureInto* const capture = CaptureNaming(node, removed.graph.id, removed.made, removed.removed)) {
     return capture->held.nodes.push_back(removed);
   }
-  ForgetEdgesOf(node);
+  ForgetEdgesOf(node, removed.graph.id);
   log_->ForgetSetting(removed.graph, wire::cuGraphDestroyNode_Request::kCallId, node);
   drop_(removed.node);
 }
@@ -303,7 +320,7 @@ void GraphRecords::DropCaptureOrHold(uint64_t capture) {
   std::vector<CaptureInto>& all = captured_into_[graph.id].captures;
   all.erase(all.begin() + (added - all.data()));
   for (const uint64_t node : nodes) {
-    ForgetEdgesOf(node);
+    ForgetEdgesOf(node, graph.id);
     log_->ForgetSetting(graph, kRemove, node);
     log_->ForgetSetting(graph, wire::OpGraphNames_Request::kCallId, node);
   }
@@ -312,7 +329,7 @@ void GraphRecords::DropCaptureOrHold(uint64_t capture) {
   DropOrHold(held);
 }
 
-void GraphRecords::ForgetEdgesOf(uint64_t node) {
+void GraphRecords::ForgetEdgesOf(uint64_t node, uint64_t graph) {
   std::vector<Naming> names;
   if (const auto named = named_.find(node); named != named_.end()) names = std::move(named->second.by);
   for (const Naming& one : names) {
@@ -326,6 +343,25 @@ void GraphRecords::ForgetEdgesOf(uint64_t node) {
     } else if (!message.empty()) {
       log_->SetMessage(one.object, message);
     }
+  }
+  const auto into = captured_into_.find(graph);
+  if (into == captured_into_.end()) return;
+  for (const CaptureInto& capture : into->second.captures) {
+    const replay::Record* const record = log_->Find({Kind::kCapture, capture.handle});
+    const std::string* const requests = record && record->image ? log_->FindImage(*record->image) : nullptr;
+    FrameHeader header;
+    std::string_view begin;
+    size_t bytes = 0;
+    if (!requests || !ReadBegin(*requests, &header, &begin, &bytes)) continue;
+    const std::vector<uint64_t> ends = EndsOfEdges(header.call, begin);
+    if (std::find(ends.begin(), ends.end(), node) == ends.end()) continue;
+    const std::string message = WithoutEdgesOf(node, header.call, begin);
+    header.message_bytes = uint32_t(message.size());
+    std::string edited(reinterpret_cast<const char*>(&header), sizeof header);
+    edited += message;
+    edited.resize((edited.size() + 7) / 8 * 8);
+    edited.append(*requests, bytes);
+    log_->SetImage({Kind::kCapture, capture.handle}, edited);
   }
 }
 

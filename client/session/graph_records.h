@@ -182,11 +182,12 @@ class GraphRecords {
   void DropOrHold(const Held& held);
   // Takes settings that are gone out of edges_added_ now and then.
   void PurgeEdges();
-  // Records that name the node as the end of an edge lose the edge.
-  void ForgetEdgesOf(uint64_t node);
+  // Records that name the node as the end of an edge lose the edge, and captures into the graph do not begin behind it.
+  void ForgetEdgesOf(uint64_t node, uint64_t graph);
   std::vector<uint64_t> NodesOf(uint64_t graph) const;
   CaptureInto* FindCapture(uint64_t graph, uint64_t capture);
-  // A capture between two records into a graph, or one around it, whose requests may name the node; null: none.
+  // A capture between two records into a graph, or one around it, whose requests may name the node, other than as one
+  // behind which the capture begins; null: none.
   CaptureInto* CaptureNaming(uint64_t node, uint64_t graph, uint64_t after, uint64_t before);
   bool MayName(const CaptureInto& capture, uint64_t node) const;
   // `user` has nothing of `used` in this slot any more.

@@ -11,6 +11,7 @@
 #include "proto/codec/decode_as.h"
 #include "proto/codec/graph.gen.h"
 #include "proto/codec/operations.gen.h"
+#include "proto/codec/stream.gen.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -74,11 +75,25 @@ class GraphRecordsTest : public ::testing::Test {
     records_.NodeRemoved({Kind::kGraph, graph}, {Kind::kGraphNode, node});
   }
   // A capture adds nodes to a graph, by requests that name some.
-  std::vector<uint64_t> Capture(uint64_t graph, size_t count, const std::vector<uint64_t>& named = {}) {
+  std::vector<uint64_t> Capture(uint64_t graph, size_t count, const std::vector<uint64_t>& named = {},
+                                const std::vector<uint64_t>& behind = {}) {
     records_.BeforeCapture(graph, true);
     const uint64_t capture = handles_.New(Kind::kCapture, graph);
     handles_.Find(Kind::kCapture, capture)->parent = graph;
-    const std::string requests(reinterpret_cast<const char*>(named.data()), named.size() * 8);
+    wire::cuStreamBeginCaptureToGraph_Request begin;
+    begin.hGraph = graph;
+    begin.numDependencies = behind.size();
+    begin.has_dependencies = !behind.empty();
+    begin.dependencies = {reinterpret_cast<const char*>(behind.data()), behind.size() * 8};
+    std::string message;
+    begin.Encode(&message);
+    FrameHeader header;
+    header.call = begin.kCallId;
+    header.message_bytes = uint32_t(message.size());
+    std::string requests(reinterpret_cast<const char*>(&header), sizeof header);
+    requests += message;
+    requests.resize((requests.size() + 7) / 8 * 8);
+    requests.append(reinterpret_cast<const char*>(named.data()), named.size() * 8);
     log_.Create({Kind::kCapture, capture}, {{Kind::kGraph, graph}}, FrameHeader(), "", "", log_.AddImage(requests));
     std::vector<uint64_t> nodes;
     for (size_t i = 0; i < count; ++i) {
@@ -428,7 +443,9 @@ TEST_F(GraphRecordsTest, ACaptureGoesWithTheLastOfItsNodes) {
   std::vector<uint64_t> last;
   for (int i = 0; i < 5; ++i) {
     // The older ones go when the newer ones are there.
-    const std::vector<uint64_t> nodes = Capture(graph, 2);
+    std::vector<uint64_t> behind{stays};
+    behind.insert(behind.end(), last.begin(), last.end());
+    const std::vector<uint64_t> nodes = Capture(graph, 2, {}, behind);
     Connect<wire::cuGraphAddDependencies_Request>(graph, 1, {stays, nodes[0]}, {nodes[0], nodes[1]});
     const uint64_t after = AddNode(graph, {nodes[1], stays});
     Set(nodes[0], 1, "setting");

@@ -74,12 +74,21 @@ void Log::Add(Node* node, Stored* stored) {
     edge->needed->users = edge.get();
     stored->edges.push_back(std::move(edge));
   }
-  if (stored->record.image) {
-    if (auto image = images_.find(*stored->record.image); image != images_.end()) ++image->second.users;
-    if (pending_image_ == stored->record.image) pending_image_.reset();
-  }
+  if (stored->record.image) UseImage(*stored->record.image);
   bytes_ += stored->bytes();
   ++records_;
+}
+
+void Log::UseImage(const Hash128& hash) {
+  if (auto image = images_.find(hash); image != images_.end()) ++image->second.users;
+  if (pending_image_ == hash) pending_image_.reset();
+}
+
+void Log::ReleaseImage(const Hash128& hash) {
+  const auto image = images_.find(hash);
+  if (image == images_.end() || --image->second.users > 0) return;
+  bytes_ -= image->second.bytes->size();
+  images_.erase(image);
 }
 
 // Takes a record out of the books. The caller frees it, and looks after nodes that nothing needs any more.
@@ -96,11 +105,7 @@ void Log::Forget(Stored* stored) {
     RemoveIfUnused(edge->needed);
   }
   stored->edges.clear();
-  if (!stored->record.image) return;
-  auto image = images_.find(*stored->record.image);
-  if (image == images_.end() || --image->second.users > 0) return;
-  bytes_ -= image->second.bytes->size();
-  images_.erase(image);
+  if (stored->record.image) ReleaseImage(*stored->record.image);
 }
 
 void Log::RemoveIfUnused(Node* node) {
@@ -180,6 +185,17 @@ bool Log::SetMessage(ObjectKey object, std::string_view message) {
   const auto found = nodes_.find(object);
   if (found == nodes_.end() || !found->second->created) return false;
   SetMessageOf(found->second->created.get(), message);
+  return true;
+}
+
+bool Log::SetImage(ObjectKey object, std::string_view bytes) {
+  const auto found = nodes_.find(object);
+  if (found == nodes_.end() || !found->second->created) return false;
+  std::optional<Hash128>& image = found->second->created->record.image;
+  const Hash128 hash = AddImage(bytes);
+  UseImage(hash);
+  if (image) ReleaseImage(*image);
+  image = hash;
   return true;
 }
 

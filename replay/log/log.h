@@ -89,6 +89,9 @@ class Log {
   // Replaces the message of the call that made `object`; nothing else changes. False if there is no such record.
   bool SetMessage(ObjectKey object, std::string_view message);
 
+  // The same for its payload.
+  bool SetImage(ObjectKey object, std::string_view bytes);
+
   // The same for the message of one setting.
   bool SetSettingMessage(ObjectKey object, uint32_t call, uint64_t key, std::string_view message);
 
@@ -156,6 +159,8 @@ class Log {
   void RemoveIfUnused(Node* node);
   std::vector<ObjectKey> DestroyAll(std::vector<Node*> doomed);
   void DropPendingImage();
+  void UseImage(const Hash128& hash);
+  void ReleaseImage(const Hash128& hash);
 
   std::unordered_map<ObjectKey, std::unique_ptr<Node>, ObjectKeyHash> nodes_;
   std::map<Hash128, Image> images_;       // with at least one user, but for the pending one

@@ -465,5 +465,26 @@ TEST(Log, Version1IsRead) {
   }
 }
 
+TEST(Log, AnImageIsReplaced) {
+  Log log;
+  const ObjectKey one{Kind::kModule, 1}, two{Kind::kModule, 2};
+  log.Create(one, {}, FrameHeader(), "", "", log.AddImage("first"));
+  log.Create(two, {}, FrameHeader(), "", "", log.AddImage("first"));
+  const size_t bytes = log.bytes();
+  EXPECT_TRUE(log.SetImage(one, "second one"));
+  EXPECT_EQ(*log.FindImage(*log.Find(one)->image), "second one");
+  EXPECT_EQ(*log.FindImage(*log.Find(two)->image), "first");
+  EXPECT_TRUE(log.SetImage(two, "second one"));
+  EXPECT_EQ(log.images(), 1u);
+  EXPECT_TRUE(log.SetImage(two, "second one"));
+  EXPECT_TRUE(log.SetImage(one, "first"));
+  EXPECT_TRUE(log.SetImage(two, "first"));
+  EXPECT_EQ(log.bytes(), bytes);
+  EXPECT_FALSE(log.SetImage({Kind::kModule, 3}, "none"));
+  log.Destroy(one);
+  log.Destroy(two);
+  EXPECT_EQ(log.bytes(), 0u);
+}
+
 }  // namespace
 }  // namespace cuda_remote::replay

@@ -180,7 +180,10 @@ static std::vector<cudaGraphNode_t> NodesOf(cudaGraph_t graph) {
 static void Recapture(cudaStream_t stream, const Buffers& x, cudaGraph_t graph, unsigned salt, cudaGraphNode_t* ends,
                       std::vector<cudaGraphNode_t>* nodes, cudaGraphExec_t* exec) {
   const std::vector<cudaGraphNode_t> before = NodesOf(graph);
-  CUDA_CHECK(cudaStreamBeginCaptureToGraph(stream, graph, ends, nullptr, 1, cudaStreamCaptureModeThreadLocal));
+  std::vector<cudaGraphNode_t> behind(*nodes);
+  behind.push_back(ends[0]);
+  CUDA_CHECK(cudaStreamBeginCaptureToGraph(stream, graph, behind.data(), nullptr, behind.size(),
+                                           cudaStreamCaptureModeThreadLocal));
   Advance<<<x.grid, x.block, 0, stream>>>(x.a, x.n, salt);
   Advance<<<x.grid, x.block, 0, stream>>>(x.a, x.n, salt + 1);
   cudaGraph_t same;

@@ -137,7 +137,7 @@ void EditOn() {
     CU_CHECK(cuGraphInstantiate(&exec, graph, 0));
   }
   CU_CHECK(cuGraphAddDependencies(graph, &ends[0], &ends[1], nullptr, 1));
-  CU_CHECK(cuStreamBeginCaptureToGraph(stream, graph, nullptr, nullptr, 0, CU_STREAM_CAPTURE_MODE_RELAXED));
+  CU_CHECK(cuStreamBeginCaptureToGraph(stream, graph, older, nullptr, 2, CU_STREAM_CAPTURE_MODE_RELAXED));
   CU_CHECK(cuMemsetD32Async(memory, 1, 16, stream));
   CU_CHECK(cuMemsetD32Async(memory, 2, 16, stream));
   CUgraph same;
