@@ -249,7 +249,7 @@ void Session::ForgetGone(const replay::ObjectKey& dead) {
 void Session::ForgetAskedLocked(uint64_t graph_or_node) {
   if (asked_nodes_.count() == 0) return;
   asked_nodes_.Forget(graph_or_node);
-  objects_.handles().ForEachBelow(graph_or_node, [this](uint64_t below) { asked_nodes_.Forget(below); });
+  objects().handles().ForEachBelow(graph_or_node, [this](uint64_t below) { asked_nodes_.Forget(below); });
 }
 
 void Session::GiveBack(const std::vector<FreedMemory::Block>& blocks) {

@@ -128,7 +128,7 @@ class Session final : public trace::Server {
   DriverExecs& driver_execs() { return driver_execs_; }
   AskedNodes& asked_nodes() { return asked_nodes_; }
   // A node, or a graph with its nodes, is gone for the application: frees what was answered about them.
-  void ForgetAskedLocked(uint64_t graph_or_node) CR_REQUIRES_SHARED(objects_.mutex());
+  void ForgetAskedLocked(uint64_t graph_or_node) CR_REQUIRES_SHARED(objects().mutex());
   // Gives memory of graphs back that nobody can use any more, once the GPU is idle; does not wait. Locks objects() and
   // memory().
   void FreeGraphMemory(const DisguisedNodes::Addresses& gone);
@@ -162,7 +162,7 @@ class Session final : public trace::Server {
   Session() = default;
   CUresult Open();
   // What the parts beside objects_ know of an object that goes. Under the lock of objects_.
-  void ForgetGone(const replay::ObjectKey& dead) CR_REQUIRES_SHARED(objects_.mutex());
+  void ForgetGone(const replay::ObjectKey& dead) CR_REQUIRES_SHARED(objects().mutex());
   // Opens the session's channel. `visible_devices`: Hello's.
   CUresult OpenChannel(const std::string& path, const std::string& visible_devices);
   // Asks which GPUs there are.
@@ -181,7 +181,7 @@ class Session final : public trace::Server {
   uint32_t address_layout_ = 0;  // proto/channel/address_layout.h
 
   RecordedObjects objects_{&primary_contexts_, [this](const replay::ObjectKey& dead)
-                                                   CR_REQUIRES_SHARED(objects_.mutex()) { ForgetGone(dead); }};
+                                                   CR_REQUIRES_SHARED(objects().mutex()) { ForgetGone(dead); }};
   KnownMemory memory_;
   DisguisedNodes disguised_nodes_;
   DriverExecs driver_execs_;
