@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "checkpoint/gpu/parallel.h"
 #include "proto/machine/machine_memory.h"
@@ -16,6 +17,14 @@ namespace {
 constexpr size_t kPage = 4096;
 // Touching does not get much faster beyond this.
 constexpr unsigned kMostThreads = 16;
+// Chunks of more than this have a slot each.
+constexpr size_t kMostPacked = ChunkPool::kSlotBytes / 2;
+
+// What a packed chunk takes: threads write to neighbours at the same time.
+size_t PackedBytes(size_t bytes) {
+  constexpr size_t kCacheLine = 64;
+  return (std::max<size_t>(bytes, 1) + kCacheLine - 1) & ~(kCacheLine - 1);
+}
 
 }  // namespace
 
@@ -33,6 +42,7 @@ ChunkPool::ChunkPool(uint64_t limit) : slots_(std::max<size_t>(size_t(limit / kS
   madvise(mapping_, mapped_bytes_, MADV_HUGEPAGE);
   madvise(mapping_, mapped_bytes_, MADV_DONTFORK);
   ready_.reserve(slots_);  // giving back must not fail
+  packed_.resize(slots_);
 }
 
 ChunkPool::~ChunkPool() {
@@ -57,32 +67,77 @@ uint64_t ChunkPool::free_bytes() const {
   return (ready_.size() + slots_ - untouched_) * kSlotBytes;
 }
 
-char* ChunkPool::TakeLocked() {
-  if (!ready_.empty()) {
-    char* const slot = ready_.back();
-    ready_.pop_back();
-    return slot;
+uint64_t ChunkPool::MostTaken(const std::vector<size_t>& chunks) {
+  uint64_t slots = 0, bytes = 0;
+  std::vector<size_t> packed;
+  for (const size_t chunk : chunks) {
+    if (chunk > kMostPacked) {
+      ++slots;
+    } else {
+      packed.push_back(PackedBytes(chunk));
+      bytes += packed.back();
+    }
   }
-  return untouched_ < slots_ ? memory_ + untouched_++ * kSlotBytes : nullptr;
+  if (packed.empty()) return slots * kSlotBytes;
+  // A slot that is closed lacks less than the chunk that did not fit, and each chunk closes one slot at most: at worst
+  // the largest ones do.
+  std::sort(packed.begin(), packed.end(), std::greater<>());
+  uint64_t closed = 0, lacking = 0;
+  for (const size_t chunk : packed) {
+    lacking += chunk;
+    if ((closed + 1) * kSlotBytes >= bytes + lacking) break;
+    ++closed;
+  }
+  return (slots + closed + 1) * kSlotBytes;
 }
 
-char* ChunkPool::TryTake() {
-  MutexLock lock(&mutex_);
-  return TakeLocked();
-}
-
-char* ChunkPool::Take() {
-  MutexLock lock(&mutex_);
-  char* slot;
-  while ((slot = TakeLocked()) == nullptr) given_.Wait(&mutex_);
+char* ChunkPool::TakeLocked(size_t bytes, uint64_t most_taken) {
+  const bool packs = bytes <= kMostPacked;
+  const size_t room = PackedBytes(bytes);
+  if (packs && open_ != nullptr && room <= kSlotBytes - open_used_) {
+    char* const memory = open_ + open_used_;
+    open_used_ += room;
+    ++packed_[NumberOf(open_)];
+    return memory;
+  }
+  if ((untouched_ - ready_.size() + 1) * kSlotBytes > most_taken) return nullptr;
+  char* slot = nullptr;
+  if (!ready_.empty()) {
+    slot = ready_.back();
+    ready_.pop_back();
+  } else if (untouched_ < slots_) {
+    slot = memory_ + untouched_++ * kSlotBytes;
+  }
+  if (packs && slot != nullptr) {
+    packed_[NumberOf(slot)] = 1;
+    open_ = slot;
+    open_used_ = room;
+  }
   return slot;
 }
 
-void ChunkPool::Give(char* slot) {
+char* ChunkPool::TryTake(size_t bytes, uint64_t most_taken) {
+  MutexLock lock(&mutex_);
+  return TakeLocked(bytes, most_taken);
+}
+
+char* ChunkPool::Take(size_t bytes) {
+  MutexLock lock(&mutex_);
+  char* memory;
+  while ((memory = TakeLocked(bytes, UINT64_MAX)) == nullptr) given_.Wait(&mutex_);
+  return memory;
+}
+
+void ChunkPool::Give(char* memory) {
   // Notified under the lock: whoever has the last slot back may destroy the pool.
   MutexLock lock(&mutex_);
+  const size_t number = NumberOf(memory);
+  if (packed_[number] > 0 && --packed_[number] > 0) return;
+  char* const slot = memory_ + number * kSlotBytes;
+  if (open_ == slot) open_ = nullptr;
   ready_.push_back(slot);
-  given_.NotifyOne();
+  // All of them: there may be room for several in this slot.
+  given_.NotifyAll();
 }
 
 uint64_t SpareMemory() {

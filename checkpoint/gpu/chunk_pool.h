@@ -2,6 +2,9 @@
 // Host memory in slots of one chunk, touched beforehand. Data that is read from a GPU waits there for the threads that
 // write it into the image, so a job need not stand still until they are done.
 //
+// Chunks of half a slot or less are packed: they lie behind each other in one slot, in the order in which they are
+// taken. Such a slot can be used again when all of them have been given back.
+//
 // Touching memory for the first time takes as long as copying to it. So Prepare does that before the job stops, with
 // huge pages and several threads. When all prepared slots are in use, further slots are used untouched, up to the
 // limit; then Take waits until one is given back. Children of fork do not get the memory.
@@ -40,13 +43,18 @@ class ChunkPool {
   // Of the limit, what nobody has taken now. Any thread.
   uint64_t free_bytes() const;
 
-  // A slot of kSlotBytes: one that was used or prepared if there is one. Any thread.
-  char* Take();     // waits until there is one
-  char* TryTake();  // null if there is none
-  void Give(char* slot);
+  // How much of a pool chunks of these sizes take at most, in whatever order they are taken.
+  static uint64_t MostTaken(const std::vector<size_t>& chunks);
+
+  // Memory for a chunk of 1 to kSlotBytes bytes: of a slot that was used or prepared if there is one. Any thread.
+  char* Take(size_t bytes = kSlotBytes);  // waits until there is some
+  // Null if there is none, or if then more than `most_taken` bytes of the pool were taken.
+  char* TryTake(size_t bytes = kSlotBytes, uint64_t most_taken = UINT64_MAX);
+  void Give(char* memory);
 
  private:
-  char* TakeLocked() CR_REQUIRES(mutex_);
+  size_t NumberOf(const char* memory) const { return size_t(memory - memory_) / kSlotBytes; }  // of its slot
+  char* TakeLocked(size_t bytes, uint64_t most_taken) CR_REQUIRES(mutex_);
 
   size_t slots_;
   void* mapping_ = nullptr;
@@ -56,8 +64,11 @@ class ChunkPool {
 
   mutable Mutex mutex_;
   Condition given_;
-  std::vector<char*> ready_ CR_GUARDED_BY(mutex_);  // the last one was used last
-  size_t untouched_ CR_GUARDED_BY(mutex_) = 0;      // slots from this one on have never been used
+  std::vector<char*> ready_ CR_GUARDED_BY(mutex_);      // the last one was used last
+  size_t untouched_ CR_GUARDED_BY(mutex_) = 0;          // slots from this one on have never been used
+  std::vector<uint32_t> packed_ CR_GUARDED_BY(mutex_);  // by slot: chunks that are packed there now
+  char* open_ CR_GUARDED_BY(mutex_) = nullptr;          // the slot where the next one may go; it has some
+  size_t open_used_ CR_GUARDED_BY(mutex_) = 0;          // bytes of it
 };
 
 // How many bytes a pool may have on this machine: half of the memory that is available, also in the control groups of

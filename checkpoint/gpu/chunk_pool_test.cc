@@ -9,11 +9,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <fstream>
+#include <random>
 #include <set>
 #include <thread>
+#include <vector>
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -108,6 +111,121 @@ TEST(ChunkPool, ManyThreadsNeverHaveTheSameSlot) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_FALSE(wrong);
+}
+
+uint64_t Taken(const ChunkPool& pool) { return pool.limit() - pool.free_bytes(); }
+
+// Chunks of 100 KiB must not take 2 MiB each.
+TEST(ChunkPool, PacksSmallChunksInSlots) {
+  constexpr size_t kSmall = 100 << 10, kInASlot = kSlot / kSmall;
+  ChunkPool pool(40 * kSlot);
+  std::vector<char*> chunks;
+  for (size_t i = 0; i < 20 * kInASlot; ++i) {
+    chunks.push_back(pool.TryTake(kSmall));
+    ASSERT_NE(chunks.back(), nullptr);
+    memset(chunks.back(), int(i % 251), kSmall);
+    // Between them, a slot of its own.
+    if (i == 30) pool.Give(pool.Take());
+  }
+  EXPECT_EQ(Taken(pool), 20 * kSlot);
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const auto is_right = [i](char byte) { return byte == char(i % 251); };
+    EXPECT_TRUE(std::all_of(chunks[i], chunks[i] + kSmall, is_right)) << i;
+  }
+  // One of more than a half has a slot.
+  char* const large = pool.TryTake(kSlot / 2 + 1);
+  EXPECT_EQ(Taken(pool), 21 * kSlot);
+  pool.Give(large);
+  // A slot is free when its last chunk has come back, also the one that was not full.
+  for (size_t i = 1; i < chunks.size(); i += 2) pool.Give(chunks[i]);
+  EXPECT_EQ(Taken(pool), 20 * kSlot);
+  for (size_t i = 0; i < chunks.size(); i += 2) pool.Give(chunks[i]);
+  EXPECT_EQ(pool.free_bytes(), pool.limit());
+  pool.Give(pool.Take(1));
+  EXPECT_EQ(pool.free_bytes(), pool.limit());
+  std::set<char*> slots;
+  while (char* const slot = pool.TryTake()) {
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(slot) % kSlot, 0u);
+    EXPECT_TRUE(slots.insert(slot).second);
+  }
+  EXPECT_EQ(slots.size(), 40u);
+  for (char* slot : slots) pool.Give(slot);
+}
+
+TEST(ChunkPool, PackedChunksKeepToTheLimitsAndWait) {
+  constexpr size_t kSmall = 100 << 10, kInASlot = kSlot / kSmall;
+  ChunkPool pool(0);
+  std::vector<char*> chunks;
+  const auto take_all = [&](uint64_t most) {
+    while (char* const chunk = pool.TryTake(kSmall, most)) chunks.push_back(chunk);
+  };
+  take_all(3 * kSlot + 5);
+  EXPECT_EQ(chunks.size(), 3 * kInASlot);
+  EXPECT_EQ(Taken(pool), 3 * kSlot);
+  EXPECT_EQ(pool.TryTake(kSlot, 3 * kSlot), nullptr);
+  take_all(UINT64_MAX);
+  EXPECT_EQ(chunks.size(), ChunkPool::kLeastSlots * kInASlot);
+  EXPECT_EQ(pool.TryTake(), nullptr);
+  // Two that wait both find room in the slot that comes back.
+  std::vector<std::thread> takers;
+  std::atomic<size_t> taken{0};
+  for (int i = 0; i < 2; ++i) {
+    takers.emplace_back([&] {
+      char* const chunk = pool.Take(kSmall);
+      // Neither gives anything back before both have it.
+      for (++taken; taken < 2;) std::this_thread::yield();
+      pool.Give(chunk);
+    });
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_EQ(taken, 0u);
+  for (size_t i = 0; i < kInASlot; ++i) pool.Give(chunks[i]);
+  for (std::thread& taker : takers) taker.join();
+  for (size_t i = kInASlot; i < chunks.size(); ++i) pool.Give(chunks[i]);
+  EXPECT_EQ(pool.free_bytes(), pool.limit());
+}
+
+TEST(ChunkPool, SaysHowMuchChunksTakeAtMost) {
+  EXPECT_EQ(ChunkPool::MostTaken({}), 0u);
+  EXPECT_EQ(ChunkPool::MostTaken({kSlot, kSlot / 2 + 1, kSlot}), 3 * kSlot);
+  EXPECT_EQ(ChunkPool::MostTaken({8, 8, kSlot}), 2 * kSlot);
+  const uint64_t many = ChunkPool::MostTaken(std::vector<size_t>(3000, 100 << 10));
+  EXPECT_GE(many, 150 * kSlot);
+  EXPECT_LE(many, 156 * kSlot);
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    std::mt19937_64 random(seed);
+    std::vector<size_t> sizes;
+    const size_t count = random() % 200, largest = kSlot >> random() % 8;
+    while (sizes.size() < count) sizes.push_back(1 + random() % (random() % 8 == 0 ? kSlot : largest));
+    const uint64_t most = ChunkPool::MostTaken(sizes);
+    ChunkPool pool(400 * kSlot);
+    if (seed % 2 == 0) pool.Take(kSlot / 3);  // left open by somebody else
+    const uint64_t before = Taken(pool);
+    for (const size_t size : sizes) pool.Take(size);
+    EXPECT_LE(Taken(pool) - before, most) << seed;
+  }
+}
+
+TEST(ChunkPool, ManyThreadsNeverHaveTheSamePackedChunk) {
+  ChunkPool pool(ChunkPool::kLeastSlots * kSlot);
+  std::atomic<bool> wrong{false};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 6; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937_64 random(t);
+      for (int i = 0; i < 1000; ++i) {
+        const size_t bytes = 1 + random() % (random() % 4 == 0 ? kSlot : kSlot / 8);
+        char* const chunk = pool.Take(bytes);
+        chunk[0] = chunk[bytes - 1] = char(t);
+        std::this_thread::yield();
+        if (chunk[0] != char(t) || chunk[bytes - 1] != char(t)) wrong = true;
+        pool.Give(chunk);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_FALSE(wrong);
+  EXPECT_EQ(pool.free_bytes(), pool.limit());
 }
 
 TEST(SpareMemory, IsPartOfTheMachines) {

@@ -149,10 +149,10 @@ absl::Status GpuSnapshot::Read(SideRequests* requests, SharedBuffers* shared, Ch
     };
     for (size_t i = 0; status.ok() && i < chunks_.size() && peeker.refused() == 0 && !failed(); ++i) {
       // The image's threads give slots back; this one must not wait for those that it holds up itself.
-      char* slot = pool->TryTake();
-      if (slot == nullptr) status = peeker.Finish();
-      if (status.ok() && slot == nullptr) slot = pool->Take();
       const Chunk& chunk = chunks_[i];
+      char* slot = pool->TryTake(chunk.bytes);
+      if (slot == nullptr) status = peeker.Finish();
+      if (status.ok() && slot == nullptr) slot = pool->Take(chunk.bytes);
       if (status.ok()) status = peeker.Add({chunk.at, chunk.bytes, contexts_[chunk.region], i, chunk.piece}, slot);
     }
     if (const absl::Status rest = peeker.Finish(); !rest.ok()) status = rest;

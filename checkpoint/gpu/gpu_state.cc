@@ -40,8 +40,6 @@ constexpr uint64_t kCopyPool = uint64_t{64} * ChunkPool::kSlotBytes;
 constexpr int kTellMs = 3000;
 // Less is through the channel before the servers have mapped shared buffers.
 constexpr uint64_t kWorthAttaching = 16 << 20;
-// Chunks of up to this wait in memory of their own size, and not in a slot.
-constexpr uint64_t kSmallChunk = 64 << 10;
 
 // One request that is answered. The message of the reply is what answers point into.
 template <typename Request>
@@ -182,16 +180,14 @@ absl::Status DescribeServer(ClientChannel* channel, ckptfmt::ProcessInfo* info) 
 }
 
 uint64_t PoolBytesFor(const std::vector<ckptfmt::Region>& regions, const SkipChunk& skip) {
-  uint64_t slots = 0, small = 0;
+  std::vector<size_t> chunks;
   for (size_t i = 0; i < regions.size(); ++i) {
     for (uint64_t at = 0; at < regions[i].bytes; at += ckptfmt::kChunkBytes) {
       if (skip && skip(i, at / ckptfmt::kChunkBytes)) continue;
-      const uint64_t bytes = std::min(ckptfmt::kChunkBytes, regions[i].bytes - at);
-      if (bytes > kSmallChunk) ++slots;
-      if (bytes <= kSmallChunk) small += bytes;
+      chunks.push_back(size_t(std::min(ckptfmt::kChunkBytes, regions[i].bytes - at)));
     }
   }
-  return slots * ChunkPool::kSlotBytes + small;
+  return ChunkPool::MostTaken(chunks);
 }
 
 // The hashes of the chunks, as HashRegions. The job stands still, and its GPU is idle. Nothing without an answer: then
@@ -211,13 +207,7 @@ absl::Status SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Regio
     CR_ASSIGN_OR_RETURN(const uint32_t number, image->AddRegion(region));
     numbers.push_back(number);
   }
-  const UseChunk use = [numbers, image, pool, holds](size_t region, uint64_t index, char* slot, size_t bytes) {
-    if (holds && bytes <= kSmallChunk) {
-      // A module's variables are thousands of these, and a slot for each would be gigabytes that nobody has prepared.
-      const auto copy = std::make_shared<std::string>(slot, bytes);
-      pool->Give(slot);
-      return image->AddChunk(numbers[region], index, *copy, [copy] {});
-    }
+  const UseChunk use = [numbers, image, pool](size_t region, uint64_t index, char* slot, size_t bytes) {
     return image->AddChunk(numbers[region], index, {slot, bytes}, [pool, slot] { pool->Give(slot); });
   };
   // What need not be read from here on. Without hashes that is nothing.
@@ -256,7 +246,7 @@ absl::Status SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Regio
   const auto skip = [&](size_t region, uint64_t index) {
     return is_given(region, index) || (snapshot && snapshot->Has(region, index));
   };
-  // What is small passes through a slot.
+  // With one slot to spare.
   if (holds && PoolBytesFor(regions, skip) + ChunkPool::kSlotBytes > pool->free_bytes()) image->ReleaseChunks();
   const Moment start = Now();
   SharedBuffers* const attached = shared && shared->Attach(channel) ? shared : nullptr;

@@ -218,25 +218,25 @@ class ReadShare {
 
   void Run() {
     bool more = true;
+    const Transfer::Chunk* chunk = nullptr;  // the next one
     while (more || !flights_.empty()) {
       more = more && !transfer_->stopped();
-      // With chunks on the way this thread must not wait for a slot: it has slots itself.
       char* slot = nullptr;
       if (more && flights_.size() < most_) {
+        if (!chunk) chunk = transfer_->Next();
+        more = chunk != nullptr;
+      }
+      // With chunks on the way this thread must not wait for a slot: it has slots itself.
+      if (more && flights_.size() < most_) {
         const Moment start = Now();
-        slot = flights_.empty() ? pool_->Take() : pool_->TryTake();
+        slot = flights_.empty() ? pool_->Take(chunk->bytes) : pool_->TryTake(chunk->bytes);
         // Memory that was not prepared is found here, and not while bytes arrive in it.
         if (slot) *static_cast<volatile char*>(slot) = 0;
         times_.slots += SecondsSince(start);
       }
       if (slot) {
-        const Transfer::Chunk* const chunk = transfer_->Next();
-        more = chunk != nullptr;
-        if (chunk) {
-          Start(*chunk, slot);
-        } else {
-          pool_->Give(slot);
-        }
+        Start(*chunk, slot);
+        chunk = nullptr;
       } else if (!flights_.empty()) {
         Finish();
       }

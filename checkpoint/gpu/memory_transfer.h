@@ -27,8 +27,8 @@ namespace cuda_remote::checkpoint {
 // Called with the bytes done and the bytes in all; returns false to stop. Called from several threads, one at a time.
 using Continue = std::function<bool(uint64_t done, uint64_t total)>;
 
-// Called with a chunk (kChunkBytes, the last one of a region shorter) in a slot of the pool. The callee owns the slot
-// from then on, also if it fails. Called from several threads at once, in any order.
+// Called with a chunk (kChunkBytes, the last one of a region shorter) in memory of the pool. The callee has to give
+// that back, also if it fails. Called from several threads at once, in any order.
 using UseChunk = std::function<absl::Status(size_t region, uint64_t index, char* slot, size_t bytes)>;
 // Writes a chunk's bytes to `out`. Called from several threads at once.
 using FillChunk = std::function<absl::Status(size_t region, uint64_t index, char* out, size_t bytes)>;

@@ -366,6 +366,21 @@ class MemoryTransfer : public testing::TestWithParam<bool> {
   std::unique_ptr<SharedBuffers> shared_;
 };
 
+void ExpectInImage(const std::string& path, const std::vector<Region>& regions,
+                   const std::vector<std::string>& bytes) {
+  const auto reader = ckptfmt::ImageReader::Open(path);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  std::string chunk(kChunkBytes, '?');
+  for (size_t i = 0; i < regions.size(); ++i) {
+    for (uint64_t at = 0; at < regions[i].bytes; at += kChunkBytes) {
+      bool zero = false;
+      ASSERT_TRUE((*reader)->ReadChunk(i, at / kChunkBytes, &chunk[0], &zero).ok());
+      const size_t size = std::min<uint64_t>(kChunkBytes, regions[i].bytes - at);
+      ASSERT_EQ(chunk.substr(0, size), bytes[i].substr(at, size)) << i;
+    }
+  }
+}
+
 // A job has thousands of variables. They must not take a slot each: those were not prepared, and there may not be so
 // many.
 TEST(SaveMemory, SmallRegionsWaitInMemoryOfTheirOwnSize) {
@@ -405,18 +420,53 @@ TEST(SaveMemory, SmallRegionsWaitInMemoryOfTheirOwnSize) {
   ASSERT_TRUE((*image)->Commit(info).ok());
   EXPECT_EQ(FreeSlots(&pool), 40u);
   image->reset();
-  const auto reader = ckptfmt::ImageReader::Open(path);
-  ASSERT_TRUE(reader.ok()) << reader.status();
-  std::string chunk(kChunkBytes, '?');
-  for (size_t i = 0; i < regions.size(); ++i) {
-    for (uint64_t at = 0; at < regions[i].bytes; at += kChunkBytes) {
-      bool zero = false;
-      ASSERT_TRUE((*reader)->ReadChunk(i, at / kChunkBytes, &chunk[0], &zero).ok());
-      const size_t size = std::min<uint64_t>(kChunkBytes, regions[i].bytes - at);
-      ASSERT_EQ(chunk.substr(0, size), bytes[i].substr(at, size)) << i;
-    }
-  }
+  ExpectInImage(path, regions, bytes);
   std::filesystem::remove_all(folder);
+}
+
+// Allocations of 100 KiB, and ends of that size, wait in as much of the pool as they need; and if it is too small even
+// so, they go through it.
+TEST(SaveMemory, SmallChunksArePackedInThePool) {
+  constexpr uint64_t kSmall = 100 << 10, kMany = 300, kLarge = 5;
+  constexpr uint64_t kSlots = kLarge + (kMany + kLarge + 19) / 20;
+  for (const bool fits : {true, false}) {
+    Server server;
+    std::vector<Region> regions;
+    std::vector<std::string> bytes;
+    for (uint64_t i = 1; i <= kMany + kLarge; ++i) {
+      Region region;
+      region.address = 0x100000000000 + i * 2 * kChunkBytes;
+      region.bytes = (i % (kMany / kLarge) == 0 ? kChunkBytes : 0) + kSmall;
+      region.context = 0x7000000000010;
+      regions.push_back(region);
+      bytes.push_back(Noise(region.bytes, i));
+      server.Have(region, bytes.back());
+    }
+    EXPECT_GE(PoolBytesFor(regions), kSlots * kChunkBytes);
+    EXPECT_LE(PoolBytesFor(regions), (kSlots + 1) * kChunkBytes);
+    ChunkPool pool(fits ? (kSlots + 2) * kChunkBytes : 0);
+    char folder[] = "/tmp/save-memory-test-XXXXXX";
+    ASSERT_NE(mkdtemp(folder), nullptr);
+    const std::string path = std::string(folder) + "/image";
+    auto image = ckptfmt::ImageWriter::Create(path);
+    ASSERT_TRUE(image.ok()) << image.status();
+    (*image)->HoldChunks();
+    SaveTimes times;
+    ASSERT_EQ(SaveMemory(server.channel(), regions, image->get(), &pool, /*holds=*/true, nullptr, nullptr, nullptr,
+                         nullptr, nullptr, &times),
+              absl::OkStatus());
+    if (fits) {
+      EXPECT_EQ(pool.limit() - pool.free_bytes(), kSlots * kChunkBytes);
+    }
+    ASSERT_TRUE((*image)->WriteLog("").ok());
+    ckptfmt::ImageInfo info;
+    info.processes.resize(1);
+    ASSERT_TRUE((*image)->Commit(info).ok());
+    EXPECT_EQ(pool.free_bytes(), pool.limit());
+    image->reset();
+    ExpectInImage(path, regions, bytes);
+    std::filesystem::remove_all(folder);
+  }
 }
 
 // The processor is the job's while it stands still, unless its memory would not fit otherwise.

@@ -72,6 +72,12 @@ void Precopy::Drop(uint64_t address) {
   copies_.erase(copy);
 }
 
+uint64_t Precopy::held_bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& [address, copy] : copies_) bytes += copy.slot != nullptr ? copy.bytes : 0;
+  return bytes;
+}
+
 void Precopy::Clear() {
   for (const auto& [address, copy] : copies_) {
     if (copy.slot != nullptr) pool_->Give(copy.slot);
@@ -91,12 +97,10 @@ absl::Status Precopy::Follow(SideRequests* requests) {
   return absl::OkStatus();
 }
 
-absl::Status Precopy::Round(SideRequests* requests, SharedBuffers* shared, size_t most_slots,
+absl::Status Precopy::Round(SideRequests* requests, SharedBuffers* shared, uint64_t most_bytes,
                             const std::vector<Peeker::Chunk>& wanted, const std::function<bool()>& cancelled) {
   ++times_.rounds;
   for (const Peeker::Chunk& chunk : wanted) Drop(chunk.address);
-  const size_t room = most_slots - std::min(most_slots, copies_.size());
-  size_t begun = 0;
   Mutex mutex;
   {
     Peeker peeker(requests, shared, pool_, [&](const Peeker::Chunk& chunk, char* slot) {
@@ -114,12 +118,11 @@ absl::Status Precopy::Round(SideRequests* requests, SharedBuffers* shared, size_
     });
     for (const Peeker::Chunk& chunk : wanted) {
       // A stream that is being captured, for one: another round may have more luck.
-      if (begun >= room || peeker.refused() != 0 || (cancelled && cancelled())) break;
+      if (peeker.refused() != 0 || (cancelled && cancelled())) break;
       if (sink_ != nullptr && sink_->is_lost()) break;
       // On the way to a sink there are fewer chunks than slots.
-      char* const slot = sink_ != nullptr ? pool_->Take() : pool_->TryTake();
+      char* const slot = sink_ != nullptr ? pool_->Take() : pool_->TryTake(chunk.bytes, most_bytes);
       if (slot == nullptr) break;
-      ++begun;
       CR_RETURN_IF_ERROR(peeker.Add(chunk, slot));
     }
   }
@@ -159,15 +162,20 @@ absl::Status Precopy::Look(SideRequests* requests, const std::function<bool()>& 
 absl::Status Precopy::Look(SideRequests* requests, const std::function<bool()>& cancelled) {
   const Moment start = Now();
   uint32_t refused = 0;
-  known_bytes_ = 0;
+  known_bytes_ = pool_bytes_ = 0;
   const absl::Status status = Look(requests, cancelled, is_known_ != nullptr, &refused);
   times_.seconds += SecondsSince(start);
   if (!status.ok()) return refused != 0 ? absl::OkStatus() : status;
-  for (size_t i = 0; is_known_ && i < regions_.size(); ++i) {
-    for (uint64_t index = 0; index < hashes_[i].size(); ++index) {
-      if (is_known_(regions_[i], index, hashes_[i][index])) known_bytes_ += BytesOf(regions_[i], index);
+  std::vector<size_t> unknown;
+  for (size_t i = 0; i < regions_.size(); ++i) {
+    for (uint64_t index = 0; index * kChunkBytes < regions_[i].bytes; ++index) {
+      const size_t bytes = BytesOf(regions_[i], index);
+      const bool known = is_known_ && index < hashes_[i].size() && is_known_(regions_[i], index, hashes_[i][index]);
+      if (known) known_bytes_ += bytes;
+      if (!known) unknown.push_back(bytes);
     }
   }
+  pool_bytes_ = ChunkPool::MostTaken(unknown);
   return absl::OkStatus();
 }
 
@@ -254,7 +262,7 @@ absl::Status Precopy::Run(SideRequests* requests, SharedBuffers* shared, uint64_
     before.swap(now);
     if (wanted.empty() || (round > 0 && (bytes <= little || double(bytes) > kHelps * double(last)))) break;
     last = bytes;
-    CR_RETURN_IF_ERROR(Round(requests, attached, most_bytes / ChunkPool::kSlotBytes, wanted, cancelled));
+    CR_RETURN_IF_ERROR(Round(requests, attached, most_bytes, wanted, cancelled));
   }
   return absl::OkStatus();
 }

@@ -83,9 +83,11 @@ class Precopy {
   absl::Status Look(SideRequests* requests, const std::function<bool()>& cancelled);
   // How much of the memory is known, as of Look.
   uint64_t known_bytes() const { return known_bytes_; }
+  // How much of the pool the rest takes at most; 0 if Look has not found it out.
+  uint64_t pool_bytes() const { return pool_bytes_; }
 
-  // The rounds, after Look. Takes no more of the pool than `most_bytes`. `shared`: null, or buffers that nobody else
-  // uses meanwhile. Fails if nothing more can be asked; the copies that there are may be used all the same.
+  // The rounds, after Look. Takes of the pool until `most_bytes` of it are taken. `shared`: null, or buffers that nobody
+  // else uses meanwhile. Fails if nothing more can be asked; the copies that there are may be used all the same.
   absl::Status Run(SideRequests* requests, SharedBuffers* shared, uint64_t most_bytes,
                    const std::function<bool()>& cancelled);
 
@@ -94,8 +96,8 @@ class Precopy {
   // After that: the copy of a chunk, which is the caller's slot from then on; null if there is none.
   char* Take(const ckptfmt::Region& region, uint64_t index);
 
-  // Of the pool, now.
-  uint64_t held_bytes() const { return copies_.size() * ChunkPool::kSlotBytes; }
+  // Of copies in the pool, now.
+  uint64_t held_bytes() const;
   // Gives all slots back.
   void Clear();
 
@@ -115,7 +117,7 @@ class Precopy {
   // Lists the memory as it is now, and hashes a part of it, or that and all. A failure with *refused: the job could be
   // asked, but it does not stand still.
   absl::Status Look(SideRequests* requests, const std::function<bool()>& cancelled, bool whole, uint32_t* refused);
-  absl::Status Round(SideRequests* requests, SharedBuffers* shared, size_t most_slots,
+  absl::Status Round(SideRequests* requests, SharedBuffers* shared, uint64_t most_bytes,
                      const std::vector<Peeker::Chunk>& wanted, const std::function<bool()>& cancelled);
   void Drop(uint64_t address);
   // After a look.
@@ -130,7 +132,7 @@ class Precopy {
   std::vector<ckptfmt::Region> regions_;
   std::vector<std::vector<ChunkHash>> parts_;
   std::vector<std::vector<ChunkHash>> hashes_;  // empty if only parts were hashed
-  uint64_t known_bytes_ = 0;
+  uint64_t known_bytes_ = 0, pool_bytes_ = 0;
   std::unordered_map<uint64_t, Copy> copies_;  // by address
   PrecopyTimes times_;
 };

@@ -458,6 +458,46 @@ TEST_P(PrecopyTest, TakesNoMoreOfThePoolThanItMay) {
   EXPECT_EQ(TakeAll(&copies, &pool, server_), 6 * kChunkBytes);
 }
 
+// A job may have thousands of these; a slot of 2 MiB for each would be gigabytes.
+TEST_P(PrecopyTest, SmallChunksTakeLittleOfThePool) {
+  std::mt19937_64 random(8);
+  constexpr uint64_t kSmall = 100 << 10, kMany = 300, kLarge = 5, kAll = kMany + kLarge;
+  for (uint64_t i = 0; i < kMany; ++i) server_.memory[0x10000000 + i * 0x100000] = Random(&random, kSmall);
+  for (uint64_t i = 0; i < kLarge; ++i) {
+    server_.memory[0x50000000 + i * 0x1000000] = Random(&random, kChunkBytes + kSmall);
+  }
+  // 20 in a slot.
+  constexpr uint64_t kSlots = kLarge + (kAll + 19) / 20;
+  ChunkPool pool(400 * kChunkBytes);
+  const auto taken = [&] { return pool.limit() - pool.free_bytes(); };
+  {
+    Precopy copies(&pool);
+    ASSERT_TRUE(Run(&copies, 64 * kChunkBytes)) << status_;
+    EXPECT_EQ(copies.held_bytes(), kAll * kSmall + kLarge * kChunkBytes);
+    EXPECT_EQ(taken(), kSlots * kChunkBytes);
+    EXPECT_GE(copies.pool_bytes(), taken());
+    EXPECT_LE(copies.pool_bytes(), (kSlots + 1) * kChunkBytes);
+    // What has changed leaves its slot to the others.
+    ++server_.memory[0x10000000][5];
+    ASSERT_TRUE(Compare(&copies)) << status_;
+    EXPECT_EQ(TakeAll(&copies, &pool, server_), (kAll - 1) * kSmall + kLarge * kChunkBytes);
+    EXPECT_TRUE(HasAllSlots(&pool));
+  }
+  {
+    Precopy copies(&pool), others(&pool);
+    ASSERT_TRUE(Run(&copies, 6 * kChunkBytes)) << status_;
+    EXPECT_EQ(taken(), 6 * kChunkBytes);
+    EXPECT_EQ(copies.held_bytes(), 6 * 20 * kSmall);
+    // Of another process of the job.
+    ASSERT_TRUE(Run(&others, 8 * kChunkBytes)) << status_;
+    EXPECT_EQ(taken(), 8 * kChunkBytes);
+    EXPECT_EQ(others.held_bytes(), 2 * 20 * kSmall);
+    ASSERT_TRUE(Compare(&copies)) << status_;
+    EXPECT_EQ(TakeAll(&copies, &pool, server_), 6 * 20 * kSmall);
+  }
+  EXPECT_TRUE(HasAllSlots(&pool));
+}
+
 // What an earlier image has is not copied; what is not known any more in a later look is.
 TEST_P(PrecopyTest, LeavesWhatIsKnown) {
   std::mt19937_64 random(5);

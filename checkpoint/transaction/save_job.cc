@@ -92,21 +92,25 @@ Precopies LookBefore(const Job& job, const std::string& directory, const ckptfmt
 void PreparePool(const Job& job, const std::string& directory, const Precopies& copies, ChunkPool* pool,
                  const std::function<bool()>& cancelled) {
   uint64_t held = AskHeldBytes(job, directory);
-  for (const auto& [session, copy] : copies) held -= std::min(held, copy->known_bytes());
-  // Regions end within a slot.
+  uint64_t taken = 0;
+  for (const auto& [session, copy] : copies) {
+    held -= std::min(held, copy->known_bytes());
+    taken += copy->pool_bytes();
+  }
+  // Regions end within a slot, and not all processes may have been looked at.
+  held = std::max(held, taken);
   if (held > 0) pool->Prepare(held + held / 16, cancelled);
 }
 
 void CopyBefore(const Job& job, const std::string& directory, const Precopies& copies, ChunkPool* pool,
                 SharedBuffers* shared, const std::function<bool()>& cancelled) {
   // The pause needs room for what is read then.
-  uint64_t room = pool->limit() - std::min(pool->limit(), std::max(kPausePool, pool->limit() / 8));
+  const uint64_t room = pool->limit() - std::min(pool->limit(), std::max(kPausePool, pool->limit() / 8));
   for (const CudaProcess& process : FindCudaProcesses(job, directory)) {
     const auto running = RunningProcess::Connect(process, directory);
     const auto copy = running.ok() ? copies.find((*running)->session()) : copies.end();
-    if (copy == copies.end() || room == 0) continue;
+    if (copy == copies.end() || pool->limit() - pool->free_bytes() >= room) continue;
     copy->second->Run(running->get(), shared, room, cancelled).IgnoreError();  // the copies so far are right
-    room -= std::min(room, copy->second->held_bytes());
   }
 }
 
