@@ -366,8 +366,7 @@ class MemoryTransfer : public testing::TestWithParam<bool> {
   std::unique_ptr<SharedBuffers> shared_;
 };
 
-void ExpectInImage(const std::string& path, const std::vector<Region>& regions,
-                   const std::vector<std::string>& bytes) {
+void ExpectInImage(const std::string& path, const std::vector<Region>& regions, const std::vector<std::string>& bytes) {
   const auto reader = ckptfmt::ImageReader::Open(path);
   ASSERT_TRUE(reader.ok()) << reader.status();
   std::string chunk(kChunkBytes, '?');

@@ -86,8 +86,8 @@ class Precopy {
   // How much of the pool the rest takes at most; 0 if Look has not found it out.
   uint64_t pool_bytes() const { return pool_bytes_; }
 
-  // The rounds, after Look. Takes of the pool until `most_bytes` of it are taken. `shared`: null, or buffers that nobody
-  // else uses meanwhile. Fails if nothing more can be asked; the copies that there are may be used all the same.
+  // The rounds, after Look. Takes of the pool until `most_bytes` of it are taken. `shared`: null, or buffers that
+  // nobody else uses meanwhile. Fails if nothing more can be asked; the copies that there are may be used all the same.
   absl::Status Run(SideRequests* requests, SharedBuffers* shared, uint64_t most_bytes,
                    const std::function<bool()>& cancelled);
 

@@ -219,8 +219,8 @@ TEST_F(ManagedTest, ALongWaitBringsThePagesThatWereAskedFor) {
   close(fd);
 }
 
-// Host and GPU change the same memory in turn: ranges of whole pages, odd ones, scattered ones, ones on both sides of the
-// end of a registration, and ones that are too long to be put off.
+// Host and GPU change the same memory in turn: ranges of whole pages, odd ones, scattered ones, ones on both sides of
+// the end of a registration, and ones that are too long to be put off.
 TEST_F(ManagedInTimeTest, BytesComeAndGoInTurns) {
   constexpr uint64_t kRegistration = 32 << 20;
   const int fd = MapRegistered(kRegistration + ManagedMemory::kPage);
