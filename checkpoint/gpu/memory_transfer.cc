@@ -222,12 +222,10 @@ class ReadShare {
     while (more || !flights_.empty()) {
       more = more && !transfer_->stopped();
       char* slot = nullptr;
-      if (more && flights_.size() < most_) {
-        if (!chunk) chunk = transfer_->Next();
-        more = chunk != nullptr;
-      }
+      const bool has_room = more && flights_.size() < most_;
+      if (has_room && !chunk) more = (chunk = transfer_->Next()) != nullptr;
       // With chunks on the way this thread must not wait for a slot: it has slots itself.
-      if (more && flights_.size() < most_) {
+      if (has_room && chunk) {
         const Moment start = Now();
         slot = flights_.empty() ? pool_->Take(chunk->bytes) : pool_->TryTake(chunk->bytes);
         // Memory that was not prepared is found here, and not while bytes arrive in it.
