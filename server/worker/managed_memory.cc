@@ -66,6 +66,12 @@ CUstream ManagedMemory::EnterLocked(int device) {
   return lane.stream;
 }
 
+bool ManagedMemory::LeavesRoomLocked(uint64_t bytes) const {
+  size_t free = 0, total = 0;
+  if (driver_.cuMemGetInfo_v2(&free, &total) != CUDA_SUCCESS) return true;
+  return free >= bytes && free - bytes >= std::min<uint64_t>(kMostLeft, total / kLeftPart);
+}
+
 CUresult ManagedMemory::BackLocked(uint64_t address, uint64_t bytes, int device, const std::vector<int>& devices) {
   CUmemAllocationProp prop = {};
   prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -130,6 +136,7 @@ CUresult ManagedMemory::Map(uint64_t address, uint64_t bytes, int device, const 
     if (next->first + next->second.bytes > address) return CUDA_ERROR_INVALID_VALUE;
   }
   if (!EnterLocked(device)) return CUDA_ERROR_NOT_SUPPORTED;
+  if (!LeavesRoomLocked(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   Segment segment;
   segment.bytes = bytes;
   segment.device = device;

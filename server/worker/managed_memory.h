@@ -44,7 +44,7 @@ class ManagedMemory {
 
   // Device memory on `device`, which all `devices` may use, for [address, address + bytes), and the file's part there.
   // All of it zero. The caller keeps `fd`; -1: the client is on another machine, and so are all its files. With a
-  // context of the device current.
+  // context of the device current. CUDA_ERROR_OUT_OF_MEMORY if the GPU would be nearly full then.
   CUresult Map(uint64_t address, uint64_t bytes, int device, const std::vector<int>& devices, int fd, uint64_t offset);
   // Frees it. CUDA_ERROR_INVALID_VALUE if nothing begins at `address`.
   CUresult Unmap(uint64_t address);
@@ -99,6 +99,9 @@ class ManagedMemory {
   // Bytes of flushes that are put off, at most.
   static constexpr uint64_t kMostKept = 256 << 10;
   static_assert(kMostKept < BulkCopies::kWorth);
+  // What stays free of a GPU's memory: 1/kLeftPart, at most kMostLeft. Natively, managed memory makes room for what the
+  // driver needs itself, such as the code of a kernel that is launched for the first time. Here it stays where it is.
+  static constexpr uint64_t kMostLeft = 128 << 20, kLeftPart = 64;
   struct Piece {
     uint64_t moved = 0;
     bool registered = false;
@@ -132,6 +135,8 @@ class ManagedMemory {
   Segment* FindLocked(uint64_t address, uint64_t bytes, uint64_t* start) CR_REQUIRES(mutex_) {
     return const_cast<Segment*>(static_cast<const ManagedMemory*>(this)->FindLocked(address, bytes, start));
   }
+  // Whether the GPU of the current context has room for `bytes` and for what stays free.
+  bool LeavesRoomLocked(uint64_t bytes) const CR_REQUIRES(mutex_);
   // The stream of the device's, with its context current in this thread. Null: there is no context.
   CUstream EnterLocked(int device) CR_REQUIRES(mutex_);
   struct Run {

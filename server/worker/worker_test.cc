@@ -1212,7 +1212,7 @@ TEST_F(WorkerTest, CapturedEvents) {
   EXPECT_TRUE(ask().captured.empty());
   wire::cuEventQuery_Request query;
   query.hEvent = times.events[1];
-  EXPECT_EQ(client().Call(kCall_cuEventQuery, query), CUDA_ERROR_CAPTURED_EVENT);
+  EXPECT_EQ(client().Call(kCall_cuEventQuery, query), CUDA_ERROR_INVALID_VALUE);
   capture.event = client().NewHandle(Kind::kEvent);
   client().flags = kFlagReplay;
   EXPECT_EQ(client().Call(kOpCaptureEvent, capture), CUDA_ERROR_INVALID_HANDLE);

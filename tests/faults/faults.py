@@ -1991,7 +1991,7 @@ def managed_beyond(context):
     lab = context.lab
     lab.workers = 0  # each one takes memory for a context
     # A real context takes about half a GiB.
-    enough, much = (64, 160) if lab.software else (1024, 2048)
+    enough, much = (64, 160) if lab.software else (1024, 1024)
     command = [context.program("beyond"), "--size", str(much)]
     with SmallGpu(context, enough):
         expected = context.expected(command)

@@ -60,9 +60,10 @@ void Change(Memory* memory, unsigned step) {
   const size_t third = model.size() / 3;
   CUDA_CHECK(cudaMemset(memory->device, int(step), third));
   std::fill(model.begin(), model.begin() + long(third), char(step));
-  CUDA_CHECK(cudaMemcpy(memory->device + third, memory->device + step % third, third, cudaMemcpyDeviceToDevice));
-  std::string moved = model.substr(step % third, third);
-  model.replace(third, third, moved);
+  // Ranges that overlap must not be copied.
+  const size_t from = step % third, count = third - from;
+  CUDA_CHECK(cudaMemcpy(memory->device + third, memory->device + from, count, cudaMemcpyDeviceToDevice));
+  model.replace(third, count, model.substr(from, count));
   constexpr size_t kStride = 40961;
   const size_t rest = model.size() - 2 * third, threads = (rest + kStride - 1) / kStride;
   AddTo<<<unsigned((threads + 63) / 64), 64>>>(memory->device + 2 * third, rest, kStride, (unsigned char)(step | 1));

@@ -16,6 +16,10 @@
 namespace cuda_remote::server {
 namespace {
 
+// Whether that is what a query answers for an event that was last recorded in a capture. 580 on an H100 says
+// CUDA_ERROR_CAPTURED_EVENT while the capture goes on, and CUDA_ERROR_INVALID_VALUE afterwards.
+bool IsCapturedEvent(CUresult query) { return query == CUDA_ERROR_CAPTURED_EVENT || query == CUDA_ERROR_INVALID_VALUE; }
+
 // Kernels have at most 4096 parameters; a driver that never says "no more" must not keep us here.
 constexpr size_t kMaxParameters = 4096;
 
@@ -149,7 +153,7 @@ CUresult OpEventTimes(Session& session, const Request&, const wire::OpEventTimes
     }
     // Fails for an event that was not recorded, has not passed, or has no timing.
     float milliseconds = 0;
-    const bool captured = in.ask_captured && driver.cuEventQuery(event) == CUDA_ERROR_CAPTURED_EVENT;
+    const bool captured = in.ask_captured && IsCapturedEvent(driver.cuEventQuery(event));
     const bool known = !captured && driver.cuEventElapsedTime_v1(&milliseconds, event, now) == CUDA_SUCCESS;
     if (captured) out->captured.push_back(in.events[i]);
     out->microseconds.push_back(known ? std::max(0.0, double(milliseconds) * 1000) : -1);

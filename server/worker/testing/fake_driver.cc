@@ -353,7 +353,7 @@ EXPORT CUresult cuEventRecord(CUevent e, CUstream s) {
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuEventQuery(CUevent e) {
-  if (As<Event>(e)->captured) return CUDA_ERROR_CAPTURED_EVENT;
+  if (As<Event>(e)->captured) return CUDA_ERROR_INVALID_VALUE;
   return Reached(As<Event>(e)->position) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 EXPORT CUresult cuEventSynchronize(CUevent e) {
