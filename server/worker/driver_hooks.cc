@@ -82,10 +82,7 @@ void HookAllocating(DriverTable* table) {
 CUresult CUDAAPI MemGetInfo(size_t* free, size_t* total) {
   CollectFrees(false);
   CUdevice device = 0;
-  if (const CUresult result = g_real.cuCtxGetDevice(&device); result != CUDA_SUCCESS) return result;
-  const CUresult result = g_real.cuMemGetInfo_v2(free, total);
-  // What a checkpoint has borrowed goes where the job needs it.
-  if (result == CUDA_SUCCESS) *free += SnapshotMemory::Get().bytes_on(device);
+  const CUresult result = GpuMemoryInfo(&device, free, total);
   if (result == CUDA_SUCCESS) g_arena->Adjust(device, free, total);
   return result;
 }
@@ -372,6 +369,14 @@ void ArrayGone(uint64_t array) {
   if (it == g_arrays.end()) return;
   g_arena->Discharge(it->second);
   g_arrays.erase(it);
+}
+
+CUresult GpuMemoryInfo(CUdevice* device, size_t* free, size_t* total) {
+  CUresult result = g_real.cuCtxGetDevice(device);
+  if (result == CUDA_SUCCESS) result = g_real.cuMemGetInfo_v2(free, total);
+  // What a checkpoint has borrowed goes where the job needs it.
+  if (result == CUDA_SUCCESS) *free += SnapshotMemory::Get().bytes_on(*device);
+  return result;
 }
 
 bool ChargeWithRoom(uint64_t bytes) {

@@ -61,6 +61,9 @@ void ArrayGone(uint64_t array);
 // Counts memory that the driver is about to take for the session; what is kept although it is free makes room. False if
 // it does not fit. Executor only.
 bool ChargeWithRoom(uint64_t bytes);
+// The GPU of the current context, and its memory, whatever the session's limit is. What a checkpoint has borrowed is
+// free.
+CUresult GpuMemoryInfo(CUdevice* device, size_t* free, size_t* total);
 
 }  // namespace cuda_remote::server
 

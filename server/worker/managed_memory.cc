@@ -14,6 +14,7 @@
 #include "proto/mirror/mirror.h"
 #include "proto/threads/mutex.h"
 #include "server/worker/device_arena.h"
+#include "server/worker/driver_hooks.h"
 
 namespace cuda_remote::server {
 
@@ -67,8 +68,9 @@ CUstream ManagedMemory::EnterLocked(int device) {
 }
 
 bool ManagedMemory::LeavesRoomLocked(uint64_t bytes) const {
+  CUdevice device = 0;
   size_t free = 0, total = 0;
-  if (driver_.cuMemGetInfo_v2(&free, &total) != CUDA_SUCCESS) return true;
+  if (GpuMemoryInfo(&device, &free, &total) != CUDA_SUCCESS) return true;
   return free >= bytes && free - bytes >= std::min<uint64_t>(kMostLeft, total / kLeftPart);
 }
 

@@ -305,6 +305,33 @@ TEST_F(ManagedInTimeTest, AFunctionHidesNoOtherWork) {
   EXPECT_FALSE(FindsWork());
 }
 
+class ManagedSmallTest : public ManagedTest {
+ protected:
+  ManagedSmallTest() : ManagedTest("0") {}
+  void SetUp() override {
+    setenv("SOFTGPU_MEMORY", "64M", 1);
+    ManagedTest::SetUp();
+    unsetenv("SOFTGPU_MEMORY");
+  }
+};
+
+// The driver needs some for itself, as for the code of a kernel that is launched for the first time.
+TEST_F(ManagedSmallTest, SomeOfTheGpuStaysFree) {
+  wire::OpManagedMap_Request in;
+  in.bytes = ManagedMemory::kPage;
+  CUresult result = CUDA_SUCCESS;
+  uint64_t mapped = 0;
+  for (; result == CUDA_SUCCESS && mapped < 100; ++mapped) {
+    in.address = kManagedBase + mapped * ManagedMemory::kPage;
+    result = client_->Call(kOpManagedMap, in);
+  }
+  EXPECT_EQ(result, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_GT(mapped, 20u);
+  ASSERT_EQ(client_->Call(kCall_cuMemGetInfo_v2, wire::cuMemGetInfo_v2_Request()), CUDA_SUCCESS);
+  const auto info = client_->Decode<wire::cuMemGetInfo_v2_Reply>();
+  EXPECT_GE(info.free, info.total / 64);
+}
+
 // A client that has been restarted or moved sends all of a variable's bytes to a worker that has just loaded its
 // module.
 TEST_F(ManagedTest, FirstBytesOfAVariableAreNoWriteOfTheGpu) {
