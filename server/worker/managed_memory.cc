@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -17,6 +19,14 @@
 #include "server/worker/driver_hooks.h"
 
 namespace cuda_remote::server {
+namespace {
+
+// For tests: segments change their place all the time (ManagedTurns).
+const bool kRestless = getenv("CUDA_REMOTE_RESTLESS") != nullptr;
+
+}  // namespace
+
+uint64_t ManagedMemory::Now() { return uint64_t(std::chrono::steady_clock::now().time_since_epoch().count()); }
 
 const ManagedMemory::Segment* ManagedMemory::FindLocked(uint64_t address, uint64_t bytes, uint64_t* start) const {
   auto it = segments_.upper_bound(address);
@@ -51,6 +61,11 @@ void ManagedMemory::ContextDies(uint64_t id) {
   MutexLock lock(&mutex_);
   for (auto& [device, lane] : lanes_) {
     if (lane.context.id != id) continue;
+    // Registrations die with it, and device memory does not.
+    for (const uint64_t address : std::vector<uint64_t>(on_host_)) {
+      Segment& segment = segments_[address];
+      if (segment.device == device) PlaceOnDeviceLocked(address, &segment, true);
+    }
     lane = Lane();  // with what goes on in it
     bulk_.ContextDies(id);
     // The registrations were made in it.
@@ -74,27 +89,136 @@ bool ManagedMemory::LeavesRoomLocked(uint64_t bytes) const {
   return free >= bytes && free - bytes >= std::min<uint64_t>(kMostLeft, total / kLeftPart);
 }
 
-CUresult ManagedMemory::BackLocked(uint64_t address, uint64_t bytes, int device, const std::vector<int>& devices) {
+CUresult ManagedMemory::BackLocked(uint64_t address, const Segment& segment) {
   CUmemAllocationProp prop = {};
   prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  prop.location.id = device;
+  prop.location.id = segment.device;
   CUmemGenericAllocationHandle physical = 0;
-  CUresult result = driver_.cuMemCreate(&physical, bytes, &prop, 0);
+  CUresult result = driver_.cuMemCreate(&physical, segment.bytes, &prop, 0);
   if (result != CUDA_SUCCESS) return result;
-  result = driver_.cuMemMap(address, bytes, 0, physical, 0);
+  result = ShowDeviceLocked(address, segment, physical);
   // The mapping keeps the memory alive.
   driver_.cuMemRelease(physical);
+  return result;
+}
+
+CUresult ManagedMemory::ShowDeviceLocked(uint64_t address, const Segment& segment,
+                                         CUmemGenericAllocationHandle memory) {
+  CUresult result = driver_.cuMemMap(address, segment.bytes, 0, memory, 0);
   if (result != CUDA_SUCCESS) return result;
-  std::vector<CUmemAccessDesc> access(devices.size());
-  for (size_t i = 0; i < devices.size(); ++i) {
+  std::vector<CUmemAccessDesc> access(segment.devices.size());
+  for (size_t i = 0; i < access.size(); ++i) {
     access[i].location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    access[i].location.id = devices[i];
+    access[i].location.id = segment.devices[i];
     access[i].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   }
-  result = driver_.cuMemSetAccess(address, bytes, access.data(), access.size());
-  if (result != CUDA_SUCCESS) driver_.cuMemUnmap(address, bytes);
+  result = driver_.cuMemSetAccess(address, segment.bytes, access.data(), access.size());
+  if (result != CUDA_SUCCESS) driver_.cuMemUnmap(address, segment.bytes);
   return result;
+}
+
+CUresult ManagedMemory::PlaceOnHostLocked(uint64_t address, Segment* segment) {
+  // With a context of the device current, and the newest contents in the file.
+  CUresult result = CopyLocked({{address, segment->bytes}}, false, false);
+  if (result != CUDA_SUCCESS) return result;
+  void* const memory = reinterpret_cast<void*>(address);
+  CUmemGenericAllocationHandle device_memory = 0;
+  result = driver_.cuMemRetainAllocationHandle(&device_memory, memory);
+  if (result != CUDA_SUCCESS) return result;
+  result = driver_.cuMemUnmap(address, segment->bytes);
+  if (result != CUDA_SUCCESS) {
+    driver_.cuMemRelease(device_memory);
+    return result;
+  }
+  // The addresses stay the driver's: what it has reserved may be registered, and be device memory again after that.
+  segment->on_host = true;
+  segment->device_memory = device_memory;
+  on_host_.push_back(address);
+  on_host_count_.store(on_host_.size(), std::memory_order_release);
+  const bool mapped = mmap(memory, segment->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                           segment->file->fd.get(), off_t(segment->offset)) == memory;
+  result = mapped ? driver_.cuMemHostRegister_v2(memory, segment->bytes,
+                                                 CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP)
+                  : CUDA_ERROR_OUT_OF_MEMORY;
+  if (result != CUDA_SUCCESS) return PlaceOnDeviceLocked(address, segment, false);
+  CUdeviceptr there = 0;
+  if (driver_.cuMemHostGetDevicePointer_v2(&there, memory, 0) == CUDA_SUCCESS && there == address) return CUDA_SUCCESS;
+  return PlaceOnDeviceLocked(address, segment, false);
+}
+
+CUresult ManagedMemory::PlaceOnDeviceLocked(uint64_t address, Segment* segment, bool copied) {
+  EnterLocked(segment->device);
+  void* const memory = reinterpret_cast<void*>(address);
+  driver_.cuMemHostUnregister(memory);
+  // Empty, as the driver has it.
+  mmap(memory, segment->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+  segment->on_host = false;
+  on_host_.erase(std::find(on_host_.begin(), on_host_.end(), address));
+  on_host_count_.store(on_host_.size(), std::memory_order_release);
+  CUresult result = ShowDeviceLocked(address, *segment, segment->device_memory);
+  driver_.cuMemRelease(std::exchange(segment->device_memory, 0));
+  if (result == CUDA_SUCCESS && copied) result = CopyLocked({{address, segment->bytes}}, true, false);
+  segment->turns.Moved(false);
+  return result;
+}
+
+CUresult ManagedMemory::PlaceLocked(const std::vector<Run>& runs) {
+  for (const Run& run : runs) {
+    uint64_t start;
+    Segment* const segment = FindLocked(run.address, run.bytes, &start);
+    if (segment->on_host == segment->turns.wants_host()) continue;
+    CUresult result = CUDA_SUCCESS;
+    if (segment->on_host) {
+      result = PlaceOnDeviceLocked(start, segment, true);
+    } else if (segment->bytes != kPage || on_host_.size() == kMostOnHost) {
+      segment->turns.Moved(false);
+    } else {
+      // What the host has changed comes first: then the device has all that is new.
+      AwaitFetchLocked();
+      result = AwaitFlushLocked();
+      std::vector<Run> changed = runs;
+      LeaveOutHostLocked(&changed);
+      if (result == CUDA_SUCCESS) result = CopyLocked(changed, true, false);
+      if (result == CUDA_SUCCESS) result = PlaceOnHostLocked(start, segment);
+      segment->turns.Moved(segment->on_host);
+    }
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+void ManagedMemory::ForEachSegmentLocked(const std::vector<Run>& runs, const std::function<void(Segment*)>& use) {
+  uint64_t start;
+  for (const Run& run : runs) use(FindLocked(run.address, run.bytes, &start));
+}
+
+void ManagedMemory::LeaveOutHostLocked(std::vector<Run>* runs) const {
+  if (on_host_.empty()) return;
+  const auto is_on_host = [this](const Run& run) {
+    mutex_.AssertHeld();
+    uint64_t start;
+    return FindLocked(run.address, run.bytes, &start)->on_host;
+  };
+  runs->erase(std::remove_if(runs->begin(), runs->end(), is_on_host), runs->end());
+}
+
+uint64_t ManagedMemory::NoteWork() {
+  MutexLock lock(&mutex_);
+  uint64_t most = 0;
+  for (const uint64_t address : on_host_) most = std::max(most, segments_[address].turns.Work());
+  return most;
+}
+
+void ManagedMemory::LeaveHost() {
+  MutexLock lock(&mutex_);
+  for (const uint64_t address : std::vector<uint64_t>(on_host_)) {
+    Segment& segment = segments_[address];
+    if (segment.turns.work() < ManagedTurns::kWithoutHost) continue;
+    segment.turns.HostIsAway();
+    const CUresult result = PlaceOnDeviceLocked(address, &segment, true);
+    if (result != CUDA_SUCCESS) logging::Error("managed memory was lost: CUDA error {}", int(result));
+  }
 }
 
 std::shared_ptr<ManagedMemory::File> ManagedMemory::OpenFileLocked(int fd) {
@@ -140,15 +264,17 @@ CUresult ManagedMemory::Map(uint64_t address, uint64_t bytes, int device, const 
   if (!EnterLocked(device)) return CUDA_ERROR_NOT_SUPPORTED;
   if (!LeavesRoomLocked(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   Segment segment;
+  segment.turns = ManagedTurns(kRestless);
   segment.bytes = bytes;
   segment.device = device;
+  segment.devices = devices;
   // Either all have files or none.
   if (!segments_.empty() && !segments_.begin()->second.file != (fd < 0)) return CUDA_ERROR_INVALID_VALUE;
   if (fd >= 0) {
     const CUresult mapped = MapFileLocked(fd, offset, &segment);
     if (mapped != CUDA_SUCCESS) return mapped;
   }
-  CUresult result = BackLocked(address, bytes, device, devices);
+  CUresult result = BackLocked(address, segment);
   if (result == CUDA_SUCCESS) {
     result = ClearLocked(segment, address);
     if (result != CUDA_SUCCESS) driver_.cuMemUnmap(address, bytes);
@@ -157,7 +283,7 @@ CUresult ManagedMemory::Map(uint64_t address, uint64_t bytes, int device, const 
     if (segment.memory) munmap(segment.memory, bytes);
     return result;
   }
-  segments_[address] = std::move(segment);
+  segments_.emplace(address, std::move(segment));
   return CUDA_SUCCESS;
 }
 
@@ -167,6 +293,7 @@ CUresult ManagedMemory::Unmap(uint64_t address) {
   if (it == segments_.end()) return CUDA_ERROR_INVALID_VALUE;
   AwaitFlushLocked();
   EnterLocked(it->second.device);
+  if (it->second.on_host) PlaceOnDeviceLocked(address, &it->second, false);
   UnregisterLocked(&it->second);
   const CUresult result = driver_.cuMemUnmap(address, it->second.bytes);
   if (it->second.memory) munmap(it->second.memory, it->second.bytes);
@@ -180,6 +307,11 @@ CUresult ManagedMemory::Clear(uint64_t address) {
   const auto it = segments_.find(address);
   if (it == segments_.end()) return CUDA_ERROR_INVALID_VALUE;
   AwaitFlushLocked();
+  if (it->second.on_host) {
+    const CUresult placed = PlaceOnDeviceLocked(address, &it->second, false);
+    if (placed != CUDA_SUCCESS) return placed;
+  }
+  it->second.turns = ManagedTurns(kRestless);
   UnregisterLocked(&it->second);
   return ClearLocked(it->second, address);
 }
@@ -456,21 +588,30 @@ std::vector<ManagedMemory::Run> ManagedMemory::RunsLocked(std::string_view runs)
 
 CUresult ManagedMemory::Copy(std::string_view runs, bool to_device, bool may_go_on) {
   MutexLock lock(&mutex_);
-  const std::vector<Run> copied = RunsLocked(runs);
+  std::vector<Run> copied = RunsLocked(runs);
   if (copied.empty() && !runs.empty()) return CUDA_ERROR_INVALID_VALUE;
+  ForEachSegmentLocked(copied, [](Segment* segment) { segment->turns.Interrupt(); });
+  return CopyNowLocked(&copied, to_device, may_go_on);
+}
+
+CUresult ManagedMemory::CopyNowLocked(std::vector<Run>* runs, bool to_device, bool may_go_on) {
+  LeaveOutHostLocked(runs);
   // What it brings later would take the place of what the client has written by then.
   if (!to_device) AwaitFetchLocked();
   const CUresult before = FlushKeptLocked();
-  const CUresult result = CopyLocked(copied, to_device, may_go_on);
+  const CUresult result = CopyLocked(*runs, to_device, may_go_on);
   return before == CUDA_SUCCESS ? result : before;
 }
 
 CUresult ManagedMemory::BeginFlush(std::string_view runs, bool idle) {
-  if (idle) {
-    MutexLock lock(&mutex_);
-    if (KeepLocked(RunsLocked(runs))) return CUDA_SUCCESS;
-  }
-  return Copy(runs, true, true);
+  if (!idle) return Copy(runs, true, true);
+  MutexLock lock(&mutex_);
+  std::vector<Run> copied = RunsLocked(runs);
+  if (copied.empty() && !runs.empty()) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult placed = PlaceLocked(copied); placed != CUDA_SUCCESS) return placed;
+  ForEachSegmentLocked(copied, [now = Now()](Segment* segment) { segment->turns.HandedOver(now); });
+  LeaveOutHostLocked(&copied);
+  return KeepLocked(copied) ? CUDA_SUCCESS : CopyNowLocked(&copied, true, true);
 }
 
 bool ManagedMemory::BeginFetch(std::string_view runs) {
@@ -481,6 +622,7 @@ bool ManagedMemory::BeginFetch(std::string_view runs) {
   const auto is_registered = [&](const Run& run) {
     mutex_.AssertHeld();
     const Segment& segment = *FindLocked(run.address, run.bytes, &start);
+    if (segment.on_host) return true;
     const uint64_t first = (run.address - start) / kRegistered,
                    last = (run.address - start + run.bytes - 1) / kRegistered;
     return std::all_of(segment.pieces.begin() + long(first), segment.pieces.begin() + long(last) + 1,
@@ -490,6 +632,7 @@ bool ManagedMemory::BeginFetch(std::string_view runs) {
   AwaitFetchLocked();
   CUresult result = FlushKeptLocked();
   CUevent fetched = nullptr;
+  fetched_.clear();
   for (auto& [device, lane] : lanes_) {
     if (result != CUDA_SUCCESS || !lane.flushing || lane.ordered) continue;
     result =
@@ -500,6 +643,8 @@ bool ManagedMemory::BeginFetch(std::string_view runs) {
     const Segment& segment = *FindLocked(run.address, run.bytes, &start);
     if (result == CUDA_SUCCESS && !EnterLocked(segment.device)) result = CUDA_ERROR_INVALID_CONTEXT;
     fetched = lanes_[segment.device].fetched;
+    fetched_.push_back(start);
+    if (segment.on_host) continue;
     for (uint64_t at = run.address - start, end = at + run.bytes; at < end && result == CUDA_SUCCESS;) {
       const uint64_t step = std::min(end, (at / kRegistered + 1) * kRegistered) - at;
       result = driver_.cuMemcpyDtoHAsync_v2(segment.memory + at, start + at, step, CU_STREAM_LEGACY);
@@ -523,12 +668,15 @@ void ManagedMemory::EndFetch() {
   MutexLock lock(&mutex_);
   // It was behind them.
   for (auto& [device, lane] : lanes_) lane.flushing = false;
+  const uint64_t now = Now();
+  for (const uint64_t address : fetched_) segments_[address].turns.CameBack(now);
   flushing_.store(false, std::memory_order_release);
 }
 
 void ManagedMemory::LeaveFetch() {
   MutexLock lock(&mutex_);
   for (auto& [device, lane] : lanes_) lane.fetching = lane.fetching || lane.fetched == fetch_;
+  for (const uint64_t address : fetched_) segments_[address].turns.Interrupt();
 }
 
 void ManagedMemory::AwaitFetchLocked() {
@@ -541,6 +689,16 @@ void ManagedMemory::AwaitFetchLocked() {
 CUresult ManagedMemory::Flush(std::string_view runs) { return Copy(runs, true, false); }
 
 CUresult ManagedMemory::Fetch(std::string_view runs) { return Copy(runs, false, false); }
+
+CUresult ManagedMemory::FetchAtWait(std::string_view runs) {
+  MutexLock lock(&mutex_);
+  std::vector<Run> copied = RunsLocked(runs);
+  if (copied.empty() && !runs.empty()) return CUDA_ERROR_INVALID_VALUE;
+  const std::vector<Run> all = copied;
+  const CUresult result = CopyNowLocked(&copied, false, false);
+  ForEachSegmentLocked(all, [now = Now()](Segment* segment) { segment->turns.CameBack(now); });
+  return result;
+}
 
 CUresult ManagedMemory::Fetch(uint64_t address, uint64_t bytes) {
   const Run run = {address, bytes};

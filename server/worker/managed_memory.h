@@ -6,6 +6,9 @@
 // (client/session/managed_pages.h): it has pages copied from the file to the device (Flush) and back (Fetch). A client
 // on another machine keeps its file, and the bytes travel with its requests (Write, Read).
 //
+// Short segments that host and kernels use in turn may be host memory for a while: then the file is mapped, and
+// registered, at the client's address, and Flush and Fetch copy nothing (managed_turns.h). The client does not notice.
+//
 // Copies are made in streams of this class's own, which wait for no other stream, and have ended when the functions
 // return, except where one says otherwise. Thread-safe: the executor, its watcher and waiters copy. The caller makes
 // sure that no work on the GPU uses the same pages.
@@ -29,6 +32,7 @@
 #include "server/driver/driver_table.h"
 #include "server/worker/bulk_copies.h"
 #include "server/worker/current_context.h"
+#include "server/worker/managed_turns.h"
 
 namespace cuda_remote::server {
 
@@ -60,6 +64,8 @@ class ManagedMemory {
   CUresult Flush(std::string_view runs);
   CUresult Fetch(std::string_view runs);
   CUresult Fetch(uint64_t address, uint64_t bytes);
+  // The same at the end of a wait for the GPU, as the client does at each such wait.
+  CUresult FetchAtWait(std::string_view runs);
   // As Fetch, but in the legacy stream, behind all work of blocking streams and all flushes, and it goes on. False if
   // that cannot be had for these pages. If it can, the caller polls FetchState, which is CUDA_ERROR_NOT_READY until the
   // pages are here, and then calls EndFetch; or it calls LeaveFetch: then whoever fetches later waits for it. For
@@ -73,6 +79,7 @@ class ManagedMemory {
   // `idle`: the session's GPU has nothing to do, nothing is captured, and there is one context. Then a short copy may
   // even wait for one of these two calls, so that it goes into the stream that OrderBehindFlush names, where it waits
   // for nothing. Executor only.
+  // Segments also change their place then, if it is time to.
   CUresult BeginFlush(std::string_view runs, bool idle);
   bool flushing() const { return flushing_.load(std::memory_order_acquire); }
   // `stream` is not captured; its context is current. `blocking`: whether it waits for the legacy stream.
@@ -83,6 +90,13 @@ class ManagedMemory {
   CUresult Read(uint64_t address, uint64_t bytes, std::string* out);
   // Whether the segments have no file.
   bool carried() const;
+
+  // Whether segments are host memory. Then NoteWork is told of all work that may use managed memory, before it begins.
+  // It returns how much that was since the host has used the segment that it has not used for longest. LeaveHost puts
+  // those of at least ManagedTurns::kWithoutHost back into device memory; the session's GPU is idle. Executor only.
+  bool on_host() const { return on_host_count_.load(std::memory_order_acquire) != 0; }
+  uint64_t NoteWork();
+  void LeaveHost();
 
   // The context to copy in, if that of the memory's device is not known; executor only, before the functions above.
   void UseContext(int device, ContextRef context);
@@ -102,6 +116,8 @@ class ManagedMemory {
   // What stays free of a GPU's memory: 1/kLeftPart, at most kMostLeft. Natively, managed memory makes room for what the
   // driver needs itself, such as the code of a kernel that is launched for the first time. Here it stays where it is.
   static constexpr uint64_t kMostLeft = 128 << 20, kLeftPart = 64;
+  // Segments that are host memory at a time, at most.
+  static constexpr size_t kMostOnHost = 64;
   struct Piece {
     uint64_t moved = 0;
     bool registered = false;
@@ -118,6 +134,10 @@ class ManagedMemory {
     std::shared_ptr<File> file;  // null: the client's is on another machine
     uint64_t offset = 0;
     std::vector<Piece> pieces;
+    std::vector<int> devices;  // that may use it
+    bool on_host = false;
+    CUmemGenericAllocationHandle device_memory = 0;  // of a segment that is host memory
+    ManagedTurns turns;
   };
   struct Lane {
     ContextRef context;
@@ -130,6 +150,10 @@ class ManagedMemory {
     bool fetching = false;      // it may not be done, and LeaveFetch was called
   };
 
+  struct Run {
+    uint64_t address, bytes;
+  };
+
   bool ReserveLocked() CR_REQUIRES(mutex_);
   const Segment* FindLocked(uint64_t address, uint64_t bytes, uint64_t* start) const CR_REQUIRES(mutex_);
   Segment* FindLocked(uint64_t address, uint64_t bytes, uint64_t* start) CR_REQUIRES(mutex_) {
@@ -139,9 +163,6 @@ class ManagedMemory {
   bool LeavesRoomLocked(uint64_t bytes) const CR_REQUIRES(mutex_);
   // The stream of the device's, with its context current in this thread. Null: there is no context.
   CUstream EnterLocked(int device) CR_REQUIRES(mutex_);
-  struct Run {
-    uint64_t address, bytes;
-  };
   // Puts off the flush of `runs`. False if it must begin now.
   bool KeepLocked(const std::vector<Run>& runs) CR_REQUIRES(mutex_);
   std::vector<Run> TakeKeptLocked() CR_REQUIRES(mutex_);
@@ -151,6 +172,8 @@ class ManagedMemory {
   // Copies `runs`, which a client has sent; empty: they are wrong.
   std::vector<Run> RunsLocked(std::string_view runs) const CR_REQUIRES(mutex_);
   CUresult Copy(std::string_view runs, bool to_device, bool may_go_on);
+  // Behind what was put off. Leaves in `runs` what was copied.
+  CUresult CopyNowLocked(std::vector<Run>* runs, bool to_device, bool may_go_on) CR_REQUIRES(mutex_);
   // Copies ranges, each in one segment, and has ended when it returns, or else BeginFlush describes what goes on.
   CUresult CopyLocked(const std::vector<Run>& runs, bool to_device, bool may_go_on) CR_REQUIRES(mutex_);
   // Notes that what is in the lane's stream goes on.
@@ -168,8 +191,20 @@ class ManagedMemory {
   void RegisterLocked(Segment* segment, size_t piece) CR_REQUIRES(mutex_);
   void UnregisterLocked(Segment* segment) CR_REQUIRES(mutex_);
   CUresult ClearLocked(const Segment& segment, uint64_t address) CR_REQUIRES(mutex_);
-  CUresult BackLocked(uint64_t address, uint64_t bytes, int device, const std::vector<int>& devices)
+  CUresult BackLocked(uint64_t address, const Segment& segment) CR_REQUIRES(mutex_);
+  // Maps device memory at the segment's address.
+  CUresult ShowDeviceLocked(uint64_t address, const Segment& segment, CUmemGenericAllocationHandle memory)
       CR_REQUIRES(mutex_);
+  // Nothing uses the segment. The contents go along, except from a file that is not to be `copied`.
+  CUresult PlaceOnHostLocked(uint64_t address, Segment* segment) CR_REQUIRES(mutex_);
+  CUresult PlaceOnDeviceLocked(uint64_t address, Segment* segment, bool copied) CR_REQUIRES(mutex_);
+  // The client has handed over all of these segments. Puts them where they are to be; `runs` are those that it has
+  // changed.
+  CUresult PlaceLocked(const std::vector<Run>& runs) CR_REQUIRES(mutex_);
+  void ForEachSegmentLocked(const std::vector<Run>& runs, const std::function<void(Segment*)>& use) CR_REQUIRES(mutex_);
+  // Takes out what needs no copy.
+  void LeaveOutHostLocked(std::vector<Run>* runs) const CR_REQUIRES(mutex_);
+  static uint64_t Now();
 
   const DriverTable& driver_;
   StagingPool* const staging_;
@@ -180,7 +215,10 @@ class ManagedMemory {
   std::atomic<bool> flushing_{false};            // any lane's, or something is in `kept_`
   std::vector<Run> kept_ CR_GUARDED_BY(mutex_);  // of one device: flushes that were put off
   uint64_t kept_bytes_ CR_GUARDED_BY(mutex_) = 0;
-  CUevent fetch_ CR_GUARDED_BY(mutex_) = nullptr;   // of the last BeginFetch
+  CUevent fetch_ CR_GUARDED_BY(mutex_) = nullptr;        // of the last BeginFetch
+  std::vector<uint64_t> fetched_ CR_GUARDED_BY(mutex_);  // its segments
+  std::vector<uint64_t> on_host_ CR_GUARDED_BY(mutex_);
+  std::atomic<size_t> on_host_count_{0};
   std::weak_ptr<File> file_ CR_GUARDED_BY(mutex_);  // of the segment that came last
   BulkCopies bulk_;
 };

@@ -3,6 +3,7 @@
 // work is in progress that the program has not waited for, and whether a write of the GPU's was lost.
 
 #include <cuda.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -36,7 +37,7 @@ class ManagedTest : public testing::Test {
         std::vector<std::string>{WorkerPath(), "--driver", "server/softgpu/libsoftgpu.so", "--log-level", "warn"});
     unsetenv("SOFTGPU_LATE_MS");
     client_ = std::make_unique<TestClient>(worker_->Connect());
-    client_->OpenContext();
+    context_ = client_->OpenContext();
     memory_ = client_->Allocate(kBytes);
     ASSERT_NE(memory_, 0u);
   }
@@ -131,7 +132,7 @@ class ManagedTest : public testing::Test {
   const char* const late_ms_;
   std::unique_ptr<WorkerProcess> worker_;
   std::unique_ptr<TestClient> client_;
-  uint64_t memory_ = 0;
+  uint64_t context_ = 0, memory_ = 0;
 };
 
 class ManagedInTimeTest : public ManagedTest {
@@ -268,6 +269,168 @@ TEST_F(ManagedInTimeTest, BytesComeAndGoInTurns) {
     }
   }
   close(fd);
+}
+
+// Segments that are host memory now and device memory then.
+class ManagedRestlessTest : public ManagedInTimeTest {
+ protected:
+  static constexpr uint64_t kSegment = ManagedMemory::kPage;
+  void SetUp() override {
+    setenv("CUDA_REMOTE_RESTLESS", "1", 1);
+    ManagedInTimeTest::SetUp();
+    unsetenv("CUDA_REMOTE_RESTLESS");
+    file_ = memfd_create("managed", MFD_CLOEXEC);
+    ASSERT_EQ(ftruncate(file_, 2 * off_t(kSegment)), 0);
+    for (const uint64_t at : {uint64_t{0}, kSegment}) Map(at);
+    model_.assign(2 * kSegment, 0);
+  }
+  void TearDown() override {
+    close(file_);
+    ManagedInTimeTest::TearDown();
+  }
+
+  void Map(uint64_t at) {
+    const uint64_t tag = ++tags_;
+    ASSERT_EQ(client_->channel().SendFd(tag, file_), ChannelStatus::kOk);
+    wire::OpManagedMap_Request map;
+    map.tag = tag;
+    map.address = kManagedBase + at;
+    map.offset = at;
+    map.bytes = kSegment;
+    ASSERT_EQ(client_->Call(kOpManagedMap, map), CUDA_SUCCESS);
+  }
+  // As a client that frees the segment's memory: `action` is that of OpManagedUnmap.
+  void Unmap(uint64_t at, uint32_t action) {
+    wire::OpManagedUnmap_Request unmap;
+    unmap.address = kManagedBase + at;
+    unmap.action = action;
+    ASSERT_EQ(client_->Call(kOpManagedUnmap, unmap), CUDA_SUCCESS);
+    ASSERT_EQ(fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(at), kSegment), 0);
+    model_.replace(at, kSegment, kSegment, 0);
+  }
+  void Fill(uint64_t at, uint64_t bytes, char value) {
+    wire::cuMemsetD8Async_Request fill;
+    fill.dstDevice = kManagedBase + at;
+    fill.uc = uint8_t(value);
+    fill.N = bytes;
+    ASSERT_EQ(client_->Call(kCall_cuMemsetD8Async, fill), CUDA_SUCCESS);
+    model_.replace(at, bytes, bytes, value);
+  }
+  std::string InFile(uint64_t at, uint64_t bytes) {
+    std::string data(bytes, 0);
+    EXPECT_EQ(pread(file_, &data[0], bytes, off_t(at)), ssize_t(bytes));
+    return data;
+  }
+  void Fetch(uint64_t at, uint64_t bytes) {
+    wire::OpManagedFetch_Request in;
+    in.address = kManagedBase + at;
+    in.bytes = bytes;
+    in.wait = 1;
+    ASSERT_EQ(client_->Call(kOpManagedFetch, in), CUDA_SUCCESS);
+  }
+  // What the GPU writes is in the file at once.
+  bool IsOnHost(uint64_t at) {
+    const char before = InFile(at, 1)[0];
+    Fill(at, 1, char(before + 1));
+    EXPECT_EQ(client_->Synchronize(), CUDA_SUCCESS);
+    const bool there = InFile(at, 1)[0] != before;
+    Fetch(at, 1);
+    EXPECT_EQ(InFile(at, 1)[0], char(before + 1));
+    return there;
+  }
+  // The host changes pages, hands them over, the GPU changes them too, and the host waits and has them again.
+  void Turn(const std::vector<Run>& runs) {
+    for (const Run& run : runs) {
+      std::string bytes(run.bytes, 0);
+      for (char& byte : bytes) byte = char(random_());
+      const uint64_t at = run.address - kManagedBase;
+      ASSERT_EQ(pwrite(file_, bytes.data(), bytes.size(), off_t(at)), ssize_t(bytes.size()));
+      model_.replace(at, bytes.size(), bytes);
+    }
+    Flush(runs);
+    for (const Run& run : runs) {
+      const uint64_t at = run.address - kManagedBase;
+      Fill(at + random_() % run.bytes, 1, char(random_()));
+      // And some that it did not change, or did not give away.
+      Fill(at / kSegment * kSegment + random_() % kSegment, 1, char(random_()));
+    }
+    if (!AwaitWith(runs)) {
+      for (const Run& run : runs) Fetch(run.address - kManagedBase, run.bytes);
+    }
+    for (const Run& run : runs) {
+      const uint64_t at = run.address - kManagedBase;
+      ASSERT_EQ(InFile(at, run.bytes), model_.substr(at, run.bytes));
+    }
+  }
+
+  int file_ = -1;
+  uint64_t tags_ = 2;
+  std::string model_;
+};
+
+TEST_F(ManagedRestlessTest, BytesAreTheSameInBothPlaces) {
+  int on_host = 0, on_device = 0;
+  for (int turn = 0; turn < 300; ++turn) {
+    SCOPED_TRACE(testing::Message() << "turn " << turn);
+    std::vector<Run> runs;
+    for (const uint64_t segment : {uint64_t{0}, kSegment}) {
+      if (random_() % 3 == 0) continue;
+      runs.push_back({kManagedBase + segment + random_() % 400 * kBytes, (1 + random_() % 16) * kBytes});
+    }
+    if (runs.empty()) continue;
+    ASSERT_NO_FATAL_FAILURE(Turn(runs));
+    ++(IsOnHost(kSegment * (random_() % 2)) ? on_host : on_device);
+    if (turn % 20 == 19) {
+      for (const uint64_t segment : {uint64_t{0}, kSegment}) {
+        Fetch(segment, kSegment);
+        ASSERT_EQ(InFile(segment, kSegment), model_.substr(segment, kSegment));
+      }
+    }
+    const uint64_t segment = random_() % 2 * kSegment;
+    switch (random_() % 20) {
+      case 0:
+        Unmap(segment, 1);
+        break;
+      case 1:
+        Unmap(segment, 0);
+        Map(segment);
+        break;
+      default:
+        break;
+    }
+  }
+  EXPECT_GT(on_host, 20);
+  EXPECT_GT(on_device, 20);
+}
+
+TEST_F(ManagedRestlessTest, MemoryThatTheHostHasLeftGoesBackToTheDevice) {
+  for (int turn = 0; !IsOnHost(0); ++turn) {
+    ASSERT_LT(turn, 20);
+    ASSERT_NO_FATAL_FAILURE(Turn({{kManagedBase, 16 * kBytes}}));
+  }
+  // The GPU alone uses it, and never has nothing to do that the worker is told of.
+  for (uint64_t i = 0; i < 4 * ManagedTurns::kWithoutHost; ++i) Fill(i, 1, char(i));
+  EXPECT_EQ(client_->Synchronize(), CUDA_SUCCESS);
+  EXPECT_FALSE(IsOnHost(0));
+  Fetch(0, kSegment);
+  EXPECT_EQ(InFile(0, kSegment), model_.substr(0, kSegment));
+}
+
+TEST_F(ManagedRestlessTest, ItsContextEnds) {
+  for (int turn = 0; !IsOnHost(0); ++turn) {
+    ASSERT_LT(turn, 20);
+    ASSERT_NO_FATAL_FAILURE(Turn({{kManagedBase, 16 * kBytes}}));
+  }
+  wire::cuDevicePrimaryCtxRelease_v2_Request end;
+  end.context = context_;
+  ASSERT_EQ(client_->Call(kCall_cuDevicePrimaryCtxRelease_v2, end), CUDA_SUCCESS);
+  client_->context_slot = 0;
+  client_->OpenContext();
+  Fetch(0, kSegment);
+  EXPECT_EQ(InFile(0, kSegment), model_.substr(0, kSegment));
+  Fill(100, 10, 'n');
+  Fetch(0, kSegment);
+  EXPECT_EQ(InFile(0, kSegment), model_.substr(0, kSegment));
 }
 
 // A program may go by a function of the host's that no work follows. When the client has run it, the driver still has

@@ -24,6 +24,9 @@ namespace {
 // Threads that may wait for the GPU at the same time. What a client with more waits has beyond that, one thread polls.
 constexpr size_t kMaxWaiters = 256;
 constexpr size_t kSideWaiters = 32;
+// How long work is held up for managed memory to go back to the device, and how often the GPU is asked meanwhile.
+constexpr std::chrono::milliseconds kLongestLeave{10};
+constexpr std::chrono::microseconds kLeavePoll{20};
 
 // How long the executor itself waits before it hands a wait over. On a small machine the time is better left to others.
 std::chrono::nanoseconds SpinLimit() {
@@ -262,7 +265,10 @@ CUresult WorkerSession::EnterContext(const FrameHeader& header) {
   if (parts_.staging->has_much_unused() && idle() && MakeCurrent(table_, AnyContext()) == CUDA_SUCCESS) {
     parts_.staging->GiveBack();
   }
-  if (work == Work::kMayStart) ++work_;
+  if (work == Work::kMayStart) {
+    if (managed_memory_->on_host()) LeaveUnusedHostMemory();
+    ++work_;
+  }
   if (work == Work::kWaits && !uploads_.empty()) uploads_.Collect();
   if (managed_memory_->flushing() && !TraitsOf(header.call).Has(kFollowsFlushes)) {
     if (const CUresult flushed = managed_memory_->AwaitFlush(); flushed != CUDA_SUCCESS) SetPendingError(flushed);
@@ -873,6 +879,39 @@ std::string WorkerSession::NameOfPart(uint64_t handle, size_t part) {
     if (!symbol.managed && !symbol.constant && --part == 0) return "variable " + symbol.name;
   }
   return "a variable";
+}
+
+CUresult WorkerSession::QueryAll(const std::vector<ContextRef>& contexts) {
+  CUresult first = CUDA_SUCCESS;
+  const auto note = [&first](CUresult state) {
+    if (first == CUDA_SUCCESS || state == CUDA_ERROR_NOT_READY) first = state;
+  };
+  for (const ContextRef& context : contexts) {
+    if (MakeCurrent(table_, context) == CUDA_SUCCESS) note(table_.cuStreamQuery(CU_STREAM_LEGACY));
+    if (first == CUDA_ERROR_NOT_READY) return first;
+  }
+  handles_.ForEach(Kind::kStream, [&](const HandleMap::Entry& entry) {
+    if (first != CUDA_ERROR_NOT_READY) note(table_.cuStreamQuery(reinterpret_cast<CUstream>(entry.real)));
+  });
+  for (const WorkMark& mark : stream_marks_) {
+    if (first != CUDA_ERROR_NOT_READY) note(table_.cuEventQuery(mark.event.get()));
+  }
+  return first;
+}
+
+void WorkerSession::LeaveUnusedHostMemory() {
+  const uint64_t work = managed_memory_->NoteWork();
+  if (work == 0 || work % ManagedTurns::kWithoutHost != 0) return;
+  if (contexts_.size() != 1 || CapturesInProgress() != 0) return;
+  const auto is_idle = [this] { return idle() || QueryAll({contexts_.begin()->second.ref}) == CUDA_SUCCESS; };
+  bool done = is_idle();
+  // A program that never waits gives the GPU work all the time: then it is held up, seldom and not for long, since the
+  // work may be waiting for the program.
+  const bool may_wait = (work & (work - 1)) == 0;
+  for (const auto end = Now() + kLongestLeave; !done && may_wait && Now() < end; done = is_idle()) {
+    std::this_thread::sleep_for(kLeavePoll);
+  }
+  if (done) managed_memory_->LeaveHost();
 }
 
 void WorkerSession::NoteSynchronized(uint64_t work) {

@@ -348,6 +348,9 @@ class WorkerSession : public Session {
   // The same for waits for all contexts.
   uint64_t work_given() const { return work_; }
   void NoteSynchronized(uint64_t work);
+  // What these contexts' streams, and the session's that were destroyed, are at: CUDA_ERROR_NOT_READY, or the first
+  // error of those that are done. Nothing is captured. Executor only. Leaves another context current.
+  CUresult QueryAll(const std::vector<ContextRef>& contexts);
 
   // A blocking stream is about to be captured: records events behind the work in the legacy streams, which cannot be
   // looked at any more when it is. Leaves another context current.
@@ -394,6 +397,8 @@ class WorkerSession : public Session {
   DriverHooks HooksOf();
   // `stream` is about to be destroyed: what waits for all work while a stream is captured could not find its work.
   void MarkStreamWork(CUstream stream);
+  // Work begins, and some managed memory is host memory: has it go back if the host does not use it any more.
+  void LeaveUnusedHostMemory();
   void AddMark(const ContextInfo& context, CUstream stream, std::vector<WorkMark>* marks);
   CUresult EnterContext(const FrameHeader& header);
   // For GpuReach, if the session uses several GPUs: what the request names.

@@ -643,7 +643,7 @@ class Random {
     size_t begin, bytes;
     Part(range, &begin, &bytes);
     bytes = std::min<size_t>(bytes, 9000);
-    const unsigned turns = 1 + Pick(7);
+    const unsigned turns = 1 + Pick(10);
     for (unsigned turn = 0; turn < turns; ++turn) {
       for (size_t i = begin; i < begin + bytes; i += 1 + turn % 3) {
         range.memory[i] += (unsigned char)(turn + 1);
@@ -661,6 +661,15 @@ class Random {
       }
       Same(range, begin, bytes);
     }
+    // And then the GPU goes on alone for a while.
+    if (Pick(8) != 0) return;
+    const int stream = ForWork(range);
+    for (unsigned launch = 0; launch < 140; ++launch) {
+      Advance<<<1, 1, 0, streams_[stream]>>>(range.memory + begin, 1, 1, launch);
+      LAUNCH_CHECK();
+      AdvanceModel(&range.model[begin], 1, 1, launch);
+    }
+    Uses(range, stream);
   }
 
   void CreateStream(cudaStream_t* stream) {

@@ -28,7 +28,8 @@ Modes:
   migrate_ten   ten moves between two servers in one run
   clients       four jobs at once on one server
   late_MODE     MODE with a software GPU that does all work as late as CUDA allows (SOFTGPU_LATE_MS, server/softgpu), and a
-                worker that overwrites the memory that it has done with (CUDA_REMOTE_POISON)
+                worker that overwrites the memory that it has done with (CUDA_REMOTE_POISON) and moves managed memory
+                between host and device all the time (CUDA_REMOTE_RESTLESS)
 
 Exit code: 0 all passed, 1 some failed, 2 wrong use.
 """
@@ -227,7 +228,11 @@ SOFTWARE_GPUS = {
 
 
 # What programs get in their environment on the software GPU alone.
-SOFTWARE_ENVIRONMENT = {"code_linked": {"APP_KEEP": "first"}}
+SOFTWARE_ENVIRONMENT = {
+    "code_linked": {"APP_KEEP": "first"},
+    "managed_random": {"CUDA_REMOTE_RESTLESS": "1"},
+    "managed_threads": {"CUDA_REMOTE_RESTLESS": "1"},
+}
 
 
 class Case:
@@ -527,6 +532,7 @@ def run_case(options, app, mode):
             if mode.startswith(LATE):
                 lab.env["SOFTGPU_LATE_MS"] = str(LATE_MS)
                 lab.env["CUDA_REMOTE_POISON"] = "1"
+                lab.env["CUDA_REMOTE_RESTLESS"] = "1"
             pick = random.Random(f"{options.seed} {app} {mode}")
             case = Case(lab, app, os.path.abspath(path), options.case_limit, options.run_seconds, pick)
             try:

@@ -76,7 +76,7 @@ bool HasEnded(WorkerSession& worker, const Work& work) {
     if (driver.cuEventQuery(mark.event.get()) == CUDA_ERROR_NOT_READY) return false;
   }
   if (work.contexts.empty()) return true;
-  return QueryAll(worker, work.contexts) != CUDA_ERROR_NOT_READY;
+  return worker.QueryAll(work.contexts) != CUDA_ERROR_NOT_READY;
 }
 
 // If the last work of the session are functions of the host's, and the client has run them: waits until the driver has
@@ -115,7 +115,7 @@ void FetchExpected(WorkerSession& worker, const Request& request, ReplyBuilder* 
   const std::string_view runs = request.payload.unstable();
   if (runs.empty() || worker.executes_kept() || !IsDone(worker, AllWork(worker))) return;
   worker.PrepareManagedMemory();
-  if (worker.managed_memory().Fetch(runs) == CUDA_SUCCESS) NoteFetched(&reply->payload);
+  if (worker.managed_memory().FetchAtWait(runs) == CUDA_SUCCESS) NoteFetched(&reply->payload);
   MakeCurrent(worker.driver(), worker.current_ref());
 }
 

@@ -34,7 +34,7 @@ CUresult SynchronizeContext(WorkerSession& worker, const Request& request, Conte
     CUresult state = CUDA_SUCCESS;
     fetching = BeginFetchExpected(worker, request);
     // The copies are behind all of it.
-    const auto ask = [&] { return fetching ? worker.managed_memory().FetchState() : QueryAll(worker, {context}); };
+    const auto ask = [&] { return fetching ? worker.managed_memory().FetchState() : worker.QueryAll({context}); };
     if (worker.SpinUntil([&] { return (state = ask()) != CUDA_ERROR_NOT_READY; }) && state == CUDA_SUCCESS) {
       worker.NoteSynchronized(work);
       if (fetching) {

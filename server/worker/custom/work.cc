@@ -68,25 +68,6 @@ Work WorkOnMemoryOf(WorkerSession& worker, int gpu) {
   return WorkOn(worker, [&worker, gpu](int user) { return worker.MayUseMemoryOf(user, gpu); });
 }
 
-CUresult QueryAll(WorkerSession& worker, const std::vector<ContextRef>& contexts) {
-  const DriverTable& driver = worker.driver();
-  CUresult first = CUDA_SUCCESS;
-  const auto note = [&first](CUresult state) {
-    if (first == CUDA_SUCCESS || state == CUDA_ERROR_NOT_READY) first = state;
-  };
-  for (const ContextRef& context : contexts) {
-    if (MakeCurrent(driver, context) == CUDA_SUCCESS) note(driver.cuStreamQuery(CU_STREAM_LEGACY));
-    if (first == CUDA_ERROR_NOT_READY) return first;
-  }
-  worker.handles().ForEach(Kind::kStream, [&](const HandleMap::Entry& entry) {
-    if (first != CUDA_ERROR_NOT_READY) note(driver.cuStreamQuery(reinterpret_cast<CUstream>(entry.real)));
-  });
-  for (const WorkMark& mark : worker.stream_marks()) {
-    if (first != CUDA_ERROR_NOT_READY) note(driver.cuEventQuery(mark.event.get()));
-  }
-  return first;
-}
-
 std::function<CUresult()> WaitFor(WorkerSession& worker, const Work& work) {
   const DriverTable* const driver = &worker.driver();
   CUresult marked = CUDA_SUCCESS;
@@ -150,7 +131,7 @@ void GiveBackStaging(WorkerSession& worker) {
   if (!worker.staging().has_much_unused() || CapturesInProgress() != 0) return;
   std::vector<ContextRef> contexts;
   for (const auto& [handle, context] : worker.contexts()) contexts.push_back(context.ref);
-  const bool nothing = QueryAll(worker, contexts) == CUDA_SUCCESS;
+  const bool nothing = worker.QueryAll(contexts) == CUDA_SUCCESS;
   if (nothing && MakeCurrent(worker.driver(), worker.AnyContext()) == CUDA_SUCCESS) worker.staging().GiveBack();
   MakeCurrent(worker.driver(), worker.current_ref());
 }

@@ -30,10 +30,6 @@ Work AllWork(WorkerSession& worker);
 // The part of it that may use memory of `gpu` (gpu_reach.h).
 Work WorkOnMemoryOf(WorkerSession& worker, int gpu);
 
-// What these contexts' streams, and the session's that were destroyed, are at: CUDA_ERROR_NOT_READY, or the first error
-// of those that are done. Nothing is captured. Executor only. Leaves another context current.
-CUresult QueryAll(WorkerSession& worker, const std::vector<ContextRef>& contexts);
-
 // What waits for it, on any thread, once. Leaves another context current. Gives the first error of any context, which
 // need not be that of the caller's. Call WaitFor itself on the executor: a stream may be destroyed before the wait is
 // over.

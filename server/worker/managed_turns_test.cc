@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/worker/managed_turns.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+
+namespace cuda_remote::server {
+namespace {
+
+class ManagedTurnsTest : public testing::Test {
+ protected:
+  // `count` turns of this length, each in the place where the memory is; it moves as soon as it is to.
+  void Pass(uint64_t count, uint64_t on_device, uint64_t on_host) {
+    for (uint64_t i = 0; i < count; ++i) {
+      if (turns_.wants_host() != on_host_) {
+        on_host_ = turns_.wants_host();
+        turns_.Moved(on_host_);
+        ++moves_;
+      }
+      (on_host_ ? host_turns_ : device_turns_) += 1;
+      turns_.HandedOver(now_);
+      now_ += on_host_ ? on_host : on_device;
+      turns_.CameBack(now_);
+      now_ += 7;
+    }
+  }
+
+  ManagedTurns turns_;
+  bool on_host_ = false;
+  uint64_t now_ = 1000, moves_ = 0, host_turns_ = 0, device_turns_ = 0;
+};
+
+TEST_F(ManagedTurnsTest, TheQuickerPlaceIsFoundSoon) {
+  Pass(200, 50, 30);
+  EXPECT_TRUE(on_host_);
+  EXPECT_EQ(moves_, 1u);
+  EXPECT_LE(device_turns_, ManagedTurns::kFirst + ManagedTurns::kTurns);
+}
+
+TEST_F(ManagedTurnsTest, MemoryOfSlowerKernelsStaysOnTheDevice) {
+  Pass(100000, 50, 500);
+  EXPECT_FALSE(on_host_);
+  // Trials become rare.
+  EXPECT_LE(moves_, 2u * 9);
+  EXPECT_LE(host_turns_, 9 * ManagedTurns::kTurns);
+}
+
+TEST_F(ManagedTurnsTest, ALittleQuickerIsNotWorthIt) {
+  Pass(300, 50, 48);
+  EXPECT_FALSE(on_host_);
+}
+
+TEST_F(ManagedTurnsTest, SingleLongTurnsDoNotCount) {
+  for (int i = 0; i < 40; ++i) {
+    Pass(9, 50, 30);
+    Pass(1, 100000, 100000);
+  }
+  EXPECT_TRUE(on_host_);
+  EXPECT_EQ(moves_, 1u);
+}
+
+TEST_F(ManagedTurnsTest, KernelsThatBecomeSlowerBringItBack) {
+  Pass(200, 50, 30);
+  ASSERT_TRUE(on_host_);
+  Pass(2 * ManagedTurns::kTurns, 50, 500);
+  EXPECT_FALSE(on_host_);
+}
+
+TEST_F(ManagedTurnsTest, AMoveThatFailsIsNotTriedAtEveryTurn) {
+  int tried = 0;
+  for (int i = 0; i < 10000; ++i) {
+    if (turns_.wants_host()) {
+      ++tried;
+      turns_.Moved(false);
+    }
+    turns_.HandedOver(now_);
+    turns_.CameBack(now_ += 50);
+  }
+  EXPECT_GT(tried, 1);
+  EXPECT_LE(tried, 6);
+}
+
+TEST_F(ManagedTurnsTest, OnlyWholeTurnsAreTimed) {
+  for (int i = 0; i < 1000; ++i) {
+    turns_.HandedOver(now_);
+    turns_.Interrupt();
+    turns_.CameBack(now_ += 50);
+  }
+  EXPECT_FALSE(turns_.wants_host());
+}
+
+TEST_F(ManagedTurnsTest, WorkWithoutTheHostIsCounted) {
+  Pass(200, 50, 30);
+  ASSERT_TRUE(on_host_);
+  EXPECT_EQ(turns_.Work(), 1u);
+  EXPECT_EQ(turns_.Work(), 2u);
+  Pass(1, 50, 30);
+  EXPECT_EQ(turns_.Work(), 1u);
+  turns_.Work();
+  turns_.Interrupt();
+  EXPECT_EQ(turns_.Work(), 1u);
+  turns_.HostIsAway();
+  Pass(ManagedTurns::kShortestPause, 50, 30);
+  EXPECT_FALSE(on_host_);
+  Pass(2 * ManagedTurns::kTurns, 50, 30);
+  EXPECT_TRUE(on_host_);
+}
+
+}  // namespace
+}  // namespace cuda_remote::server
