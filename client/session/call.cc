@@ -197,12 +197,15 @@ CUresult Call::Send() {
     CopyManagedPayload();
     sending = std::shared_lock<std::shared_mutex>(session_->managed_home().pages().sending());
   }
-  if (const ChannelStatus status = HandOverManaged(); status != ChannelStatus::kOk) return session_->Lose(status);
+  if (const ChannelStatus status = HandOverManaged(true); status != ChannelStatus::kOk) return session_->Lose(status);
   header_.flags |= kFlagNoReply;
   uint64_t sequence = 0;
   const ChannelStatus status = session_->channel().Send(header_, *message_, payload_, &sequence, !traits.only_asks(),
                                                         quiet_ || traits.Has(kNotUrgent));
-  if (sending) sending.unlock();
+  if (sending) {
+    session_->managed_home().pages().EndHandOver();
+    sending.unlock();
+  }
   if (trace::On()) trace::Sent(sizeof(FrameHeader) + message_->size() + payload_.size(), sequence);
   if (traits.events == Events::kRecordsAny) session_->completions().SomeEventsRecorded();
   if (status != ChannelStatus::kOk) return session_->Lose(status);
@@ -247,7 +250,7 @@ uint64_t Call::Begin(void* out, size_t bytes) {
     if (arriving) out = &arriving->arrived[0];
     sending = std::shared_lock<std::shared_mutex>(session_->managed_home().pages().sending());
   }
-  if (HandOverManaged() != ChannelStatus::kOk) return 0;
+  if (HandOverManaged(false) != ChannelStatus::kOk) return 0;
   header_.flags &= ~uint32_t(kFlagNoReply);
   std::string_view payload = payload_;
   std::unique_lock<Mutex> expecting;
@@ -326,7 +329,7 @@ void Call::DeliverManaged(uint64_t sequence, size_t bytes) {
   }
 }
 
-ChannelStatus Call::HandOverManaged() {
+ChannelStatus Call::HandOverManaged(bool ends_later) {
   ManagedMirror& mirror = session_->managed_mirror();
   ManagedPages& pages = session_->managed_home().pages();
   if (TraitsOf(header_.call).Has(kLaunchesKernels)) KernelsBegin();
@@ -335,7 +338,7 @@ ChannelStatus Call::HandOverManaged() {
   std::vector<uint64_t> named;
   const bool only_named = NamedMemory(header_.call, *message_, &named);
   if (pages.touched()) {
-    const CUresult result = only_named ? pages.HandOver(channel, named) : pages.HandOver(channel);
+    const CUresult result = only_named ? pages.HandOver(channel, named) : pages.HandOver(channel, ends_later);
     if (result == CUDA_ERROR_DEVICE_UNAVAILABLE) return ChannelStatus::kClosed;
     if (result != CUDA_SUCCESS) return ChannelStatus::kSystemError;
   }

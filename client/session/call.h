@@ -178,7 +178,7 @@ class Call {
                        const std::vector<uint64_t>& retains);
   // Sends what the host has changed in managed memory, before work that may read it; and fetches what the GPU has
   // changed, after work that was waited for. Only what the server does not share.
-  ChannelStatus HandOverManaged();
+  ChannelStatus HandOverManaged(bool ends_later);
   void ShowManaged();
   // Managed memory must not be touched under the channel's locks (managed_pages.h): it goes by a buffer.
   struct ManagedBuffers;

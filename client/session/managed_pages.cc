@@ -8,9 +8,11 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "client/session/log.h"
 #include "proto/codec/operations.gen.h"
+#include "proto/mirror/fetched.h"
 #include "proto/mirror/mirror.h"
 
 namespace cuda_remote::client {
@@ -288,8 +290,9 @@ CUresult ManagedPages::SendRunsLocked(ClientChannel* channel) {
   return CUDA_SUCCESS;
 }
 
-CUresult ManagedPages::HandOverLocked(ClientChannel* channel, uint64_t start, Segment* segment) {
+CUresult ManagedPages::HandOverLocked(ClientChannel* channel, uint64_t start, Segment* segment, bool ends_later) {
   if (!segment->touched) return CUDA_SUCCESS;
+  const bool leave = std::exchange(segment->in_place, false) && ends_later;
   hand_overs_.fetch_add(1, std::memory_order_acq_rel);
   if (!segment->watched) {
     if (!WatchLocked(start, segment)) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -308,7 +311,13 @@ CUresult ManagedPages::HandOverLocked(ClientChannel* channel, uint64_t start, Se
     for (uint64_t from = segment->first; from < segment->last; from += kUnmapPiece) {
       const uint64_t to = std::min(segment->last, from + kUnmapPiece);
       ForEachRun(segment->host, from, to, true, [&](uint64_t first, uint64_t last) {
-        PageFaults::Unmap(start + first * kPage, (last - first) * kPage);
+        mutex_.AssertHeld();
+        if (leave) {
+          left_.emplace_back(start + first * kPage, (last - first) * kPage);
+          ending_.store(true, std::memory_order_release);
+        } else {
+          PageFaults::Unmap(start + first * kPage, (last - first) * kPage);
+        }
         had += last - first;
       });
       ForEachRun(segment->dirty, from, to, true, [&](uint64_t first, uint64_t last) {
@@ -339,15 +348,22 @@ CUresult ManagedPages::HandOverLocked(ClientChannel* channel, uint64_t start, Se
   return result;
 }
 
-CUresult ManagedPages::HandOver(ClientChannel* channel) {
+CUresult ManagedPages::HandOver(ClientChannel* channel, bool ends_later) {
   if (!touched()) return CUDA_SUCCESS;
   MutexLock lock(&mutex_);
   channel_ = channel;
   for (auto& [start, segment] : segments_) {
-    const CUresult result = HandOverLocked(channel, start, &segment);
+    const CUresult result = HandOverLocked(channel, start, &segment, ends_later);
     if (result != CUDA_SUCCESS) return result;
   }
   return CUDA_SUCCESS;
+}
+
+void ManagedPages::UnmapLeft() {
+  MutexLock lock(&mutex_);
+  for (const auto& [address, bytes] : left_) PageFaults::Unmap(address, bytes);
+  left_.clear();
+  ending_.store(false, std::memory_order_release);
 }
 
 CUresult ManagedPages::HandOver(ClientChannel* channel, const std::vector<uint64_t>& addresses) {
@@ -357,7 +373,7 @@ CUresult ManagedPages::HandOver(ClientChannel* channel, const std::vector<uint64
   for (const uint64_t address : addresses) {
     const auto it = FindLocked(address);
     if (it == segments_.end()) continue;
-    const CUresult result = HandOverLocked(channel, it->first, &it->second);
+    const CUresult result = HandOverLocked(channel, it->first, &it->second, false);
     if (result != CUDA_SUCCESS) return result;
   }
   return CUDA_SUCCESS;
@@ -471,7 +487,9 @@ void ManagedPages::Arrived(ClientChannel* channel, const Expected& expected, uin
     Segment& segment = it->second;
     const bool same = expected.runs[i] == it->first + segment.had_first * kPage &&
                       expected.runs[i + 1] == (segment.had_last - segment.had_first) * kPage;
-    if (same && segment.habit && segment.watched && !segment.touched) ShowLocked(it->first, &segment);
+    if (!same || !segment.habit || !segment.watched || segment.touched) continue;
+    ShowLocked(it->first, &segment);
+    segment.in_place = expected.answer == mirror::kFetchedInPlace;
   }
 }
 
@@ -639,7 +657,7 @@ void ManagedPages::LoseLocked() {
   for (auto& [start, segment] : segments_) {
     if (!segment.watched) continue;
     faults_.Unregister(start, segment.bytes);
-    segment.watched = false;
+    segment.watched = segment.in_place = false;
     SetHabitLocked(&segment, false);
     TouchLocked(&segment, true);
   }
@@ -697,7 +715,7 @@ CUresult ManagedPages::TakeBackLocked(ClientChannel* channel) {
   for (auto& [start, segment] : segments_) {
     if (!segment.watched) continue;
     faults_.Unregister(start, segment.bytes);
-    segment.watched = false;
+    segment.watched = segment.in_place = false;
     SetHabitLocked(&segment, false);
     segment.host.clear();
     segment.dirty.clear();

@@ -91,8 +91,13 @@ class ManagedPages {
   // host's while the work changes it.
   std::shared_mutex& sending() { return sending_; }
 
-  // Gives everything that the host has to the server: before work that may use any of it.
-  CUresult HandOver(ClientChannel* channel);
+  // Gives everything that the host has to the server: before work that may use any of it. `ends_later`: pages that
+  // kernels use themselves (Expected) may stay mapped until EndHandOver, which comes when the work is in the channel:
+  // what is written to them until then reaches the kernels. So the server begins while they are taken.
+  CUresult HandOver(ClientChannel* channel, bool ends_later = false);
+  void EndHandOver() {
+    if (ending_.load(std::memory_order_acquire)) UnmapLeft();
+  }
   // The same for the segments in which these addresses lie.
   CUresult HandOver(ClientChannel* channel, const std::vector<uint64_t>& addresses);
 
@@ -108,7 +113,7 @@ class ManagedPages {
     Expected& operator=(const Expected&) = delete;
     ManagedPages* const pages;
     std::vector<uint64_t> runs;  // address and length of each
-    char answer = 0;             // arrives if they have been fetched
+    char answer = 0;             // arrives if they have been fetched (proto/mirror/fetched.h)
     std::string_view payload() const {
       return {reinterpret_cast<const char*>(runs.data()), runs.size() * sizeof(uint64_t)};
     }
@@ -163,7 +168,8 @@ class ManagedPages {
     // was to be fetched ahead. Habit: whether Expect and Anticipate look at it.
     uint64_t had_first = 0, had_last = 0, repeats = 0, ahead = 0;
     bool habit = false;
-    const Expected* expected = nullptr;                          // of the call that asks for them, if one does
+    bool in_place = false;               // until the next HandOver, which leaves the pages where they are
+    const Expected* expected = nullptr;  // of the call that asks for them, if one does
     std::map<uint64_t, std::pair<uint64_t, uint64_t>> attached;  // first page -> one past the last, stream
   };
   using Segments = std::map<uint64_t, Segment>;
@@ -174,7 +180,9 @@ class ManagedPages {
   Segments::iterator FindLocked(uint64_t address) CR_REQUIRES(mutex_);
   bool WatchLocked(uint64_t start, Segment* segment) CR_REQUIRES(mutex_);
   void TouchLocked(Segment* segment, bool touched) CR_REQUIRES(mutex_);
-  CUresult HandOverLocked(ClientChannel* channel, uint64_t start, Segment* segment) CR_REQUIRES(mutex_);
+  CUresult HandOverLocked(ClientChannel* channel, uint64_t start, Segment* segment, bool ends_later)
+      CR_REQUIRES(mutex_);
+  void UnmapLeft();
   // Notes that [first, last), in pages, is to be flushed.
   void AddRunLocked(uint64_t start, uint64_t first, uint64_t last) CR_REQUIRES(mutex_);
   // The same for what the file has of [from, to), in bytes of the segment: the rest is zero.
@@ -234,6 +242,8 @@ class ManagedPages {
   std::thread server_;
   ClientChannel* channel_ CR_GUARDED_BY(mutex_) = nullptr;  // of the last HandOver
   std::vector<uint64_t> runs_ CR_GUARDED_BY(mutex_);
+  std::vector<std::pair<uint64_t, uint64_t>> left_ CR_GUARDED_BY(mutex_);  // address, bytes: what EndHandOver unmaps
+  std::atomic<bool> ending_{false};
   std::atomic<int> host_functions_{0};
   std::atomic<bool> said_{false}, lost_{false};  // lines on stderr, once each
 };

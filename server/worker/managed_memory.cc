@@ -664,19 +664,31 @@ bool ManagedMemory::BeginFetch(std::string_view runs) {
 
 CUresult ManagedMemory::FetchState() { return driver_.cuEventQuery(fetch_); }
 
-void ManagedMemory::EndFetch() {
+bool ManagedMemory::EndFetch() {
   MutexLock lock(&mutex_);
   // It was behind them.
   for (auto& [device, lane] : lanes_) lane.flushing = false;
   const uint64_t now = Now();
-  for (const uint64_t address : fetched_) segments_[address].turns.CameBack(now);
   flushing_.store(false, std::memory_order_release);
+  bool in_place = true;
+  for (const uint64_t address : fetched_) {
+    Segment& segment = segments_[address];
+    segment.turns.CameBack(now);
+    in_place = in_place && StaysOnHost(segment);
+  }
+  return in_place;
 }
 
-void ManagedMemory::LeaveFetch() {
+bool ManagedMemory::LeaveFetch() {
   MutexLock lock(&mutex_);
   for (auto& [device, lane] : lanes_) lane.fetching = lane.fetching || lane.fetched == fetch_;
-  for (const uint64_t address : fetched_) segments_[address].turns.Interrupt();
+  bool in_place = true;
+  for (const uint64_t address : fetched_) {
+    Segment& segment = segments_[address];
+    segment.turns.ComesLater();
+    in_place = in_place && StaysOnHost(segment);
+  }
+  return in_place;
 }
 
 void ManagedMemory::AwaitFetchLocked() {
@@ -690,13 +702,17 @@ CUresult ManagedMemory::Flush(std::string_view runs) { return Copy(runs, true, f
 
 CUresult ManagedMemory::Fetch(std::string_view runs) { return Copy(runs, false, false); }
 
-CUresult ManagedMemory::FetchAtWait(std::string_view runs) {
+CUresult ManagedMemory::FetchAtWait(std::string_view runs, bool* in_place) {
   MutexLock lock(&mutex_);
   std::vector<Run> copied = RunsLocked(runs);
   if (copied.empty() && !runs.empty()) return CUDA_ERROR_INVALID_VALUE;
   const std::vector<Run> all = copied;
   const CUresult result = CopyNowLocked(&copied, false, false);
-  ForEachSegmentLocked(all, [now = Now()](Segment* segment) { segment->turns.CameBack(now); });
+  *in_place = result == CUDA_SUCCESS;
+  ForEachSegmentLocked(all, [now = Now(), in_place](Segment* segment) {
+    segment->turns.CameBack(now);
+    *in_place = *in_place && StaysOnHost(*segment);
+  });
   return result;
 }
 

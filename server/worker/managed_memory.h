@@ -64,16 +64,18 @@ class ManagedMemory {
   CUresult Flush(std::string_view runs);
   CUresult Fetch(std::string_view runs);
   CUresult Fetch(uint64_t address, uint64_t bytes);
-  // The same at the end of a wait for the GPU, as the client does at each such wait.
-  CUresult FetchAtWait(std::string_view runs);
+  // The same at the end of a wait for the GPU. `in_place`: all of these segments are host memory, and still will be
+  // when the client has handed them over again, so the file's pages are those that kernels use.
+  CUresult FetchAtWait(std::string_view runs, bool* in_place);
   // As Fetch, but in the legacy stream, behind all work of blocking streams and all flushes, and it goes on. False if
   // that cannot be had for these pages. If it can, the caller polls FetchState, which is CUDA_ERROR_NOT_READY until the
-  // pages are here, and then calls EndFetch; or it calls LeaveFetch: then whoever fetches later waits for it. For
-  // sessions with one context, and no streams but blocking ones. Executor only; leaves that context current.
+  // pages are here, and then calls EndFetch; or it calls LeaveFetch: then whoever fetches later waits for it. Both
+  // return FetchAtWait's `in_place`. For sessions with one context, and no streams but blocking ones. Executor only;
+  // leaves that context current.
   bool BeginFetch(std::string_view runs);
   CUresult FetchState() CR_UNGUARDED;  // of the executor, which alone begins fetches
-  void EndFetch();
-  void LeaveFetch();
+  bool EndFetch();
+  bool LeaveFetch();
   // As Flush, but a short copy may go on: then flushing() is true, and the caller makes everything that may use the
   // memory or the file wait for it: a stream's further work by OrderBehindFlush, anything else by AwaitFlush.
   // `idle`: the session's GPU has nothing to do, nothing is captured, and there is one context. Then a short copy may
@@ -91,9 +93,10 @@ class ManagedMemory {
   // Whether the segments have no file.
   bool carried() const;
 
-  // Whether segments are host memory. Then NoteWork is told of all work that may use managed memory, before it begins.
-  // It returns how much that was since the host has used the segment that it has not used for longest. LeaveHost puts
-  // those of at least ManagedTurns::kWithoutHost back into device memory; the session's GPU is idle. Executor only.
+  // Whether segments are host memory. Then NoteWork is told of all work that may use any managed memory, before it
+  // begins. It returns how often that was since the host has used the segment that it has not used for longest.
+  // LeaveHost puts those of at least ManagedTurns::kWithoutHost back into device memory; the session's GPU is idle.
+  // Executor only.
   bool on_host() const { return on_host_count_.load(std::memory_order_acquire) != 0; }
   uint64_t NoteWork();
   void LeaveHost();
@@ -205,6 +208,7 @@ class ManagedMemory {
   // Takes out what needs no copy.
   void LeaveOutHostLocked(std::vector<Run>* runs) const CR_REQUIRES(mutex_);
   static uint64_t Now();
+  static bool StaysOnHost(const Segment& segment) { return segment.on_host && segment.turns.wants_host(); }
 
   const DriverTable& driver_;
   StagingPool* const staging_;

@@ -408,8 +408,16 @@ TEST_F(ManagedRestlessTest, MemoryThatTheHostHasLeftGoesBackToTheDevice) {
     ASSERT_LT(turn, 20);
     ASSERT_NO_FATAL_FAILURE(Turn({{kManagedBase, 16 * kBytes}}));
   }
-  // The GPU alone uses it, and never has nothing to do that the worker is told of.
+  // The GPU goes on alone. Work that names other memory says nothing about this one.
+  const uint64_t kernel = client_->Function(
+      client_->LoadModule(".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry nothing() { ret; }\n"),
+      "nothing");
+  ASSERT_NE(kernel, 0u);
   for (uint64_t i = 0; i < 4 * ManagedTurns::kWithoutHost; ++i) Fill(i, 1, char(i));
+  EXPECT_TRUE(IsOnHost(0));
+  for (uint64_t i = 0; i < 4 * ManagedTurns::kWithoutHost; ++i) {
+    client_->Send(kCall_cuLaunchKernel, client_->Launch(kernel, {}));
+  }
   EXPECT_EQ(client_->Synchronize(), CUDA_SUCCESS);
   EXPECT_FALSE(IsOnHost(0));
   Fetch(0, kSegment);

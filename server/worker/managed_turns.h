@@ -57,12 +57,16 @@ class ManagedTurns {
   }
   // The host uses it in another way, of which the time says nothing.
   void Interrupt() {
-    if (restless_) return CameBack(0);
     has_begun_ = false;
     work_ = 0;
   }
+  // It comes back after a wait of which the time is not known.
+  void ComesLater() {
+    if (restless_) return CameBack(0);
+    Interrupt();
+  }
 
-  // The place that it is to have, from the next time on at which nothing uses it.
+  // The place that it is to have, from the next time on at which it is handed over.
   bool wants_host() const { return wants_host_; }
   // It is there, or cannot be.
   void Moved(bool on_host) {

@@ -31,16 +31,17 @@ CUresult FlushManaged(WorkerSession& worker, std::string_view payload);
 CUresult FetchManaged(WorkerSession& worker, uint64_t address, uint64_t bytes, std::string* payload);
 
 // For a request that waits for the GPU, when that is done: its payload, pairs of address and length, are pages that the
-// client wants at once. They are fetched, and the reply's payload is one byte, if all of the session's work is done.
-// Only in the order of the requests: the client may write to pages that it has asked for later.
+// client wants at once. They are fetched, and the reply's payload is one byte, kFetched or kFetchedInPlace
+// (proto/mirror/fetched.h), if all of the session's work is done. Only in the order of the requests: the client may
+// write to pages that it has asked for later.
 void FetchExpected(WorkerSession& worker, const Request& request, ReplyBuilder* reply);
 // The same in two halves, so that the copies follow the work without a gap: before the executor itself waits for all of
 // the session's work, and afterwards instead of FetchExpected. False if these pages cannot be had so. If it waits no
 // longer, ManagedMemory::LeaveFetch is called instead of the second half, and whoever waits on calls NoteFetched.
 bool BeginFetchExpected(WorkerSession& worker, const Request& request);
 void EndFetchExpected(WorkerSession& worker, ReplyBuilder* reply);
-// Makes `payload`, the reply's, say that the pages have been fetched. Any thread.
-void NoteFetched(std::string* payload);
+// Makes `payload`, the reply's, say that the pages have been fetched; `in_place`: of ManagedMemory. Any thread.
+void NoteFetched(bool in_place, std::string* payload);
 
 }  // namespace cuda_remote::server
 

@@ -266,7 +266,9 @@ CUresult WorkerSession::EnterContext(const FrameHeader& header) {
     parts_.staging->GiveBack();
   }
   if (work == Work::kMayStart) {
-    if (managed_memory_->on_host()) LeaveUnusedHostMemory();
+    const CallTraits& traits = TraitsOf(header.call);
+    const bool uses_any = !traits.Has(kOnlyNamedMemory) && !traits.Has(kReadsNoManaged);
+    if (uses_any && managed_memory_->on_host()) LeaveUnusedHostMemory();
     ++work_;
   }
   if (work == Work::kWaits && !uploads_.empty()) uploads_.Collect();

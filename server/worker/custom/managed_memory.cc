@@ -15,6 +15,7 @@
 
 #include "proto/base/unique_fd.h"
 #include "proto/codec/operations.gen.h"
+#include "proto/mirror/fetched.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/handlers.gen.h"
 #include "server/worker/custom/work.h"
@@ -103,11 +104,10 @@ bool IsDone(WorkerSession& worker, const Work& work) {
 
 }  // namespace
 
-void NoteFetched(std::string* payload) { payload->assign(1, '\1'); }
+void NoteFetched(bool in_place, std::string* payload) { payload->assign(1, in_place ? mirror::kFetchedInPlace : mirror::kFetched); }
 
 void EndFetchExpected(WorkerSession& worker, ReplyBuilder* reply) {
-  worker.managed_memory().EndFetch();
-  NoteFetched(&reply->payload);
+  NoteFetched(worker.managed_memory().EndFetch(), &reply->payload);
   MakeCurrent(worker.driver(), worker.current_ref());
 }
 
@@ -115,7 +115,8 @@ void FetchExpected(WorkerSession& worker, const Request& request, ReplyBuilder* 
   const std::string_view runs = request.payload.unstable();
   if (runs.empty() || worker.executes_kept() || !IsDone(worker, AllWork(worker))) return;
   worker.PrepareManagedMemory();
-  if (worker.managed_memory().FetchAtWait(runs) == CUDA_SUCCESS) NoteFetched(&reply->payload);
+  bool in_place;
+  if (worker.managed_memory().FetchAtWait(runs, &in_place) == CUDA_SUCCESS) NoteFetched(in_place, &reply->payload);
   MakeCurrent(worker.driver(), worker.current_ref());
 }
 

@@ -26,7 +26,7 @@ constexpr size_t kMostAskedStreams = 256;
 CUresult SynchronizeContext(WorkerSession& worker, const Request& request, ContextRef context, ReplyBuilder* reply) {
   const DriverTable* const driver = &worker.driver();
   const uint64_t work = worker.work_now();
-  bool fetching = false;
+  bool fetching = false, in_place = false;
   std::function<CUresult()> wait;
   // What is asked here are the streams of all contexts. With one context, it is the session's work.
   if (worker.contexts().size() == 1 && CapturesInProgress() == 0 && !worker.prints() &&
@@ -44,18 +44,18 @@ CUresult SynchronizeContext(WorkerSession& worker, const Request& request, Conte
       }
       return CUDA_SUCCESS;
     }
-    if (fetching) worker.managed_memory().LeaveFetch();
+    if (fetching) in_place = worker.managed_memory().LeaveFetch();
     // The copies of managed memory are part of what is waited for, and wait() knows nothing of them.
     if (!fetching && SideReadsAreUnderWay()) wait = WaitBesideSideWork(worker, context);
   }
   WorkerSession* const session = &worker;
-  worker.DeferIn(context, reply, [driver, work, session, wait, fetching](Answer* answer) {
+  worker.DeferIn(context, reply, [driver, work, session, wait, fetching, in_place](Answer* answer) {
     // An error comes from the context's own wait, which also makes the driver print what the kernels have printed.
     const bool done = wait && wait() == CUDA_SUCCESS;
     const CUresult result = done ? CUDA_SUCCESS : driver->cuCtxSynchronize();
     if (result != CUDA_SUCCESS) return result;
     session->NoteSynchronized(work);
-    if (fetching) NoteFetched(&answer->payload);
+    if (fetching) NoteFetched(in_place, &answer->payload);
     return result;
   });
   return CUDA_SUCCESS;
