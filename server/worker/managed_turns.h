@@ -20,9 +20,9 @@ namespace cuda_remote::server {
 class ManagedTurns {
  public:
   // Turns whose median counts.
-  static constexpr size_t kTurns = 32;
+  static constexpr size_t kTurns = 16;
   // Turns before the first ones that count: the file is not registered yet, and much else is new.
-  static constexpr uint64_t kFirst = 32;
+  static constexpr uint64_t kFirst = 20;
   // How many turns pass between two trials. It doubles with each one that fails.
   static constexpr uint64_t kShortestPause = 512, kLongestPause = 1 << 20;
   // So much work in a row without the host, and the memory is not used in turn any more.
@@ -90,7 +90,7 @@ class ManagedTurns {
     if (!on_host_) {
       on_device_ = median;
       wants_host_ = true;
-    } else if (trial_ ? median > on_device_ - on_device_ / 10 : median > on_device_) {
+    } else if (median > on_device_ + (trial_ ? 0 : on_device_ / 8)) {
       Fail();
     } else if (trial_) {
       trial_ = false;

@@ -46,9 +46,17 @@ TEST_F(ManagedTurnsTest, MemoryOfSlowerKernelsStaysOnTheDevice) {
   EXPECT_LE(host_turns_, 9 * ManagedTurns::kTurns);
 }
 
-TEST_F(ManagedTurnsTest, ALittleQuickerIsNotWorthIt) {
-  Pass(300, 50, 48);
+TEST_F(ManagedTurnsTest, ItStaysOnTheDeviceIfTheHostIsALittleSlower) {
+  Pass(300, 50, 51);
   EXPECT_FALSE(on_host_);
+  EXPECT_EQ(moves_, 2u);
+}
+
+TEST_F(ManagedTurnsTest, ItStaysOnTheHostWhileThatIsALittleSlower) {
+  Pass(200, 50, 48);
+  Pass(1000, 50, 53);
+  EXPECT_TRUE(on_host_);
+  EXPECT_EQ(moves_, 1u);
 }
 
 TEST_F(ManagedTurnsTest, SingleLongTurnsDoNotCount) {
