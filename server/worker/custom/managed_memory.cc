@@ -104,7 +104,9 @@ bool IsDone(WorkerSession& worker, const Work& work) {
 
 }  // namespace
 
-void NoteFetched(bool in_place, std::string* payload) { payload->assign(1, in_place ? mirror::kFetchedInPlace : mirror::kFetched); }
+void NoteFetched(bool in_place, std::string* payload) {
+  payload->assign(1, in_place ? mirror::kFetchedInPlace : mirror::kFetched);
+}
 
 void EndFetchExpected(WorkerSession& worker, ReplyBuilder* reply) {
   NoteFetched(worker.managed_memory().EndFetch(), &reply->payload);
