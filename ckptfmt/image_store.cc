@@ -283,7 +283,103 @@ absl::StatusOr<StoreListing> ListStore(const std::string& dir) {
   return listing;
 }
 
+namespace {
+
+// DIR.partial, for an image that is written file by file.
+absl::StatusOr<OpenedFolder> BeginFiles(const std::string& dir) {
+  CR_RETURN_IF_ERROR(PutBackOldImage(dir));
+  struct stat facts;
+  if (stat(dir.c_str(), &facts) == 0 && !IsImage(dir)) {
+    std::error_code error;
+    if (!S_ISDIR(facts.st_mode) || !std::filesystem::is_empty(dir, error)) {
+      return absl::AlreadyExistsError(
+          absl::StrCat(dir, " exists and is not a checkpoint image; choose another name, or move it away"));
+    }
+  }
+  CR_RETURN_IF_ERROR(CheckMayReplace(dir));
+  return MakePartial(dir);
+}
+
+// Copies a file, or the parts of it that count, to where they were.
+absl::Status CopyParts(const ImageReader& image, const OpenedFolder& to, const std::string& path, uint64_t bytes,
+                       mode_t mode, const std::vector<std::pair<uint64_t, uint64_t>>& parts) {
+  for (size_t at = path.find('/'); at != std::string::npos; at = path.find('/', at + 1)) {
+    const std::string above = path.substr(0, at);
+    if (mkdirat(to.fd(), above.c_str(), 0700) != 0 && errno != EEXIST) {
+      return SystemError("create", to.FullPath(above), errno);
+    }
+  }
+  absl::StatusOr<UniqueFd> from = OpenForReading(image.folder(), path);
+  if (!from.ok()) return from.status();
+  const UniqueFd out(openat(to.fd(), path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  const auto failed = [&] { return SystemError("write", to.FullPath(path), errno); };
+  if (!out.ok() || ftruncate(out.get(), off_t(bytes)) != 0) return failed();
+  std::string piece;
+  for (const auto& [offset, length] : parts) {
+    for (uint64_t done = 0; done < length;) {
+      piece.resize(size_t(std::min<uint64_t>(length - done, kBlockBytes)));
+      const absl::Status read =
+          ReadAt(from->get(), image.folder().FullPath(path), offset + done, piece.data(), piece.size());
+      if (!read.ok()) return read;
+      const ssize_t put = pwrite(out.get(), piece.data(), piece.size(), off_t(offset + done));
+      if (put < 0 && errno == EINTR) continue;
+      if (put <= 0) return failed();
+      done += uint64_t(put);
+    }
+  }
+  return fchmod(out.get(), mode) == 0 && fsync(out.get()) == 0 ? absl::OkStatus() : failed();
+}
+
+// Of an image that cr-hostd has signed: its files as they are, so that the signature is right for the new image, too.
+absl::Status CopySigned(const ImageReader& image, const OpenedFolder& to, const Progress& progress) {
+  const Index& index = image.index();
+  std::map<std::string, std::vector<std::pair<uint64_t, uint64_t>>> chunks;
+  for (const StoredChunk& chunk : index.chunks) {
+    chunks[index.data_files[chunk.file]].push_back({chunk.offset, chunk.stored_bytes});
+  }
+  for (const FileFacts& file : image.files()) {
+    // Data files have no hash; bytes that no chunk of this image names stay behind.
+    const auto& parts = file.hash.empty() ? chunks[file.path] : decltype(chunks)::mapped_type{{0, file.bytes}};
+    CR_RETURN_IF_ERROR(CopyParts(image, to, file.path, file.bytes, mode_t(file.mode), parts));
+  }
+  for (const char* name : {kSignatureName, kManifestName}) {
+    struct stat facts;
+    if (fstatat(image.folder().fd(), name, &facts, AT_SYMLINK_NOFOLLOW) != 0) {
+      return SystemError("look at", image.folder().FullPath(name), errno);
+    }
+    CR_RETURN_IF_ERROR(CopyParts(image, to, name, uint64_t(facts.st_size), 0600, {{0, uint64_t(facts.st_size)}}));
+  }
+  // What was written, not what was read.
+  const auto written = ImageReader::Open(to.path());
+  if (!written.ok()) return written.status();
+  CR_RETURN_IF_ERROR((*written)->Verify(progress));
+  std::vector<std::string> folders;
+  for (const char* name : {kClientFolder, kMemoryFolder, kProcessesFolder}) {
+    struct stat facts;
+    if (fstatat(to.fd(), name, &facts, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    const auto files = ListFiles(to, name, &folders);
+    if (!files.ok()) return files.status();
+  }
+  for (const std::string& name : folders) {
+    const absl::StatusOr<OpenedFolder> folder = to.OpenBelow(name);
+    if (!folder.ok()) return folder.status();
+    CR_RETURN_IF_ERROR(SyncFolder(*folder));
+  }
+  return SyncFolder(to);
+}
+
+}  // namespace
+
 absl::Status ExportImage(const ImageReader& image, const std::string& dir, const Progress& progress) {
+  if (struct stat facts; FactsOf(image, kSignatureName, &facts)) {
+    const std::string path = ImagePath(dir);
+    absl::StatusOr<OpenedFolder> partial = BeginFiles(path);
+    if (!partial.ok()) return partial.status();
+    absl::Status status = CopySigned(image, *partial, progress);
+    if (status.ok()) status = Publish(&*partial, path);
+    if (!status.ok()) RemoveFolder(&*partial).IgnoreError();
+    return status;
+  }
   auto created = ImageWriter::Create(dir);
   if (!created.ok()) return created.status();
   ImageWriter& writer = **created;

@@ -34,7 +34,7 @@ class ImageStore {
   // Starts the next image. Memory that the store's images hold is not written again.
   absl::StatusOr<std::unique_ptr<ImageWriter>> Create(WriterOptions options);
   // Starts the next image for a caller who copies a complete one: an empty folder, locked, for Publish (folder.h),
-  // which gives it the name *dir. It shares nothing.
+  // which gives it the name *dir. Sharing is the caller's to do.
   absl::StatusOr<OpenedFolder> BeginCopy(std::string* dir);
   // Why that image cannot share: the file system has no hard links. OK if it can.
   const absl::Status& sharing() const;
@@ -67,7 +67,8 @@ struct StoreListing {
 // kNotFound if there is no image in `dir`.
 absl::StatusOr<StoreListing> ListStore(const std::string& dir);
 
-// Writes the contents of `image` to a new image `dir` that shares no files.
+// Writes the contents of `image` to a new image `dir` that shares no files. One that cr-hostd has signed keeps its
+// signature.
 absl::Status ExportImage(const ImageReader& image, const std::string& dir, const Progress& progress);
 
 }  // namespace cuda_remote::ckptfmt

@@ -16,6 +16,7 @@
 #include <atomic>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 
@@ -211,6 +212,38 @@ TEST(Store, ExportsWhatImagesHave) {
   EXPECT_EQ(before, after);
   EXPECT_EQ(ReadFile(folder / "exported/client/sub/core.img"), "core");
   EXPECT_FALSE(ExportImage(**reader, folder.path(), nullptr).ok()) << "a folder with other things";
+}
+
+TEST(Store, ExportsASignedImageWithItsSignature) {
+  TestFolder folder;
+  const std::string dir = folder / "store";
+  Memory memory = FirstMemory();
+  ASSERT_TRUE(Save(dir, memory, 2).ok());
+  memory[0] = 100;
+  ASSERT_TRUE(Save(dir, memory, 2).ok());
+  const std::string image = dir + "/image-000002", to = folder / "exported";
+  std::ofstream(image + "/signature") << "signed";
+  {
+    auto reader = ImageReader::Open(image);
+    ASSERT_TRUE(reader.ok());
+    ASSERT_TRUE(ExportImage(**reader, to, nullptr).ok());
+    EXPECT_FALSE(ExportImage(**reader, folder.path(), nullptr).ok()) << "a folder with other things";
+    EXPECT_FALSE(std::filesystem::exists(folder.path() + ".partial"));
+  }
+  for (const char* file : {"signature", "manifest.pb", "memory/index"}) {
+    EXPECT_EQ(ReadFile(to + "/" + file), ReadFile(image + "/" + file)) << file;
+  }
+  // The chunk of the first image alone is in the same data file as others.
+  EXPECT_LE(DiskBytes(to), kChunks * kChunkBytes + kSlack);
+  std::filesystem::remove_all(dir);
+  ExpectHolds(to, memory);
+  // Damage does not get on.
+  auto damaged = ImageReader::Open(to);
+  ASSERT_TRUE(damaged.ok());
+  std::ofstream(to + "/client/pages-1.img", std::ios::in | std::ios::out) << "x";
+  EXPECT_FALSE(ExportImage(**damaged, folder / "again", nullptr).ok());
+  EXPECT_FALSE(std::filesystem::exists(folder / "again"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "again.partial"));
 }
 
 TEST(Store, TheLastOnesAreKeptAndTheRestIsFreed) {
