@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <functional>
 #include <vector>
@@ -70,7 +71,8 @@ absl::Status CopyImage(const ckptfmt::OpenedFolder& from, const ckptfmt::OpenedF
   for (const char* name : {ckptfmt::kClientFolder, ckptfmt::kMemoryFolder, ckptfmt::kProcessesFolder}) {
     struct stat facts;
     if (fstatat(from.fd(), name, &facts, AT_SYMLINK_NOFOLLOW) != 0) continue;
-    if (mkdirat(to.fd(), name, 0700) != 0) return ckptfmt::SystemError("create", to.FullPath(name), errno);
+    if (mkdirat(to.fd(), name, 0700) != 0 && errno != EEXIST)
+      return ckptfmt::SystemError("create", to.FullPath(name), errno);
     const auto files = ckptfmt::ListFiles(from, name, &folders);
     if (!files.ok()) return files.status();
     paths.insert(paths.end(), files->begin(), files->end());
@@ -242,6 +244,10 @@ UniqueFd OpenFileAsUser(const checkpoint::Account& account, int image, const std
   return plain ? std::move(file) : UniqueFd();
 }
 
+absl::Status Changed(const std::string& dir, const std::string& path) {
+  return absl::DataLossError(dir + "/" + path + " is not as cr-hostd has signed it; the image was changed");
+}
+
 }  // namespace
 
 absl::StatusOr<Statement> ReadStatement(int image, const std::string& dir, const checkpoint::Account& account,
@@ -258,6 +264,72 @@ absl::StatusOr<Statement> ReadStatement(int image, const std::string& dir, const
   return absl::PermissionDeniedError(dir + " is of a job of user " + std::to_string(statement.user()) + ", not of " +
                                      NameOf(account));
 }
+
+absl::StatusOr<std::string> ReadSignedFile(int image, const std::string& dir, const checkpoint::Account& account,
+                                           const SignedFile& file) {
+  struct stat facts;
+  const UniqueFd opened = OpenFileAsUser(account, image, file.path(), &facts);
+  std::string bytes;
+  bool fits = opened.ok() && !file.by_chunk() && uint64_t(facts.st_size) == file.bytes();
+  if (fits) {
+    bytes.resize(size_t(file.bytes()));
+    Digest digest;
+    fits = ckptfmt::ReadAt(opened.get(), file.path(), 0, bytes.data(), bytes.size()).ok();
+    digest.Add(bytes.data(), bytes.size());
+    fits = fits && digest.Finish() == file.hash();
+  }
+  if (fits) return bytes;
+  return Changed(dir, file.path());
+}
+
+absl::StatusOr<ckptfmt::Index> ReadSignedIndex(int image, const std::string& dir, const checkpoint::Account& account,
+                                               const Statement& statement) {
+  for (const SignedFile& one : statement.files()) {
+    if (one.path() != ckptfmt::kIndexName) continue;
+    CR_ASSIGN_OR_RETURN(const std::string bytes, ReadSignedFile(image, dir, account, one));
+    CR_ASSIGN_OR_RETURN(ckptfmt::Index index, ckptfmt::DecodeIndex(bytes, dir + "/" + one.path()));
+    if (index.chunks.size() == statement.chunks().size() / kHashBytes) return index;
+  }
+  return absl::DataLossError(dir + ": its signature does not fit to its memory");
+}
+
+namespace {
+
+// The chunks of a data file that is signed by chunk, to their places in a new file. `seen` is told how many bytes come.
+absl::Status CopyChunks(int from, const ckptfmt::OpenedFolder& to, const SignedFile& file, const std::string& dir,
+                        const ckptfmt::Index& index, const std::string& hashes,
+                        const std::function<absl::Status(size_t)>& seen) {
+  CR_RETURN_IF_ERROR(MakeFoldersFor(to, file.path()));
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
+  const UniqueFd out(openat(to.fd(), file.path().c_str(), kFlags, 0600));
+  if (!out.ok() || ftruncate(out.get(), off_t(file.bytes())) != 0) {
+    return ckptfmt::SystemError("write", to.FullPath(file.path()), errno);
+  }
+  const auto& files = index.data_files;
+  const auto number = uint32_t(std::find(files.begin(), files.end(), file.path()) - files.begin());
+  std::string part;
+  for (size_t i = 0; i < index.chunks.size(); ++i) {
+    const ckptfmt::StoredChunk& chunk = index.chunks[i];
+    if (chunk.file != number) continue;
+    part.resize(chunk.stored_bytes);
+    Digest digest;
+    const bool read = ckptfmt::ReadAt(from, file.path(), chunk.offset, part.data(), part.size()).ok();
+    digest.Add(part.data(), part.size());
+    if (!read || digest.Finish() != std::string_view(hashes).substr(i * kHashBytes, kHashBytes)) {
+      return Changed(dir, file.path());
+    }
+    CR_RETURN_IF_ERROR(seen(part.size()));
+    for (size_t done = 0; done < part.size();) {
+      const ssize_t put = pwrite(out.get(), &part[done], part.size() - done, off_t(chunk.offset + done));
+      if (put < 0 && errno == EINTR) continue;
+      if (put <= 0) return ckptfmt::SystemError("write", to.FullPath(file.path()), errno);
+      done += size_t(put);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::Status TakeImage(const checkpoint::Account& account, const Key& key, const std::string& to, std::string* path,
                        std::string* group) {
@@ -284,8 +356,13 @@ absl::Status TakeImage(const checkpoint::Account& account, const Key& key, const
   }
   CR_ASSIGN_OR_RETURN(const Statement statement, ReadStatement(from, dir, account, key));
   if (group) *group = statement.group();
+  ckptfmt::Index index;
   uint64_t total = 0;
-  for (const SignedFile& one : statement.files()) total += one.bytes();
+  for (const SignedFile& one : statement.files()) total += one.by_chunk() ? 0 : one.bytes();
+  if (!statement.chunks().empty()) {
+    CR_ASSIGN_OR_RETURN(index, ReadSignedIndex(from, dir, account, statement));
+    for (const ckptfmt::StoredChunk& chunk : index.chunks) total += chunk.stored_bytes;
+  }
   const absl::Status no_room = absl::ResourceExhaustedError("cr-hostd's folder has no room for a copy of the image (" +
                                                             std::to_string(total >> 20) +
                                                             " MiB); the operator can give it another one with --state");
@@ -300,6 +377,11 @@ absl::Status TakeImage(const checkpoint::Account& account, const Key& key, const
     const UniqueFd file = OpenFileAsUser(account, from, one.path(), &facts);
     Digest digest;
     const bool fits = file.get() >= 0 && uint64_t(facts.st_size) == one.bytes();
+    if (fits && one.by_chunk()) {
+      CR_RETURN_IF_ERROR(CopyChunks(file.get(), own, one, dir, index, statement.chunks(),
+                                    [&](size_t count) { return HasRoom(to, count) ? absl::OkStatus() : no_room; }));
+      continue;
+    }
     if (fits) {
       CR_RETURN_IF_ERROR(CopyFile(file.get(), own, one.path(), one.bytes(), [&](const char* part, size_t count) {
         digest.Add(part, count);
@@ -307,9 +389,7 @@ absl::Status TakeImage(const checkpoint::Account& account, const Key& key, const
         return HasRoom(to, count) ? absl::OkStatus() : no_room;
       }));
     }
-    if (!fits || digest.Finish() != one.hash()) {
-      return absl::DataLossError(dir + "/" + one.path() + " is not as cr-hostd has signed it; the image was changed");
-    }
+    if (!fits || digest.Finish() != one.hash()) return Changed(dir, one.path());
   }
   return absl::OkStatus();
 }

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/job/account.h"
 #include "ckptfmt/file.h"
+#include "ckptfmt/index.h"
 #include "host/signature.h"
 #include "proto/base/unique_fd.h"
 
@@ -22,7 +23,8 @@ namespace cuda_remote::host {
 
 // Gives a user an image: a process with her rights, which makes DIR.partial at first, and copies the image when it is
 // there. Until then nothing stands under DIR. Ends with this object, and removes DIR.partial if nothing was given.
-// The image may be the next one in a store (ckptfmt/image_store.h), which the process has locked meanwhile.
+// The image may be the next one in a store (ckptfmt/image_store.h), which the process has locked meanwhile. Data files
+// that it shares with others have come there before the rest (earlier_images.h).
 class ImageGiver {
  public:
   // `own`: the folder with the image's folder "image", once it is there. The user cannot reach it by a path. `path`:
@@ -59,8 +61,16 @@ absl::Status GiveFiles(const checkpoint::Account& account, int folder);
 absl::StatusOr<Statement> ReadStatement(int image, const std::string& dir, const checkpoint::Account& account,
                                         const Key& key);
 
+// Reads the index of an image that is signed by chunk, if it is as it was then.
+absl::StatusOr<ckptfmt::Index> ReadSignedIndex(int image, const std::string& dir, const checkpoint::Account& account,
+                                               const Statement& statement);
+// A file of the user's image that is as it was signed, and not signed by chunk.
+absl::StatusOr<std::string> ReadSignedFile(int image, const std::string& dir, const checkpoint::Account& account,
+                                           const SignedFile& file);
+
 // Copies the user's image at *path, or the newest in a folder of several (which *path then names), to the new folder
-// `to`, if it is signed with `key` for this user and is as it was then. *group, which may be null: SignImage's.
+// `to`, if it is signed with `key` for this user and is as it was then; of data files that are signed by chunk, the
+// chunks. *group, which may be null: SignImage's.
 absl::Status TakeImage(const checkpoint::Account& account, const Key& key, const std::string& to, std::string* path,
                        std::string* group);
 

@@ -356,6 +356,7 @@ absl::Status Arrival::TakeImage(const std::string& signature) {
   std::map<std::string, uint32_t> files;
   std::vector<std::string> paths(paths_.size());
   for (const SignedFile& one : statement.files()) {
+    if (one.by_chunk()) return absl::InvalidArgumentError("the image is not one of a move");
     const std::string path = name + "/" + one.path();
     CR_RETURN_IF_ERROR(MakeFoldersFor(folder, one.path()));
     const auto again = files.find(one.hash()), before = files_.find(one.hash());

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "ckptfmt/file.h"
+#include "ckptfmt/index.h"
 #include "ckptfmt/manifest.h"
 #include "proto/base/clock.h"
 #include "proto/base/status_macros.h"
@@ -24,8 +25,9 @@
 namespace cuda_remote::host {
 namespace {
 
-constexpr size_t kKeyBytes = 32, kMostKeyBytes = 4096, kIdBytes = 8, kHashBytes = 32;
-constexpr uint32_t kStatementVersion = 1;
+constexpr size_t kKeyBytes = 32, kMostKeyBytes = 4096, kIdBytes = 8;
+// Of an image that is signed by file, and by chunk.
+constexpr uint32_t kByFile = 1, kByChunk = 2;
 constexpr char kIdText[] = "cuda-remote: which key";
 
 std::string HashOf(int fd, uint64_t* bytes, bool* ok) {
@@ -57,6 +59,37 @@ bool IsImagePath(const std::string& path) {
     at = end + 1;
   }
   return true;
+}
+
+// The hashes of all chunks of an image, in the order of its index.
+absl::StatusOr<std::string> HashChunks(const ckptfmt::OpenedFolder& folder, const KnownChunks& earlier) {
+  const auto bytes = ckptfmt::ReadWhole(folder, ckptfmt::kIndexName, UINT64_MAX);
+  if (!bytes.ok()) return bytes.status();
+  CR_ASSIGN_OR_RETURN(const ckptfmt::Index index, ckptfmt::DecodeIndex(*bytes, folder.FullPath(ckptfmt::kIndexName)));
+  std::vector<UniqueFd> files;
+  std::vector<ino_t> numbers;
+  for (const std::string& path : index.data_files) {
+    CR_ASSIGN_OR_RETURN(UniqueFd file, ckptfmt::OpenForReading(folder, path));
+    struct stat facts;
+    if (fstat(file.get(), &facts) != 0) return ckptfmt::SystemError("look at", folder.FullPath(path), errno);
+    numbers.push_back(facts.st_ino);
+    files.push_back(std::move(file));
+  }
+  std::string hashes, part;
+  for (const ckptfmt::StoredChunk& chunk : index.chunks) {
+    if (const std::string* const known = earlier.Find(numbers[chunk.file], chunk)) {
+      hashes += *known;
+      continue;
+    }
+    const std::string path = folder.FullPath(index.data_files[chunk.file]);
+    if (earlier.HasFile(numbers[chunk.file])) return absl::InternalError("no earlier image has this chunk of " + path);
+    part.resize(chunk.stored_bytes);
+    CR_RETURN_IF_ERROR(ckptfmt::ReadAt(files[chunk.file].get(), path, chunk.offset, part.data(), part.size()));
+    Digest digest;
+    digest.Add(part.data(), part.size());
+    hashes += digest.Finish();
+  }
+  return hashes;
 }
 
 std::string HostName() {
@@ -133,7 +166,22 @@ std::string Digest::Finish() {
   return std::string(reinterpret_cast<const char*>(hash), length);
 }
 
-absl::Status SignImage(const ckptfmt::OpenedFolder& folder, const Key& key, uint32_t user, const PartOf& part) {
+KnownChunks::Place KnownChunks::PlaceOf(ino_t file, const ckptfmt::StoredChunk& chunk) {
+  return {file, chunk.offset, chunk.stored_bytes, chunk.hash.high, chunk.hash.low, chunk.keyed.high, chunk.keyed.low};
+}
+
+void KnownChunks::Add(ino_t file, const ckptfmt::StoredChunk& chunk, std::string_view hash) {
+  files_.insert(file);
+  hashes_.emplace(PlaceOf(file, chunk), hash);
+}
+
+const std::string* KnownChunks::Find(ino_t file, const ckptfmt::StoredChunk& chunk) const {
+  const auto found = hashes_.find(PlaceOf(file, chunk));
+  return found == hashes_.end() ? nullptr : &found->second;
+}
+
+absl::Status SignImage(const ckptfmt::OpenedFolder& folder, const Key& key, uint32_t user, const PartOf& part,
+                       const KnownChunks* earlier) {
   std::vector<std::string> paths = {ckptfmt::kManifestName}, folders;
   for (const char* name : {ckptfmt::kClientFolder, ckptfmt::kMemoryFolder, ckptfmt::kProcessesFolder}) {
     struct stat facts;
@@ -142,7 +190,7 @@ absl::Status SignImage(const ckptfmt::OpenedFolder& folder, const Key& key, uint
     paths.insert(paths.end(), files.begin(), files.end());
   }
   Statement statement;
-  statement.set_version(kStatementVersion);
+  statement.set_version(earlier ? kByChunk : kByFile);
   statement.set_user(user);
   statement.set_group(part.checkpoint);
   statement.set_whole_job(part.whole_job);
@@ -154,9 +202,19 @@ absl::Status SignImage(const ckptfmt::OpenedFolder& folder, const Key& key, uint
     bool read = false;
     SignedFile* const one = statement.add_files();
     one->set_path(path);
+    if (earlier && ckptfmt::IsDataFile(path)) {
+      struct stat facts;
+      if (!file.ok() || fstat(file->get(), &facts) != 0) return absl::DataLossError("cannot read " + path);
+      one->set_bytes(uint64_t(facts.st_size));
+      one->set_by_chunk(true);
+      continue;
+    }
     if (file.ok()) one->set_hash(HashOf(file->get(), &bytes, &read));
     one->set_bytes(bytes);
     if (!read) return absl::DataLossError("cannot read the image's file " + path);
+  }
+  if (earlier) {
+    CR_ASSIGN_OR_RETURN(*statement.mutable_chunks(), HashChunks(folder, *earlier));
   }
   SignatureFile file;
   file.set_statement(statement.SerializeAsString());
@@ -183,8 +241,13 @@ absl::StatusOr<Statement> ReadSignature(std::string_view bytes, const Key& key, 
     return absl::PermissionDeniedError(image +
                                        ": its signature is not of this cluster's cr-hostd; it was forged or changed");
   }
-  bool ok = statement.version() == kStatementVersion;
-  for (const SignedFile& one : statement.files()) ok = ok && IsImagePath(one.path()) && one.hash().size() == kHashBytes;
+  bool ok = (statement.version() == kByFile || statement.version() == kByChunk) &&
+            statement.chunks().size() % kHashBytes == 0;
+  for (const SignedFile& one : statement.files()) {
+    ok = ok && IsImagePath(one.path()) &&
+         (one.by_chunk() ? statement.version() == kByChunk && ckptfmt::IsDataFile(one.path())
+                         : one.hash().size() == kHashBytes);
+  }
   if (ok) return statement;
   return absl::UnimplementedError(image + " was signed by a newer cr-hostd, which this one does not understand");
 }

@@ -7,19 +7,25 @@
 #define CUDA_REMOTE_HOST_SIGNATURE_H_
 
 #include <stdint.h>
+#include <sys/types.h>
 
+#include <map>
+#include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ckptfmt/folder.h"
+#include "ckptfmt/index.h"
 #include "host/signature.pb.h"
 
 namespace cuda_remote::host {
 
 // No signature is longer than this.
 inline constexpr uint64_t kMostSignatureBytes = 64u << 20;
+inline constexpr size_t kHashBytes = 32;  // of SHA-256
 
 class Key {
  public:
@@ -51,6 +57,23 @@ class Digest {
   void* const context_;
 };
 
+// SHA-256 of chunks that earlier images have, by the places where they seem to lie (earlier_images.h).
+class KnownChunks {
+ public:
+  void Add(ino_t file, const ckptfmt::StoredChunk& chunk, std::string_view hash);
+  // Null: there is no such chunk.
+  const std::string* Find(ino_t file, const ckptfmt::StoredChunk& chunk) const;
+  // Whether this is such a file, which has no bytes to read.
+  bool HasFile(ino_t file) const { return files_.count(file) != 0; }
+
+ private:
+  // File, offset, bytes, and both hashes.
+  using Place = std::tuple<ino_t, uint64_t, uint32_t, uint64_t, uint64_t, uint64_t, uint64_t>;
+  static Place PlaceOf(ino_t file, const ckptfmt::StoredChunk& chunk);
+  std::map<Place, std::string> hashes_;
+  std::set<ino_t> files_;
+};
+
 // Of an image of a job's part, of a checkpoint over several hosts; else empty.
 struct PartOf {
   std::string checkpoint;  // its id
@@ -58,10 +81,14 @@ struct PartOf {
 };
 
 // Signs the image in `folder`, which nobody else can reach: writes the file ckptfmt::kSignatureName.
-absl::Status SignImage(const ckptfmt::OpenedFolder& folder, const Key& key, uint32_t user, const PartOf& part);
+// `earlier`: not null for the image of a store, which is signed by chunk. The bytes of chunks that it knows are not
+// read.
+absl::Status SignImage(const ckptfmt::OpenedFolder& folder, const Key& key, uint32_t user, const PartOf& part,
+                       const KnownChunks* earlier = nullptr);
 
 // What `bytes`, a file ckptfmt::kSignatureName, says. Fails if it was not made with `key`. Any input is safe. The paths
-// that come out are below an image's folders, without empty, "." and ".." parts. `image` is for messages.
+// that come out are below an image's folders, without empty, "." and ".." parts. A file has a hash unless it is signed
+// by chunk, and all chunks have whole hashes. `image` is for messages.
 absl::StatusOr<Statement> ReadSignature(std::string_view bytes, const Key& key, const std::string& image);
 
 }  // namespace cuda_remote::host

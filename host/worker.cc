@@ -51,6 +51,7 @@
 #include "checkpoint/transaction/at_step.h"
 #include "ckptfmt/folder.h"
 #include "ckptfmt/image_reader.h"
+#include "host/earlier_images.h"
 #include "host/exchange.h"
 #include "host/group.h"
 #include "host/move_rounds.h"
@@ -252,6 +253,7 @@ class Worker {
   absl::Status StartTool();
   [[noreturn]] void BecomeTool(int facts, int announcements, int failure);
   absl::StatusOr<std::string> Do(const std::string& announced);
+  absl::StatusOr<std::string> BeginImage();
   absl::Status GiveImage();
   void SilenceJob();
   void PassOn();
@@ -307,6 +309,7 @@ class Worker {
   std::string spool_;  // this request's folder
   int spool_fd_ = -1;
   std::unique_ptr<ImageGiver> giver_;
+  std::unique_ptr<EarlierImages> earlier_;  // of the store; null: there is none
   int announcements_ = -1;
   pid_t child_ = 0;
   bool peer_gone_ = false, full_ = false, elsewhere_ = true;
@@ -483,7 +486,11 @@ absl::Status Worker::ListArguments() {
   if (Rejoins() && !output_.empty()) arguments_.push_back("--output=" + output_);
   if (Rejoins() && !error_output_.empty()) arguments_.push_back("--error=" + error_output_);
   if (IsMember()) arguments_.push_back("--quiet");
-  if (tool_->makes_image) arguments_.insert(arguments_.end(), {job_folder_, spool_ + kImage});
+  if (tool_->makes_image && keep_ > 0) {
+    arguments_.insert(arguments_.end(), {"--keep=" + std::to_string(keep_), job_folder_, spool_ + kImages});
+  } else if (tool_->makes_image) {
+    arguments_.insert(arguments_.end(), {job_folder_, spool_ + kImage});
+  }
   if (tool_->takes_image) arguments_.push_back(spool_ + kImage);
   if (AsksForGpus())
     arguments_.insert(arguments_.end(), {"--describe-gpus", "--job-dir", job_folder_});
@@ -830,11 +837,29 @@ absl::Status Worker::StartTool() {
   return absl::UnknownError(std::string(text, size_t(got)));
 }
 
+// The user gets a folder for the image; and the tool, if it is one of a store, the earlier ones to share with.
+absl::StatusOr<std::string> Worker::BeginImage() {
+  giver_.reset();
+  earlier_.reset();
+  CR_ASSIGN_OR_RETURN(giver_, ImageGiver::Begin(peer_.account, spool_fd_, image_, keep_));
+  if (keep_ == 0) return image_;
+  RemoveOwnFolder(spool_ + kImages);
+  CR_ASSIGN_OR_RETURN(earlier_, EarlierImages::Take(peer_.account, key_, giver_->dir(), spool_ + kImages));
+  if (const absl::Status& sharing = earlier_->sharing(); !sharing.ok()) {
+    Tell(Reply::NOTE, 0, "the image shares nothing with earlier ones: " + std::string(sharing.message()));
+  }
+  return giver_->dir();
+}
+
 // The image is complete: from the spool to the user.
 absl::Status Worker::GiveImage() {
+  if (earlier_ && rename(ckptfmt::NewestImageIn(spool_ + kImages).c_str(), (spool_ + kImage).c_str()) != 0) {
+    return ErrnoStatus("cannot find the image");
+  }
   CR_ASSIGN_OR_RETURN(const ckptfmt::OpenedFolder folder, ckptfmt::OpenedFolder::Open(spool_ + kImage));
   const PartOf part = {request_.member().id(), request_.member().whole_job()};
-  CR_RETURN_IF_ERROR(SignImage(folder, key_, peer_.account.user, part));
+  CR_RETURN_IF_ERROR(SignImage(folder, key_, peer_.account.user, part, earlier_ ? &earlier_->chunks() : nullptr));
+  if (earlier_) CR_RETURN_IF_ERROR(earlier_->PlaceFiles(folder));
   CR_RETURN_IF_ERROR(GiveFiles(peer_.account, spool_fd_));
   CR_RETURN_IF_ERROR(giver_->Copy());
   if (IsMember()) CR_RETURN_IF_ERROR(AwaitOthers(SAVE_COMPLETE));
@@ -847,14 +872,14 @@ absl::Status Worker::GiveImage() {
 absl::StatusOr<std::string> Worker::Do(const std::string& announced) {
   const std::string nothing;
   if (announced == checkpoint::kImageBegins && tool_->makes_image) {
-    giver_.reset();
-    CR_ASSIGN_OR_RETURN(giver_, ImageGiver::Begin(peer_.account, spool_fd_, image_, keep_));
-    return keep_ > 0 ? giver_->dir() : image_;
+    return BeginImage();
   }
   if (announced == checkpoint::kImageComplete && tool_->makes_image && giver_) {
     const absl::Status given = GiveImage();
     giver_.reset();
     RemoveOwnFolder(spool_ + kImage);
+    if (earlier_) RemoveOwnFolder(spool_ + kImages);
+    earlier_.reset();
     CR_RETURN_IF_ERROR(given);
     return nothing;
   }

@@ -578,7 +578,8 @@ void Saving::End() {
 }
 
 void Saving::RemoveOldImages() {
-  if (!store_) return;
+  // What cr-hostd has given to its user it has removed here, and there it removes old ones.
+  if (!store_ || !given_.empty()) return;
   AtStep("remove old images");
   const AsRoot root;
   const absl::StatusOr<size_t> pruned = store_->Prune(options_.keep);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Preloaded into cr-checkpoint: counts what it does to files below DYING_UNDER, and at number DYING_AT kills it
-// (DYING_WAY kill) or has the file system be full (full: only writes count). What was counted goes to the file
-// DYING_LOG, a line each.
+// Preloaded into cr-checkpoint, or another DYING_PROGRAM: counts what a process of it does to files below DYING_UNDER,
+// and at number DYING_AT kills it (DYING_WAY kill) or has the file system be full (full: only writes count). What was
+// counted goes to the file DYING_LOG, a line each.
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -35,7 +35,8 @@ const char* Setting(const char* name) {
 
 // Programs that the tool starts have the library, too.
 bool IsTool() {
-  static const bool is = strncmp(program_invocation_short_name, "cr-checkpoint", 13) == 0 && *Setting("DYING_UNDER");
+  static const std::string program = *Setting("DYING_PROGRAM") ? Setting("DYING_PROGRAM") : "cr-checkpoint";
+  static const bool is = program_invocation_short_name == program && *Setting("DYING_UNDER");
   return is;
 }
 
@@ -119,6 +120,11 @@ EXPORTED int rmdir(const char* path) noexcept {
 EXPORTED int rename(const char* from, const char* to) noexcept {
   static const auto real = Real<int (*)(const char*, const char*)>("rename");
   return Happens("rename", AT_FDCWD, to) ? -1 : real(from, to);
+}
+
+EXPORTED int renameat(int from_folder, const char* from, int folder, const char* to) noexcept {
+  static const auto real = Real<int (*)(int, const char*, int, const char*)>("renameat");
+  return Happens("rename", folder, to) ? -1 : real(from_folder, from, folder, to);
 }
 
 EXPORTED int fsync(int fd) {

@@ -704,6 +704,360 @@ def stores(context):
     spool_is_empty(host)
 
 
+def disk_bytes(folder):
+    """What the files below a folder take on the disk; each once, however many names it has."""
+    files = {}
+    for place, _, leaves in os.walk(folder):
+        for leaf in leaves:
+            facts = os.lstat(os.path.join(place, leaf))
+            files[facts.st_ino] = facts.st_blocks * 512
+    return sum(files.values())
+
+
+def data_files(image):
+    return sorted(f"{image}/memory/{name}" for name in os.listdir(image + "/memory") if name.startswith("data-"))
+
+
+class StoredJob:
+    """A job of the victim's with some GPU memory, and a store of its images. It pauses after each step."""
+
+    def __init__(self, host, size, steps):
+        context = host.context
+        self.host, self.store, self.sync, self.step = host, host.home + "/store", host.home + "/sync", 1
+        program = shutil.copy(harness.find(context.apps, "stencil"), context.product)
+        command = [program, "--size", str(size), "--steps", str(steps)]
+        self.steps = steps
+        self.want = worked(host.run(VICTIM, "cr-run", "--plain", "--", *command)).stdout
+        pauses = ",".join(str(step) for step in range(1, steps))
+        self.child = host.begin(
+            VICTIM, "cr-run", "--name", "hers", "--", *command, CR_TEST_SYNC_FILE=self.sync, CR_TEST_PAUSE_AT=pauses
+        )
+        paused_at(self.sync, 1, self.child)
+
+    def image(self, number):
+        return f"{self.store}/image-{number:06}"
+
+    def numbers(self):
+        return sorted(int(name[6:]) for name in os.listdir(self.store) if name[6:].isdigit())
+
+    def save(self, keep):
+        saved = worked(self.host.run(VICTIM, "cr-checkpoint", "--json", "--keep", str(keep), "hers", self.store))
+        if saved.stderr:
+            raise Failure(f"cr-checkpoint says {saved.stderr}")
+        return json.loads(saved.stdout)
+
+    def go_on(self):
+        """To other GPU memory."""
+        open(f"{self.sync}.go.{self.step}", "w").close()
+        self.step += 1
+        paused_at(self.sync, self.step, self.child)
+
+    def finish(self):
+        for step in range(1, self.steps):
+            open(f"{self.sync}.go.{step}", "w").close()
+        if ended(self.child) != self.want:
+            raise Failure("the job that was saved has another result")
+
+    def restarts(self, image):
+        """Whether it comes to the same result from there. After `finish`."""
+        out = ended(self.host.begin(VICTIM, "cr-restart", image))
+        if out != self.want:
+            raise Failure(f"{image} was restarted and wrote\n{out}\nexpected\n{self.want}")
+
+    def listed(self):
+        """What cr-inspect says of the store to its user, which must be all that is there."""
+        told = json.loads(worked(self.host.run(VICTIM, "cr-inspect", "--json", "--verify", self.store)).stdout)
+        files = sum(len(leaves) for _, _, leaves in os.walk(self.store))
+        # Signatures are not counted; small files take whole blocks.
+        if disk_bytes(self.store) > told["total"] + 8192 * files:
+            raise Failure(f"{self.store} takes {disk_bytes(self.store)} bytes, and its images need {told['total']}")
+        names = [os.path.basename(image["image"]) for image in told["images"]]
+        if sorted(os.listdir(self.store)) != [*names, "lock"]:
+            raise Failure(f"{self.store} holds {sorted(os.listdir(self.store))}, and the images are {names}")
+        return told["images"]
+
+
+def with_other_secret(index):
+    """The memory/index of an image, with its checksum, as if it had been written with another secret."""
+    contents = dict(fields_of(index))
+    (secret,) = (value for _, value in fields_of(contents[3]) if isinstance(value, bytes) and len(value) == 192)
+    inner = replaced(contents[3], secret, bytes(192))
+    head = contents[1] + struct.pack("<I", contents[2])
+    return replaced(replaced(index, contents[3], inner), digest(head + contents[3]), digest(head + inner))
+
+
+def is_full(told):
+    """Whether the image shares nothing, and all of the memory was read."""
+    return told["linked_bytes"] == 0 and told["unread_bytes"] == 0
+
+
+@case
+def shared_store(context):
+    """The images of a user's store share what is the same in them; it is neither read nor written again. Each restarts by
+    itself, and so does a copy. Nobody else gets at them."""
+    host = Host(context)
+    job = StoredJob(host, 1024, 5)
+    if not is_full(first := job.save(3)):
+        raise Failure(f"the first image shares something: {first}")
+    before = disk_bytes(job.store)
+    same = job.save(3)
+    memory = lambda told: told["total_bytes"] - told["client_bytes"]
+    if same["unread_bytes"] < 0.9 * same["gpu_bytes"] or same["linked_bytes"] < 0.9 * memory(same):
+        raise Failure(f"an image of the same memory has it once more: {same}")
+    if disk_bytes(job.store) - before > same["client_bytes"] + 0.03 * memory(first) + (1 << 20):
+        raise Failure(f"an image of the same memory takes {disk_bytes(job.store) - before} bytes: {same}")
+    for _ in range(2):
+        job.go_on()
+        job.save(3)
+    if job.numbers() != [2, 3, 4]:
+        raise Failure(f"of four images, --keep 3 has left {job.numbers()}")
+    job.listed()
+    belongs_to(job.store, VICTIM)
+    # Repeatedly: by one tool of root's.
+    saving = host.begin(VICTIM, "cr-checkpoint", "--every", "0.1s", "--keep", "3", "hers", job.store)
+    several = lambda: job.numbers()[-1] >= 7 or saving.poll() is not None
+    harness.wait_for(several, LIMIT, lambda: f"--every has made {job.numbers()}")
+    os.kill(saving.pid, signal.SIGTERM)
+    ended(saving, 3)
+    if (last := job.listed()[-1])["own"] > same["client_bytes"] + 0.03 * memory(first) + (1 << 20):
+        raise Failure(f"an image of --every takes space for the same memory: {last}")
+    # An image that was saved by itself has another signature; nothing is shared with it.
+    worked(host.run(VICTIM, "cr-checkpoint", "hers", job.image(90)))
+    if not job.save(3)["linked_bytes"] > 0 or len(job.numbers()) != 3:
+        raise Failure(f"beside an image of another kind there are {job.numbers()}")
+    theirs = context.folder("theirs", 0o700, ATTACKER)
+    os.chmod(host.home, 0o711)
+    for tool in ("cr-inspect", "cr-restart"):
+        refused(host.run(ATTACKER, tool, job.store), "ermission denied")
+    his = start_sleeper(host, "his", ATTACKER)
+    refused(host.run(ATTACKER, "cr-checkpoint", "--keep", "3", "his", job.store), "Permission denied")
+    copied = theirs + "/store"
+    shutil.copytree(job.store, copied)
+    for folder, _, leaves in os.walk(copied):
+        for one in [folder] + [os.path.join(folder, leaf) for leaf in leaves]:
+            os.chown(one, ATTACKER, ATTACKER)
+    refused(host.run(ATTACKER, "cr-restart", copied), f"of a job of user {VICTIM}")
+    worked(host.run(ATTACKER, "cr-checkpoint", "--keep", "9", "his", copied))
+    if any(os.stat(path).st_nlink > 1 for path in data_files(f"{copied}/{sorted(os.listdir(copied))[-2]}")):
+        raise Failure("an image shares with one of another user")
+    his.terminate()
+    job.finish()
+    for number in job.numbers():
+        job.restarts(job.image(number))
+    copy = host.home + "/copy"
+    worked(context.run(VICTIM, ["/bin/cp", "-r", job.image(job.numbers()[0]), copy]))
+    exported = host.home + "/exported"
+    worked(host.run(VICTIM, "cr-inspect", "--export", job.image(job.numbers()[1]), exported))
+    shutil.rmtree(job.store)
+    job.restarts(copy)
+    job.restarts(exported)
+    spool_is_empty(host)
+
+
+@case
+def hostile_store(context):
+    """What a user has changed in a store is not believed: a restart refuses an image whose memory is another one, and a
+    checkpoint writes in full what it cannot share. Nothing is followed as root."""
+    host = Host(context)
+    job = StoredJob(host, 512, 5)
+    job.save(9)
+    job.go_on()
+    job.save(9)
+    kept = host.home + "/kept"
+    worked(context.run(VICTIM, ["/bin/cp", "-a", job.store, kept]))
+    first, second = job.image(1), job.image(2)
+    change = lambda text: context.python(VICTIM, "import os, shutil, sys\nos.chdir(sys.argv[1])\n" + text, job.store)
+    data = lambda image: os.path.relpath(data_files(image)[0], job.store)
+    # All of it: some bytes of a data file are no image's.
+    flip = "f = open({!r}, 'r+b'); b = f.read(); f.seek(0); f.write(b.translate(bytes(i ^ 1 for i in range(256)))); f.close()"
+    shared = os.path.relpath(data_files(second)[0], job.store)
+    restarting = [
+        # The link's other file has the same bytes, so only the link itself is refused.
+        (f"os.rename({shared!r}, 'x'); os.symlink(os.path.abspath('x'), {shared!r})", shared),
+        (f"os.unlink({shared!r})", shared),
+        (f"os.unlink({shared!r}); os.symlink({host.key!r}, {shared!r})", shared),
+        (f"os.unlink({shared!r}); os.mkfifo({shared!r})", shared),
+        (f"os.truncate({shared!r}, 4096)", shared),
+        (flip.format(shared), shared),
+        (f"s = os.stat({shared!r}).st_size; os.unlink({shared!r}); open({shared!r}, 'w'); os.truncate({shared!r}, s)", shared),
+        ("shutil.copy('image-000001/manifest.pb', 'image-000002/manifest.pb')", "image-000002/manifest.pb"),
+        ("shutil.copy('image-000001/memory/index', 'image-000002/memory/index')", "image-000002/memory/index"),
+        ("shutil.rmtree('image-000002/memory'); os.symlink('/', 'image-000002/memory')", "image-000002/memory"),
+        ("open('image-000002/signature', 'r+b').write(b'\\0' * 40)", "signature"),
+        ("os.unlink('image-000002/signature')", "is not signed"),
+        ("shutil.copy('image-000001/signature', 'image-000002/signature')", "the image was changed"),
+    ]
+
+    def put_back():
+        shutil.rmtree(job.store)
+        worked(context.run(VICTIM, ["/bin/cp", "-a", kept, job.store]))
+
+    for text, word in restarting:
+        change(text)
+        refused(host.run(VICTIM, "cr-restart", "--job-dir", "copy", second), word)
+        put_back()
+    # What a checkpoint shares with. None of these images is one to share with.
+    gone = "for image in ('image-000001', 'image-000002'):\n  for name in os.listdir(image + '/memory'):\n    path = image + '/memory/' + name\n    if not name.startswith('data-'): continue\n    "
+    saving = [
+        gone + "os.unlink(path)",
+        gone + f"os.unlink(path); os.symlink({host.key!r}, path)",
+        gone + "os.unlink(path); os.mkfifo(path)",
+        gone + "os.truncate(path, 4096)",
+        "for n in '12': os.unlink(f'image-00000{n}/signature')",
+        "for n in '12': open(f'image-00000{n}/memory/index', 'ab').write(b'x')",
+        "for n in '12': os.unlink(f'image-00000{n}/memory/index'); os.symlink('/dev/zero', f'image-00000{n}/memory/index')",
+        "for n in '12': open(f'image-00000{n}/manifest.pb', 'r+b').write(b'xxxx')",
+        "for n in '12': open(f'image-00000{n}/signature', 'r+b').write(b'xxxx')",
+        "for n in '12': shutil.rmtree(f'image-00000{n}/memory'); os.symlink('/etc', f'image-00000{n}/memory')",
+        f"for n in '12': shutil.rmtree(f'image-00000{{n}}'); os.symlink({kept!r} + f'/image-00000{{n}}', f'image-00000{{n}}')",
+    ]
+    whole = []
+    for number, text in enumerate(saving):
+        change(text)
+        told = job.save(9)
+        if not is_full(told):
+            raise Failure(f"a checkpoint shares with images after {text}: {told}")
+        whole.append(f"{host.home}/whole{number}")
+        worked(context.run(VICTIM, ["/bin/cp", "-r", told["image"], whole[-1]]))
+        put_back()
+    # An index that is right in itself, with all checksums, and not as it was signed.
+    for image in (first, second):
+        signature, index = open(image + "/signature", "rb").read(), open(image + "/memory/index", "rb").read()
+        forge(image, host.key, "memory/index", index, with_other_secret(index))
+        with open(image + "/signature", "wb") as f:
+            f.write(signature)
+    worked(host.run(VICTIM, "cr-inspect", "--verify", second))
+    if not is_full(told := job.save(9)):
+        raise Failure(f"a checkpoint believes an index that was changed: {told}")
+    put_back()
+    # With one good image beside a bad one, it shares with that.
+    change(f"os.unlink({data(first)!r})")
+    if is_full(job.save(9)):
+        raise Failure("a checkpoint does not share with a good image")
+    put_back()
+    # Links to what is root's, in the place of an image and of the next one.
+    for name in ("image-000001", "image-000003.partial"):
+        change(f"shutil.rmtree({name!r}, ignore_errors=True); os.symlink({host.state!r}, {name!r})")
+        refused(host.run(VICTIM, "cr-checkpoint", "--keep", "9", "hers", job.store), name)
+        put_back()
+    # A chunk that was changed is not read again; the new image is damaged, too.
+    for path in {os.stat(path).st_ino: path for image in (first, second) for path in data_files(image)}.values():
+        change(flip.format(path))
+    told = job.save(9)
+    if is_full(told):
+        raise Failure("a checkpoint has read what it was to share")
+    refused(host.run(VICTIM, "cr-restart", "--job-dir", "copy", told["image"]), "the image was changed")
+    put_back()
+    job.finish()
+    for image in [first, second, *whole]:
+        job.restarts(image)
+    spool_is_empty(host)
+
+
+@case
+def store_killed(context):
+    """What is killed at any of the things that it does to a user's store, cr-hostd's worker or the process that writes for
+    her, loses and leaks nothing; and so does a full disk."""
+    host = Host(context)
+    job = StoredJob(host, 256, 400)
+    log = context.lab.folder + "/what"
+    preload = shutil.copy(harness.find(os.path.join(context.apps, "..", "faults"), "libdying.so"), context.product)
+    for _ in range(2):
+        job.save(2)
+        job.go_on()
+
+    def attempt(way, at):
+        open(log, "w").close()
+        os.chmod(log, 0o666)
+        host.daemon.kill()
+        host.daemon.wait()
+        host.variables = {
+            "LD_PRELOAD": preload, "DYING_PROGRAM": "cr-hostd", "DYING_UNDER": job.store, "DYING_WAY": way, "DYING_AT": str(at), "DYING_LOG": log,
+        }  # fmt: skip
+        host.start()
+        tool = host.run(VICTIM, "cr-checkpoint", "--keep", "2", "hers", job.store)
+        harness.wait_for(lambda: not tools_of(host) and not workers_of(host), LIMIT, lambda: "root's tool does not give up")
+        return tool.returncode, open(log).read().splitlines()
+
+    seen, at, code = set(), 0, 1
+    while code != 0:
+        at += 1
+        before = job.numbers()[-1]
+        code, what = attempt("kill", at)
+        seen.update(line.split()[0] for line in what)
+        worked(host.run(VICTIM, "cr-inspect", "--verify", job.image(job.numbers()[-1])))
+        if job.numbers()[-1] < before:
+            raise Failure(f"killed at {what[-1:]}: the newest image was {before}, and is {job.numbers()[-1]}")
+        job.go_on()
+    if at < 30 or not {"write", "create", "mkdir", "link", "remove", "rename", "fsync"} <= seen:
+        raise Failure(f"killed only {at} times, at {seen}")
+    host.variables = {}
+    if len(job.listed()) != 2:
+        raise Failure(f"not two images after {at} killed checkpoints: {os.listdir(job.store)}")
+    at, code = 0, 1
+    while code != 0:
+        at += 1
+        before = sorted(os.listdir(job.store))
+        code, what = attempt("full", at)
+        if code != 0 and sorted(os.listdir(job.store)) != before:
+            raise Failure(f"a full disk at write {at} leaves {os.listdir(job.store)} instead of {before}")
+        job.listed()
+        job.go_on()
+    if at < 4:
+        raise Failure(f"only {at} writes")
+    job.save(2)
+    job.finish()
+    for number in job.numbers():
+        job.restarts(job.image(number))
+    spool_is_empty(host)
+
+
+@case
+def store_steps(context):
+    """Root's tool, or cr-hostd's worker, is killed in each step of a checkpoint into a user's store: the images stay, and the
+    next one shares with them."""
+    host, steps = Host(context), context.lab.folder + "/steps"
+    job = StoredJob(host, 256, 200)
+
+    def start_again(**variables):
+        for path in (steps, steps + ".go"):
+            if os.path.exists(path):
+                os.unlink(path)
+        host.variables = variables
+        host.daemon.kill()
+        host.daemon.wait()
+        host.start()
+
+    start_again(CR_TEST_STEPS=steps)
+    job.save(2)
+    count = len(open(steps).read().splitlines())
+    for number in range(1, count + 1):
+        job.go_on()
+        before = job.numbers()
+        start_again(CR_TEST_STEPS=steps, CR_TEST_STOP_AT=str(number))
+        saving = host.begin(VICTIM, "cr-checkpoint", "--keep", "2", "hers", job.store)
+        reached = lambda: os.path.exists(steps) and any(line.startswith(f"{number} ") for line in open(steps))
+        harness.wait_for(lambda: reached() or saving.poll() is not None, LIMIT, lambda: f"step {number} was not reached")
+        for pid in tools_of(host) if number % 2 else workers_of(host):
+            os.kill(pid, signal.SIGKILL)
+        open(steps + ".go", "w").close()
+        saving.wait(LIMIT)
+        harness.wait_for(lambda: not tools_of(host) and not workers_of(host), LIMIT, lambda: "root's tool does not give up")
+        # The process that writes for the user sees that nobody asks it any more.
+        harness.wait_for(lambda: not any(name.endswith(".partial") for name in os.listdir(job.store)), LIMIT, lambda: "a half image")
+        if not set(before[-1:]) <= set(job.numbers()):
+            raise Failure(f"at step {number}: there were {before}, and there are {job.numbers()}")
+        start_again()
+        if is_full(job.save(2)) or len(job.listed()) != 2:
+            raise Failure(f"after step {number}: the next image shares nothing, or there are {job.numbers()}")
+    if count < 15:
+        raise Failure(f"only {count} steps")
+    job.finish()
+    for number in job.numbers():
+        job.restarts(job.image(number))
+    spool_is_empty(host)
+
+
 def workers_of(host):
     below = open(f"/proc/{host.daemon.pid}/task/{host.daemon.pid}/children").read().split()
     return [int(pid) for pid in below]
