@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Preloaded into cr-checkpoint, or another DYING_PROGRAM: counts what a process of it does to files below DYING_UNDER,
 // and at number DYING_AT kills it (DYING_WAY kill) or has the file system be full (full: only writes count). What was
-// counted goes to the file DYING_LOG, a line each.
+// counted goes to the file DYING_LOG, a line each. With DYING_WAY links, the file system has no hard links.
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -104,6 +104,10 @@ EXPORTED int mkdirat(int folder, const char* path, mode_t mode) noexcept {
 
 EXPORTED int linkat(int from_folder, const char* from, int folder, const char* path, int flags) noexcept {
   static const auto real = Real<int (*)(int, const char*, int, const char*, int)>("linkat");
+  if (strcmp(Setting("DYING_WAY"), "links") == 0 && IsTool() && IsBelow(folder, path)) {
+    errno = EPERM;
+    return -1;
+  }
   return Happens("link", folder, path) ? -1 : real(from_folder, from, folder, path, flags);
 }
 

@@ -940,6 +940,20 @@ def hostile_store(context):
         change(f"shutil.rmtree({name!r}, ignore_errors=True); os.symlink({host.state!r}, {name!r})")
         refused(host.run(VICTIM, "cr-checkpoint", "--keep", "9", "hers", job.store), name)
         put_back()
+    # Without hard links nothing is shared, and the user hears of it.
+    preload = shutil.copy(harness.find(os.path.join(context.apps, "..", "faults"), "libdying.so"), context.product)
+    host.daemon.kill()
+    host.daemon.wait()
+    host.variables = {"LD_PRELOAD": preload, "DYING_PROGRAM": "cr-hostd", "DYING_UNDER": job.store, "DYING_WAY": "links"}
+    host.start()
+    saved = worked(host.run(VICTIM, "cr-checkpoint", "--json", "--keep", "9", "hers", job.store))
+    if not is_full(json.loads(saved.stdout)) or "shares nothing with earlier ones: cannot make a hard link" not in saved.stderr:
+        raise Failure(f"without hard links cr-checkpoint says {saved.stdout} {saved.stderr}")
+    host.daemon.kill()
+    host.daemon.wait()
+    host.variables = {}
+    host.start()
+    put_back()
     # A chunk that was changed is not read again; the new image is damaged, too.
     for path in {os.stat(path).st_ino: path for image in (first, second) for path in data_files(image)}.values():
         change(flip.format(path))
