@@ -23,8 +23,9 @@ class ManagedTurns {
   static constexpr size_t kTurns = 16;
   // Turns before the first ones that count: the file is not registered yet, and much else is new.
   static constexpr uint64_t kFirst = 20;
-  // How many turns pass between two trials. It doubles with each one that fails.
-  static constexpr uint64_t kShortestPause = 512, kLongestPause = 1 << 20;
+  // How many turns pass between two trials. It doubles with each one that fails: the first ones may, on a machine whose
+  // speed changes.
+  static constexpr uint64_t kShortestPause = 32, kLongestPause = 1 << 20;
   // So much work in a row without the host, and the memory is not used in turn any more.
   static constexpr uint64_t kWithoutHost = 64;
 
