@@ -127,7 +127,7 @@ CUresult ManagedHome::Free(Session* session, uint64_t address, uint64_t bytes) {
     pages_.Clear(address, rounded);
     const uint64_t unused = heap_.Give(address, rounded);
     if (unused == 0) return result;
-    if (empty_ == 0 && place_ == Place::kGpu) {
+    if (empty_ == 0 && place_ == Place::kGpu && !pages_.WasInPlace(unused)) {
       empty_ = unused;
       return result;
     }

@@ -150,6 +150,12 @@ void ManagedPages::Leave(uint64_t address) {
   if (const auto it = segments_.find(address); it != segments_.end()) TouchLocked(&it->second, false);
 }
 
+bool ManagedPages::WasInPlace(uint64_t address) {
+  MutexLock lock(&mutex_);
+  const auto it = segments_.find(address);
+  return it != segments_.end() && it->second.was_in_place;
+}
+
 void ManagedPages::Remove(uint64_t address) {
   MutexLock lock(&mutex_);
   const auto it = segments_.find(address);
@@ -490,6 +496,7 @@ void ManagedPages::Arrived(ClientChannel* channel, const Expected& expected, uin
     if (!same || !segment.habit || !segment.watched || segment.touched) continue;
     ShowLocked(it->first, &segment);
     segment.in_place = expected.answer == mirror::kFetchedInPlace;
+    segment.was_in_place = segment.was_in_place || segment.in_place;
   }
 }
 

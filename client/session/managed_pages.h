@@ -72,6 +72,8 @@ class ManagedPages {
   // The program frees it: nothing of it is handed over from now on, so that what other threads send names no memory
   // that the server has freed.
   void Leave(uint64_t address);
+  // Whether kernels have ever used the file's pages themselves: what comes into the segment next should not begin so.
+  bool WasInPlace(uint64_t address);
   // It is about to go, or will be zero on the server again and is to be zero here: the caller cuts it out of the file.
   void Remove(uint64_t address);
   // The bytes, which lie in one segment, become zero. They belong to nobody just now.
@@ -168,8 +170,9 @@ class ManagedPages {
     // was to be fetched ahead. Habit: whether Expect and Anticipate look at it.
     uint64_t had_first = 0, had_last = 0, repeats = 0, ahead = 0;
     bool habit = false;
-    bool in_place = false;               // until the next HandOver, which leaves the pages where they are
-    const Expected* expected = nullptr;  // of the call that asks for them, if one does
+    bool in_place = false;  // until the next HandOver, which leaves the pages where they are
+    bool was_in_place = false;
+    const Expected* expected = nullptr;                          // of the call that asks for them, if one does
     std::map<uint64_t, std::pair<uint64_t, uint64_t>> attached;  // first page -> one past the last, stream
   };
   using Segments = std::map<uint64_t, Segment>;

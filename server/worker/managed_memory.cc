@@ -7,11 +7,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
 
+#include "proto/base/clock.h"
 #include "proto/logging/log.h"
 #include "proto/mirror/mirror.h"
 #include "proto/threads/mutex.h"
@@ -25,8 +25,6 @@ namespace {
 const bool kRestless = getenv("CUDA_REMOTE_RESTLESS") != nullptr;
 
 }  // namespace
-
-uint64_t ManagedMemory::Now() { return uint64_t(std::chrono::steady_clock::now().time_since_epoch().count()); }
 
 const ManagedMemory::Segment* ManagedMemory::FindLocked(uint64_t address, uint64_t bytes, uint64_t* start) const {
   auto it = segments_.upper_bound(address);
@@ -203,21 +201,28 @@ void ManagedMemory::LeaveOutHostLocked(std::vector<Run>* runs) const {
   runs->erase(std::remove_if(runs->begin(), runs->end(), is_on_host), runs->end());
 }
 
-uint64_t ManagedMemory::NoteWork() {
+bool ManagedMemory::NoteWork() {
   MutexLock lock(&mutex_);
-  uint64_t most = 0;
-  for (const uint64_t address : on_host_) most = std::max(most, segments_[address].turns.Work());
-  return most;
+  bool any = false;
+  for (const uint64_t address : on_host_) any = segments_[address].turns.Work() || any;
+  return any;
 }
 
 void ManagedMemory::LeaveHost() {
   MutexLock lock(&mutex_);
   for (const uint64_t address : std::vector<uint64_t>(on_host_)) {
     Segment& segment = segments_[address];
-    if (segment.turns.work() < ManagedTurns::kWithoutHost) continue;
+    if (!segment.turns.is_unused()) continue;
     segment.turns.HostIsAway();
     const CUresult result = PlaceOnDeviceLocked(address, &segment, true);
     if (result != CUDA_SUCCESS) logging::Error("managed memory was lost: CUDA error {}", int(result));
+  }
+}
+
+void ManagedMemory::StayOnHost() {
+  MutexLock lock(&mutex_);
+  for (const uint64_t address : on_host_) {
+    if (segments_[address].turns.is_unused()) segments_[address].turns.Postpone();
   }
 }
 
@@ -609,7 +614,7 @@ CUresult ManagedMemory::BeginFlush(std::string_view runs, bool idle) {
   std::vector<Run> copied = RunsLocked(runs);
   if (copied.empty() && !runs.empty()) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult placed = PlaceLocked(copied); placed != CUDA_SUCCESS) return placed;
-  ForEachSegmentLocked(copied, [now = Now()](Segment* segment) { segment->turns.HandedOver(now); });
+  ForEachSegmentLocked(copied, [now = uint64_t(NowNs())](Segment* segment) { segment->turns.HandedOver(now); });
   LeaveOutHostLocked(&copied);
   return KeepLocked(copied) ? CUDA_SUCCESS : CopyNowLocked(&copied, true, true);
 }
@@ -668,7 +673,7 @@ bool ManagedMemory::EndFetch() {
   MutexLock lock(&mutex_);
   // It was behind them.
   for (auto& [device, lane] : lanes_) lane.flushing = false;
-  const uint64_t now = Now();
+  const uint64_t now = uint64_t(NowNs());
   flushing_.store(false, std::memory_order_release);
   bool in_place = true;
   for (const uint64_t address : fetched_) {
@@ -709,7 +714,7 @@ CUresult ManagedMemory::FetchAtWait(std::string_view runs, bool* in_place) {
   const std::vector<Run> all = copied;
   const CUresult result = CopyNowLocked(&copied, false, false);
   *in_place = result == CUDA_SUCCESS;
-  ForEachSegmentLocked(all, [now = Now(), in_place](Segment* segment) {
+  ForEachSegmentLocked(all, [now = uint64_t(NowNs()), in_place](Segment* segment) {
     segment->turns.CameBack(now);
     *in_place = *in_place && StaysOnHost(*segment);
   });

@@ -94,12 +94,12 @@ class ManagedMemory {
   bool carried() const;
 
   // Whether segments are host memory. Then NoteWork is told of all work that may use any managed memory, before it
-  // begins. It returns how often that was since the host has used the segment that it has not used for longest.
-  // LeaveHost puts those of at least ManagedTurns::kWithoutHost back into device memory; the session's GPU is idle.
-  // Executor only.
+  // begins, and says whether there are segments that the host does not use any more. LeaveHost puts these back into
+  // device memory, if the session's GPU has nothing to do; StayOnHost leaves them for now. Executor only.
   bool on_host() const { return on_host_count_.load(std::memory_order_acquire) != 0; }
-  uint64_t NoteWork();
+  bool NoteWork();
   void LeaveHost();
+  void StayOnHost();
 
   // The context to copy in, if that of the memory's device is not known; executor only, before the functions above.
   void UseContext(int device, ContextRef context);
@@ -207,7 +207,6 @@ class ManagedMemory {
   void ForEachSegmentLocked(const std::vector<Run>& runs, const std::function<void(Segment*)>& use) CR_REQUIRES(mutex_);
   // Takes out what needs no copy.
   void LeaveOutHostLocked(std::vector<Run>* runs) const CR_REQUIRES(mutex_);
-  static uint64_t Now();
   static bool StaysOnHost(const Segment& segment) { return segment.on_host && segment.turns.wants_host(); }
 
   const DriverTable& driver_;

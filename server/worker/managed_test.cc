@@ -413,13 +413,38 @@ TEST_F(ManagedRestlessTest, MemoryThatTheHostHasLeftGoesBackToTheDevice) {
       client_->LoadModule(".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry nothing() { ret; }\n"),
       "nothing");
   ASSERT_NE(kernel, 0u);
-  for (uint64_t i = 0; i < 4 * ManagedTurns::kWithoutHost; ++i) Fill(i, 1, char(i));
+  for (uint64_t i = 0; i < 50; ++i) Fill(i, 1, char(i));
   EXPECT_TRUE(IsOnHost(0));
-  for (uint64_t i = 0; i < 4 * ManagedTurns::kWithoutHost; ++i) {
-    client_->Send(kCall_cuLaunchKernel, client_->Launch(kernel, {}));
-  }
+  for (uint64_t i = 0; i < 50; ++i) client_->Send(kCall_cuLaunchKernel, client_->Launch(kernel, {}));
   EXPECT_EQ(client_->Synchronize(), CUDA_SUCCESS);
   EXPECT_FALSE(IsOnHost(0));
+  Fetch(0, kSegment);
+  EXPECT_EQ(InFile(0, kSegment), model_.substr(0, kSegment));
+}
+
+// The GPU is never idle, because its work waits for a request that is yet to come.
+TEST_F(ManagedRestlessTest, WorkThatWaitsForTheProgramDoesNotWaitForever) {
+  ASSERT_EQ(client_->Write(memory_, std::string(4, 0)), CUDA_SUCCESS);
+  const uint64_t stream = client_->Stream(), other = client_->Stream();
+  const uint64_t kernel = client_->Function(
+      client_->LoadModule(".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry nothing() { ret; }\n"),
+      "nothing");
+  for (int turn = 0; !IsOnHost(0); ++turn) {
+    ASSERT_LT(turn, 20);
+    ASSERT_NO_FATAL_FAILURE(Turn({{kManagedBase, 16 * kBytes}}));
+  }
+  wire::cuStreamWaitValue32_v2_Request wait;
+  wait.stream = stream;
+  wait.addr = memory_;
+  wait.value = 1;
+  ASSERT_EQ(client_->Call(kCall_cuStreamWaitValue32_v2, wait), CUDA_SUCCESS);
+  for (int i = 0; i < 30; ++i) client_->Send(kCall_cuLaunchKernel, client_->Launch(kernel, {}, stream));
+  wire::cuStreamWriteValue32_v2_Request write;
+  write.stream = other;
+  write.addr = memory_;
+  write.value = 1;
+  ASSERT_EQ(client_->Call(kCall_cuStreamWriteValue32_v2, write), CUDA_SUCCESS);
+  EXPECT_EQ(client_->Synchronize(), CUDA_SUCCESS);
   Fetch(0, kSegment);
   EXPECT_EQ(InFile(0, kSegment), model_.substr(0, kSegment));
 }

@@ -14,6 +14,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 namespace cuda_remote::server {
 
@@ -26,8 +27,11 @@ class ManagedTurns {
   // How many turns pass between two trials. It doubles with each one that fails: the first ones may, on a machine whose
   // speed changes.
   static constexpr uint64_t kShortestPause = 32, kLongestPause = 1 << 20;
-  // So much work in a row without the host, and the memory is not used in turn any more.
-  static constexpr uint64_t kWithoutHost = 64;
+  // A turn on the host that takes so many times as long as on the device is much too long; so many in a row are enough.
+  static constexpr uint64_t kMuchLonger = 4, kMuchTooLong = 2;
+  // Turns with more work are worth no trial. So much more work than in any of the last turns, and the host does not use
+  // the memory in turn any more.
+  static constexpr uint64_t kMostWork = 8, kMoreWork = 2;
 
   // `restless`, for tests: the place changes every few turns, however long they take.
   explicit ManagedTurns(bool restless = false) : restless_(restless), pause_(restless ? 0 : kFirst) {}
@@ -36,30 +40,28 @@ class ManagedTurns {
   void HandedOver(uint64_t now) {
     begin_ = now;
     has_begun_ = true;
-    work_ = 0;
   }
   void CameBack(uint64_t now) {
-    work_ = 0;
-    if (!has_begun_) return;
-    has_begun_ = false;
+    EndWork();
+    if (!std::exchange(has_begun_, false)) return;
     if (pause_ != 0) {
       --pause_;
       return;
     }
-    times_[count_++] = now - begin_;
+    const uint64_t time = now - begin_;
+    slow_ = on_host_ && !restless_ && time > kMuchLonger * on_device_ ? slow_ + 1 : 0;
+    if (slow_ == kMuchTooLong) return Fail();
+    times_[count_++] = time;
     if (count_ < (restless_ ? 2 : kTurns)) return;
-    count_ = 0;
-    if (restless_) {
-      wants_host_ = !on_host_;
-      return;
-    }
     std::nth_element(times_.begin(), times_.begin() + kTurns / 2, times_.end());
     Judge(times_[kTurns / 2]);
+    count_ = 0;
+    last_work_ = std::exchange(most_work_, 0);
   }
   // The host uses it in another way, of which the time says nothing.
   void Interrupt() {
+    EndWork();
     has_begun_ = false;
-    work_ = 0;
   }
   // It comes back after a wait of which the time is not known.
   void ComesLater() {
@@ -74,23 +76,33 @@ class ManagedTurns {
     if (on_host != wants_host_) Fail();
     on_host_ = on_host;
     trial_ = on_host;
-    count_ = 0;
+    count_ = slow_ = postponed_ = 0;
   }
 
-  // Work begins that may use it. Returns how often that was since the host used it.
-  uint64_t Work() { return ++work_; }
-  uint64_t work() const { return work_; }
-  // The host does not use it any more.
-  void HostIsAway() {
-    wants_host_ = false;
-    pause_ = restless_ ? 0 : kShortestPause;
+  // Work begins that may use it, which is on the host. Whether the host does not use it in turn any more. Then it is
+  // to leave, when nothing uses it: HostIsAway; or the answer changes after much more work: Postpone.
+  bool Work() {
+    ++work_;
+    return is_unused();
+  }
+  bool is_unused() const { return work_ > std::max({last_work_, most_work_, postponed_}) + kMoreWork; }
+  void HostIsAway() { Fail(); }
+  void Postpone() {
+    postponed_ = 8 * work_;
+    next_pause_ = kLongestPause;
   }
 
  private:
+  void EndWork() {
+    most_work_ = std::max(most_work_, work_);
+    work_ = 0;
+  }
   void Judge(uint64_t median) {
-    if (!on_host_) {
+    if (restless_) {
+      wants_host_ = !on_host_;
+    } else if (!on_host_) {
       on_device_ = median;
-      wants_host_ = true;
+      wants_host_ = most_work_ <= kMostWork;
     } else if (median > on_device_ + (trial_ ? 0 : on_device_ / 8)) {
       Fail();
     } else if (trial_) {
@@ -100,6 +112,7 @@ class ManagedTurns {
   }
   void Fail() {
     wants_host_ = false;
+    count_ = slow_ = 0;
     pause_ = restless_ ? 0 : next_pause_;
     next_pause_ = std::min(next_pause_ * 2, kLongestPause);
   }
@@ -107,7 +120,9 @@ class ManagedTurns {
   bool restless_;
   std::array<uint64_t, kTurns> times_ = {};
   size_t count_ = 0;
-  uint64_t begin_ = 0, on_device_ = 0, work_ = 0;
+  uint64_t begin_ = 0, on_device_ = 0, slow_ = 0;
+  // Since the host used it; at most in one of these turns; the same of the turns that counted last.
+  uint64_t work_ = 0, most_work_ = 0, last_work_ = 0, postponed_ = 0;
   uint64_t pause_, next_pause_ = kShortestPause;
   bool has_begun_ = false, on_host_ = false, wants_host_ = false, trial_ = false;
 };

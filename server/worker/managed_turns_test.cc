@@ -20,6 +20,7 @@ class ManagedTurnsTest : public testing::Test {
       }
       (on_host_ ? host_turns_ : device_turns_) += 1;
       turns_.HandedOver(now_);
+      for (uint64_t k = 0; k < work_; ++k) turns_.Work();
       now_ += on_host_ ? on_host : on_device;
       turns_.CameBack(now_);
       now_ += 7;
@@ -28,6 +29,7 @@ class ManagedTurnsTest : public testing::Test {
 
   ManagedTurns turns_;
   bool on_host_ = false;
+  uint64_t work_ = 1;  // of each turn
   uint64_t now_ = 1000, moves_ = 0, host_turns_ = 0, device_turns_ = 0;
 };
 
@@ -106,21 +108,49 @@ TEST_F(ManagedTurnsTest, OnlyWholeTurnsAreTimed) {
   EXPECT_FALSE(turns_.wants_host());
 }
 
-TEST_F(ManagedTurnsTest, WorkWithoutTheHostIsCounted) {
+TEST_F(ManagedTurnsTest, MuchSlowerKernelsBringItBackAtOnce) {
   Pass(200, 50, 30);
   ASSERT_TRUE(on_host_);
-  EXPECT_EQ(turns_.Work(), 1u);
-  EXPECT_EQ(turns_.Work(), 2u);
-  Pass(1, 50, 30);
-  EXPECT_EQ(turns_.Work(), 1u);
-  turns_.Work();
-  turns_.Interrupt();
-  EXPECT_EQ(turns_.Work(), 1u);
-  turns_.HostIsAway();
-  Pass(ManagedTurns::kShortestPause, 50, 30);
+  host_turns_ = 0;
+  Pass(10, 50, 5000);
   EXPECT_FALSE(on_host_);
-  Pass(2 * ManagedTurns::kTurns, 50, 30);
+  EXPECT_LE(host_turns_, ManagedTurns::kMuchTooLong);
+  // And one slow turn does not.
+  Pass(500, 50, 30);
+  ASSERT_TRUE(on_host_);
+  Pass(1, 50, 5000);
+  Pass(1, 50, 30);
   EXPECT_TRUE(on_host_);
+}
+
+TEST_F(ManagedTurnsTest, MoreWorkThanInTurnsBeforeMeansThatTheHostIsAway) {
+  work_ = 3;
+  Pass(200, 50, 30);
+  ASSERT_TRUE(on_host_);
+  for (uint64_t i = 0; i < 3 + ManagedTurns::kMoreWork; ++i) EXPECT_FALSE(turns_.Work()) << i;
+  EXPECT_TRUE(turns_.Work());
+  // It could not leave.
+  turns_.Postpone();
+  EXPECT_FALSE(turns_.Work());
+  int more = 0;
+  while (!turns_.Work()) ++more;
+  EXPECT_GT(more, 20);
+  turns_.HostIsAway();
+  Pass(1, 50, 30);
+  EXPECT_FALSE(on_host_);
+  Pass(200, 50, 30);
+  EXPECT_TRUE(on_host_);
+  // The host uses it in another way.
+  EXPECT_FALSE(turns_.Work());
+  turns_.Interrupt();
+  for (uint64_t i = 0; i < 3 + ManagedTurns::kMoreWork; ++i) EXPECT_FALSE(turns_.Work()) << i;
+}
+
+TEST_F(ManagedTurnsTest, TurnsWithMuchWorkStayOnTheDevice) {
+  work_ = ManagedTurns::kMostWork + 1;
+  Pass(1000, 50, 30);
+  EXPECT_FALSE(on_host_);
+  EXPECT_EQ(moves_, 0u);
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ namespace {
 constexpr size_t kMaxWaiters = 256;
 constexpr size_t kSideWaiters = 32;
 // How long work is held up for managed memory to go back to the device, and how often the GPU is asked meanwhile.
-constexpr std::chrono::milliseconds kLongestLeave{10};
+constexpr std::chrono::milliseconds kLongestLeave{2000};
 constexpr std::chrono::microseconds kLeavePoll{20};
 
 // How long the executor itself waits before it hands a wait over. On a small machine the time is better left to others.
@@ -902,18 +902,19 @@ CUresult WorkerSession::QueryAll(const std::vector<ContextRef>& contexts) {
 }
 
 void WorkerSession::LeaveUnusedHostMemory() {
-  const uint64_t work = managed_memory_->NoteWork();
-  if (work == 0 || work % ManagedTurns::kWithoutHost != 0) return;
-  if (contexts_.size() != 1 || CapturesInProgress() != 0) return;
-  const auto is_idle = [this] { return idle() || QueryAll({contexts_.begin()->second.ref}) == CUDA_SUCCESS; };
-  bool done = is_idle();
-  // A program that never waits gives the GPU work all the time: then it is held up, seldom and not for long, since the
-  // work may be waiting for the program.
-  const bool may_wait = (work & (work - 1)) == 0;
-  for (const auto end = Now() + kLongestLeave; !done && may_wait && Now() < end; done = is_idle()) {
-    std::this_thread::sleep_for(kLeavePoll);
+  if (!managed_memory_->NoteWork()) return;
+  bool done = false;
+  if (contexts_.size() == 1 && CapturesInProgress() == 0) {
+    // What the GPU has now is little, but kernels may have become slow. It may also be waiting for the program.
+    const auto is_idle = [this] { return idle() || QueryAll({contexts_.begin()->second.ref}) == CUDA_SUCCESS; };
+    const auto end = Now() + kLongestLeave;
+    while (!(done = is_idle()) && Now() < end) std::this_thread::sleep_for(kLeavePoll);
   }
-  if (done) managed_memory_->LeaveHost();
+  if (done) {
+    managed_memory_->LeaveHost();
+  } else {
+    managed_memory_->StayOnHost();
+  }
 }
 
 void WorkerSession::NoteSynchronized(uint64_t work) {
