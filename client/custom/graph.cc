@@ -22,7 +22,7 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
                      CUgraphInstantiateResult* outcome) {
   static constexpr CallInfo kInfo = Under(info::k_cuGraphInstantiateWithParams, "cuGraphInstantiate");
   if (!exec) return CUDA_ERROR_INVALID_VALUE;
-  if (const CUresult result = CheckMayInstantiate(graph, flags); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = PrepareInstantiation(graph, flags); result != CUDA_SUCCESS) return result;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuGraphInstantiateWithParams_Request request;
@@ -65,7 +65,7 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
     memory.Instantiated(request.graph, request.exec, (flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0);
     if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) memory.Uploaded(request.exec);
   }
-  session.disguised_nodes().Instantiated(request.graph, request.exec);
+  session.disguised_nodes().Instantiated(request.graph, request.exec, &session.objects());
   *exec = reinterpret_cast<CUgraphExec>(request.exec);
   if (launchable) {
     {
@@ -189,6 +189,7 @@ CUresult Custom_cuGraphClone(CUgraph* phGraphClone, CUgraph originalGraph) {
     if (const CUresult result = CheckWithoutMemory(session, request.originalGraph); result != CUDA_SUCCESS) {
       return result;
     }
+    if (const CUresult result = PrepareCopies(session, request.originalGraph); result != CUDA_SUCCESS) return result;
     request.phGraphClone = call.NewHandle(Kind::kGraph, kNoParent);
     if (!request.phGraphClone) return CUDA_ERROR_OUT_OF_MEMORY;
     request.Encode(&call.message());
@@ -282,6 +283,7 @@ CUresult GraphOfNode(CUgraphNode hNode, uint32_t body, CUgraph* phGraph) {
   wire::cuGraphChildGraphNodeGetGraph_Reply reply;
   if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
   if (reply.graph == request.graph) call.Created({Kind::kGraph, request.graph});
+  if (body != 0) call.session().disguised_nodes().NoteBody(reply.graph);
   *phGraph = reinterpret_cast<CUgraph>(reply.graph);
   return CUDA_SUCCESS;
 }

@@ -134,7 +134,7 @@ CUresult FindOfType(const char* name, CUgraphNode node, CUgraphNodeType type, Di
 }
 
 // A launch that may allocate and free.
-CUresult LaunchWithMemory(Call& call, const wire::cuGraphLaunch_Request& request) {
+CUresult LaunchWithMemory(Call& call, const wire::cuGraphLaunch_Request& request, bool waits) {
   Session& session = call.session();
   Addresses gone;
   {
@@ -148,7 +148,7 @@ CUresult LaunchWithMemory(Call& call, const wire::cuGraphLaunch_Request& request
       memory.Launched(request.hGraph, &gone);
     }
   }
-  const CUresult result = call.Send();
+  const CUresult result = waits ? call.Transact() : call.Send();
   session.FreeGraphMemory(gone);
   return result;
 }
@@ -168,8 +168,8 @@ CUresult CheckDevice(Call& call, CUdevice device) {
   return device >= 0 && size_t(device) < call.session().devices().size() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
-// All but the copies that are moved around launches.
-CUresult LaunchAlone(CUgraphExec hGraph, CUstream hStream, bool per_thread) {
+// All but what is done for copies of pageable memory. `waits`: for the server's answer.
+CUresult LaunchAlone(CUgraphExec hGraph, CUstream hStream, bool per_thread, bool waits) {
   Call call(info::k_cuGraphLaunch);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuGraphLaunch_Request request;
@@ -179,8 +179,9 @@ CUresult LaunchAlone(CUgraphExec hGraph, CUstream hStream, bool per_thread) {
     return result;
   }
   request.Encode(&call.message());
+  const bool with_memory = call.session().disguised_nodes().uses_memory();
   const CUresult result =
-      call.session().disguised_nodes().uses_memory() ? LaunchWithMemory(call, request) : call.Send();
+      with_memory ? LaunchWithMemory(call, request, waits) : (waits ? call.Transact() : call.Send());
   return NoteUpload(call, result, request.hGraph, request.hStream);
 }
 
@@ -320,11 +321,12 @@ CUresult Custom_cuGraphNodeGetType(CUgraphNode hNode, CUgraphNodeType* type) {
 
 CUresult Custom_cuGraphLaunch(CUgraphExec hGraph, CUstream hStream, bool per_thread) {
   Session* const session = Session::Get();
-  if (session && session->disguised_nodes().any_launched()) {
-    const auto launch = [&] { return LaunchAlone(hGraph, hStream, per_thread); };
+  if (session && session->disguised_nodes().any_at_launch()) {
+    // Bytes that were taken for a launch that the server refuses must not become those of the next one.
+    const auto launch = [&] { return LaunchAlone(hGraph, hStream, per_thread, true); };
     if (CUresult result; LaunchStaged(hGraph, hStream, per_thread, launch, &result)) return result;
   }
-  return LaunchAlone(hGraph, hStream, per_thread);
+  return LaunchAlone(hGraph, hStream, per_thread, false);
 }
 
 CUresult Custom_cuGraphUpload(CUgraphExec hGraphExec, CUstream hStream, bool per_thread) {

@@ -477,6 +477,7 @@ CUresult Custom_cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams* nodeP
   if (result == CUDA_SUCCESS && nodeParams->type == CU_GRAPH_NODE_TYPE_GRAPH) {
     Session& session = *Session::Get();
     session.disguised_nodes().NoteReshaped(WholeGraph(session, reinterpret_cast<uint64_t>(hNode)));
+    session.disguised_nodes().ForgetGraphOf(reinterpret_cast<uint64_t>(hNode), &session.objects());
   }
   return result;
 }
@@ -487,6 +488,10 @@ CUresult Custom_cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNo
   if (nodeParams->type == CU_GRAPH_NODE_TYPE_CONDITIONAL) return CUDA_ERROR_NOT_SUPPORTED;  // as natively
   if (nodeParams->type == CU_GRAPH_NODE_TYPE_MEMCPY && IsStaged(hNode, nodeParams->memcpy.copyParams)) {
     return SetStagedNodeOfExec(hGraphExec, hNode, nodeParams->memcpy.copyParams, nodeParams->memcpy.copyCtx);
+  }
+  if (nodeParams->type == CU_GRAPH_NODE_TYPE_GRAPH) {
+    return SetChildOfExec(hGraphExec, hNode, nodeParams->graph.graph,
+                          [&] { return SetExec(kInfo, hGraphExec, hNode, FromAny(nodeParams)); });
   }
   const CUresult result = SetExec(kInfo, hGraphExec, hNode, FromAny(nodeParams));
   if (result == CUDA_SUCCESS) ForgetLaunched(hGraphExec, hNode);
@@ -499,7 +504,8 @@ CUresult Custom_cuGraphExecChildGraphNodeSetParams(CUgraphExec hGraphExec, CUgra
   CUgraphNodeParams params{};
   params.type = CU_GRAPH_NODE_TYPE_GRAPH;
   params.graph.graph = childGraph;
-  return SetExec(kInfo, hGraphExec, hNode, FromAny(&params));
+  return SetChildOfExec(hGraphExec, hNode, childGraph,
+                        [&] { return SetExec(kInfo, hGraphExec, hNode, FromAny(&params)); });
 }
 
 CUresult Custom_cuGraphAddKernelNode(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies,

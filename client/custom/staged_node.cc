@@ -45,6 +45,8 @@ bool Describe(const CUDA_MEMCPY3D& copy, CUcontext context, StagedParams* params
   params->copy = copy;
   params->sides = {IsPageable(call, copy.srcMemoryType, copy.srcDevice, copy.srcHost),
                    IsPageable(call, copy.dstMemoryType, copy.dstDevice, copy.dstHost)};
+  params->at_launch =
+      params->sides.from_host && !IsOfHost(call.session(), copy.dstMemoryType, copy.dstDevice, copy.dstHost);
   params->context = reinterpret_cast<uint64_t>(call.OrCurrent(context));
   return true;
 }
@@ -157,14 +159,21 @@ CUresult Fill(const StagedParams& params, bool enabled, CUgraph graph) {
   return Custom_cuGraphAddMemcpyNode(&second, graph, &first, 1, &copy, context);
 }
 
-void Remember(CUgraphNode node, CUgraph graph, const StagedParams& params, CUuserObject owned) {
+// What a piece serves for. `owned` has it.
+void Dedicate(const StagedParams& params, CUuserObject owned) {
+  params.piece->params = params;
+  params.piece->user_object = reinterpret_cast<uint64_t>(owned);
+}
+
+// `number`: DisguisedNode::number of a new node; 0: the next one.
+void Remember(CUgraphNode node, CUgraph graph, const StagedParams& params, CUuserObject owned, uint64_t number = 0) {
   Session* const session = Session::Get();
   WriterLock lock(&session->disguised_nodes().mutex());
   session->disguised_nodes().set_any();
   DisguisedNode& kept = session->disguised_nodes().nodes()[reinterpret_cast<uint64_t>(node)];
   if (graph) {
     kept.graph = reinterpret_cast<uint64_t>(graph);
-    kept.number = session->disguised_nodes().NextNumberLocked();
+    kept.number = number != 0 ? number : session->disguised_nodes().NextNumberLocked();
   }
   kept.type = CU_GRAPH_NODE_TYPE_MEMCPY;
   kept.staged = params;
@@ -179,6 +188,7 @@ CUresult TakeStaged(Session& session, size_t bytes, StagedCopy** copy) {
   const CUresult result = Custom_cuMemHostAlloc(&pinned, bytes, CU_MEMHOSTALLOC_PORTABLE);
   if (result != CUDA_SUCCESS) return result;
   *copy = new StagedCopy;
+  (*copy)->home = &session.staged_copies();
   (*copy)->pinned = static_cast<char*>(pinned);
   (*copy)->capacity = bytes;
   return CUDA_SUCCESS;
@@ -212,7 +222,9 @@ CUresult MakeChild(Session& session, bool enabled, StagedParams* params, CUgraph
     return result;
   }
   result = OwnStaged(*child, params->piece, owned);
-  return result == CUDA_SUCCESS ? Fill(*params, enabled, *child) : result;
+  if (result != CUDA_SUCCESS) return result;
+  Dedicate(*params, *owned);
+  return Fill(*params, enabled, *child);
 }
 
 // The nodes of a staged node's child graph. `copy` is null if both sides are pageable memory.
@@ -221,16 +233,21 @@ struct Inside {
   CUgraphNode host = nullptr, copy = nullptr;
 };
 
-CUresult FindInside(CUgraphNode node, Inside* inside) {
+// *is_like: whether the node's child graph has the shape of a staged node's. Null: it is one.
+CUresult FindInside(CUgraphNode node, Inside* inside, bool* is_like = nullptr) {
   CUresult result = Custom_cuGraphChildGraphNodeGetGraph(node, &inside->graph);
-  size_t count = 2;
-  CUgraphNode nodes[2] = {};
+  size_t count = 3;
+  CUgraphNode nodes[3] = {};
   if (result == CUDA_SUCCESS) result = Call_cuGraphGetNodes(inside->graph, nodes, &count);
-  for (size_t i = 0; i < count && result == CUDA_SUCCESS; ++i) {
+  if (is_like) *is_like = count == 1 || count == 2;
+  for (size_t i = 0; i < count && result == CUDA_SUCCESS && (!is_like || *is_like); ++i) {
     CUgraphNodeType type;
     result = Custom_cuGraphNodeGetType(nodes[i], &type);
-    if (result == CUDA_SUCCESS) (type == CU_GRAPH_NODE_TYPE_HOST ? inside->host : inside->copy) = nodes[i];
+    CUgraphNode* const place = type == CU_GRAPH_NODE_TYPE_HOST ? &inside->host : &inside->copy;
+    if (is_like) *is_like = !*place && (type == CU_GRAPH_NODE_TYPE_HOST || type == CU_GRAPH_NODE_TYPE_MEMCPY);
+    if (result == CUDA_SUCCESS) *place = nodes[i];
   }
+  if (is_like) *is_like &= inside->host != nullptr;
   return result;
 }
 
@@ -280,6 +297,7 @@ CUresult MakeAtLaunch(Session& session, const StagedParams& params, CUDA_MEMCPY3
     result = TakeStaged(session, PackedBytes(params.copy), &copy->before);
     if (result != CUDA_SUCCESS) return result;
     Divert({true, false}, copy->before, diverted);
+    copy->before->params.at_launch = params.at_launch;
   }
   if (params.sides.to_host) {
     result = TakeStaged(session, PackedBytes(params.copy), &copy->after);
@@ -438,9 +456,108 @@ CUresult SetAtLaunchOfExec(Session& session, CUgraphExec exec, CUgraphNode node,
   return CUDA_SUCCESS;
 }
 
+// Gives a staged node another piece, and these parameters.
+CUresult SetPiece(Session& session, CUgraphNode node, const DisguisedNode& before, StagedParams params) {
+  Inside inside;
+  CUresult result = FindInside(node, &inside);
+  if (result != CUDA_SUCCESS) return result;
+  CUuserObject owned = nullptr;
+  result = TakeStaged(session, PackedBytes(params.copy), &params.piece);
+  if (result == CUDA_SUCCESS) result = OwnStaged(inside.graph, params.piece, &owned);
+  if (result != CUDA_SUCCESS) return result;
+  Dedicate(params, owned);
+  CUDA_MEMCPY3D diverted = params.copy;
+  Divert(params.sides, params.piece, &diverted);
+  const CUDA_HOST_NODE_PARAMS host = HostNode(params.piece, true);
+  result = Custom_cuGraphHostNodeSetParams(inside.host, &host);
+  if (result == CUDA_SUCCESS && inside.copy) result = Custom_cuGraphMemcpyNodeSetParams(inside.copy, &diverted);
+  if (result != CUDA_SUCCESS) return result;
+  Remember(node, nullptr, params, owned);
+  // What was made from the graph before has references of its own to the old piece.
+  if (before.user_object) {
+    Call_cuGraphReleaseUserObject(inside.graph, reinterpret_cast<CUuserObject>(before.user_object), 1);
+  }
+  return CUDA_SUCCESS;
+}
+
+// Looks for staged nodes in a graph that others were copied into: they have the pieces of those that they were copied
+// from. `number`: of the next one that is inside a node.
+CUresult Explore(Session& session, CUgraph graph, bool is_inside, uint64_t* number) {
+  size_t count = 0;
+  CUresult result = Call_cuGraphGetNodes(graph, nullptr, &count);
+  std::vector<CUgraphNode> nodes(count);
+  if (result == CUDA_SUCCESS && count != 0) result = Call_cuGraphGetNodes(graph, nodes.data(), &count);
+  for (size_t i = 0; i < count && result == CUDA_SUCCESS; ++i) {
+    DisguisedNode known;
+    if (FindDisguised(session, nodes[i], &known)) {
+      if (!is_inside || known.type != CU_GRAPH_NODE_TYPE_MEMCPY || known.at_launch) continue;
+      WriterLock lock(&session.disguised_nodes().mutex());
+      session.disguised_nodes().nodes()[reinterpret_cast<uint64_t>(nodes[i])].number = (*number)++;
+      continue;
+    }
+    CUgraphNodeType type;
+    result = Custom_cuGraphNodeGetType(nodes[i], &type);
+    if (result != CUDA_SUCCESS || type != CU_GRAPH_NODE_TYPE_GRAPH) continue;
+    Inside inside;
+    bool is_staged = false;
+    CUDA_HOST_NODE_PARAMS host{};
+    result = FindInside(nodes[i], &inside, &is_staged);
+    if (result == CUDA_SUCCESS && is_staged) result = Custom_cuGraphHostNodeGetParams(inside.host, &host);
+    if (result != CUDA_SUCCESS) continue;
+    if (!is_staged || host.fn != &StagedCopy::Run) {
+      result = Explore(session, inside.graph, true, number);
+      continue;
+    }
+    const StagedCopy& piece = *static_cast<StagedCopy*>(host.userData);
+    Remember(nodes[i], graph, piece.params, reinterpret_cast<CUuserObject>(piece.user_object),
+             is_inside ? (*number)++ : 0);
+  }
+  return result;
+}
+
+CUresult FindCopied(Session& session, CUgraph graph) {
+  const std::vector<uint64_t> made =
+      session.disguised_nodes().Unexplored(reinterpret_cast<uint64_t>(graph), &session.objects());
+  if (made.empty()) return CUDA_SUCCESS;
+  uint64_t number = DisguisedNodes::kFirstInside;
+  const CUresult result = Explore(session, graph, false, &number);
+  if (result == CUDA_SUCCESS) session.disguised_nodes().NoteExplored(made);
+  return result;
+}
+
+// Before an executable is made from a graph (`exec` 0) or updated from it: nodes whose pieces others have get new ones,
+// since launches of both may be under way at once.
+CUresult RenewPieces(Session& session, CUgraph graph, uint64_t exec) {
+  DisguisedNodes& nodes = session.disguised_nodes();
+  if (!nodes.any()) return CUDA_SUCCESS;
+  CUresult result = FindCopied(session, graph);
+  if (result != CUDA_SUCCESS) return result;
+  for (const StagedInExec& one : nodes.StagedUnder(reinterpret_cast<uint64_t>(graph), &session.objects())) {
+    if (!one.params.at_launch || !nodes.IsOfOthers(*one.params.piece, exec)) continue;
+    DisguisedNode before;
+    const CUgraphNode node = reinterpret_cast<CUgraphNode>(one.node);
+    if (!FindDisguised(session, node, &before)) continue;
+    result = SetPiece(session, node, before, before.staged);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  for (const LaunchedInExec& one : nodes.LaunchedOf(reinterpret_cast<uint64_t>(graph))) {
+    if (!nodes.IsOfOthers(one.copy->before ? *one.copy->before : *one.copy->after, exec)) continue;
+    DisguisedNode node;
+    if (!FindDisguised(session, reinterpret_cast<CUgraphNode>(one.node), &node)) continue;
+    CUDA_MEMCPY3D diverted;
+    result = MakeAtLaunch(session, node.staged, &diverted, &node.at_launch);
+    if (result == CUDA_SUCCESS) result = SetCopyNode(reinterpret_cast<CUgraphNode>(one.node), diverted);
+    if (result != CUDA_SUCCESS) return result;
+    WriterLock lock(&nodes.mutex());
+    nodes.nodes()[one.node].at_launch = node.at_launch;
+  }
+  return CUDA_SUCCESS;
+}
+
 // The copies of one launch, which have their pieces until it is over.
 using OfLaunch = std::vector<std::shared_ptr<const LaunchCopy>>;
 
+// What launches took at the call comes to the pinned memory now, as long as no later launch does the same.
 void BeforeLaunch(void* data) {
   for (const auto& copy : *static_cast<OfLaunch*>(data)) {
     if (copy->before) StagedCopy::Run(copy->before);
@@ -457,6 +574,33 @@ void AfterLaunch(void* data) {
 
 void AfterNoLaunch(void* data) { delete static_cast<OfLaunch*>(data); }
 
+// Launches of one executable do not overlap, but what BeforeLaunch does for one in another stream might come while an
+// earlier one still copies. Has `stream` wait for that.
+CUresult WaitForLaunchBefore(uint64_t exec, CUstream stream, bool per_thread, uint64_t wire, LaunchOrder* order)
+    CR_REQUIRES(order->mutex) {
+  const bool is_first = order->exec != exec;
+  const bool elsewhere = order->stream != wire || order->context != ThreadState::Get()->current_context();
+  if (is_first || !elsewhere || !order->event) return CUDA_SUCCESS;
+  return Call_cuStreamWaitEvent(stream, order->event, 0, per_thread);
+}
+
+CUresult NoteLaunch(uint64_t exec, CUstream stream, bool per_thread, uint64_t wire, LaunchOrder* order)
+    CR_REQUIRES(order->mutex) {
+  order->exec = exec;
+  order->stream = wire;
+  order->context = ThreadState::Get()->current_context();
+  if (order->event && Custom_cuEventRecord(order->event, stream, per_thread) == CUDA_SUCCESS) return CUDA_SUCCESS;
+  // Events record in streams of their own context alone. The old one, which something may still wait for, is left.
+  CUcontext context;
+  CUresult result = Custom_cuStreamGetCtx(stream, &context, per_thread);
+  if (result == CUDA_SUCCESS) result = Custom_cuCtxPushCurrent_v2(context);
+  if (result != CUDA_SUCCESS) return result;
+  result = Call_cuEventCreate(&order->event, CU_EVENT_DISABLE_TIMING);
+  if (result == CUDA_SUCCESS) result = Custom_cuEventRecord(order->event, stream, per_thread);
+  Custom_cuCtxPopCurrent_v2(&context);
+  return result;
+}
+
 }  // namespace
 
 bool NeedsStaging(const CUDA_MEMCPY3D& copy) {
@@ -469,7 +613,7 @@ CUresult AddStagedNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* depe
   Session* const session = Session::Get();
   StagedParams params;
   if (!Describe(copy, context, &params)) return CUDA_ERROR_NOT_INITIALIZED;
-  if (known) params.sides = *known;
+  if (known) params.sides = *known;  // registered memory may be on a side that is staged: it is read at its turn
   CUresult result = CheckStaged(copy);
   if (result != CUDA_SUCCESS) return result;
   CUgraph child = nullptr;
@@ -500,27 +644,11 @@ CUresult SetStagedNode(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
   if (before.type != CU_GRAPH_NODE_TYPE_MEMCPY || !Fits(before.staged.sides, copy)) {
     return Call::Unsupported(kName, "a copy node whose sides change between pageable and other memory");
   }
-  StagedParams params = before.staged;
+  StagedParams params = before.staged, now;
+  if (!Describe(copy, nullptr, &now)) return CUDA_ERROR_NOT_INITIALIZED;
   params.copy = copy;
-  Inside inside;
-  CUresult result = FindInside(node, &inside);
-  if (result != CUDA_SUCCESS) return result;
-  CUuserObject owned = nullptr;
-  result = TakeStaged(*session, PackedBytes(copy), &params.piece);
-  if (result == CUDA_SUCCESS) result = OwnStaged(inside.graph, params.piece, &owned);
-  if (result != CUDA_SUCCESS) return result;
-  CUDA_MEMCPY3D diverted = copy;
-  Divert(params.sides, params.piece, &diverted);
-  const CUDA_HOST_NODE_PARAMS host = HostNode(params.piece, true);
-  result = Custom_cuGraphHostNodeSetParams(inside.host, &host);
-  if (result == CUDA_SUCCESS && inside.copy) result = Custom_cuGraphMemcpyNodeSetParams(inside.copy, &diverted);
-  if (result != CUDA_SUCCESS) return result;
-  Remember(node, nullptr, params, owned);
-  // What was made from the graph before has references of its own to the old piece.
-  if (before.user_object) {
-    Call_cuGraphReleaseUserObject(inside.graph, reinterpret_cast<CUuserObject>(before.user_object), 1);
-  }
-  return CUDA_SUCCESS;
+  params.at_launch = now.at_launch;
+  return SetPiece(*session, node, before, params);
 }
 
 CUresult SetStagedNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D& copy, CUcontext context) {
@@ -549,7 +677,11 @@ CUresult SetStagedNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMC
   if (result == CUDA_SUCCESS) result = Custom_cuGraphExecChildGraphNodeSetParams(exec, node, child);
   Call_cuGraphDestroy(child);
   if (result == CUDA_SUCCESS) {
-    WithStagedInExec(*session, exec, node, [&params](StagedInExec& one) { one.params = params; });
+    WithStagedInExec(*session, exec, node, [exec, &params](StagedInExec& one) {
+      params.piece->owner = reinterpret_cast<uint64_t>(exec);
+      one.params = params;
+    });
+    if (params.at_launch) session->disguised_nodes().set_any_at_launch();
   }
   return result;
 }
@@ -584,17 +716,60 @@ CUresult EnableStagedNode(CUgraphExec exec, CUgraphNode node, bool enabled) {
   return result;
 }
 
-CUresult UpdateStaged(CUgraphExec exec, CUgraph graph, const std::function<CUresult()>& update) {
-  DisguisedNodes& nodes = Session::Get()->disguised_nodes();
+namespace {
+
+// Refuses a graph because of its nodes that were given pageable memory later.
+CUresult CheckMayInstantiate(CUgraph graph, uint64_t flags) {
+  Session* const session = Session::Get();
+  if (!session || session->disguised_nodes().LaunchedOf(reinterpret_cast<uint64_t>(graph)).empty()) {
+    return CUDA_SUCCESS;
+  }
+  bool refused = (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0;
+  const CUresult result = refused ? CUDA_SUCCESS : RunsWithHost(*session, graph, false, &refused);
+  return result == CUDA_SUCCESS && refused ? Call::Unsupported("cuGraphInstantiate", kBesideHost) : result;
+}
+
+// Around what updates an executable, or (`inside`) the graph in one of its nodes, from a graph: what is disabled stays
+// that.
+CUresult UpdatePaused(CUgraphExec exec, CUgraph graph, CUgraphNode inside, const std::function<CUresult()>& update) {
+  Session& session = *Session::Get();
+  DisguisedNodes& nodes = session.disguised_nodes();
   const auto its_exec = reinterpret_cast<uint64_t>(exec), its_graph = reinterpret_cast<uint64_t>(graph);
+  const auto its_node = reinterpret_cast<uint64_t>(inside);
   struct Paused {
     CUgraphNode host;
     StagedCopy* piece;
   };
   std::vector<Paused> paused;
-  std::vector<LaunchedInExec> launched = nodes.LaunchedOf(its_graph);
+  CUresult result = CUDA_SUCCESS;
+  for (const StagedInExec& one : nodes.WouldStayDisabled(its_graph, its_exec, its_node, &session.objects())) {
+    Inside of_node;
+    const CUDA_HOST_NODE_PARAMS idle = HostNode(nullptr, false);
+    result = FindInside(reinterpret_cast<CUgraphNode>(one.node), &of_node);
+    if (result == CUDA_SUCCESS) result = Custom_cuGraphHostNodeSetParams(of_node.host, &idle);
+    if (result != CUDA_SUCCESS) break;
+    paused.push_back({of_node.host, one.params.piece});
+  }
+  if (result == CUDA_SUCCESS) result = update();
+  if (result == CUDA_SUCCESS) nodes.Updated(its_graph, its_exec, its_node, &session.objects());
+  for (const Paused& one : paused) {
+    const CUDA_HOST_NODE_PARAMS host = HostNode(one.piece, true);
+    const CUresult restored = Custom_cuGraphHostNodeSetParams(one.host, &host);
+    if (result == CUDA_SUCCESS) result = restored;
+  }
+  return result;
+}
+
+}  // namespace
+
+CUresult UpdateStaged(CUgraphExec exec, CUgraph graph, const std::function<CUresult()>& update) {
+  Session& session = *Session::Get();
+  DisguisedNodes& nodes = session.disguised_nodes();
+  const auto its_exec = reinterpret_cast<uint64_t>(exec);
   CUresult result = CheckMayInstantiate(graph, 0);
+  if (result == CUDA_SUCCESS) result = RenewPieces(session, graph, its_exec);
   if (result != CUDA_SUCCESS) return result;
+  std::vector<LaunchedInExec> launched = nodes.LaunchedOf(reinterpret_cast<uint64_t>(graph));
   for (LaunchedInExec& one : launched) {
     unsigned enabled = 1;
     result = Custom_cuGraphNodeGetEnabled(exec, reinterpret_cast<CUgraphNode>(one.node), &enabled);
@@ -605,24 +780,22 @@ CUresult UpdateStaged(CUgraphExec exec, CUgraph graph, const std::function<CUres
     if (result != CUDA_SUCCESS) return result;
     one.enabled = enabled != 0;
   }
-  for (const StagedInExec& one : nodes.WouldStayDisabled(its_graph, its_exec)) {
-    Inside inside;
-    const CUDA_HOST_NODE_PARAMS idle = HostNode(nullptr, false);
-    result = FindInside(reinterpret_cast<CUgraphNode>(one.node), &inside);
-    if (result == CUDA_SUCCESS) result = Custom_cuGraphHostNodeSetParams(inside.host, &idle);
-    if (result != CUDA_SUCCESS) break;
-    paused.push_back({inside.host, one.params.piece});
-  }
-  if (result == CUDA_SUCCESS) result = update();
-  if (result == CUDA_SUCCESS) {
-    nodes.Updated(its_graph, its_exec);
-    nodes.SetLaunched(its_exec, std::move(launched));
-  }
-  for (const Paused& one : paused) {
-    const CUDA_HOST_NODE_PARAMS host = HostNode(one.piece, true);
-    const CUresult restored = Custom_cuGraphHostNodeSetParams(one.host, &host);
-    if (result == CUDA_SUCCESS) result = restored;
-  }
+  result = UpdatePaused(exec, graph, nullptr, update);
+  if (result == CUDA_SUCCESS) nodes.SetLaunched(its_exec, std::move(launched));
+  return result;
+}
+
+CUresult SetChildOfExec(CUgraphExec exec, CUgraphNode node, CUgraph child, const std::function<CUresult()>& set) {
+  Session* const session = Session::Get();
+  if (!session) return CUDA_ERROR_NOT_INITIALIZED;
+  const CUresult result = RenewPieces(*session, child, reinterpret_cast<uint64_t>(exec));
+  return result == CUDA_SUCCESS ? UpdatePaused(exec, child, node, set) : result;
+}
+
+CUresult PrepareCopies(Session& session, uint64_t graph) {
+  if (!session.disguised_nodes().any()) return CUDA_SUCCESS;
+  const CUresult result = FindCopied(session, reinterpret_cast<CUgraph>(graph));
+  if (result == CUDA_SUCCESS) session.disguised_nodes().NoteCopied(graph, &session.objects());
   return result;
 }
 
@@ -635,65 +808,103 @@ uint64_t WholeGraph(Session& session, uint64_t graph_or_node) {
 }
 
 CUresult CheckMayBeChild(Session& session, uint64_t graph) {
-  if (session.disguised_nodes().LaunchedOf(graph).empty()) return CUDA_SUCCESS;
+  if (session.disguised_nodes().LaunchedOf(graph).empty()) return PrepareCopies(session, graph);
   return Call::Unsupported("cuGraphAddChildGraphNode",
                            "a graph with a copy node that was given pageable memory after it was made");
 }
 
-CUresult CheckMayInstantiate(CUgraph graph, uint64_t flags) {
+CUresult PrepareInstantiation(CUgraph graph, uint64_t flags) {
+  const CUresult result = CheckMayInstantiate(graph, flags);
   Session* const session = Session::Get();
-  if (!session || session->disguised_nodes().LaunchedOf(reinterpret_cast<uint64_t>(graph)).empty()) {
-    return CUDA_SUCCESS;
-  }
-  bool refused = (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0;
-  const CUresult result = refused ? CUDA_SUCCESS : RunsWithHost(*session, graph, false, &refused);
-  return result == CUDA_SUCCESS && refused ? Call::Unsupported("cuGraphInstantiate", kBesideHost) : result;
+  return result == CUDA_SUCCESS && session ? RenewPieces(*session, graph, 0) : result;
 }
 
 bool LaunchStaged(CUgraphExec exec, CUstream stream, bool per_thread, const std::function<CUresult()>& launch,
                   CUresult* result) {
   constexpr char kName[] = "cuGraphLaunch";
-  DisguisedNodes& nodes = Session::Get()->disguised_nodes();
+  Session& session = *Session::Get();
+  DisguisedNodes& nodes = session.disguised_nodes();
+  const auto its_exec = reinterpret_cast<uint64_t>(exec);
   const auto is_disabled = [](const auto& one) { return !one.enabled; };
-  std::vector<LaunchedInExec> launched = nodes.LaunchedInside(reinterpret_cast<uint64_t>(exec));
+  std::vector<LaunchedInExec> launched = nodes.LaunchedInside(its_exec);
   launched.erase(std::remove_if(launched.begin(), launched.end(), is_disabled), launched.end());
-  if (launched.empty()) return false;
+  std::vector<StagedInExec> staged;
+  {
+    ReaderLock lock(&nodes.mutex());
+    const auto found = nodes.staged().find(its_exec);
+    if (found != nodes.staged().end()) staged = found->second;
+  }
+  staged.erase(std::remove_if(staged.begin(), staged.end(), is_disabled), staged.end());
+  std::vector<StagedCopy*> inside;  // whose host functions are in the graph
+  for (const StagedInExec& one : staged) {
+    if (one.params.at_launch && !one.in_body) inside.push_back(one.params.piece);
+  }
+  if (launched.empty() && inside.empty()) return false;
+  uint64_t its_stream;
   {
     Call call(kLook);
-    uint64_t its_stream;
     *result = call.Enter();
     if (*result == CUDA_SUCCESS) *result = call.StreamToWire(stream, per_thread, &its_stream);
     if (*result != CUDA_SUCCESS) return true;
-    if (call.session().captures().IsCaptured(its_stream)) {
+    if (session.captures().IsCaptured(its_stream)) {
+      if (launched.empty()) {
+        // It becomes a child graph of the captured one: launches of that take the bytes.
+        nodes.NoteCaptured(its_exec);
+        return false;
+      }
       *result = Call::Unsupported(kName,
                                   "in a capture, of an executable with a copy node that was made with other "
                                   "memory than the pageable memory that it has");
       return true;
     }
   }
-  std::vector<StagedInExec> staged;
-  {
-    ReaderLock lock(&nodes.mutex());
-    const auto found = nodes.staged().find(reinterpret_cast<uint64_t>(exec));
-    if (found != nodes.staged().end()) staged = found->second;
-  }
-  staged.erase(std::remove_if(staged.begin(), staged.end(), is_disabled), staged.end());
-  if (DependsOnOrder(launched, staged)) {
+  if (!launched.empty() && DependsOnOrder(launched, staged)) {
     *result =
         Call::Unsupported(kName, "copy nodes with the same pageable memory, one of which was made with other memory");
     return true;
   }
-  auto* const copies = new OfLaunch;
-  for (LaunchedInExec& one : launched) copies->push_back(std::move(one.copy));
-  *result = Custom_cuLaunchHostFunc(stream, &BeforeLaunch, copies, per_thread);
+  const std::shared_ptr<LaunchOrder> order = nodes.OrderOf(its_exec);
+  MutexLock in_order(&order->mutex);
+  std::vector<StagedCopy*> before;
+  for (const LaunchedInExec& one : launched) {
+    if (one.copy->before && one.copy->before->params.at_launch) before.push_back(one.copy->before);
+  }
+  StagedCopies& copies = session.staged_copies();
+  std::vector<StagedCopy*> all = inside;
+  all.insert(all.end(), before.begin(), before.end());
+  const uint64_t number = copies.TakeBytes(all);
+  if (number == 0) {
+    *result = CUDA_ERROR_OUT_OF_MEMORY;
+    return true;
+  }
+  // A checkpoint finds all of the launch or nothing.
+  Call call(info::k_cuGraphLaunch);
+  *result = call.Enter();
   if (*result != CUDA_SUCCESS) {
-    delete copies;
+    copies.DropBytes(all, number);
+    return true;
+  }
+  if (launched.empty()) {
+    *result = launch();
+    if (*result != CUDA_SUCCESS) copies.DropBytes(all, number);
+    return true;
+  }
+  auto* const of_launch = new OfLaunch;
+  for (LaunchedInExec& one : launched) of_launch->push_back(std::move(one.copy));
+  *result = WaitForLaunchBefore(its_exec, stream, per_thread, its_stream, order.get());
+  if (*result == CUDA_SUCCESS) *result = Custom_cuLaunchHostFunc(stream, &BeforeLaunch, of_launch, per_thread);
+  if (*result != CUDA_SUCCESS) {
+    copies.DropBytes(all, number);
+    delete of_launch;
     return true;
   }
   *result = launch();
+  if (*result != CUDA_SUCCESS) copies.DropBytes(inside, number);  // the function before it uses the others
   const CUresult after =
-      Custom_cuLaunchHostFunc(stream, *result == CUDA_SUCCESS ? &AfterLaunch : &AfterNoLaunch, copies, per_thread);
+      Custom_cuLaunchHostFunc(stream, *result == CUDA_SUCCESS ? &AfterLaunch : &AfterNoLaunch, of_launch, per_thread);
   if (*result == CUDA_SUCCESS) *result = after;
+  const CUresult noted = NoteLaunch(its_exec, stream, per_thread, its_stream, order.get());
+  if (*result == CUDA_SUCCESS) *result = noted;
   return true;
 }
 

@@ -8,10 +8,13 @@
 // The driver cannot disable a child graph's node or a host function. So where the application disables a node in an
 // executable, the copy inside is disabled there, and the host function is one that moves nothing.
 //
+// A launch takes the bytes that go to the GPU at the call, as driver 580 does; the host function has them when the
+// copy's turn comes.
+//
 // A node that was made with other memory stays a copy node there, since executables have it in them. Given pageable
-// memory, it copies pinned memory, and host functions before and after each launch move the bytes. That is too early or
-// too late for host functions inside the graph, and for threads that events inside the graph let go on or that it waits
-// for. So such graphs are refused.
+// memory, it copies pinned memory, and host functions before and after each launch move the bytes. For bytes from the
+// GPU that is too late for host functions inside the graph, and for threads that events inside the graph let go on or
+// that it waits for. So such graphs are refused.
 #ifndef CUDA_REMOTE_CLIENT_CUSTOM_STAGED_NODE_H_
 #define CUDA_REMOTE_CLIENT_CUSTOM_STAGED_NODE_H_
 
@@ -45,11 +48,14 @@ CUresult EnableStagedNode(CUgraphExec exec, CUgraphNode node, bool enabled);
 
 // The graph that a graph or a node is part of, at any depth, or that graph itself; virtual handles.
 uint64_t WholeGraph(Session& session, uint64_t graph_or_node);
-// Refuses to put a graph into another one, or into an executable, because of its nodes that were given pageable memory
-// later.
+// Before a graph is copied into another one, or cloned, or an executable is made from it. Sees to it that no two
+// executables copy by way of the same pieces. The first and the last refuse a graph because of its nodes that were
+// given pageable memory later.
 CUresult CheckMayBeChild(Session& session, uint64_t graph);
-CUresult CheckMayInstantiate(CUgraph graph, uint64_t flags);
-// A launch of an executable that has such nodes. False: it has none that is enabled.
+CUresult PrepareCopies(Session& session, uint64_t graph);
+CUresult PrepareInstantiation(CUgraph graph, uint64_t flags);
+// A launch of an executable that has nodes of which something is done at the call: takes the bytes of their pageable
+// memory. `launch` waits for the server's answer. False: it has none that is enabled.
 bool LaunchStaged(CUgraphExec exec, CUstream stream, bool per_thread, const std::function<CUresult()>& launch,
                   CUresult* result);
 
@@ -62,6 +68,8 @@ CUresult SetCopyNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY
 // leaves copies disabled. The graph's own nodes have host functions that move nothing meanwhile, since the node that
 // names the executable's may be gone.
 CUresult UpdateStaged(CUgraphExec exec, CUgraph graph, const std::function<CUresult()>& update);
+// The same around `set`, which puts the nodes of a child graph in the place of those in an executable's node.
+CUresult SetChildOfExec(CUgraphExec exec, CUgraphNode node, CUgraph child, const std::function<CUresult()>& set);
 
 // Such a copy in a captured stream, which is its value on the wire.
 CUresult CaptureStagedNode(uint64_t stream, const CUDA_MEMCPY3D& copy, const StagedSides* known = nullptr);

@@ -304,6 +304,7 @@ class StagedNodeTest : public CustomTest {
   bool Launch(CUgraphExec exec, Between between) {
     SentRequests();
     EXPECT_EQ(cuGraphLaunch(exec, nullptr), CUDA_SUCCESS);
+    if (launched_) launched_();
     std::vector<uint32_t> calls;
     std::vector<uint64_t> functions;
     for (const FakeServer::Request& one : SentRequests()) {
@@ -331,7 +332,8 @@ class StagedNodeTest : public CustomTest {
   void* pinned_ = nullptr;
   CUgraphNode in_ = nullptr, out_ = nullptr;
   bool enabled_ = true;
-  Graphs graphs_;  // the serving thread's while a call waits
+  std::function<void()> launched_;  // is called between a launch and its host functions
+  Graphs graphs_;                   // the serving thread's while a call waits
   inline static std::vector<StagedCopy*> earlier_;
 };
 
@@ -842,8 +844,8 @@ TEST_F(StagedNodeTest, ADisabledNodeMovesNothing) {
   const CUgraphNode in = Add(ToDevice(host.data(), host.size()));
   const uint64_t piece = Take().Copy().srcDevice;
   const CUgraphNode out = Add(rows);
-  const CUgraphExec exec = Instantiate(), second = Instantiate();
   const uint64_t from = Take().Copy().dstDevice;
+  const CUgraphExec exec = Instantiate(), second = Instantiate();
   EXPECT_TRUE(IsEnabled(exec, in));
   EXPECT_EQ(Enable(exec, in, 1).calls, Calls()) << "it is enabled";
   const Requests disabled = Enable(exec, in, 0);
@@ -891,7 +893,11 @@ TEST_F(StagedNodeTest, ADisabledNodeKeepsItsParameters) {
   const CUDA_MEMCPY3D copy = ToDevice(host.data(), host.size()), changed = ToDevice(other.data(), 500);
   const CUgraphNode node = Add(copy);
   const uint64_t first = Take().Copy().srcDevice;
-  const CUgraphExec exec = Instantiate(), before = Instantiate();
+  const CUgraphExec exec = Instantiate();
+  Take();
+  const CUgraphExec before = Instantiate();
+  const uint64_t of_before = Take().Copy().srcDevice;
+  EXPECT_NE(of_before, first) << "launches of both may be under way at once";
   Enable(exec, node, 0);
   // The driver sees what is set meanwhile; the copy stays disabled.
   ASSERT_EQ(cuGraphExecMemcpyNodeSetParams(exec, node, &changed, nullptr), CUDA_SUCCESS);
@@ -915,7 +921,7 @@ TEST_F(StagedNodeTest, ADisabledNodeKeepsItsParameters) {
   undone.push_back(kCall_cuGraphExecNodeSetParams);
   const Requests tried = Take();
   EXPECT_EQ(tried.calls, undone);
-  ExpectMoves(tried, host.data(), reinterpret_cast<void*>(first), 1000, true);
+  ExpectMoves(tried, host.data(), reinterpret_cast<void*>(of_before), 1000, true);
   EXPECT_TRUE(IsEnabled(before, node));
   Answer();
   ExpectMoves(Enable(exec, node, 1), other.data(), reinterpret_cast<void*>(piece), 500, true);
@@ -925,7 +931,7 @@ TEST_F(StagedNodeTest, ADisabledNodeKeepsItsParameters) {
   const uint64_t second = Take().Copy().srcDevice;
   const CUgraphExec after = Instantiate();
   Enable(before, node, 0);
-  ExpectMoves(Enable(before, node, 1), host.data(), reinterpret_cast<void*>(first), 1000, true);
+  ExpectMoves(Enable(before, node, 1), host.data(), reinterpret_cast<void*>(of_before), 1000, true);
   Enable(after, node, 0);
   ExpectMoves(Enable(after, node, 1), other.data(), reinterpret_cast<void*>(second), 500, true);
   for (const CUgraphExec one : {exec, before, after}) EXPECT_EQ(cuGraphExecDestroy(one), CUDA_SUCCESS);
@@ -1195,6 +1201,153 @@ TEST_F(StagedNodeTest, WhereTheMomentOfTheCopyMattersItIsRefused) {
               nodes.end());
   EXPECT_EQ(cuGraphExecMemcpyNodeSetParams(with_function, in_, &to, nullptr), CUDA_ERROR_NOT_SUPPORTED);
   for (const CUgraphExec one : {exec, with_function}) EXPECT_EQ(cuGraphExecDestroy(one), CUDA_SUCCESS);
+}
+
+// The host function runs when the copy's turn comes; the bytes are those of the call.
+TEST_F(StagedNodeTest, ALaunchTakesTheBytesAtTheCall) {
+  std::string host(1000, 'a');
+  StagedCopies& copies = Session::Get()->staged_copies();
+  CUDA_MEMCPY3D rows = ToDevice(host.data(), 2);
+  rows.Height = 3;
+  rows.srcPitch = 100;
+  const CUgraphNode line = Add(ToDevice(host.data(), host.size())), box = Add(rows);
+  const Requests sent = Take();
+  Requests first = sent;
+  first.all.resize(sent.all.size() / 2);
+  char* const of_line = reinterpret_cast<char*>(first.Copy().srcDevice);
+  char* const of_box = reinterpret_cast<char*>(sent.Copy().srcDevice);
+  const CUgraphExec exec = Instantiate(), second = Instantiate();
+  const Requests renewed = Take();
+  const auto expect = [&](char what) {
+    first.Run();
+    sent.Run();
+    EXPECT_EQ(std::string(of_line, 1000), std::string(1000, what));
+    EXPECT_EQ(std::string(of_box, 6), std::string(6, what));
+  };
+  for (const char what : {'1', '2', '3'}) {
+    host.assign(1000, what);
+    EXPECT_EQ(cuGraphLaunch(exec, nullptr), CUDA_SUCCESS);
+    host.assign(1000, '-');
+  }
+  // The other executable has pieces of its own.
+  EXPECT_EQ(cuGraphLaunch(second, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(copies.waiting_bytes(), 4 * 1006u);
+  for (const char what : {'1', '2', '3'}) expect(what);
+  EXPECT_EQ(copies.waiting_bytes(), 1006u);
+  // What the server refuses takes nothing.
+  host.assign(1000, '4');
+  EXPECT_EQ(cuGraphLaunch(exec, nullptr), CUDA_SUCCESS);
+  host.assign(1000, '5');
+  server_->On(kCall_cuGraphLaunch, CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuGraphLaunch(exec, nullptr), CUDA_ERROR_INVALID_VALUE);
+  server_->On(kCall_cuGraphLaunch, FakeServer::Answer());
+  host.assign(1000, '6');
+  EXPECT_EQ(cuGraphLaunch(exec, nullptr), CUDA_SUCCESS);
+  expect('4');
+  expect('6');
+  // A disabled node reads nothing.
+  Enable(exec, line, 0);
+  EXPECT_EQ(cuGraphLaunch(exec, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(copies.waiting_bytes(), 1006u + 6);
+  Enable(exec, box, 0);
+  EXPECT_EQ(cuGraphLaunch(exec, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(copies.waiting_bytes(), 1006u + 6);
+  // Nor is pinned memory read before its turn.
+  ASSERT_EQ(cuMemHostAlloc(&pinned_, 1000, 0), CUDA_SUCCESS);
+  const CUDA_MEMCPY3D pinned = ToDevice(pinned_, 1000);
+  Enable(exec, line, 1);
+  ASSERT_EQ(cuGraphExecMemcpyNodeSetParams(exec, line, &pinned, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(cuGraphLaunch(exec, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(copies.waiting_bytes(), 1006u + 6);
+  for (const CUgraphExec one : {exec, second}) EXPECT_EQ(cuGraphExecDestroy(one), CUDA_SUCCESS);
+  // A piece that serves others has no bytes from before.
+  wire::cuUserObjectCreate_Request created;
+  for (size_t i = 0; i < renewed.all.size(); ++i) {
+    if (renewed.Read(i, &created)) Gone(created.object);
+  }
+  EXPECT_EQ(copies.waiting_bytes(), 6u);
+  sent.Run();
+  EXPECT_EQ(copies.waiting_bytes(), 0u);
+}
+
+TEST_F(StagedNodeTest, AnExecutableThatIsMadeOftenLeavesNoRecords) {
+  std::string host(1000, 'a');
+  Add(ToDevice(host.data(), host.size()));
+  uint64_t object = Take().Object();
+  size_t records = 0;
+  std::set<uint64_t> pieces;
+  for (int i = 0; i < 6; ++i) {
+    const CUgraphExec exec = Instantiate();
+    EXPECT_EQ(cuGraphExecDestroy(exec), CUDA_SUCCESS);
+    const Requests sent = Take();
+    if (i == 0) continue;  // it has the piece that the node was made with
+    pieces.insert(sent.Copy().srcDevice);
+    Gone(object);
+    object = sent.Object();
+    if (i == 1) records = Records();
+    EXPECT_EQ(Records(), records);
+  }
+  EXPECT_EQ(pieces.size(), 2u);
+}
+
+// A launch that finds too much of earlier ones waits until their turn has come.
+TEST_F(StagedNodeTest, WhatLaunchesTakeHasABound) {
+  StagedCopies copies(100);
+  std::string from(60, 'a'), pinned(60, '-');
+  StagedCopy piece;
+  piece.home = &copies;
+  piece.pinned = &pinned[0];
+  piece.from.address = &from[0];
+  piece.width = 60;
+  std::vector<uint64_t> launches = {copies.TakeBytes({&piece})};
+  std::thread second([&] { launches.push_back(copies.TakeBytes({&piece})); });
+  StagedCopy::Run(&piece);
+  second.join();
+  EXPECT_EQ(pinned, from);
+  EXPECT_EQ(launches, (std::vector<uint64_t>{1, 2}));
+  EXPECT_EQ(copies.waiting_bytes(), 60u);
+  // One alone may be as long as it is, and nothing has a launch wait for ever.
+  copies.DropBytes({&piece}, 2);
+  EXPECT_EQ(copies.waiting_bytes(), 0u);
+  EXPECT_EQ(copies.TakeBytes({&piece, &piece, &piece}), 3u);
+  EXPECT_EQ(copies.TakeBytes({&piece}), 4u);
+  EXPECT_EQ(copies.waiting_bytes(), 240u);
+}
+
+TEST_F(StagedNodeTest, ALaunchTakesTheBytesOfGivenMemoryAtTheCall) {
+  AddPinned();
+  std::string host(1000, 'a');
+  const CUDA_MEMCPY3D to = ToDevice(host.data(), 600);
+  ASSERT_EQ(cuGraphMemcpyNodeSetParams(in_, &to), CUDA_SUCCESS);
+  char* const piece = reinterpret_cast<char*>(Take().Copy().srcDevice);
+  const CUgraphExec exec = Instantiate();
+  Take();
+  const CUgraphExec second = Instantiate();
+  char* const another = reinterpret_cast<char*>(Take().Copy().srcDevice);
+  EXPECT_NE(another, piece);
+  for (const bool is_first : {true, false}) {
+    host.assign(1000, is_first ? '1' : '2');
+    launched_ = [&] { host.assign(1000, '-'); };
+    EXPECT_TRUE(Launch(is_first ? exec : second, [&] {
+      EXPECT_EQ(std::string(is_first ? piece : another, 600), std::string(600, is_first ? '1' : '2'));
+    }));
+  }
+  // In another stream it waits for the one before.
+  CUstream stream = nullptr;
+  ASSERT_EQ(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  const auto waits = [&](CUgraphExec one) {
+    SentRequests();
+    EXPECT_EQ(cuGraphLaunch(one, stream), CUDA_SUCCESS);
+    size_t found = 0;
+    for (const FakeServer::Request& request : SentRequests()) found += request.header.call == kCall_cuStreamWaitEvent;
+    return found;
+  };
+  EXPECT_EQ(waits(exec), 1u);
+  EXPECT_EQ(waits(exec), 0u);
+  EXPECT_EQ(waits(second), 1u);
+  for (const CUgraphExec one : {exec, second}) EXPECT_EQ(cuGraphExecDestroy(one), CUDA_SUCCESS);
+  EXPECT_EQ(waits(Instantiate()), 0u) << "what an executable that is gone has left is another's now";
+  EXPECT_EQ(cuStreamDestroy(stream), CUDA_SUCCESS);
 }
 
 TEST_F(StagedNodeTest, ACapturedCopyIsANodeOfTheCapturesGraph) {

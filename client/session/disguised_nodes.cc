@@ -1,11 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/session/disguised_nodes.h"
 
+#include <algorithm>
 #include <iterator>
 #include <map>
 #include <utility>
 
 namespace cuda_remote::client {
+namespace {
+
+void Own(const LaunchCopy& copy, uint64_t exec) {
+  for (StagedCopy* const piece : {copy.before, copy.after}) {
+    if (piece) piece->owner = exec;
+  }
+}
+
+}  // namespace
 
 void DisguisedNodes::Destroyed(replay::ObjectKey object, RecordedObjects* objects, Addresses* gone) {
   if (!uses_memory() && !any()) return;
@@ -14,6 +24,7 @@ void DisguisedNodes::Destroyed(replay::ObjectKey object, RecordedObjects* object
     memory_.ExecDestroyed(object.id, gone);
     staged_.erase(object.id);
     launched_.erase(object.id);
+    ForgetOrderLocked(object.id);
     return;
   }
   ReaderLock looking(&objects->mutex());
@@ -28,49 +39,160 @@ void DisguisedNodes::Destroyed(replay::ObjectKey object, RecordedObjects* object
   }
 }
 
-std::vector<StagedInExec> DisguisedNodes::StagedOfLocked(uint64_t graph) const {
-  std::map<uint64_t, StagedInExec> in_order;
+bool DisguisedNodes::IsUnderLocked(uint64_t at, uint64_t whole, ObjectTable* handles, bool* in_body) const {
+  *in_body = false;
+  while (at != 0 && at != whole) {
+    if (bodies_.count(at) != 0) *in_body = true;
+    const Object* const object = handles->Find(KindOf(at), at);
+    // A node that the application took out of its graph may live on for copies from before.
+    at = object && object->active ? object->parent : 0;
+  }
+  return at != 0;
+}
+
+std::vector<StagedInExec> DisguisedNodes::StagedUnderLocked(uint64_t graph, ObjectTable* handles) const {
+  std::map<std::pair<uint64_t, uint64_t>, StagedInExec> in_order;  // a clone that was moved into it has equal numbers
   for (const auto& [handle, node] : nodes_) {
-    if (node.graph != graph || node.type != CU_GRAPH_NODE_TYPE_MEMCPY || node.at_launch) continue;
-    in_order[node.number] = {handle, node.staged};
+    StagedInExec one{handle, node.staged};
+    if (node.type != CU_GRAPH_NODE_TYPE_MEMCPY || node.at_launch) continue;
+    if (IsUnderLocked(node.graph, graph, handles, &one.in_body)) in_order[{node.number, handle}] = one;
   }
   std::vector<StagedInExec> found;
-  for (const auto& [number, node] : in_order) found.push_back(node);
+  for (const auto& [place, node] : in_order) found.push_back(node);
   return found;
 }
 
-void DisguisedNodes::Instantiated(uint64_t graph, uint64_t exec) {
+std::vector<StagedInExec*> DisguisedNodes::StagedInLocked(uint64_t exec, uint64_t inside, ObjectTable* handles) {
+  std::vector<StagedInExec*> found;
+  const auto all = staged_.find(exec);
+  if (all == staged_.end()) return found;
+  for (StagedInExec& one : all->second) {
+    bool in_body;
+    if (inside == 0 || (one.node != inside && IsUnderLocked(one.node, inside, handles, &in_body))) {
+      found.push_back(&one);
+    }
+  }
+  return found;
+}
+
+void DisguisedNodes::Instantiated(uint64_t graph, uint64_t exec, RecordedObjects* objects) {
   if (!any()) return;
+  ReaderLock looking(&objects->mutex());
   WriterLock lock(&mutex_);
-  std::vector<StagedInExec> found = StagedOfLocked(graph);
+  std::vector<StagedInExec> found = StagedUnderLocked(graph, &objects->handles());
+  bool any_at_launch = false;
+  for (const StagedInExec& one : found) {
+    one.params.piece->owner = exec;
+    any_at_launch |= one.params.at_launch && !one.in_body;
+  }
   if (!found.empty()) staged_[exec] = std::move(found);
   for (const auto& [node, facts] : nodes_) {
-    if (facts.graph == graph && facts.at_launch) launched_[exec].push_back({node, facts.at_launch});
+    if (facts.graph != graph || !facts.at_launch) continue;
+    launched_[exec].push_back({node, facts.at_launch});
+    Own(*facts.at_launch, exec);
   }
-  if (!launched_.empty()) any_launched_.store(true, std::memory_order_relaxed);
+  if (any_at_launch || !launched_.empty()) any_at_launch_.store(true, std::memory_order_relaxed);
 }
 
-void DisguisedNodes::Updated(uint64_t graph, uint64_t exec) {
+void DisguisedNodes::Updated(uint64_t graph, uint64_t exec, uint64_t inside, RecordedObjects* objects) {
   if (!any()) return;
+  ReaderLock looking(&objects->mutex());
   WriterLock lock(&mutex_);
-  const auto changed = staged_.find(exec);
-  if (changed == staged_.end()) return;
-  const std::vector<StagedInExec> from = StagedOfLocked(graph);
-  if (from.size() != changed->second.size()) return;
-  for (size_t i = 0; i < from.size(); ++i) changed->second[i].params = from[i].params;
+  const std::vector<StagedInExec*> changed = StagedInLocked(exec, inside, &objects->handles());
+  const std::vector<StagedInExec> from = StagedUnderLocked(graph, &objects->handles());
+  if (from.size() != changed.size()) return;
+  for (size_t i = 0; i < from.size(); ++i) {
+    changed[i]->params = from[i].params;
+    from[i].params.piece->owner = exec;
+    if (from[i].params.at_launch) any_at_launch_.store(true, std::memory_order_relaxed);
+  }
 }
 
-std::vector<StagedInExec> DisguisedNodes::WouldStayDisabled(uint64_t graph, uint64_t exec) {
+std::vector<StagedInExec> DisguisedNodes::WouldStayDisabled(uint64_t graph, uint64_t exec, uint64_t inside,
+                                                            RecordedObjects* objects) {
   std::vector<StagedInExec> found;
   if (!any()) return found;
+  ReaderLock looking(&objects->mutex());
   ReaderLock lock(&mutex_);
-  const auto updated = staged_.find(exec);
-  if (updated == staged_.end()) return found;
-  const std::vector<StagedInExec> from = StagedOfLocked(graph);
-  for (size_t i = 0; i < from.size() && from.size() == updated->second.size(); ++i) {
-    if (!updated->second[i].enabled) found.push_back(from[i]);
+  const std::vector<StagedInExec*> updated = StagedInLocked(exec, inside, &objects->handles());
+  if (updated.empty()) return found;
+  const std::vector<StagedInExec> from = StagedUnderLocked(graph, &objects->handles());
+  for (size_t i = 0; i < from.size() && from.size() == updated.size(); ++i) {
+    if (!updated[i]->enabled) found.push_back(from[i]);
   }
   return found;
+}
+
+std::vector<StagedInExec> DisguisedNodes::StagedUnder(uint64_t graph, RecordedObjects* objects) {
+  if (!any()) return {};
+  ReaderLock looking(&objects->mutex());
+  ReaderLock lock(&mutex_);
+  return StagedUnderLocked(graph, &objects->handles());
+}
+
+void DisguisedNodes::NoteCopied(uint64_t graph, RecordedObjects* objects) {
+  if (!any()) return;
+  ReaderLock looking(&objects->mutex());
+  WriterLock lock(&mutex_);
+  if (!StagedUnderLocked(graph, &objects->handles()).empty()) copied_.insert(graph);
+}
+
+void DisguisedNodes::NoteCaptured(uint64_t exec) {
+  WriterLock lock(&mutex_);
+  copied_.insert(exec);
+}
+
+std::vector<uint64_t> DisguisedNodes::Unexplored(uint64_t graph, RecordedObjects* objects) {
+  std::vector<uint64_t> found;
+  if (!any()) return found;
+  ReaderLock looking(&objects->mutex());
+  ReaderLock lock(&mutex_);
+  for (const uint64_t copied : copied_) {
+    for (const uint64_t made : objects->graph_records().UsersOf(copied)) {
+      bool in_body;
+      if (KindOf(made) == Kind::kGraphExec || explored_.count(made) != 0) continue;
+      if (IsUnderLocked(made, graph, &objects->handles(), &in_body)) found.push_back(made);
+    }
+  }
+  return found;
+}
+
+void DisguisedNodes::NoteExplored(const std::vector<uint64_t>& made) {
+  WriterLock lock(&mutex_);
+  explored_.insert(made.begin(), made.end());
+}
+
+void DisguisedNodes::ForgetGraphOf(uint64_t node, RecordedObjects* objects) {
+  if (!any()) return;
+  ReaderLock looking(&objects->mutex());
+  WriterLock lock(&mutex_);
+  explored_.erase(node);
+  for (auto one = nodes_.begin(); one != nodes_.end();) {
+    bool in_body;
+    const bool is_inside = IsUnderLocked(one->second.graph, node, &objects->handles(), &in_body);
+    one = is_inside ? nodes_.erase(one) : std::next(one);
+  }
+}
+
+void DisguisedNodes::NoteBody(uint64_t graph) {
+  WriterLock lock(&mutex_);
+  bodies_.insert(graph);
+}
+
+bool DisguisedNodes::IsOfOthers(const StagedCopy& piece, uint64_t exec) {
+  ReaderLock lock(&mutex_);
+  return piece.owner != 0 && piece.owner != exec;
+}
+
+std::shared_ptr<LaunchOrder> DisguisedNodes::OrderOf(uint64_t exec) {
+  WriterLock lock(&mutex_);
+  std::shared_ptr<LaunchOrder>& order = orders_[exec];
+  if (!order && !free_orders_.empty()) {
+    order = std::move(free_orders_.back());
+    free_orders_.pop_back();
+  }
+  if (!order) order = std::make_shared<LaunchOrder>();
+  return order;
 }
 
 std::vector<LaunchedInExec> DisguisedNodes::LaunchedOf(uint64_t graph) {
@@ -84,17 +206,18 @@ std::vector<LaunchedInExec> DisguisedNodes::LaunchedOf(uint64_t graph) {
 }
 
 std::vector<LaunchedInExec> DisguisedNodes::LaunchedInside(uint64_t exec) {
-  if (!any_launched()) return {};
+  if (!any_at_launch()) return {};
   ReaderLock lock(&mutex_);
   const auto found = launched_.find(exec);
   return found == launched_.end() ? std::vector<LaunchedInExec>() : found->second;
 }
 
 void DisguisedNodes::SetLaunched(uint64_t exec, std::vector<LaunchedInExec> nodes) {
-  if (nodes.empty() && !any_launched()) return;
+  if (nodes.empty() && !any_at_launch()) return;
   any_.store(true, std::memory_order_relaxed);
-  any_launched_.store(true, std::memory_order_relaxed);
+  any_at_launch_.store(true, std::memory_order_relaxed);
   WriterLock lock(&mutex_);
+  for (const LaunchedInExec& one : nodes) Own(*one.copy, exec);
   if (nodes.empty()) {
     launched_.erase(exec);
   } else {
@@ -103,7 +226,7 @@ void DisguisedNodes::SetLaunched(uint64_t exec, std::vector<LaunchedInExec> node
 }
 
 void DisguisedNodes::EnableLaunched(uint64_t exec, uint64_t node, bool enabled) {
-  if (!any_launched()) return;
+  if (!any_at_launch()) return;
   WriterLock lock(&mutex_);
   const auto found = launched_.find(exec);
   if (found == launched_.end()) return;
@@ -148,6 +271,7 @@ void DisguisedNodes::ForgetNode(uint64_t node) {
   if (!any()) return;
   WriterLock lock(&mutex_);
   nodes_.erase(node);
+  explored_.erase(node);
 }
 
 void DisguisedNodes::ForgetInside(uint64_t graph) {
@@ -157,6 +281,17 @@ void DisguisedNodes::ForgetInside(uint64_t graph) {
   staged_.erase(graph);
   launched_.erase(graph);
   reshaped_.erase(graph);
+  copied_.erase(graph);
+  explored_.erase(graph);
+  bodies_.erase(graph);
+  ForgetOrderLocked(graph);
+}
+
+void DisguisedNodes::ForgetOrderLocked(uint64_t exec) {
+  const auto found = orders_.find(exec);
+  if (found == orders_.end()) return;
+  free_orders_.push_back(std::move(found->second));
+  orders_.erase(found);
 }
 
 }  // namespace cuda_remote::client

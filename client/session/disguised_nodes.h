@@ -51,6 +51,7 @@ struct StagedInExec {
   uint64_t node = 0;    // of the graph that the executable was made from: virtual handle
   StagedParams params;  // set last, also while the node is disabled
   bool enabled = true;
+  bool in_body = false;  // of a conditional node: a launch may run it any number of times
 };
 
 // A copy node of an executable whose bytes are moved before and after each launch.
@@ -58,6 +59,16 @@ struct LaunchedInExec {
   uint64_t node = 0;  // as above
   std::shared_ptr<const LaunchCopy> copy;
   bool enabled = true;
+};
+
+// The launches of an executable whose bytes are taken at the call: they reach the server in the order in which that was
+// done. The mutex is taken before any lock of the session, and held over calls.
+struct LaunchOrder {
+  Mutex mutex;
+  // With nodes such as LaunchedInExec: where the latest launch was, and an event of this library's own behind it.
+  uint64_t exec CR_GUARDED_BY(mutex) = 0;
+  uint64_t stream CR_GUARDED_BY(mutex) = 0, context CR_GUARDED_BY(mutex) = 0;
+  CUevent event CR_GUARDED_BY(mutex) = nullptr;
 };
 
 class DisguisedNodes {
@@ -85,19 +96,43 @@ class DisguisedNodes {
   bool any() const { return any_.load(std::memory_order_relaxed); }
   void set_any() { any_.store(true, std::memory_order_relaxed); }
 
-  // The same for launched(): what every launch asks first.
-  bool any_launched() const { return any_launched_.load(std::memory_order_relaxed); }
+  // Whether a launch may have bytes to move: what every launch asks first.
+  bool any_at_launch() const { return any_at_launch_.load(std::memory_order_relaxed); }
+  void set_any_at_launch() { any_at_launch_.store(true, std::memory_order_relaxed); }
 
   // The application destroyed a graph or an executable, or a capture's graph came to nothing. Appends to *gone the
   // memory that nobody can use any more. Looks at the handles of `objects`.
   void Destroyed(replay::ObjectKey object, RecordedObjects* objects, Addresses* gone) CR_EXCLUDES(mutex_);
   // An executable was made from `graph`, or updated from it: its copy nodes of pageable memory do what those of the
-  // graph do. Nodes are paired in their order, as the driver pairs those of graphs that were built alike. An update
-  // leaves them enabled or disabled, as natively.
-  void Instantiated(uint64_t graph, uint64_t exec) CR_EXCLUDES(mutex_);
-  void Updated(uint64_t graph, uint64_t exec) CR_EXCLUDES(mutex_);
+  // graph do, by way of the same pieces, which are the executable's now. Nodes are paired in their order, as the driver
+  // pairs those of graphs that were built alike. An update leaves them enabled or disabled, as natively. `inside`: not
+  // all of the executable was updated, but the graph in that node; 0: all.
+  void Instantiated(uint64_t graph, uint64_t exec, RecordedObjects* objects) CR_EXCLUDES(mutex_);
+  void Updated(uint64_t graph, uint64_t exec, uint64_t inside, RecordedObjects* objects) CR_EXCLUDES(mutex_);
   // The nodes of `graph` that an update would pair with disabled nodes of the executable.
-  std::vector<StagedInExec> WouldStayDisabled(uint64_t graph, uint64_t exec) CR_EXCLUDES(mutex_);
+  std::vector<StagedInExec> WouldStayDisabled(uint64_t graph, uint64_t exec, uint64_t inside, RecordedObjects* objects)
+      CR_EXCLUDES(mutex_);
+  // The copy nodes of pageable memory, in a graph and in those inside it, that are child graphs to the server: first
+  // the graph's own, in the order in which they were made, then the others.
+  std::vector<StagedInExec> StagedUnder(uint64_t graph, RecordedObjects* objects) CR_EXCLUDES(mutex_);
+
+  // Something is about to be made from `graph` that will have its nodes' pieces: a clone, or a node. What is not known
+  // of that is found when it is needed (Unexplored). NoteCaptured: an executable becomes part of a captured graph.
+  void NoteCopied(uint64_t graph, RecordedObjects* objects) CR_EXCLUDES(mutex_);
+  void NoteCaptured(uint64_t exec) CR_EXCLUDES(mutex_);
+  // What was made like that, is part of `graph` or that graph itself, and was not looked at.
+  std::vector<uint64_t> Unexplored(uint64_t graph, RecordedObjects* objects) CR_EXCLUDES(mutex_);
+  void NoteExplored(const std::vector<uint64_t>& made) CR_EXCLUDES(mutex_);
+  // Another child graph was put into the node.
+  void ForgetGraphOf(uint64_t node, RecordedObjects* objects) CR_EXCLUDES(mutex_);
+  // The graph is the body of a conditional node.
+  void NoteBody(uint64_t graph) CR_EXCLUDES(mutex_);
+  // DisguisedNode::number of nodes inside others begins here.
+  static constexpr uint64_t kFirstInside = uint64_t(1) << 62;
+
+  // Whether another executable than this one copies by way of the piece. 0: a new one.
+  bool IsOfOthers(const StagedCopy& piece, uint64_t exec) CR_EXCLUDES(mutex_);
+  std::shared_ptr<LaunchOrder> OrderOf(uint64_t exec) CR_EXCLUDES(mutex_);
   // The nodes of a graph whose bytes are moved around the launches of its executables; and those of an executable.
   std::vector<LaunchedInExec> LaunchedOf(uint64_t graph) CR_EXCLUDES(mutex_);
   std::vector<LaunchedInExec> LaunchedInside(uint64_t exec) CR_EXCLUDES(mutex_);
@@ -120,8 +155,13 @@ class DisguisedNodes {
  private:
   friend class Captures;  // its lock comes after this one, and says so
 
-  // The copy nodes of pageable memory in a graph that are child graphs to the server, in their order.
-  std::vector<StagedInExec> StagedOfLocked(uint64_t graph) const CR_REQUIRES_SHARED(mutex_);
+  std::vector<StagedInExec> StagedUnderLocked(uint64_t graph, ObjectTable* handles) const CR_REQUIRES_SHARED(mutex_);
+  void ForgetOrderLocked(uint64_t exec) CR_REQUIRES(mutex_);
+  // Whether the graph or node is `whole`, or in it. *in_body: whether a body of a conditional node is between the two.
+  bool IsUnderLocked(uint64_t at, uint64_t whole, ObjectTable* handles, bool* in_body) const CR_REQUIRES_SHARED(mutex_);
+  // The executable's nodes; those inside `inside` if that is not 0.
+  std::vector<StagedInExec*> StagedInLocked(uint64_t exec, uint64_t inside, ObjectTable* handles)
+      CR_REQUIRES_SHARED(mutex_);
 
   SharedMutex mutex_ CR_ACQUIRED_AFTER(&RecordedObjects::mutex_);
   driverabi::GraphMemory memory_ CR_GUARDED_BY(mutex_);
@@ -129,10 +169,16 @@ class DisguisedNodes {
   std::unordered_map<uint64_t, std::vector<StagedInExec>> staged_ CR_GUARDED_BY(mutex_);
   std::unordered_map<uint64_t, std::vector<LaunchedInExec>> launched_ CR_GUARDED_BY(mutex_);
   std::unordered_set<uint64_t> reshaped_ CR_GUARDED_BY(mutex_);
+  std::unordered_set<uint64_t> copied_ CR_GUARDED_BY(mutex_);    // graphs and executables: NoteCopied, NoteCaptured
+  std::unordered_set<uint64_t> explored_ CR_GUARDED_BY(mutex_);  // graphs, nodes and captures made from those
+  std::unordered_set<uint64_t> bodies_ CR_GUARDED_BY(mutex_);
+  std::unordered_map<uint64_t, std::shared_ptr<LaunchOrder>> orders_ CR_GUARDED_BY(mutex_);
+  // Of executables that are gone. Their events serve others.
+  std::vector<std::shared_ptr<LaunchOrder>> free_orders_ CR_GUARDED_BY(mutex_);
   uint64_t next_number_ CR_GUARDED_BY(mutex_) = 0;
   std::atomic<bool> uses_memory_{false};
   std::atomic<bool> any_{false};
-  std::atomic<bool> any_launched_{false};
+  std::atomic<bool> any_at_launch_{false};
 };
 
 }  // namespace cuda_remote::client

@@ -230,6 +230,9 @@ void Session::ForgetGone(const replay::ObjectKey& dead) {
     case Kind::kStream:
       if (captures_.active()) captures_.End(dead.id);
       break;
+    case Kind::kCapture:
+      disguised_nodes_.ForgetNode(dead.id);
+      break;
     case Kind::kGraphNode:
       disguised_nodes_.ForgetNode(dead.id);
       ForgetAskedLocked(dead.id);

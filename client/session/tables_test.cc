@@ -176,6 +176,7 @@ TEST_F(TablesTest, AGraphsNodesAndMemoryGoWithIt) {
 
 TEST_F(TablesTest, AnExecutableHasTheGraphsCopiesInTheirOrder) {
   const uint64_t exec = Make(Kind::kGraphExec), dead = Make(Kind::kGraphExec);
+  StagedCopy pieces[10];
   const auto widths = [this](uint64_t of) {
     ReaderLock lock(&nodes_.mutex());
     std::vector<std::pair<uint64_t, size_t>> found;
@@ -193,13 +194,14 @@ TEST_F(TablesTest, AnExecutableHasTheGraphsCopiesInTheirOrder) {
       made.type = CU_GRAPH_NODE_TYPE_MEMCPY;
       made.number = nodes_.NextNumberLocked();
       made.staged.copy.WidthInBytes = 10 * node;
+      made.staged.piece = &pieces[node];
     }
     nodes_.nodes()[7].graph = 100;
     nodes_.nodes()[7].type = CU_GRAPH_NODE_TYPE_MEM_FREE;
   }
   using Widths = std::vector<std::pair<uint64_t, size_t>>;
-  nodes_.Instantiated(100, exec);
-  nodes_.Instantiated(100, dead);
+  nodes_.Instantiated(100, exec, &objects_);
+  nodes_.Instantiated(100, dead, &objects_);
   EXPECT_EQ(widths(exec), (Widths{{9, 90}, {3, 30}, {5, 50}}));
   {
     WriterLock lock(&nodes_.mutex());
@@ -207,18 +209,23 @@ TEST_F(TablesTest, AnExecutableHasTheGraphsCopiesInTheirOrder) {
   }
   const auto disabled = [this, exec](uint64_t graph) {
     std::vector<uint64_t> found;
-    for (const StagedInExec& one : nodes_.WouldStayDisabled(graph, exec)) found.push_back(one.node);
+    for (const StagedInExec& one : nodes_.WouldStayDisabled(graph, exec, 0, &objects_)) found.push_back(one.node);
     return found;
   };
   EXPECT_EQ(disabled(200), std::vector<uint64_t>{6});
   EXPECT_EQ(disabled(300), std::vector<uint64_t>{});
-  nodes_.Updated(200, exec);
+  EXPECT_TRUE(nodes_.IsOfOthers(pieces[9], exec));
+  EXPECT_FALSE(nodes_.IsOfOthers(pieces[9], dead));
+  EXPECT_FALSE(nodes_.IsOfOthers(pieces[4], exec));
+  nodes_.Updated(200, exec, 0, &objects_);
   EXPECT_EQ(widths(exec), (Widths{{9, 40}, {3, 60}, {5, 20}})) << "the nodes stay those of its own graph";
   EXPECT_EQ(widths(dead), (Widths{{9, 90}, {3, 30}, {5, 50}}));
-  nodes_.Updated(300, exec);
+  EXPECT_FALSE(nodes_.IsOfOthers(pieces[4], exec));
+  EXPECT_TRUE(nodes_.IsOfOthers(pieces[4], 0));
+  nodes_.Updated(300, exec, 0, &objects_);
   EXPECT_EQ(widths(exec), (Widths{{9, 40}, {3, 60}, {5, 20}})) << "not a graph of the same shape";
   nodes_.ForgetNode(5);
-  nodes_.Instantiated(100, exec);
+  nodes_.Instantiated(100, exec, &objects_);
   EXPECT_EQ(widths(exec), (Widths{{9, 90}, {3, 30}}));
   // They go with their executables.
   DisguisedNodes::Addresses gone;
@@ -226,6 +233,63 @@ TEST_F(TablesTest, AnExecutableHasTheGraphsCopiesInTheirOrder) {
   Drop(Kind::kGraphExec, dead);
   ReaderLock lock(&nodes_.mutex());
   EXPECT_TRUE(nodes_.staged().empty());
+}
+
+TEST_F(TablesTest, AnExecutableHasTheCopiesOfTheGraphsInside) {
+  const uint64_t graph = Make(Kind::kGraph), source = Make(Kind::kGraph), exec = Make(Kind::kGraphExec);
+  const uint64_t child = Make(Kind::kGraphNode, graph), inside = Make(Kind::kGraph, child);
+  const uint64_t conditional = Make(Kind::kGraphNode, graph), body = Make(Kind::kGraph, conditional);
+  StagedCopy pieces[4];
+  const auto add = [&](uint64_t node, uint64_t to, uint64_t number) {
+    WriterLock lock(&nodes_.mutex());
+    nodes_.set_any();
+    DisguisedNode& made = nodes_.nodes()[node];
+    made.graph = to;
+    made.type = CU_GRAPH_NODE_TYPE_MEMCPY;
+    made.number = number;
+    made.staged.piece = &pieces[node];
+    made.staged.at_launch = true;
+  };
+  using Found = std::vector<std::pair<uint64_t, bool>>;
+  const auto under = [&] {
+    Found found;
+    for (const StagedInExec& one : nodes_.StagedUnder(graph, &objects_)) found.emplace_back(one.node, one.in_body);
+    return found;
+  };
+  add(0, source, 1);
+  add(1, graph, 2);
+  add(2, body, 3);
+  nodes_.NoteBody(body);
+  EXPECT_EQ(under(), (Found{{1, false}, {2, true}}));
+  // The server puts a copy of a graph into a node: what is in there is to be looked for.
+  EXPECT_EQ(nodes_.Unexplored(graph, &objects_), std::vector<uint64_t>{});
+  nodes_.NoteCopied(graph, &objects_);
+  nodes_.NoteCopied(source, &objects_);
+  {
+    WriterLock lock(&objects_.mutex());
+    objects_.graph_records().Retain(child, 0, source);
+    objects_.graph_records().Retain(exec, 0, source);
+  }
+  EXPECT_EQ(nodes_.Unexplored(source, &objects_), std::vector<uint64_t>{});
+  EXPECT_EQ(nodes_.Unexplored(graph, &objects_), std::vector<uint64_t>{child});
+  nodes_.NoteExplored({child});
+  EXPECT_EQ(nodes_.Unexplored(graph, &objects_), std::vector<uint64_t>{});
+  add(3, inside, DisguisedNodes::kFirstInside);
+  EXPECT_EQ(under(), (Found{{1, false}, {2, true}, {3, false}}));
+  EXPECT_FALSE(nodes_.any_at_launch());
+  nodes_.Instantiated(graph, exec, &objects_);
+  EXPECT_TRUE(nodes_.any_at_launch());
+  EXPECT_TRUE(nodes_.IsOfOthers(pieces[3], 0));
+  // Another graph in the node; and the node is taken out.
+  nodes_.ForgetGraphOf(child, &objects_);
+  EXPECT_EQ(under(), (Found{{1, false}, {2, true}}));
+  EXPECT_EQ(nodes_.Unexplored(graph, &objects_), std::vector<uint64_t>{child});
+  add(3, inside, DisguisedNodes::kFirstInside);
+  {
+    WriterLock lock(&objects_.mutex());
+    objects_.SetActiveLocked(child, objects_.handles().Find(Kind::kGraphNode, child), false);
+  }
+  EXPECT_EQ(under(), (Found{{1, false}, {2, true}}));
 }
 
 // What a thread sanitizer and a debugger are for: no order of locks may be the other way round, and nothing is counted

@@ -78,6 +78,50 @@ TEST_F(GraphTest, CaptureAcrossStreams) {
   CU_OK(cuGraphExecDestroy(exec));
 }
 
+// A copy of pageable memory to the GPU reads it at the launch, as 580 does, also inside a child graph; one of pinned
+// memory reads it at its turn.
+TEST_F(GraphTest, ALaunchReadsPageableMemory) {
+  uint32_t pageable = 1, *pinned = nullptr;
+  CU_OK(cuMemHostAlloc(reinterpret_cast<void**>(&pinned), 4, 0));
+  CUgraph child, graph;
+  CUgraphNode nodes[4];
+  CU_OK(cuGraphCreate(&child, 0));
+  CU_OK(cuGraphCreate(&graph, 0));
+  const auto add = [&](CUgraphNode* node, CUgraph to, const void* from, int word) {
+    CUDA_MEMCPY3D copy = {};
+    copy.srcMemoryType = CU_MEMORYTYPE_HOST;
+    copy.srcHost = from;
+    copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    copy.dstDevice = word_ + 4 * word;
+    copy.WidthInBytes = 4;
+    copy.Height = copy.Depth = 1;
+    CU_OK(cuGraphAddMemcpyNode(node, to, nullptr, 0, &copy, context_));
+  };
+  add(&nodes[0], child, &pageable, 1);
+  add(&nodes[1], graph, &pageable, 2);
+  add(&nodes[2], graph, pinned, 3);
+  CU_OK(cuGraphAddChildGraphNode(&nodes[3], graph, nullptr, 0, child));
+  CUgraphExec exec;
+  CU_OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+  for (const uint32_t step : {10u, 20u}) {
+    pageable = step;
+    *pinned = step;
+    CU_OK(cuStreamWaitValue32_v2(a_, word_, step, CU_STREAM_WAIT_VALUE_EQ));
+    CU_OK(cuGraphLaunch(exec, a_));
+    pageable = step + 1;
+    *pinned = step + 1;
+    CU_OK(cuStreamWriteValue32_v2(b_, word_, step, 0));
+    CU_OK(cuStreamSynchronize(a_));
+    EXPECT_EQ(step, Word(1));
+    EXPECT_EQ(step, Word(2));
+    EXPECT_EQ(step + 1, Word(3));
+  }
+  CU_OK(cuGraphExecDestroy(exec));
+  CU_OK(cuGraphDestroy(graph));
+  CU_OK(cuGraphDestroy(child));
+  CU_OK(cuMemFreeHost(pinned));
+}
+
 // Handles of executables that kernels may launch are slots, as 580 gives them: the lowest that is free.
 TEST_F(GraphTest, LaunchableExecutablesHaveSlots) {
   CUgraph graph;

@@ -4,6 +4,8 @@
 // in the graph and in executables. In executables they are also disabled and enabled, given other memory meanwhile, and
 // updated from other graphs: nodes of all shapes and of all kinds of memory. Nodes that were made with pinned memory
 // are given pageable memory, in graphs and in executables.
+//
+// Launches take what pageable memory has when they are called: the program writes to it again while they wait.
 #include <cuda.h>
 
 #include <memory>
@@ -492,6 +494,198 @@ class Given {
   cudaGraphNode_t to_, back_;
 };
 
+__global__ void Fold(unsigned* state, const unsigned* line, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) state[i] = state[i] * 22695477u + line[i];
+}
+
+// Launches that wait behind a stream memory operation, while the memory that they copy from is filled anew for each of
+// them: of one executable, of two of one graph, of graphs with that graph inside, of a clone, of a captured launch, and
+// of ones whose nodes were disabled or given other memory.
+class Refilled {
+ public:
+  Refilled() {
+    for (cudaStream_t* one : {&held_, &free_, &third_}) {
+      CUDA_CHECK(cudaStreamCreateWithFlags(one, cudaStreamNonBlocking));
+    }
+    CUDA_CHECK(cudaMalloc(&gate_, 4));
+    CUDA_CHECK(cudaMemset(gate_, 0, 4));
+    for (unsigned** one : {&state_, &line_, &given_state_, &given_line_}) {
+      CUDA_CHECK(cudaMalloc(one, kCount * 4));
+      CUDA_CHECK(cudaMemset(*one, 0, kCount * 4));
+    }
+    CUDA_CHECK(cudaMallocHost(&pinned_, kCount * 4));
+    memset(pinned_, 0, kCount * 4);
+    CUDA_CHECK(cudaDeviceSynchronize());
+    cudaGraphNode_t inside, copy;
+    graph_ = Build(in_[0].data(), &to_);
+    CUDA_CHECK(cudaGraphInstantiate(&execs_[kFirst], graph_, 0));
+    CUDA_CHECK(cudaGraphInstantiate(&execs_[kSecond], graph_, 0));
+    CUDA_CHECK(cudaGraphInstantiate(&execs_[kDisabled], graph_, 0));
+    CUDA_CHECK(cudaGraphNodeSetEnabled(execs_[kDisabled], to_, 0));
+    CUDA_CHECK(cudaGraphInstantiate(&execs_[kSet], graph_, 0));
+    CUDA_CHECK(cudaGraphExecMemcpyNodeSetParams1D(execs_[kSet], to_, line_, in_[1].data(), kCount * 4,
+                                                  cudaMemcpyHostToDevice));
+    // The graph inside another one, in which there is a copy back, too; and a clone of that.
+    CUDA_CHECK(cudaGraphCreate(&parent_, 0));
+    CUDA_CHECK(cudaGraphAddChildGraphNode(&inside, parent_, nullptr, 0, graph_));
+    CUDA_CHECK(
+        cudaGraphAddMemcpyNode1D(&copy, parent_, &inside, 1, out_.data(), state_, kCount * 4, cudaMemcpyDeviceToHost));
+    CUDA_CHECK(cudaGraphInstantiate(&execs_[kParent], parent_, 0));
+    cudaGraph_t clone;
+    CUDA_CHECK(cudaGraphClone(&clone, parent_));
+    CUDA_CHECK(cudaGraphInstantiate(&execs_[kClone], clone, 0));
+    CUDA_CHECK(cudaGraphDestroy(clone));
+    // Another graph in the place of the one inside.
+    cudaGraphNode_t other_to;
+    cudaGraph_t other = Build(in_[1].data(), &other_to), captured;
+    CUDA_CHECK(cudaGraphInstantiate(&execs_[kOther], other, 0));
+    CUDA_CHECK(cudaGraphInstantiate(&execs_[kUpdated], graph_, 0));
+    cudaGraphExecUpdateResultInfo info;
+    CUDA_CHECK(cudaGraphExecUpdate(execs_[kUpdated], other, &info));
+    CUDA_CHECK(cudaGraphInstantiate(&execs_[kOtherChild], parent_, 0));
+    CUDA_CHECK(cudaGraphExecChildGraphNodeSetParams(execs_[kOtherChild], inside, other));
+    CUDA_CHECK(cudaGraphDestroy(other));
+    CUDA_CHECK(cudaStreamBeginCapture(free_, cudaStreamCaptureModeThreadLocal));
+    CUDA_CHECK(cudaGraphLaunch(execs_[kFirst], free_));
+    CUDA_CHECK(cudaStreamEndCapture(free_, &captured));
+    CUDA_CHECK(cudaGraphInstantiate(&execs_[kCaptured], captured, 0));
+    CUDA_CHECK(cudaGraphDestroy(captured));
+    // A node that was made with pinned memory.
+    void* arguments[] = {&given_state_, &given_line_, const_cast<int*>(&kCount)};
+    cudaGraphNode_t to, kernel;
+    CUDA_CHECK(cudaGraphCreate(&given_graph_, 0));
+    CUDA_CHECK(cudaGraphAddMemcpyNode1D(&to, given_graph_, nullptr, 0, given_line_, pinned_, kCount * 4,
+                                        cudaMemcpyHostToDevice));
+    AddFold(given_graph_, to, arguments, &kernel);
+    CUDA_CHECK(cudaGraphMemcpyNodeSetParams1D(to, given_line_, in_[2].data(), kCount * 4, cudaMemcpyHostToDevice));
+    for (cudaGraphExec_t& exec : given_) CUDA_CHECK(cudaGraphInstantiate(&exec, given_graph_, 0));
+  }
+  ~Refilled() {
+    for (cudaGraphExec_t exec : execs_) CUDA_CHECK(cudaGraphExecDestroy(exec));
+    for (cudaGraphExec_t exec : given_) CUDA_CHECK(cudaGraphExecDestroy(exec));
+    for (cudaGraph_t graph : {graph_, parent_, given_graph_}) CUDA_CHECK(cudaGraphDestroy(graph));
+    for (unsigned* one : {gate_, state_, line_, given_state_, given_line_}) CUDA_CHECK(cudaFree(one));
+    CUDA_CHECK(cudaFreeHost(pinned_));
+    for (cudaStream_t one : {held_, free_, third_}) CUDA_CHECK(cudaStreamDestroy(one));
+  }
+
+  void Step(int step, app::Digest* digest) {
+    filled_ = step * 1000;
+    for (Numbers& one : in_) Fill(&one);
+    Round({kFirst, kFirst, kDisabled}, kSecond);
+    Round({kParent, kSet, kParent}, kOther);
+    Round({kUpdated, kClone, kFirst}, kOther);
+    Round({kOtherChild, kCaptured, kCaptured}, kUpdated);
+    Round({kParent, kClone}, kFirst);
+    // One executable in two streams: in the order of the launches. Another one of its graph does not wait.
+    std::vector<Numbers> waiting;
+    Hold();
+    for (cudaStream_t stream : {held_, free_, held_}) {
+      Launch(given_[0], stream);
+      waiting.push_back(taken_[2]);
+    }
+    Launch(given_[1], third_);
+    Follow(taken_[2], &given_expected_);
+    CUDA_CHECK(cudaStreamSynchronize(third_));
+    LetGo();
+    for (const Numbers& one : waiting) Follow(one, &given_expected_);
+    CheckState(state_, expected_);
+    CheckState(given_state_, given_expected_);
+    digest->Add(expected_.data(), kCount * 4);
+    digest->Add(given_expected_.data(), kCount * 4);
+  }
+
+ private:
+  using Numbers = std::vector<unsigned>;
+  enum { kFirst, kSecond, kDisabled, kSet, kParent, kClone, kOtherChild, kUpdated, kOther, kCaptured, kExecs };
+  static constexpr int kCount = 700;
+
+  void Fill(Numbers* numbers) {
+    ++filled_;
+    for (int k = 0; k < kCount; ++k) (*numbers)[k] = filled_ * 2654435761u ^ unsigned(k) * 40503u;
+  }
+  // A checkpoint lets single calls through while streams wait for them: not many, so few are made meanwhile.
+  void Hold() {
+    APP_CHECK(cuStreamWaitValue32(held_, reinterpret_cast<CUdeviceptr>(gate_), ++holds_, CU_STREAM_WAIT_VALUE_EQ) ==
+              CUDA_SUCCESS);
+  }
+  void LetGo() {
+    APP_CHECK(cuStreamWriteValue32(third_, reinterpret_cast<CUdeviceptr>(gate_), holds_, 0) == CUDA_SUCCESS);
+    CUDA_CHECK(cudaStreamSynchronize(third_));
+    CUDA_CHECK(cudaStreamSynchronize(held_));
+    CUDA_CHECK(cudaStreamSynchronize(free_));
+  }
+  static bool IsFromOther(int which) {
+    return which == kSet || which == kUpdated || which == kOtherChild || which == kOther;
+  }
+  // Launches that wait, and another executable, which need not wait for them.
+  void Round(const std::vector<int>& held, int other) {
+    std::vector<Numbers> waiting;
+    std::fill(out_.begin(), out_.end(), 12345u);
+    Hold();
+    for (const int which : held) {
+      Launch(execs_[which], held_);
+      waiting.push_back(which == kDisabled ? Numbers() : taken_[IsFromOther(which)]);
+    }
+    Launch(execs_[other], free_);
+    Numbers there = taken_[IsFromOther(other)];
+    Follow(there, &expected_);
+    CUDA_CHECK(cudaStreamSynchronize(free_));
+    APP_CHECK(out_[0] == 12345u && out_[kCount - 1] == 12345u);
+    LetGo();
+    Numbers out = out_;
+    for (size_t i = 0; i < held.size(); ++i) {
+      if (!waiting[i].empty()) there = waiting[i];
+      Follow(there, &expected_);
+      if (held[i] == kParent || held[i] == kClone || held[i] == kOtherChild) out = expected_;
+    }
+    APP_CHECK(out_ == out);
+    CheckState(state_, expected_);
+  }
+  // Launches, and writes to the memory as soon as the call is over. taken_ is what it had.
+  void Launch(cudaGraphExec_t exec, cudaStream_t stream) {
+    for (int i = 0; i < 3; ++i) taken_[i] = in_[i];
+    CUDA_CHECK(cudaGraphLaunch(exec, stream));
+    for (Numbers& one : in_) Fill(&one);
+  }
+  static void Follow(const Numbers& line, Numbers* state) {
+    for (int k = 0; k < kCount; ++k) (*state)[k] = (*state)[k] * 22695477u + line[k];
+  }
+  void CheckState(const unsigned* memory, const Numbers& expected) {
+    Numbers now(kCount);
+    CUDA_CHECK(cudaMemcpyAsync(now.data(), memory, kCount * 4, cudaMemcpyDeviceToHost, cudaStreamPerThread));
+    CUDA_CHECK(cudaStreamSynchronize(cudaStreamPerThread));
+    for (int k = 0; k < kCount; ++k) APP_CHECK(now[k] == expected[k]);
+  }
+  static void AddFold(cudaGraph_t graph, cudaGraphNode_t after, void** arguments, cudaGraphNode_t* kernel) {
+    cudaKernelNodeParams launch = {};
+    launch.func = reinterpret_cast<void*>(Fold);
+    launch.gridDim = dim3((kCount + 63) / 64);
+    launch.blockDim = dim3(64);
+    launch.kernelParams = arguments;
+    CUDA_CHECK(cudaGraphAddKernelNode(kernel, graph, &after, 1, &launch));
+  }
+  cudaGraph_t Build(const unsigned* from, cudaGraphNode_t* to) {
+    void* arguments[] = {&state_, &line_, const_cast<int*>(&kCount)};
+    cudaGraph_t graph;
+    cudaGraphNode_t kernel;
+    CUDA_CHECK(cudaGraphCreate(&graph, 0));
+    CUDA_CHECK(cudaGraphAddMemcpyNode1D(to, graph, nullptr, 0, line_, from, kCount * 4, cudaMemcpyHostToDevice));
+    AddFold(graph, *to, arguments, &kernel);
+    return graph;
+  }
+
+  cudaStream_t held_, free_, third_;
+  unsigned *gate_, *state_, *line_, *given_state_, *given_line_, *pinned_;
+  std::vector<Numbers> in_ = std::vector<Numbers>(3, Numbers(kCount)), taken_ = in_;
+  Numbers out_ = in_[0], expected_ = in_[0], given_expected_ = in_[0];
+  unsigned filled_ = 0, holds_ = 0;
+  cudaGraph_t graph_, parent_, given_graph_;
+  cudaGraphNode_t to_;
+  cudaGraphExec_t execs_[kExecs], given_[2];
+};
+
 // A child graph of a host function and a copy of pinned memory, which is what cuda-remote makes of the nodes above:
 // what it relies on, natively. Neither an update nor another child graph enables the copy.
 class Inside {
@@ -678,6 +872,7 @@ int main(int argc, char** argv) {
   for (int phase = 0; phase < 8; phase += 2) given.push_back(std::make_unique<Given>(phase));
 
   Inside inside;
+  Refilled refilled;
 
   app::Digest digest;
   for (int step = 1; step <= options.steps; ++step) {
@@ -717,6 +912,7 @@ int main(int argc, char** argv) {
     for (WithoutGraph* one : {&coming, &going}) one->Step(step, stream, &digest);
     for (const std::unique_ptr<Given>& one : given) one->Step(step, stream, &digest);
     inside.Step(step, stream);
+    refilled.Step(step, &digest);
     app::Step(step);
   }
   printf("graph_pageable width=%d steps=%d digest=%016" PRIx64 "\n", width, options.steps, digest.value());

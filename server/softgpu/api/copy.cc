@@ -26,18 +26,6 @@ bool Reaches(int device, uint64_t address) {
   return !allocation || (allocation->reached_by >> device & 1) != 0;
 }
 
-// Takes the bytes of the source now.
-void Stage(CopyWork* work) {
-  work->staged = std::make_shared<std::string>();
-  work->staged->reserve(work->width * work->height * work->depth);
-  for (uint64_t z = 0; z < work->depth; ++z) {
-    for (uint64_t y = 0; y < work->height; ++y) {
-      work->staged->append(reinterpret_cast<const char*>(work->from + z * work->from_slice + y * work->from_pitch),
-                           work->width);
-    }
-  }
-}
-
 // Whether this is host memory, pageable or not, to CUDA.
 bool IsHost(CUmemorytype type, uint64_t address, bool pageable) {
   if (pageable) return true;

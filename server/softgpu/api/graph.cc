@@ -94,6 +94,7 @@ CUresult Launch(CUgraphExec handle, CUstream stream_handle) {
   std::vector<Work> works;
   GraphAllocations held;             // until the launch is over
   std::vector<UserReference> users;  // the same: the graph may be destroyed while it runs
+  std::vector<GraphPtr> inside;
   std::vector<Graph::Conditional> conditionals;
   {
     RecursiveMutexLock lock(&CaptureMutex());
@@ -103,7 +104,7 @@ CUresult Launch(CUgraphExec handle, CUstream stream_handle) {
     memory.rules.Launched(exec->number(), &gone);
     memory.TakeOut(gone);
     held = exec->graph->memory;
-    works = exec->Works();
+    works = exec->Works(&inside);
     users = exec->graph->user_objects;
     conditionals = exec->graph->conditionals;
   }
@@ -116,7 +117,7 @@ CUresult Launch(CUgraphExec handle, CUstream stream_handle) {
   Context* raw = stream->context().get();
   exec->last = stream->Submit(
       [raw, works = std::move(works), held = std::move(held), conditionals = std::move(conditionals),
-       values = exec->values, users = std::move(users)] {
+       values = exec->values, users = std::move(users), inside = std::move(inside)] {
         GraphValuesScope scope(values.get());
         {
           MutexLock values_lock(&values->mutex);

@@ -103,6 +103,8 @@ CUresult MakeCopy(const CUDA_MEMCPY3D& copy, CopyWork* work, bool* pageable_from
   work->to_slice = to.slice;
   *pageable_from = from.pageable;
   *pageable_to = to.pageable;
+  const AllocationPtr allocation = MemoryMap::Get().Find(to.address);
+  work->from_pageable = from.pageable && !to.pageable && !(allocation && allocation->host());
   return CUDA_SUCCESS;
 }
 

@@ -197,6 +197,26 @@ bool Graph::Order(std::vector<GraphNode*>* order) const {
   return order->size() == nodes.size();
 }
 
+namespace {
+
+// Under CaptureMutex(). What is in the bodies of conditional nodes, which CUDA keeps free of pageable memory, stays.
+void AppendWorks(const std::vector<GraphNode*>& order, std::vector<Work>* works, std::vector<GraphPtr>* inside) {
+  for (const GraphNode* node : order) {
+    if (!node->enabled) continue;
+    if (const auto* const child = std::get_if<ChildGraphWork>(&node->work)) {
+      std::vector<GraphNode*> its_order;
+      child->graph->Order(&its_order);
+      inside->push_back(child->graph);
+      AppendWorks(its_order, works, inside);
+      continue;
+    }
+    works->push_back(node->work);
+    if (auto* const copy = std::get_if<CopyWork>(&works->back()); copy != nullptr && copy->from_pageable) Stage(copy);
+  }
+}
+
+}  // namespace
+
 GraphExec::~GraphExec() {
   if (slot != 0) GiveExecSlot(slot);
 }
@@ -232,11 +252,9 @@ void GraphExec::Adopt(const Graph& from, Graph* to, bool named) {
   }
 }
 
-std::vector<Work> GraphExec::Works() const {
+std::vector<Work> GraphExec::Works(std::vector<GraphPtr>* inside) const {
   std::vector<Work> works;
-  for (GraphNode* node : order) {
-    if (node->enabled) works.push_back(node->work);
-  }
+  AppendWorks(order, &works, inside);
   return works;
 }
 

@@ -142,8 +142,9 @@ struct GraphExec {
   ~GraphExec();
   CUgraphExec handle() { return slot != 0 ? reinterpret_cast<CUgraphExec>(slot) : reinterpret_cast<CUgraphExec>(this); }
   uint64_t number() const { return number_; }
-  // What a launch does: a copy, so that the graph can be changed while it runs.
-  std::vector<Work> Works() const;
+  // What a launch does: a copy, so that the graph can be changed while it runs. Takes the bytes of pageable sources.
+  // *inside gets the graphs inside, whose user objects the launch has.
+  std::vector<Work> Works(std::vector<GraphPtr>* inside) const;
   // Before a change inside a child graph, which launches share: gives the executable graphs of its own. What `made`
   // leads to changes. Under CaptureMutex().
   void Unshare();

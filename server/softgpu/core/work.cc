@@ -233,6 +233,17 @@ struct Performer {
 
 }  // namespace
 
+void Stage(CopyWork* work) {
+  work->staged = std::make_shared<std::string>();
+  work->staged->reserve(work->width * work->height * work->depth);
+  for (uint64_t z = 0; z < work->depth; ++z) {
+    for (uint64_t y = 0; y < work->height; ++y) {
+      work->staged->append(reinterpret_cast<const char*>(work->from + z * work->from_slice + y * work->from_pitch),
+                           work->width);
+    }
+  }
+}
+
 GraphValuesScope::GraphValuesScope(GraphValues* values) : before_(t_values) { t_values = values; }
 GraphValuesScope::~GraphValuesScope() { t_values = before_; }
 

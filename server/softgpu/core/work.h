@@ -49,8 +49,11 @@ struct CopyWork {
   uint64_t width = 0, height = 1, depth = 1;
   uint64_t to_pitch = 0, to_slice = 0;
   uint64_t from_pitch = 0, from_slice = 0;
+  bool from_pageable = false;           // to a GPU: a launch of a graph takes the bytes at the call, as 580 does
   std::shared_ptr<std::string> staged;  // bytes of pageable memory, taken at the call; `from` is not used then
 };
+// Takes the bytes of the source now.
+void Stage(CopyWork* work);
 
 struct MemsetWork {
   uint64_t to = 0;
