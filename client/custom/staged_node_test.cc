@@ -32,11 +32,13 @@ struct Graphs {
   struct Node {
     uint64_t handle;  // 0: it has none yet
     int type;
+    uint64_t from = 0;  // the node that it is a copy of
   };
   std::map<uint64_t, std::vector<Node>> nodes;  // by graph
   std::map<uint64_t, uint64_t> child;           // by node: the graph that it was made with, then its own
   std::map<uint64_t, bool> asked;               // by node: whether its own graph has a handle
   std::map<uint64_t, std::string> copies;       // by node
+  std::map<uint64_t, uint64_t> functions;       // by node: what a host node calls
 
   FakeServer::Answer Add(const FakeServer::Request& request) {
     wire::cuGraphAddNode_v2_Request in;
@@ -44,6 +46,13 @@ struct Graphs {
     nodes[in.graph].push_back({in.node, in.params.type});
     child[in.node] = in.params.graph;
     copies[in.node] = in.params.copy;
+    functions[in.node] = in.params.host_function;
+    return {};
+  }
+  FakeServer::Answer Set(const FakeServer::Request& request) {
+    wire::cuGraphNodeSetParams_Request in;
+    EXPECT_TRUE(in.Decode(request.message));
+    if (in.params.type == CU_GRAPH_NODE_TYPE_HOST) functions[in.node] = in.params.host_function;
     return {};
   }
   FakeServer::Answer Params(const FakeServer::Request& request) {
@@ -51,6 +60,7 @@ struct Graphs {
     wire::OpGraphNodeParams_Reply out;
     EXPECT_TRUE(in.Decode(request.message));
     out.params.copy = copies[in.node];
+    out.params.host_function = functions[in.node];
     return {CUDA_SUCCESS, Encoded(out)};
   }
   FakeServer::Answer GetGraph(const FakeServer::Request& request) {
@@ -59,7 +69,10 @@ struct Graphs {
     EXPECT_TRUE(in.Decode(request.message));
     if (!asked[in.node]) {
       std::vector<Node> copies = nodes[child[in.node]];
-      for (Node& one : copies) one.handle = 0;
+      for (Node& one : copies) {
+        one.from = one.handle;
+        one.handle = 0;
+      }
       nodes[in.graph] = copies;
       child[in.node] = in.graph;
       asked[in.node] = true;
@@ -73,7 +86,12 @@ struct Graphs {
     EXPECT_TRUE(in.Decode(request.message));
     auto given = in.nodes.begin();
     for (Node& one : nodes[in.graph]) {
-      if (one.handle == 0 && given != in.nodes.end()) one.handle = *given++;
+      if (one.handle == 0 && given != in.nodes.end()) {
+        one.handle = *given++;
+        child[one.handle] = child[one.from];
+        copies[one.handle] = copies[one.from];
+        functions[one.handle] = functions[one.from];
+      }
       if (one.handle == 0) ++out.unnamed;
     }
     return {CUDA_SUCCESS, Encoded(out)};
@@ -133,9 +151,10 @@ class StagedNodeTest : public CustomTest {
     server_->On(kOpGraphNames, [this](const auto& request) { return graphs_.Name(request); });
     server_->On(kCall_cuGraphGetNodes, [this](const auto& request) { return graphs_.List(request); });
     server_->On(kCall_cuGraphNodeGetType, [this](const auto& request) { return graphs_.Type(request); });
-    for (const uint32_t call : {uint32_t(kCall_cuGraphCreate), uint32_t(kCall_cuUserObjectCreate),
-                                uint32_t(kCall_cuGraphRetainUserObject), uint32_t(kCall_cuGraphNodeSetParams),
-                                uint32_t(kCall_cuGraphExecNodeSetParams), uint32_t(kCall_cuGraphNodeSetEnabled)})
+    server_->On(kCall_cuGraphNodeSetParams, [this](const auto& request) { return graphs_.Set(request); });
+    for (const uint32_t call :
+         {uint32_t(kCall_cuGraphCreate), uint32_t(kCall_cuUserObjectCreate), uint32_t(kCall_cuGraphRetainUserObject),
+          uint32_t(kCall_cuGraphExecNodeSetParams), uint32_t(kCall_cuGraphNodeSetEnabled)})
       server_->On(call, FakeServer::Answer());
   }
 
@@ -1288,6 +1307,65 @@ TEST_F(StagedNodeTest, AnExecutableThatIsMadeOftenLeavesNoRecords) {
     EXPECT_EQ(Records(), records);
   }
   EXPECT_EQ(pieces.size(), 2u);
+}
+
+TEST_F(StagedNodeTest, LaunchesTakeTheBytesOfGraphsInside) {
+  std::string host(1000, 'a');
+  const size_t disguised = Disguised();
+  const uint64_t before = Records();
+  CUgraph parent = nullptr, child = nullptr;
+  ASSERT_EQ(cuGraphCreate(&parent, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuGraphCreate(&child, 0), CUDA_SUCCESS);
+  CUgraphNode nodes[3];
+  const CUDA_MEMCPY3D copy = ToDevice(host.data(), 1000);
+  Take();
+  ASSERT_EQ(cuGraphAddMemcpyNode(&nodes[0], child, nullptr, 0, &copy, nullptr), CUDA_SUCCESS);
+  const uint64_t object = Take().Object();
+  CUgraphNodeParams params{};
+  params.type = CU_GRAPH_NODE_TYPE_GRAPH;
+  params.graph.graph = child;
+  for (CUgraphNode* const node : {&nodes[1], &nodes[2]}) {
+    ASSERT_EQ(cuGraphAddNode(node, parent, nullptr, nullptr, 0, &params), CUDA_SUCCESS);
+  }
+  CUgraphExec exec = nullptr, of_child = nullptr;
+  ASSERT_EQ(cuGraphInstantiate(&of_child, child, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuGraphInstantiate(&exec, parent, 0), CUDA_SUCCESS);
+  EXPECT_EQ(Disguised(), disguised + 3) << "the copies of the node are found";
+  StagedCopies& copies = Session::Get()->staged_copies();
+  EXPECT_EQ(cuGraphLaunch(of_child, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(copies.waiting_bytes(), 1000u);
+  EXPECT_EQ(cuGraphLaunch(exec, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(copies.waiting_bytes(), 3000u);
+  // They have pieces of their own, and are nodes like others.
+  std::set<uint64_t> pieces;
+  std::vector<uint64_t> objects = {object};
+  for (const FakeServer::Request& one : Take().all) {
+    wire::cuGraphNodeSetParams_Request set;
+    wire::cuUserObjectCreate_Request created;
+    if (wire::DecodeAs(one.header.call, one.message, &created)) objects.push_back(created.object);
+    CUDA_MEMCPY3D pinned;
+    if (!wire::DecodeAs(one.header.call, one.message, &set) || set.params.type != CU_GRAPH_NODE_TYPE_MEMCPY) continue;
+    ASSERT_EQ(set.params.copy.size(), sizeof pinned);
+    memcpy(&pinned, set.params.copy.data(), sizeof pinned);
+    pieces.insert(pinned.srcDevice);
+  }
+  EXPECT_EQ(pieces.size(), 2u);
+  CUgraph inside = nullptr;
+  size_t count = 1;
+  CUgraphNode found = nullptr;
+  ASSERT_EQ(cuGraphChildGraphNodeGetGraph(nodes[2], &inside), CUDA_SUCCESS);
+  ASSERT_EQ(cuGraphGetNodes(inside, &found, &count), CUDA_SUCCESS);
+  ExpectSeen(found, copy);
+  Enable(exec, found, 0);
+  EXPECT_EQ(cuGraphLaunch(exec, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(copies.waiting_bytes(), 4000u);
+  // All of it goes with the graphs, also from the log.
+  for (const CUgraphExec one : {exec, of_child}) EXPECT_EQ(cuGraphExecDestroy(one), CUDA_SUCCESS);
+  for (const CUgraph one : {parent, child}) EXPECT_EQ(cuGraphDestroy(one), CUDA_SUCCESS);
+  for (const uint64_t one : objects) Gone(one);
+  EXPECT_EQ(Disguised(), disguised);
+  EXPECT_EQ(Records(), before);
+  EXPECT_EQ(copies.waiting_bytes(), 0u);
 }
 
 // A launch that finds too much of earlier ones waits until their turn has come.

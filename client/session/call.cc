@@ -378,8 +378,13 @@ void Call::Created(replay::ObjectKey object, std::initializer_list<replay::Objec
   WriterLock lock(&session_->objects().mutex());
   NoteEventLocked(object.id);
   if (NoteGraphLocked(object, needs, retains)) return;
-  if (const Object* created = session_->objects().handles().Find(object.kind, object.id); created && created->parent) {
-    needs.push_back({KindOf(created->parent), created->parent});
+  const Object* const created = session_->objects().handles().Find(object.kind, object.id);
+  const uint64_t parent = created ? created->parent : 0;
+  if (parent != 0) needs.push_back({KindOf(parent), parent});
+  if (KindOf(parent) == Kind::kGraphNode) {
+    // As in Modified: the node may have no record of its own that would go with its graph.
+    const Object* const node = session_->objects().handles().Find(Kind::kGraphNode, parent);
+    if (node && node->parent) needs.push_back({KindOf(node->parent), node->parent});
   }
   const FrameHeader recorded = RecordedHeaderLocked(object, &needs);
   std::optional<Hash128> image;
