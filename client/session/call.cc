@@ -186,9 +186,10 @@ CUresult Call::Send() {
   }
   // An error that has to do with a capture is the call's own. Found later, it would be that of a call after the
   // capture.
-  if (session_->captures().active() &&
-      (traits.events != Events::kNoEvents || session_->captures().MayRefuse(stream_))) {
-    return Transact();
+  if (Captures& captures = session_->captures(); captures.concern_events()) {
+    const bool at_once = captures.active() ? traits.events != Events::kNoEvents || captures.MayRefuse(stream_)
+                                           : captures.WaitsForCaptured(header_.call, *message_);
+    if (at_once) return Transact();
   }
   if (WithoutContext()) return CUDA_ERROR_INVALID_CONTEXT;
   if (!session_->channel().Fits(message_->size(), payload_.size())) return TooLong();

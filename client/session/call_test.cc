@@ -428,6 +428,27 @@ TEST_F(CallTest, WhatACaptureConsistsOf) {
   EXPECT_EQ(ended->obstacle, "");
   EXPECT_TRUE(ended->own_graph);
   EXPECT_FALSE(captures.active());
+  // A wait for the event is refused at once now, until the event is recorded anew.
+  const auto send_on = [&](const CallInfo& info, const std::string& message) {
+    Call call(info);
+    EXPECT_EQ(call.Enter(), CUDA_SUCCESS);
+    uint64_t wire;
+    EXPECT_EQ(call.StreamToWire(reinterpret_cast<CUstream>(other), false, &wire), CUDA_SUCCESS);
+    call.message() = message;
+    return call.Send();
+  };
+  for (const uint32_t one : {uint32_t(kCall_cuStreamWaitEvent), uint32_t(kCall_cuEventRecord)})
+    server_->On(one, CUDA_ERROR_INVALID_VALUE);
+  wire::cuStreamWaitEvent_Request of_other;
+  of_other.hEvent = NewObject(Kind::kEvent);
+  EXPECT_EQ(send_on(info::k_cuStreamWaitEvent, Encoded(of_other)), CUDA_SUCCESS);
+  EXPECT_EQ(send_on(info::k_cuStreamWaitEvent, Encoded(wait)), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(send_on(info::k_cuStreamWaitEvent, Encoded(wait)), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(send_on(info::k_cuEventRecord, Encoded(record)), CUDA_SUCCESS);
+  EXPECT_EQ(send_on(info::k_cuStreamWaitEvent, Encoded(wait)), CUDA_SUCCESS);
+  EXPECT_FALSE(captures.concern_events());
+  for (const uint32_t one : {uint32_t(kCall_cuStreamWaitEvent), uint32_t(kCall_cuEventRecord)})
+    server_->On(one, FakeServer::Answer());
   // What cannot be sent again is named; a payload is gone.
   send(info::k_cuStreamBeginCapture_v2, stream, "");
   send(info::k_cuMemcpyAsync, stream, "", "bytes");

@@ -81,7 +81,29 @@ void Captures::BeginLocked(uint64_t stream, uint64_t graph) {
   capture->own_graph = graph == 0;
   capture->streams.push_back(stream);
   captures_.push_back(std::move(capture));
+  CountLocked();
+}
+
+void Captures::CountLocked() {
   count_.store(int(captures_.size()), std::memory_order_release);
+  concerns_.store(captures_.size() + captured_events_.size(), std::memory_order_release);
+}
+
+bool Captures::WaitsForCaptured(uint32_t call, std::string_view message) {
+  const Events events = TraitsOf(call).events;
+  if (events != Events::kRecords && events != Events::kWaitsFor) return false;
+  NamedEvent named;
+  wire::VisitNamed(call, message, &named);
+  if (events == Events::kRecords) ForgetEvent(named.event);
+  MutexLock lock(&mutex_);
+  return events == Events::kWaitsFor && captured_events_.count(named.event) != 0;
+}
+
+void Captures::ForgetEvent(uint64_t event) {
+  if (!concern_events()) return;
+  MutexLock lock(&mutex_);
+  captured_events_.erase(event);
+  CountLocked();
 }
 
 void Captures::Note(Session* session, const FrameHeader& header, std::string_view message, bool has_payload,
@@ -106,9 +128,15 @@ void Captures::Note(Session* session, const FrameHeader& header, std::string_vie
     wire::VisitNamed(header.call, message, &named);
     const uint64_t event = named.event;
     const bool external = named.external;
-    if (records && !capture) of_event_.erase(event);
+    if (records && !capture) {
+      of_event_.erase(event);
+      captured_events_.erase(event);
+      CountLocked();
+    }
     if (records && capture && !external) {
       of_event_[event] = capture;
+      captured_events_.insert(event);
+      CountLocked();
       AddOnce(event, &capture->events);
     }
     if (waits && !external && !capture) {
@@ -246,7 +274,7 @@ std::unique_ptr<CaptureRecord> Captures::End(uint64_t stream) {
     for (auto event = of_event_.begin(); event != of_event_.end();) {
       event = event->second == ended.get() ? of_event_.erase(event) : std::next(event);
     }
-    count_.store(int(captures_.size()), std::memory_order_release);
+    CountLocked();
     refused_ = refused_ && !captures_.empty();
     return ended;
   }

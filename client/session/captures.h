@@ -17,6 +17,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "client/session/disguised_nodes.h"
@@ -47,12 +48,19 @@ class Captures {
  public:
   // Whether a capture is in progress.
   bool active() const { return count_.load(std::memory_order_acquire) != 0; }
+  // Whether one is in progress, or an event may be in the state in which a capture has left it.
+  bool concern_events() const { return concerns_.load(std::memory_order_acquire) != 0; }
 
   // Notes a request that was sent (and, if it was waited for, succeeded) on `stream` (0: on none that can be captured).
   // `context` is the virtual handle of the thread's context, `name` the application's call. Called for every request
   // while a capture is in progress, and for every request that begins one. Locks KnownMemory for look-ups.
   void Note(Session* session, const FrameHeader& header, std::string_view message, bool has_payload, uint64_t stream,
             uint64_t context, const char* name);
+
+  // A request that is about to be sent while no capture is in progress: whether it waits for an event that may last
+  // have been recorded in a capture. The driver refuses that at once. Asked if concern_events().
+  bool WaitsForCaptured(uint32_t call, std::string_view message);
+  void ForgetEvent(uint64_t event);
 
   // Adds a request about the graph of a capture in progress, or one of its nodes. False if it is none.
   bool NoteGraph(uint64_t graph, const FrameHeader& header, std::string_view message, uint64_t context,
@@ -101,13 +109,17 @@ class Captures {
  private:
   CaptureRecord* OfStreamLocked(uint64_t stream) const CR_REQUIRES(mutex_);
   void BeginLocked(uint64_t stream, uint64_t graph) CR_REQUIRES(mutex_);
+  void CountLocked() CR_REQUIRES(mutex_);
 
   mutable Mutex mutex_ CR_ACQUIRED_AFTER(&RecordedObjects::mutex_, &DisguisedNodes::mutex_);
   std::atomic<int> count_{0};
+  std::atomic<size_t> concerns_{0};             // captures in progress, and captured_events_
   bool refused_ CR_GUARDED_BY(mutex_) = false;  // since there last was no capture
   std::vector<std::unique_ptr<CaptureRecord>> captures_ CR_GUARDED_BY(mutex_);
   // The capture in which an event was recorded last.
   std::unordered_map<uint64_t, CaptureRecord*> of_event_ CR_GUARDED_BY(mutex_);
+  // Events of which no later record than one in a capture is known, also of captures that are over.
+  std::unordered_set<uint64_t> captured_events_ CR_GUARDED_BY(mutex_);
 };
 
 }  // namespace cuda_remote::client

@@ -230,6 +230,9 @@ void Session::ForgetGone(const replay::ObjectKey& dead) {
     case Kind::kStream:
       if (captures_.active()) captures_.End(dead.id);
       break;
+    case Kind::kEvent:
+      captures_.ForgetEvent(dead.id);
+      break;
     case Kind::kCapture:
       disguised_nodes_.ForgetNode(dead.id);
       break;

@@ -192,6 +192,10 @@ static State Ask(const Side& side, CUdevice device) {
   state.Add("wait for a captured event", uint64_t(cuEventSynchronize(side.captured)));
   state.Add("time to a captured event", uint64_t(cuEventElapsedTime(&milliseconds, side.recorded, side.captured)));
   state.Add("time from a captured event", uint64_t(cuEventElapsedTime(&milliseconds, side.captured, side.recorded)));
+  CUstream stream;
+  CU_CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  state.Add("stream's wait for a captured event", uint64_t(cuStreamWaitEvent(stream, side.captured, 0)));
+  CU_CHECK(cuStreamDestroy(stream));
   CU_CHECK(cuEventSynchronize(side.recorded));
   CUmemoryPool current;
   CU_CHECK(cuDeviceGetMemPool(&current, device));
