@@ -242,7 +242,7 @@ class Random {
     for (const Node& node : nodes) {
       if (!node.enabled) continue;
       std::vector<unsigned>& to = model_[node.to];
-      const std::vector<unsigned> from = model_[node.from];
+      const std::vector<unsigned> from = node.from == kPageable ? pageable_ : model_[node.from];
       const unsigned word = from[node.from_at];
       switch (node.op) {
         case kMix:
@@ -958,6 +958,16 @@ class Random {
     }
   }
 
+  static bool ReadsPageable(const Nodes& nodes) {
+    for (const Node& node : nodes) {
+      if (node.enabled && node.op == kCopy && node.from == kPageable) return true;
+      for (const Nodes& body : node.bodies) {
+        if (ReadsPageable(body)) return true;
+      }
+    }
+    return false;
+  }
+
   void Launch() {
     if (execs_.empty()) return;
     Exec& exec = Any(execs_);
@@ -967,6 +977,9 @@ class Random {
     last_stream_ = stream;
     if (Pick(6) == 0) CU(cuGraphUpload(exec.exec, streams_[stream]));
     for (unsigned times = 1 + Pick(3); times-- > 0;) {
+      // The launch reads pageable memory (docs/driver-notes.md), which an earlier one may be about to write.
+      if (ReadsPageable(exec.nodes)) CU(cuStreamSynchronize(streams_[stream]));
+      pageable_ = model_[kPageable];
       CU(cuGraphLaunch(exec.exec, streams_[stream]));
       Run(exec.nodes);
     }
@@ -982,6 +995,7 @@ class Random {
   CUevent joins_[2], event_;
   CUdeviceptr buffers_[kBuffers], left_;
   std::vector<unsigned> model_[kBuffers];
+  std::vector<unsigned> pageable_;  // what the pageable buffer had at the launch
   bool writes_ = false;
   std::vector<Graph> graphs_;
   std::vector<Exec> execs_;
