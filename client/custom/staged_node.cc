@@ -241,7 +241,7 @@ CUresult FindInside(CUgraphNode node, Inside* inside, bool* is_like = nullptr) {
   if (result == CUDA_SUCCESS) result = Call_cuGraphGetNodes(inside->graph, nodes, &count);
   if (is_like) *is_like = count == 1 || count == 2;
   for (size_t i = 0; i < count && result == CUDA_SUCCESS && (!is_like || *is_like); ++i) {
-    CUgraphNodeType type;
+    CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
     result = Custom_cuGraphNodeGetType(nodes[i], &type);
     CUgraphNode* const place = type == CU_GRAPH_NODE_TYPE_HOST ? &inside->host : &inside->copy;
     if (is_like) *is_like = !*place && (type == CU_GRAPH_NODE_TYPE_HOST || type == CU_GRAPH_NODE_TYPE_MEMCPY);
@@ -495,7 +495,7 @@ CUresult Explore(Session& session, CUgraph graph, bool is_inside, uint64_t* numb
       session.disguised_nodes().nodes()[reinterpret_cast<uint64_t>(nodes[i])].number = (*number)++;
       continue;
     }
-    CUgraphNodeType type;
+    CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
     result = Custom_cuGraphNodeGetType(nodes[i], &type);
     if (result != CUDA_SUCCESS || type != CU_GRAPH_NODE_TYPE_GRAPH) continue;
     Inside inside;
