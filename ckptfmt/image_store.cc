@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -32,41 +33,60 @@ bool FactsOf(const ImageReader& image, const std::string& path, struct stat* fac
   return fstatat(image.folder().fd(), path.c_str(), facts, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(facts->st_mode);
 }
 
-// A data file as all images of the store together see it.
-struct SharedFile {
-  UniqueFd fd;
-  std::string path;
-  uint64_t names = 0;                                 // in these images
-  std::vector<std::pair<uint64_t, uint64_t>> in_use;  // from, to
-};
+}  // namespace
 
-// Makes holes where no chunk is. Not every file system can; the bytes stay then until no image has the file.
-absl::Status FreeUnused(SharedFile* file) {
-  struct stat facts;
-  if (fstat(file->fd.get(), &facts) != 0) return SystemError("look at", file->path, errno);
-  // Another name of the file may be in an image that cannot be read, or has been taken elsewhere: it needs what it
-  // needs.
-  if (facts.st_nlink != file->names) return absl::OkStatus();
-  std::sort(file->in_use.begin(), file->in_use.end());
-  const uint64_t end = uint64_t(facts.st_size);
-  file->in_use.push_back({end, end});
-  uint64_t at = 0;
-  for (const auto& [from, to] : file->in_use) {
-    if (from >= at + kHoleBytes) {
-      const off_t data = lseek(file->fd.get(), off_t(at), SEEK_DATA);
-      if (data >= 0 && uint64_t(data) < from &&
-          fallocate(file->fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(at), off_t(from - at)) != 0 &&
-          errno != EOPNOTSUPP && errno != ENOSYS) {
-        return SystemError("free unused space in", file->path, errno);
-      }
-      Step("hole made");
+void UnusedSpace::Keep(const OpenedFolder& image, const Index& index) {
+  std::vector<File*> of_image;
+  for (const std::string& path : index.data_files) {
+    struct stat facts;
+    File* file = nullptr;
+    if (fstatat(image.fd(), path.c_str(), &facts, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(facts.st_mode)) {
+      file = &files_[{facts.st_dev, facts.st_ino}];
+      if (file->names++ == 0) file->path = image.FullPath(path);
     }
-    at = std::max(at, to);
+    of_image.push_back(file);
   }
-  return absl::OkStatus();
+  for (const StoredChunk& chunk : index.chunks) {
+    if (!of_image[chunk.file]) continue;
+    auto& needs = of_image[chunk.file]->needs;
+    uint64_t from = chunk.offset, to = from + chunk.stored_bytes;
+    auto next = needs.upper_bound(from);
+    if (next != needs.begin() && std::prev(next)->second >= from) from = (--next)->first;
+    for (; next != needs.end() && next->first <= to; next = needs.erase(next)) to = std::max(to, next->second);
+    needs[from] = to;
+  }
 }
 
-}  // namespace
+// Not every file system can make holes; the bytes stay then until no image has the file.
+absl::Status UnusedSpace::FreeIn(const FileId& id, const File& file) {
+  const UniqueFd fd(open(file.path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY));
+  struct stat facts;
+  if (fd.get() < 0) return absl::OkStatus();
+  if (fstat(fd.get(), &facts) != 0) return SystemError("look at", file.path, errno);
+  if (FileId(facts.st_dev, facts.st_ino) != id || facts.st_nlink != file.names) return absl::OkStatus();
+  uint64_t at = 0;
+  const auto free_to = [&](uint64_t from) {
+    if (from < at + kHoleBytes) return absl::OkStatus();
+    const off_t data = lseek(fd.get(), off_t(at), SEEK_DATA);
+    if (data >= 0 && uint64_t(data) < from &&
+        fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(at), off_t(from - at)) != 0 &&
+        errno != EOPNOTSUPP && errno != ENOSYS) {
+      return SystemError("free unused space in", file.path, errno);
+    }
+    Step("hole made");
+    return absl::OkStatus();
+  };
+  for (const auto& [from, to] : file.needs) {
+    CR_RETURN_IF_ERROR(free_to(from));
+    at = std::max(at, to);
+  }
+  return free_to(uint64_t(facts.st_size));
+}
+
+absl::Status UnusedSpace::Free() {
+  for (const auto& [id, file] : files_) CR_RETURN_IF_ERROR(FreeIn(id, file));
+  return absl::OkStatus();
+}
 
 struct ImageStore::State {
   OpenedFolder folder;  // locked
@@ -117,30 +137,9 @@ struct ImageStore::State {
   }
 
   absl::Status FreeSpace() {
-    std::map<FileId, SharedFile> files;
-    for (const auto& [number, image] : images) {
-      const Index& index = image->index();
-      std::vector<SharedFile*> of_image;
-      for (const std::string& path : index.data_files) {
-        struct stat facts;
-        SharedFile* file = nullptr;
-        if (FactsOf(*image, path, &facts)) file = &files[{facts.st_dev, facts.st_ino}];
-        if (file && file->names++ == 0) {
-          file->path = image->folder().FullPath(path);
-          file->fd = UniqueFd(openat(image->folder().fd(), path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-        }
-        of_image.push_back(file);
-      }
-      for (const StoredChunk& chunk : index.chunks) {
-        if (of_image[chunk.file])
-          of_image[chunk.file]->in_use.push_back({chunk.offset, chunk.offset + chunk.stored_bytes});
-      }
-    }
-    for (auto& [id, file] : files) {
-      if (file.fd.get() < 0) continue;
-      CR_RETURN_IF_ERROR(FreeUnused(&file));
-    }
-    return absl::OkStatus();
+    UnusedSpace unused;
+    for (const auto& [number, image] : images) unused.Keep(image->folder(), image->index());
+    return unused.Free();
   }
 };
 

@@ -7,9 +7,13 @@
 #ifndef CUDA_REMOTE_CKPTFMT_IMAGE_STORE_H_
 #define CUDA_REMOTE_CKPTFMT_IMAGE_STORE_H_
 
+#include <sys/types.h>
+
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -17,6 +21,7 @@
 #include "ckptfmt/file.h"
 #include "ckptfmt/image_reader.h"
 #include "ckptfmt/image_writer.h"
+#include "ckptfmt/index.h"
 
 namespace cuda_remote::ckptfmt {
 
@@ -48,6 +53,25 @@ class ImageStore {
   struct State;
   explicit ImageStore(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
+};
+
+// Finds the bytes of data files that no image needs any more, and gives them back to the file system.
+class UnusedSpace {
+ public:
+  // What this image needs of its data files stays.
+  void Keep(const OpenedFolder& image, const Index& index);
+  // Makes holes in these data files. One that also has a name elsewhere stays as it is: what is there needs what it
+  // needs.
+  absl::Status Free();
+
+ private:
+  struct File {
+    std::string path;
+    uint64_t names = 0;                  // in these images
+    std::map<uint64_t, uint64_t> needs;  // from, to; they do not touch each other
+  };
+  static absl::Status FreeIn(const std::pair<dev_t, ino_t>& id, const File& file);
+  std::map<std::pair<dev_t, ino_t>, File> files_;
 };
 
 // An image of a store, for those who look at it.
