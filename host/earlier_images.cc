@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <string_view>
-#include <vector>
 
 #include "ckptfmt/folder.h"
 #include "ckptfmt/index.h"
@@ -22,8 +21,7 @@
 namespace cuda_remote::host {
 namespace {
 
-// What a user has put into a store costs cr-hostd no more than this: the newest images, and links. An image of the
-// store links fewer files.
+// What a user has put there costs cr-hostd no more than this: the newest images, and links. An image links fewer files.
 constexpr size_t kMostImages = 32, kMostFiles = 1000;
 
 // A new file in cr-hostd's own folder: `contents`, and zeros behind it that take no room.
@@ -47,17 +45,16 @@ absl::Status WriteOwn(const ckptfmt::OpenedFolder& folder, const std::string& pa
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<EarlierImages>> EarlierImages::Take(const checkpoint::Account& account, const Key& key,
+                                                                   std::vector<std::string> paths,
                                                                    const std::string& image, const std::string& own) {
   std::unique_ptr<EarlierImages> earlier(new EarlierImages(account, own));
   if (mkdir(own.c_str(), 0700) != 0) return ckptfmt::SystemError("create", own, errno);
-  std::vector<std::string> paths;
   {
     const checkpoint::ActAs user(&account);
     CR_ASSIGN_OR_RETURN(earlier->partial_, ckptfmt::OpenedFolder::Open(image + ".partial"));
     if (mkdirat(earlier->partial_.fd(), ckptfmt::kMemoryFolder, 0700) != 0) {
       return ckptfmt::SystemError("create", earlier->partial_.FullPath(ckptfmt::kMemoryFolder), errno);
     }
-    paths = ckptfmt::ImagesIn(ckptfmt::ParentOf(image));
   }
   std::reverse(paths.begin(), paths.end());
   paths.resize(std::min(paths.size(), kMostImages));
@@ -70,7 +67,7 @@ absl::StatusOr<std::unique_ptr<EarlierImages>> EarlierImages::Take(const checkpo
   return earlier;
 }
 
-// What is signed of an image in the store. Its data files are linked.
+// What is signed of an earlier image. Its data files are linked.
 absl::Status EarlierImages::Look(const Key& key, const std::string& path, Image* image) {
   ckptfmt::OpenedFolder folder;
   {
@@ -93,7 +90,7 @@ absl::Status EarlierImages::Look(const Key& key, const std::string& path, Image*
   return absl::OkStatus();
 }
 
-// A data file of the store, which is linked into the new image unless it is there already.
+// A data file of an earlier image, which is linked into the new image unless it is there already.
 absl::StatusOr<EarlierImages::File*> EarlierImages::LinkFile(const ckptfmt::OpenedFolder& image,
                                                              const SignedFile& file) {
   const checkpoint::ActAs user(&account_);
@@ -107,7 +104,7 @@ absl::StatusOr<EarlierImages::File*> EarlierImages::LinkFile(const ckptfmt::Open
   }
   const auto known = files_.find({facts.st_dev, facts.st_ino});
   if (known != files_.end()) return &known->second;
-  if (files_.size() >= kMostFiles) return absl::ResourceExhaustedError("the store has too many data files");
+  if (files_.size() >= kMostFiles) return absl::ResourceExhaustedError("the earlier images have too many data files");
   File fresh;
   fresh.link = std::string(ckptfmt::kMemoryFolder) + "/earlier-" + std::to_string(files_.size());
   if (linkat(image.fd(), file.path().c_str(), partial_.fd(), fresh.link.c_str(), 0) != 0) {
@@ -124,7 +121,7 @@ absl::StatusOr<EarlierImages::File*> EarlierImages::LinkFile(const ckptfmt::Open
   return &(files_[{facts.st_dev, facts.st_ino}] = std::move(fresh));
 }
 
-// The image in cr-hostd's own folder that stands for one of the store.
+// The image in cr-hostd's own folder that stands for an earlier one.
 absl::Status EarlierImages::MakeStandIn(const std::string& dir, const Image& image) {
   uint64_t bytes = 0;
   for (const auto& [name, contents] : image.contents) bytes += contents.size();

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the images in a user's store have, for the next one (cr-checkpoint --keep): root's tool neither reads nor writes
-// it again, and the user's new image gets hard links.
+// What a user's earlier images have, for the next one (cr-checkpoint --keep): root's tool neither reads nor writes it
+// again, and the user's new image gets hard links. The earlier images are those in the same store, or those of the same
+// part of a job on several hosts (sets.h).
 //
-// The store is the user's, who can change all of it at any time. So nothing is known from it but what cr-hostd has
+// They are the user's, who can change all of them at any time. So nothing is known from them but what cr-hostd has
 // signed: the index of an image, and the SHA-256 of each chunk. From these a store of stand-ins is made in cr-hostd's
 // own folder, with data files that have their sizes and no contents, and the tool writes the new image there. Whether
 // the chunks themselves are what they were, a restart finds out, which compares each one (TakeImage).
 //
-// What is in the store is opened and linked with the user's rights only. Not thread-safe.
+// The user's images are opened and linked with the user's rights only. Not thread-safe.
 #ifndef CUDA_REMOTE_HOST_EARLIER_IMAGES_H_
 #define CUDA_REMOTE_HOST_EARLIER_IMAGES_H_
 
@@ -17,6 +18,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -29,10 +31,12 @@ namespace cuda_remote::host {
 
 class EarlierImages {
  public:
-  // `image`: the path of the store's next image, which an ImageGiver has begun and whose store it has locked. `own`:
-  // the path of the store of stand-ins, which is not there yet. Images that are not as they were signed are left out.
+  // `paths`: the earlier images, the newest last. Those that are not as they were signed, or are being removed, are
+  // left out. `image`: the path of the new one, which an ImageGiver has begun. `own`: the path of the store of
+  // stand-ins, which is not there yet.
   static absl::StatusOr<std::unique_ptr<EarlierImages>> Take(const checkpoint::Account& account, const Key& key,
-                                                             const std::string& image, const std::string& own);
+                                                             std::vector<std::string> paths, const std::string& image,
+                                                             const std::string& own);
   // Why an image cannot be shared with: the user's file system has no hard links. OK if it can.
   const absl::Status& sharing() const { return sharing_; }
   const KnownChunks& chunks() const { return chunks_; }
@@ -42,7 +46,7 @@ class EarlierImages {
   absl::Status PlaceFiles(const ckptfmt::OpenedFolder& image);
 
  private:
-  // A data file of the store.
+  // A data file of the user's.
   struct File {
     std::string link;      // in the user's new image
     std::string stand_in;  // in cr-hostd's own folder; empty: there is none yet

@@ -526,6 +526,8 @@ class Saving {
     for (const gid_t group : account.groups) member->add_groups(group);
     member->set_decider(begin_.decider());
     member->set_whole_job(begin_.whole_job());
+    member->set_in_set(begin_.in_set());
+    *member->mutable_earlier() = begin_.earlier();
     return AskHostd(settings_, socket_.get(), request, -1, log_.get(), -1);
   }
 
@@ -650,7 +652,7 @@ class Service final : public Hosts::Service {
     if (!account.ok()) return Refused(account.status());
     try {
       const absl::Status removed =
-          RemoveSets(*account, begin.folder(), begin.part(), {begin.remove().begin(), begin.remove().end()});
+          RemoveSets(*account, key_, begin.folder(), begin.part(), {begin.remove().begin(), begin.remove().end()});
       if (!removed.ok()) return Refused(removed);
       *reply = ListSets(*account, key_, begin.folder(), begin.part());
     } catch (const std::exception& problem) {

@@ -12,6 +12,7 @@
 
 #include "ckptfmt/file.h"
 #include "ckptfmt/folder.h"
+#include "ckptfmt/image_store.h"
 #include "host/exchange.h"
 #include "host/move.grpc.pb.h"
 #include "host/move_source.h"
@@ -26,6 +27,25 @@ namespace {
 constexpr auto kLookDeadline = std::chrono::seconds(30), kRemoveDeadline = std::chrono::seconds(600);
 
 std::string MemberName(uint32_t part) { return "member-" + std::to_string(part); }
+
+// Frees what no image of the part needs any more in data files that several have. Only what is signed is believed.
+absl::Status FreeSpace(const checkpoint::Account& account, const Key& key, const std::string& folder, uint32_t part) {
+  CR_ASSIGN_OR_RETURN(const ckptfmt::OpenedFolder opened, ckptfmt::OpenedFolder::Open(ckptfmt::ImagePath(folder)));
+  CR_ASSIGN_OR_RETURN(const std::vector<std::string> names, ckptfmt::NamesIn(opened));
+  ckptfmt::UnusedSpace unused;
+  for (const std::string& name : names) {
+    if (!ckptfmt::IsStoreImage(name)) continue;
+    const auto set = opened.OpenBelow(name);
+    if (!set.ok()) continue;
+    const auto image = set->OpenBelow(MemberName(part));
+    if (!image.ok()) continue;
+    const auto statement = ReadStatement(image->fd(), image->path(), account, key);
+    if (!statement.ok() || statement->chunks().empty()) continue;
+    const auto index = ReadSignedIndex(image->fd(), image->path(), account, *statement);
+    if (index.ok()) unused.Keep(*image, *index);
+  }
+  return unused.Free();
+}
 
 }  // namespace
 
@@ -56,7 +76,7 @@ SetsReply ListSets(const checkpoint::Account& account, const Key& key, const std
   return reply;
 }
 
-absl::Status RemoveSets(const checkpoint::Account& account, const std::string& folder, uint32_t part,
+absl::Status RemoveSets(const checkpoint::Account& account, const Key& key, const std::string& folder, uint32_t part,
                         const std::vector<uint64_t>& numbers) {
   const checkpoint::ActAs user(&account);
   for (const uint64_t number : numbers) {
@@ -67,7 +87,16 @@ absl::Status RemoveSets(const checkpoint::Account& account, const std::string& f
     }
     rmdir(set.c_str());  // with the last part
   }
-  return absl::OkStatus();
+  return numbers.empty() ? absl::OkStatus() : FreeSpace(account, key, folder, part);
+}
+
+std::vector<std::string> EarlierInSets(const std::string& image, const std::vector<uint64_t>& numbers) {
+  const size_t member = image.rfind('/'), set = member == 0 ? member : image.rfind('/', member - 1);
+  std::vector<std::string> paths;
+  for (const uint64_t number : numbers) {
+    paths.push_back(image.substr(0, set + 1) + ckptfmt::StoreImageName(number) + image.substr(member));
+  }
+  return paths;
 }
 
 std::vector<uint64_t> CompleteSets(const std::vector<SetsReply>& hosts, const std::string& job) {

@@ -27,9 +27,13 @@ inline constexpr char kSetsText[] = "sets over hosts\n";
 
 // What one host has in `folder` of the part with this number. For a user, with her rights.
 SetsReply ListSets(const checkpoint::Account& account, const Key& key, const std::string& folder, uint32_t part);
-// Removes that part's images of these sets, except those that somebody has open.
-absl::Status RemoveSets(const checkpoint::Account& account, const std::string& folder, uint32_t part,
+// Removes that part's images of these sets, except those that somebody has open, and frees the memory that no other
+// image of the part needs.
+absl::Status RemoveSets(const checkpoint::Account& account, const Key& key, const std::string& folder, uint32_t part,
                         const std::vector<uint64_t>& numbers);
+// The paths of the images that the new one DIR/image-N/member-M is to share memory with: those of its part in these
+// sets.
+std::vector<std::string> EarlierInSets(const std::string& image, const std::vector<uint64_t>& numbers);
 
 // The sets that are complete, by what each host has: their numbers, rising. `job`: only those of the job that the user
 // calls so; empty: of any.
@@ -51,6 +55,8 @@ class Sets {
 
   // Where the next set goes. Fails if DIR is an image of all parts itself.
   absl::StatusOr<std::string> Next() const;
+  // The complete sets of the job, with which the next one shares memory.
+  std::vector<uint64_t> Complete(const std::string& job) const { return CompleteSets(hosts_, job); }
   // The newest complete set. DIR, if that is an image of all parts itself, or if there are no sets. Fails if there are
   // sets, and none is complete.
   absl::StatusOr<std::string> Newest() const;

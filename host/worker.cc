@@ -254,6 +254,9 @@ class Worker {
   [[noreturn]] void BecomeTool(int facts, int announcements, int failure);
   absl::StatusOr<std::string> Do(const std::string& announced);
   absl::StatusOr<std::string> BeginImage();
+  // Of the image that is made: whether it shares memory with earlier ones, and where those are.
+  bool Shares() const { return keep_ > 0 || request_.member().in_set(); }
+  std::vector<std::string> PathsToShareWith() const;
   absl::Status GiveImage();
   void SilenceJob();
   void PassOn();
@@ -309,7 +312,7 @@ class Worker {
   std::string spool_;  // this request's folder
   int spool_fd_ = -1;
   std::unique_ptr<ImageGiver> giver_;
-  std::unique_ptr<EarlierImages> earlier_;  // of the store; null: there is none
+  std::unique_ptr<EarlierImages> earlier_;  // null: the image shares nothing
   int announcements_ = -1;
   pid_t child_ = 0;
   bool peer_gone_ = false, full_ = false, elsewhere_ = true;
@@ -486,8 +489,9 @@ absl::Status Worker::ListArguments() {
   if (Rejoins() && !output_.empty()) arguments_.push_back("--output=" + output_);
   if (Rejoins() && !error_output_.empty()) arguments_.push_back("--error=" + error_output_);
   if (IsMember()) arguments_.push_back("--quiet");
-  if (tool_->makes_image && keep_ > 0) {
-    arguments_.insert(arguments_.end(), {"--keep=" + std::to_string(keep_), job_folder_, spool_ + kImages});
+  if (tool_->makes_image && Shares()) {
+    // Which of the user's images stay is not the tool's to say.
+    arguments_.insert(arguments_.end(), {"--keep=1", job_folder_, spool_ + kImages});
   } else if (tool_->makes_image) {
     arguments_.insert(arguments_.end(), {job_folder_, spool_ + kImage});
   }
@@ -837,14 +841,22 @@ absl::Status Worker::StartTool() {
   return absl::UnknownError(std::string(text, size_t(got)));
 }
 
-// The user gets a folder for the image; and the tool, if it is one of a store, the earlier ones to share with.
+std::vector<std::string> Worker::PathsToShareWith() const {
+  const checkpoint::ActAs user(&peer_.account);
+  if (!IsMember()) return ckptfmt::ImagesIn(ckptfmt::ParentOf(giver_->dir()));
+  const auto& sets = request_.member().earlier();
+  return EarlierInSets(image_, {sets.begin(), sets.end()});
+}
+
+// The user gets a folder for the image; and the tool, if it is one of several, the earlier ones to share with.
 absl::StatusOr<std::string> Worker::BeginImage() {
   giver_.reset();
   earlier_.reset();
   CR_ASSIGN_OR_RETURN(giver_, ImageGiver::Begin(peer_.account, spool_fd_, image_, keep_));
-  if (keep_ == 0) return image_;
+  if (!Shares()) return image_;
   RemoveOwnFolder(spool_ + kImages);
-  CR_ASSIGN_OR_RETURN(earlier_, EarlierImages::Take(peer_.account, key_, giver_->dir(), spool_ + kImages));
+  CR_ASSIGN_OR_RETURN(earlier_,
+                      EarlierImages::Take(peer_.account, key_, PathsToShareWith(), giver_->dir(), spool_ + kImages));
   if (const absl::Status& sharing = earlier_->sharing(); !sharing.ok()) {
     Tell(Reply::NOTE, 0, "the image shares nothing with earlier ones: " + std::string(sharing.message()));
   }
@@ -1022,6 +1034,9 @@ absl::Status Worker::DoGroup(Outcome* outcome) {
   if (sets_) {
     CR_RETURN_IF_ERROR(sets_->Look());
     CR_ASSIGN_OR_RETURN(outcome->image, Regroups() ? sets_->Newest() : sets_->Next());
+    const std::vector<uint64_t> earlier = keep_ > 0 ? sets_->Complete(request_.job()) : std::vector<uint64_t>();
+    group_begin_.set_in_set(keep_ > 0);
+    *group_begin_.mutable_earlier() = {earlier.begin(), earlier.end()};
   }
   CR_ASSIGN_OR_RETURN(group_, Group::Open(parts_, settings_.tls));
   const absl::Status done = WatchFor([&] { return group_->Run(group_begin_, outcome->image, key_, note); });

@@ -9,6 +9,8 @@ Usage: hosts.py --product FOLDER --apps FOLDER [--only CASE,CASE] [--keep] [--li
 """
 
 import argparse
+import collections
+import glob
 import json
 import os
 import shutil
@@ -1039,7 +1041,7 @@ class Part:
             other = f"{ring.network}{50 + 3 - number}"
             f.write(
                 f"#!/bin/bash\nset -e\n/usr/bin/python3 {ring.program} {self.address} {other} {int(number == 1)} {ring.stop} &\n"
-                f"ring=$!\n{self.context.program} --steps 20\nwait $ring\necho round\n"
+                f"ring=$!\n{' '.join(ring.command)}\nwait $ring\necho round\n"
             )
         words = ("--name", "ring", "--address", self.address, "--output", self.out, "--error", self.errors, "--", "/bin/bash", script)
         at = ",".join(map(str, pauses))
@@ -1079,13 +1081,13 @@ class Part:
 class Ring:
     """A job on B and C. A is where the user asks."""
 
-    def __init__(self, lab, *pauses, network="10.99.0."):
-        self.lab, self.network = lab, network
+    def __init__(self, lab, *pauses, network="10.99.0.", command=None):
+        self.lab, self.network, self.command = lab, network, command or lab.context.command(20)
         shared = lab.context.shared
         self.program, self.stop, self.image = shared + "/ring.py", shared + "/stop", shared + "/images"
         with open(self.program, "w") as f:
             f.write(RING)
-        self.want = worked(lab.a.run(VICTIM, "cr-run", "--plain", "--", *lab.context.command(20))).stdout + "round\n"
+        self.want = worked(lab.a.run(VICTIM, "cr-run", "--plain", "--", *self.command)).stdout + "round\n"
         self.parts = [Part(self, lab.b, 1, pauses), Part(self, lab.c, 2, pauses)]
         for part in self.parts:
             part.stands(pauses[0])
@@ -1690,6 +1692,14 @@ def group_sets(context):
         if (sets(lab.b, 1), sets(lab.c, 2)) != (on_b, on_c):
             raise Failure(f"{what}: B has {sets(lab.b, 1)}, C has {sets(lab.c, 2)}, not {on_b} and {on_c}")
 
+    def has_no_other_names(what):
+        """The data files have no names but those in the sets."""
+        for machine in (lab.b, lab.c):
+            facts = lambda: [os.stat(path) for path in glob.glob(machine.path(ring.image) + "/image-*/member-[12]/memory/data-*")]
+            names = lambda files: collections.Counter(one.st_ino for one in files)
+            fits = lambda files: files and all(one.st_nlink == names(files)[one.st_ino] for one in files)
+            harness.wait_for(lambda: fits(facts()), LIMIT, lambda: f"{what}: files on {machine.name} have other names, too")
+
     def stopped_at(step, act):
         """A checkpoint that stands at a step of the coordinator's while `act` is done: exit code and what it says."""
         for path in (steps, steps + ".go"):
@@ -1728,6 +1738,7 @@ def group_sets(context):
     if code == 0 or "continues" not in said:
         raise Failure(f"cr-checkpoint ended with {code}: {said}")
     has([2, 3, 4], [2, 3, 4], "after one that has failed between save and commit")
+    has_no_other_names("after that")
     ring.goes_round("after that")
     code, said = stopped_at("decide", kill_part)
     if code != 0 or "is not known" not in said:
@@ -1791,6 +1802,139 @@ def group_sets(context):
     if saving.wait(LIMIT) != 0:
         raise Failure(f"cr-checkpoint ended with {saving.returncode}: {saving.stderr.read()}")
     lab.b.restart(more=ALLOWED)  # removes what the killed workers have left
+    for machine in (lab.a, lab.b, lab.c):
+        machine.is_clean()
+
+
+@case
+def group_sets_share(context):
+    """Each host's part of a set shares the memory that did not change with the same part of the complete sets of the job,
+    and with nothing else. What no set needs takes no space. Each set restarts by itself, unless somebody has changed
+    memory of it."""
+    lab = Lan(context)
+    start_all(lab)
+    program = shutil.copy(harness.find(context.apps, "stencil"), context.product)
+    ring = Ring(lab, 3, 4, 5, command=[program, "--size", "1024", "--steps", "8"])
+    ring.image = lab.home + "/sets"  # each host has its own
+    hosts = f"{lab.b.address},{lab.c.address}"
+    members = ((lab.b, 1), (lab.c, 2))
+
+    def image(number, machine, part):
+        return machine.path(f"{ring.image}/image-{number:06}/member-{part}")
+
+    def has(*numbers, on_b=None, on_c=None):
+        wanted = [[f"image-{number:06}" for number in own or numbers] for own in (on_b, on_c)]
+        found = [sorted(os.listdir(machine.path(ring.image))) for machine, _ in members]
+        if found != wanted:
+            raise Failure(f"the sets are {found}, not {wanted}")
+
+    def written(number, machine, part):
+        """Which part of an image's data it shares with no other: 1 if it is whole."""
+        facts = [os.stat(path) for path in hostd.data_files(image(number, machine, part))]
+        return sum(one.st_size for one in facts if one.st_nlink == 1) / sum(one.st_size for one in facts)
+
+    def is_whole(number, *where):
+        for machine, part in where or members:
+            if written(number, machine, part) != 1:
+                raise Failure(f"set {number} shares memory on {machine.name}: {written(number, machine, part)}")
+
+    def save(name="ring", keep=2):
+        words = ("cr-checkpoint", name, ring.image, "--keep", str(keep), "--hosts", f"{lab.b.address}/ring,{lab.c.address}/ring")
+        saved = worked(lab.a.run(VICTIM, *words, "--json"))
+        if saved.stderr:
+            raise Failure(f"cr-checkpoint says {saved.stderr}")
+
+    def go(step):
+        for part in ring.parts:
+            part.go(step)
+            part.stands(step + 1)
+
+    save()
+    is_whole(1)
+    save()
+    has(1, 2)
+    for machine, part in members:
+        if written(2, machine, part) > 0.01:
+            raise Failure(f"the same memory is written again on {machine.name}: {written(2, machine, part)}")
+    first = {machine: {os.stat(path).st_ino for path in hostd.data_files(image(1, machine, part))} for machine, part in members}
+    # A step changes one of two fields.
+    go(3)
+    save()
+    has(2, 3)
+    save()
+    has(3, 4)
+    for machine, part in members:
+        files = [os.stat(path) for path in hostd.data_files(image(4, machine, part))]
+        old = [one for one in files if one.st_ino in first[machine]]
+        new = [one for one in files if one.st_ino not in first[machine]]
+        # Its name is in both sets that are left.
+        if not old or not new or any(one.st_nlink != 2 for one in old):
+            raise Failure(f"set 4 on {machine.name} has {len(old)} files of set 1, and {len(new)} newer ones")
+        if sum(one.st_blocks * 512 for one in old) > 0.7 * sum(one.st_size for one in old):
+            raise Failure(f"memory that no set needs still takes space on {machine.name}")
+        for number in (3, 4):
+            worked(machine.run(VICTIM, "cr-inspect", "--verify", f"{ring.image}/image-{number:06}/member-{part}"))
+    # Images that a user has changed are nothing to share with.
+    for number in (3, 4):
+        for path in hostd.data_files(image(number, lab.c, 2)):
+            os.unlink(path)
+    save(keep=3)
+    has(3, 4, 5)
+    is_whole(5, (lab.c, 2))
+    if written(5, lab.b, 1) > 0.01:
+        raise Failure("B shares nothing because C has nothing to share")
+    # No set is complete any more.
+    shutil.rmtree(lab.c.path(ring.image))
+    save()
+    has(on_b=[3, 4, 5, 6], on_c=[6])
+    is_whole(6)
+    save()
+    has(6, 7)
+    if max(written(7, *where) for where in members) > 0.01:
+        raise Failure("a set shares nothing with the only one that is complete")
+    save("other", 1)
+    has(6, 7, 8)
+    is_whole(8)
+    go(4)
+    save("other", 2)
+    for machine, part in members:
+        if not 0.01 < written(9, machine, part) < 0.9:
+            raise Failure(f"the other job's next set has written {written(9, machine, part)} on {machine.name}")
+    # A copy by hard links, which the user has elsewhere, keeps all that it has.
+    linked = lab.home + "/linked"
+    worked(context.run(0, [*lab.b.enter(VICTIM), "/bin/cp", "-al", f"{ring.image}/image-000008/member-1", linked]))
+    save("other", 1)
+    has(6, 7, 10)
+    worked(lab.b.run(VICTIM, "cr-inspect", "--verify", linked))
+    worked(lab.a.run(VICTIM, "cr-checkpoint", "ring", lab.home + "/single", "--hosts", hosts, "--stop"))
+    for part in ring.parts:
+        ended(part.child, 121)
+    set_7, set_10 = (f"{ring.image}/image-{number:06}" for number in (7, 10))
+
+    def change():
+        """Memory of set 6, and once more: as it was."""
+        for path in hostd.data_files(image(6, lab.c, 2)):
+            with open(path, "r+b") as f:
+                turned = bytes(255 - byte for byte in f.read())
+                f.seek(0)
+                f.write(turned)
+
+    def restart(path):
+        return lab.a.run(VICTIM, "cr-restart", path, "--hosts", hosts, "--cut-back")
+
+    change()
+    refused(restart(set_7), "is not as cr-hostd has signed it", "no part of it runs")
+    change()
+    # A set that is removed takes nothing away from others.
+    for machine, _ in members:
+        shutil.rmtree(machine.path(f"{ring.image}/image-000006"))
+    for path in (set_7, set_10):
+        worked(restart(path))
+        for part in ring.parts:
+            part.runs_on(part.machine)
+        ring.goes_round(f"restarted from {path}")
+        ring.finish(4, 5)
+        os.unlink(ring.stop)
     for machine in (lab.a, lab.b, lab.c):
         machine.is_clean()
 
