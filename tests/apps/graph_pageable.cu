@@ -8,7 +8,11 @@
 // Launches take what pageable memory has when they are called: the program writes to it again while they wait.
 #include <cuda.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "tests/apps/support/app.h"
@@ -494,6 +498,8 @@ class Given {
   cudaGraphNode_t to_, back_;
 };
 
+__global__ void Nothing() {}
+
 __global__ void Fold(unsigned* state, const unsigned* line, int n) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < n) state[i] = state[i] * 22695477u + line[i];
@@ -508,8 +514,9 @@ class Refilled {
     for (cudaStream_t* one : {&held_, &free_, &third_}) {
       CUDA_CHECK(cudaStreamCreateWithFlags(one, cudaStreamNonBlocking));
     }
-    CUDA_CHECK(cudaMalloc(&gate_, 4));
-    CUDA_CHECK(cudaMemset(gate_, 0, 4));
+    CUDA_CHECK(cudaHostAlloc(&gate_, 4, cudaHostAllocMapped));
+    CUDA_CHECK(cudaHostGetDevicePointer(&gate_there_, gate_, 0));
+    *gate_ = 0;
     for (unsigned** one : {&state_, &line_, &given_state_, &given_line_}) {
       CUDA_CHECK(cudaMalloc(one, kCount * 4));
       CUDA_CHECK(cudaMemset(*one, 0, kCount * 4));
@@ -569,36 +576,38 @@ class Refilled {
     AddFold(given_graph_, to, arguments, &kernel);
     CUDA_CHECK(cudaGraphMemcpyNodeSetParams1D(to, given_line_, in_[2].data(), kCount * 4, cudaMemcpyHostToDevice));
     for (cudaGraphExec_t& exec : given_) CUDA_CHECK(cudaGraphInstantiate(&exec, given_graph_, 0));
+    FindWhetherLaunchesWait();
   }
   ~Refilled() {
     for (cudaGraphExec_t exec : execs_) CUDA_CHECK(cudaGraphExecDestroy(exec));
     for (cudaGraphExec_t exec : given_) CUDA_CHECK(cudaGraphExecDestroy(exec));
     for (cudaGraph_t graph : {graph_, parent_, given_graph_}) CUDA_CHECK(cudaGraphDestroy(graph));
-    for (unsigned* one : {gate_, state_, line_, given_state_, given_line_}) CUDA_CHECK(cudaFree(one));
-    CUDA_CHECK(cudaFreeHost(pinned_));
+    for (unsigned* one : {state_, line_, given_state_, given_line_}) CUDA_CHECK(cudaFree(one));
+    for (unsigned* one : {gate_, pinned_}) CUDA_CHECK(cudaFreeHost(one));
     for (cudaStream_t one : {held_, free_, third_}) CUDA_CHECK(cudaStreamDestroy(one));
   }
 
   void Step(int step, app::Digest* digest) {
-    filled_ = step * 1000;
-    for (Numbers& one : in_) Fill(&one);
+    launches_ = unsigned(step) * 1000;
     Round({kFirst, kFirst, kDisabled}, kSecond);
     Round({kParent, kSet, kParent}, kOther);
     Round({kUpdated, kClone, kFirst}, kOther);
     Round({kOtherChild, kCaptured, kCaptured}, kUpdated);
     Round({kParent, kClone}, kFirst);
     // One executable in two streams: in the order of the launches. Another one of its graph does not wait.
-    std::vector<Numbers> waiting;
-    Hold();
-    for (cudaStream_t stream : {held_, free_, held_}) {
-      Launch(given_[0], stream);
-      waiting.push_back(taken_[2]);
-    }
-    Launch(given_[1], third_);
-    Follow(taken_[2], &given_expected_);
-    CUDA_CHECK(cudaStreamSynchronize(third_));
+    const unsigned first = launches_;
+    const auto launch_other = [&] {
+      Launch(given_[1], third_, first + 3);
+      CUDA_CHECK(cudaStreamSynchronize(third_));
+    };
+    if (launches_wait_) launch_other();
+    if (!launches_wait_) Hold();
+    for (cudaStream_t stream : {held_, free_, held_}) Launch(given_[0], stream, launches_++);
+    if (!launches_wait_) launch_other();
     LetGo();
-    for (const Numbers& one : waiting) Follow(one, &given_expected_);
+    Follow(Taken(first + 3, 2), &given_expected_);
+    for (unsigned i = 0; i < 3; ++i) Follow(Taken(first + i, 2), &given_expected_);
+    launches_ = first + 4;
     CheckState(state_, expected_);
     CheckState(given_state_, given_expected_);
     digest->Add(expected_.data(), kCount * 4);
@@ -610,53 +619,83 @@ class Refilled {
   enum { kFirst, kSecond, kDisabled, kSet, kParent, kClone, kOtherChild, kUpdated, kOther, kCaptured, kExecs };
   static constexpr int kCount = 700;
 
-  void Fill(Numbers* numbers) {
-    ++filled_;
-    for (int k = 0; k < kCount; ++k) (*numbers)[k] = filled_ * 2654435761u ^ unsigned(k) * 40503u;
+  // What is in the `which`th piece of memory at a launch.
+  static Numbers Taken(unsigned launch, int which) {
+    Numbers numbers(kCount);
+    for (int k = 0; k < kCount; ++k) numbers[k] = (launch * 3 + unsigned(which)) * 2654435761u ^ unsigned(k) * 40503u;
+    return numbers;
   }
-  // A checkpoint lets single calls through while streams wait for them: not many, so few are made meanwhile.
+  // By the host's memory: a launch may hold the driver's locks until the stream goes on. A checkpoint lets single calls
+  // through while streams wait for them: not many, so few are made meanwhile.
   void Hold() {
-    APP_CHECK(cuStreamWaitValue32(held_, reinterpret_cast<CUdeviceptr>(gate_), ++holds_, CU_STREAM_WAIT_VALUE_EQ) ==
-              CUDA_SUCCESS);
+    APP_CHECK(cuStreamWaitValue32(held_, reinterpret_cast<CUdeviceptr>(gate_there_), ++holds_,
+                                  CU_STREAM_WAIT_VALUE_EQ) == CUDA_SUCCESS);
   }
   void LetGo() {
-    APP_CHECK(cuStreamWriteValue32(third_, reinterpret_cast<CUdeviceptr>(gate_), holds_, 0) == CUDA_SUCCESS);
-    CUDA_CHECK(cudaStreamSynchronize(third_));
-    CUDA_CHECK(cudaStreamSynchronize(held_));
-    CUDA_CHECK(cudaStreamSynchronize(free_));
+    *static_cast<volatile unsigned*>(gate_) = holds_;
+    // A server on another machine hears of that with the next launch.
+    Nothing<<<1, 1, 0, third_>>>();
+    LAUNCH_CHECK();
+    for (cudaStream_t one : {third_, held_, free_}) CUDA_CHECK(cudaStreamSynchronize(one));
   }
   static bool IsFromOther(int which) {
     return which == kSet || which == kUpdated || which == kOtherChild || which == kOther;
   }
+  // A driver may let a launch wait until the executable's last one is done, or for a copy to pageable memory. Then
+  // nothing is held up here, which leaves the order of the work as it is otherwise.
+  void FindWhetherLaunchesWait() {
+    const std::vector<int> held = {kFirst, kFirst, kParent};
+    launches_ = 1000000;
+    std::atomic<bool> done{false};
+    Hold();
+    std::thread launcher([&] {
+      for (size_t i = 0; i < held.size(); ++i) Launch(execs_[held[i]], held_, launches_ + unsigned(i));
+      done = true;
+    });
+    for (int i = 0; i < 5000 && !done; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    launches_wait_ = !done;
+    *static_cast<volatile unsigned*>(gate_) = holds_;
+    launcher.join();
+    LetGo();
+    for (size_t i = 0; i < held.size(); ++i) Follow(Taken(launches_ + unsigned(i), 0), &expected_);
+    CheckState(state_, expected_);
+  }
   // Launches that wait, and another executable, which need not wait for them.
   void Round(const std::vector<int>& held, int other) {
-    std::vector<Numbers> waiting;
+    const unsigned first = launches_;
+    launches_ += unsigned(held.size()) + 1;
     std::fill(out_.begin(), out_.end(), 12345u);
-    Hold();
-    for (const int which : held) {
-      Launch(execs_[which], held_);
-      waiting.push_back(which == kDisabled ? Numbers() : taken_[IsFromOther(which)]);
-    }
-    Launch(execs_[other], free_);
-    Numbers there = taken_[IsFromOther(other)];
-    Follow(there, &expected_);
-    CUDA_CHECK(cudaStreamSynchronize(free_));
-    APP_CHECK(out_[0] == 12345u && out_[kCount - 1] == 12345u);
+    const auto launch_other = [&] {
+      Launch(execs_[other], free_, launches_ - 1);
+      CUDA_CHECK(cudaStreamSynchronize(free_));
+      APP_CHECK(out_[0] == 12345u && out_[kCount - 1] == 12345u);
+    };
+    if (launches_wait_) launch_other();
+    if (!launches_wait_) Hold();
+    for (size_t i = 0; i < held.size(); ++i) Launch(execs_[held[i]], held_, first + unsigned(i));
+    if (!launches_wait_) launch_other();
     LetGo();
+    Numbers there = Taken(launches_ - 1, IsFromOther(other));
+    Follow(there, &expected_);
     Numbers out = out_;
     for (size_t i = 0; i < held.size(); ++i) {
-      if (!waiting[i].empty()) there = waiting[i];
+      if (held[i] != kDisabled) there = Taken(first + unsigned(i), IsFromOther(held[i]));
       Follow(there, &expected_);
       if (held[i] == kParent || held[i] == kClone || held[i] == kOtherChild) out = expected_;
     }
     APP_CHECK(out_ == out);
     CheckState(state_, expected_);
   }
-  // Launches, and writes to the memory as soon as the call is over. taken_ is what it had.
-  void Launch(cudaGraphExec_t exec, cudaStream_t stream) {
-    for (int i = 0; i < 3; ++i) taken_[i] = in_[i];
+  // Fills the memory, launches, and writes to the memory as soon as the call is over.
+  void Launch(cudaGraphExec_t exec, cudaStream_t stream, unsigned number) {
+    for (int i = 0; i < 3; ++i) Fill(number, i);
     CUDA_CHECK(cudaGraphLaunch(exec, stream));
-    for (Numbers& one : in_) Fill(&one);
+    for (int i = 0; i < 3; ++i) Fill(~number, i);
+  }
+  // In place: graphs know the addresses.
+  void Fill(unsigned number, int which) {
+    const Numbers numbers = Taken(number, which);
+    std::copy(numbers.begin(), numbers.end(), in_[size_t(which)].begin());
   }
   static void Follow(const Numbers& line, Numbers* state) {
     for (int k = 0; k < kCount; ++k) (*state)[k] = (*state)[k] * 22695477u + line[k];
@@ -686,10 +725,11 @@ class Refilled {
   }
 
   cudaStream_t held_, free_, third_;
-  unsigned *gate_, *state_, *line_, *given_state_, *given_line_, *pinned_;
-  std::vector<Numbers> in_ = std::vector<Numbers>(3, Numbers(kCount)), taken_ = in_;
+  unsigned *gate_, *gate_there_, *state_, *line_, *given_state_, *given_line_, *pinned_;
+  std::vector<Numbers> in_ = std::vector<Numbers>(3, Numbers(kCount));
   Numbers out_ = in_[0], expected_ = in_[0], given_expected_ = in_[0];
-  unsigned filled_ = 0, holds_ = 0;
+  unsigned launches_ = 0, holds_ = 0;
+  bool launches_wait_ = false;
   cudaGraph_t graph_, parent_, given_graph_;
   cudaGraphNode_t to_;
   cudaGraphExec_t execs_[kExecs], given_[2];
