@@ -669,31 +669,30 @@ bool ManagedMemory::BeginFetch(std::string_view runs) {
 
 CUresult ManagedMemory::FetchState() { return driver_.cuEventQuery(fetch_); }
 
+bool ManagedMemory::NoteFetchedLocked(const std::function<void(ManagedTurns*)>& note) {
+  bool in_place = true;
+  for (const uint64_t address : fetched_) {
+    const auto it = segments_.find(address);
+    if (it == segments_.end()) continue;  // it has been freed meanwhile
+    note(&it->second.turns);
+    in_place = in_place && StaysOnHost(it->second);
+  }
+  return in_place;
+}
+
 bool ManagedMemory::EndFetch() {
   MutexLock lock(&mutex_);
   // It was behind them.
   for (auto& [device, lane] : lanes_) lane.flushing = false;
   const uint64_t now = uint64_t(NowNs());
   flushing_.store(false, std::memory_order_release);
-  bool in_place = true;
-  for (const uint64_t address : fetched_) {
-    Segment& segment = segments_[address];
-    segment.turns.CameBack(now);
-    in_place = in_place && StaysOnHost(segment);
-  }
-  return in_place;
+  return NoteFetchedLocked([now](ManagedTurns* turns) { turns->CameBack(now); });
 }
 
 bool ManagedMemory::LeaveFetch() {
   MutexLock lock(&mutex_);
   for (auto& [device, lane] : lanes_) lane.fetching = lane.fetching || lane.fetched == fetch_;
-  bool in_place = true;
-  for (const uint64_t address : fetched_) {
-    Segment& segment = segments_[address];
-    segment.turns.ComesLater();
-    in_place = in_place && StaysOnHost(segment);
-  }
-  return in_place;
+  return NoteFetchedLocked([](ManagedTurns* turns) { turns->ComesLater(); });
 }
 
 void ManagedMemory::AwaitFetchLocked() {

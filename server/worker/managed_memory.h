@@ -207,6 +207,8 @@ class ManagedMemory {
   void ForEachSegmentLocked(const std::vector<Run>& runs, const std::function<void(Segment*)>& use) CR_REQUIRES(mutex_);
   // Takes out what needs no copy.
   void LeaveOutHostLocked(std::vector<Run>* runs) const CR_REQUIRES(mutex_);
+  // Of the segments of the last BeginFetch: notes what their turns are at, and returns whether all of them stay.
+  bool NoteFetchedLocked(const std::function<void(ManagedTurns*)>& note) CR_REQUIRES(mutex_);
   static bool StaysOnHost(const Segment& segment) { return segment.on_host && segment.turns.wants_host(); }
 
   const DriverTable& driver_;
