@@ -150,11 +150,12 @@ CUresult ManagedMemory::PlaceOnDeviceLocked(uint64_t address, Segment* segment, 
   void* const memory = reinterpret_cast<void*>(address);
   driver_.cuMemHostUnregister(memory);
   // Empty, as the driver has it.
-  mmap(memory, segment->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+  const bool emptied =
+      mmap(memory, segment->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == memory;
   segment->on_host = false;
   on_host_.erase(std::find(on_host_.begin(), on_host_.end(), address));
   on_host_count_.store(on_host_.size(), std::memory_order_release);
-  CUresult result = ShowDeviceLocked(address, *segment, segment->device_memory);
+  CUresult result = emptied ? ShowDeviceLocked(address, *segment, segment->device_memory) : CUDA_ERROR_OUT_OF_MEMORY;
   driver_.cuMemRelease(std::exchange(segment->device_memory, 0));
   if (result == CUDA_SUCCESS && copied) result = CopyLocked({{address, segment->bytes}}, true, false);
   segment->turns.Moved(false);
