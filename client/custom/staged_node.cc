@@ -341,14 +341,22 @@ bool DependsOnOrder(const std::vector<LaunchedInExec>& launched, const std::vect
   return false;
 }
 
+// All nodes of a graph.
+CUresult ListNodes(CUgraph graph, std::vector<CUgraphNode>* nodes) {
+  size_t count = 0;
+  CUresult result = Call_cuGraphGetNodes(graph, nullptr, &count);
+  nodes->resize(count);
+  if (result == CUDA_SUCCESS && count != 0) result = Call_cuGraphGetNodes(graph, nodes->data(), &count);
+  nodes->resize(count);
+  return result;
+}
+
 // Whether host code may do something while the graph runs: a host function, also one of a copy in a graph inside, and
 // threads or other work that it lets go on or waits for. Not because of the graph's own staged nodes.
 CUresult RunsWithHost(Session& session, CUgraph graph, bool is_inside, bool* does) {
-  size_t count = 0;
-  CUresult result = Call_cuGraphGetNodes(graph, nullptr, &count);
-  std::vector<CUgraphNode> nodes(count);
-  if (result == CUDA_SUCCESS && count != 0) result = Call_cuGraphGetNodes(graph, nodes.data(), &count);
-  for (size_t i = 0; i < count && result == CUDA_SUCCESS && !*does; ++i) {
+  std::vector<CUgraphNode> nodes;
+  CUresult result = ListNodes(graph, &nodes);
+  for (size_t i = 0; i < nodes.size() && result == CUDA_SUCCESS && !*does; ++i) {
     CUgraphNodeType type;
     CUgraph inside;
     result = Custom_cuGraphNodeGetType(nodes[i], &type);
@@ -483,11 +491,9 @@ CUresult SetPiece(Session& session, CUgraphNode node, const DisguisedNode& befor
 // Looks for staged nodes in a graph that others were copied into: they have the pieces of those that they were copied
 // from. `number`: of the next one that is inside a node.
 CUresult Explore(Session& session, CUgraph graph, bool is_inside, uint64_t* number) {
-  size_t count = 0;
-  CUresult result = Call_cuGraphGetNodes(graph, nullptr, &count);
-  std::vector<CUgraphNode> nodes(count);
-  if (result == CUDA_SUCCESS && count != 0) result = Call_cuGraphGetNodes(graph, nodes.data(), &count);
-  for (size_t i = 0; i < count && result == CUDA_SUCCESS; ++i) {
+  std::vector<CUgraphNode> nodes;
+  CUresult result = ListNodes(graph, &nodes);
+  for (size_t i = 0; i < nodes.size() && result == CUDA_SUCCESS; ++i) {
     DisguisedNode known;
     if (FindDisguised(session, nodes[i], &known)) {
       if (!is_inside || known.type != CU_GRAPH_NODE_TYPE_MEMCPY || known.at_launch) continue;
