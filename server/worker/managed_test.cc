@@ -104,6 +104,25 @@ class ManagedTest : public testing::Test {
     ASSERT_EQ(client_->Call(kCall_cuStreamDestroy_v2, in), CUDA_SUCCESS);
   }
 
+  // Work of `stream` waits until memory_, which is cleared, has been written to in another one.
+  void Hold(uint64_t stream) {
+    ASSERT_EQ(client_->Write(memory_, std::string(4, 0)), CUDA_SUCCESS);
+    ASSERT_EQ(client_->Synchronize(), CUDA_SUCCESS);
+    wire::cuStreamWaitValue32_v2_Request wait;
+    wait.stream = stream;
+    wait.addr = memory_;
+    wait.value = 1;
+    ASSERT_EQ(client_->Call(kCall_cuStreamWaitValue32_v2, wait), CUDA_SUCCESS);
+  }
+  void LetGo(uint64_t stream) {
+    wire::cuStreamWriteValue32_v2_Request write;
+    write.stream = stream;
+    write.addr = memory_;
+    write.value = 1;
+    ASSERT_EQ(client_->Call(kCall_cuStreamWriteValue32_v2, write), CUDA_SUCCESS);
+    EXPECT_EQ(client_->Synchronize(), CUDA_SUCCESS);
+  }
+
   // Whether an access of the host finds work in progress: any, or that of a stream.
   bool FindsWork(uint64_t stream = 0) {
     wire::OpManagedFetch_Request in;
@@ -363,6 +382,19 @@ class ManagedRestlessTest : public ManagedInTimeTest {
     }
   }
 
+  // Turns of the first segment until it is host memory.
+  void BringToHost() {
+    for (int turn = 0; !IsOnHost(0); ++turn) {
+      ASSERT_LT(turn, 20);
+      ASSERT_NO_FATAL_FAILURE(Turn({{kManagedBase, 16 * kBytes}}));
+    }
+  }
+  uint64_t EmptyKernel() {
+    const uint64_t module =
+        client_->LoadModule(".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry nothing() { ret; }\n");
+    return client_->Function(module, "nothing");
+  }
+
   int file_ = -1;
   uint64_t tags_ = 2;
   std::string model_;
@@ -404,14 +436,9 @@ TEST_F(ManagedRestlessTest, BytesAreTheSameInBothPlaces) {
 }
 
 TEST_F(ManagedRestlessTest, MemoryThatTheHostHasLeftGoesBackToTheDevice) {
-  for (int turn = 0; !IsOnHost(0); ++turn) {
-    ASSERT_LT(turn, 20);
-    ASSERT_NO_FATAL_FAILURE(Turn({{kManagedBase, 16 * kBytes}}));
-  }
+  ASSERT_NO_FATAL_FAILURE(BringToHost());
   // The GPU goes on alone. Work that names other memory says nothing about this one.
-  const uint64_t kernel = client_->Function(
-      client_->LoadModule(".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry nothing() { ret; }\n"),
-      "nothing");
+  const uint64_t kernel = EmptyKernel();
   ASSERT_NE(kernel, 0u);
   for (uint64_t i = 0; i < 50; ++i) Fill(i, 1, char(i));
   EXPECT_TRUE(IsOnHost(0));
@@ -424,36 +451,18 @@ TEST_F(ManagedRestlessTest, MemoryThatTheHostHasLeftGoesBackToTheDevice) {
 
 // The GPU is never idle, because its work waits for a request that is yet to come.
 TEST_F(ManagedRestlessTest, WorkThatWaitsForTheProgramDoesNotWaitForever) {
-  ASSERT_EQ(client_->Write(memory_, std::string(4, 0)), CUDA_SUCCESS);
   const uint64_t stream = client_->Stream(), other = client_->Stream();
-  const uint64_t kernel = client_->Function(
-      client_->LoadModule(".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry nothing() { ret; }\n"),
-      "nothing");
-  for (int turn = 0; !IsOnHost(0); ++turn) {
-    ASSERT_LT(turn, 20);
-    ASSERT_NO_FATAL_FAILURE(Turn({{kManagedBase, 16 * kBytes}}));
-  }
-  wire::cuStreamWaitValue32_v2_Request wait;
-  wait.stream = stream;
-  wait.addr = memory_;
-  wait.value = 1;
-  ASSERT_EQ(client_->Call(kCall_cuStreamWaitValue32_v2, wait), CUDA_SUCCESS);
+  const uint64_t kernel = EmptyKernel();
+  ASSERT_NO_FATAL_FAILURE(BringToHost());
+  ASSERT_NO_FATAL_FAILURE(Hold(stream));
   for (int i = 0; i < 30; ++i) client_->Send(kCall_cuLaunchKernel, client_->Launch(kernel, {}, stream));
-  wire::cuStreamWriteValue32_v2_Request write;
-  write.stream = other;
-  write.addr = memory_;
-  write.value = 1;
-  ASSERT_EQ(client_->Call(kCall_cuStreamWriteValue32_v2, write), CUDA_SUCCESS);
-  EXPECT_EQ(client_->Synchronize(), CUDA_SUCCESS);
+  LetGo(other);
   Fetch(0, kSegment);
   EXPECT_EQ(InFile(0, kSegment), model_.substr(0, kSegment));
 }
 
 TEST_F(ManagedRestlessTest, ItsContextEnds) {
-  for (int turn = 0; !IsOnHost(0); ++turn) {
-    ASSERT_LT(turn, 20);
-    ASSERT_NO_FATAL_FAILURE(Turn({{kManagedBase, 16 * kBytes}}));
-  }
+  ASSERT_NO_FATAL_FAILURE(BringToHost());
   wire::cuDevicePrimaryCtxRelease_v2_Request end;
   end.context = context_;
   ASSERT_EQ(client_->Call(kCall_cuDevicePrimaryCtxRelease_v2, end), CUDA_SUCCESS);
@@ -482,22 +491,11 @@ TEST_F(ManagedInTimeTest, AStreamIsIdleBehindItsLastFunction) {
 TEST_F(ManagedInTimeTest, AFunctionHidesNoOtherWork) {
   MapManaged();
   const uint64_t one = client_->Stream(), other = client_->Stream();
-  ASSERT_EQ(client_->Write(memory_, std::string(4, 0)), CUDA_SUCCESS);
-  ASSERT_EQ(client_->Synchronize(), CUDA_SUCCESS);
-  wire::cuStreamWaitValue32_v2_Request wait;
-  wait.stream = other;
-  wait.addr = memory_;
-  wait.value = 1;
-  ASSERT_EQ(client_->Call(kCall_cuStreamWaitValue32_v2, wait), CUDA_SUCCESS);
+  ASSERT_NO_FATAL_FAILURE(Hold(other));
   RunFunction(one);
   EXPECT_TRUE(FindsWork());
   EXPECT_FALSE(FindsWork(one));
-  wire::cuStreamWriteValue32_v2_Request write;
-  write.stream = one;
-  write.addr = memory_;
-  write.value = 1;
-  ASSERT_EQ(client_->Call(kCall_cuStreamWriteValue32_v2, write), CUDA_SUCCESS);
-  EXPECT_EQ(client_->Synchronize(), CUDA_SUCCESS);
+  LetGo(one);
   EXPECT_FALSE(FindsWork());
 }
 
