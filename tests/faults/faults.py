@@ -392,24 +392,14 @@ def checkpoint_killed(context):
     harness.same("after killed checkpoints", job.stdout(), expected)
 
 
-def disk_bytes(folder):
-    """What the files below a folder take on the disk; each once, however many names it has."""
-    files = {}
-    for place, _, leaves in os.walk(folder):
-        for leaf in leaves:
-            facts = os.lstat(os.path.join(place, leaf))
-            files[facts.st_ino] = facts.st_blocks * 512
-    return sum(files.values())
-
-
 def listed(context, store, name):
     """What cr-inspect says of a store, which must be all that is there."""
     run = context.lab.run(name, [context.lab.tool("cr-inspect"), "--json", "--verify", store])
     told = json.loads(run.stdout())
     # Small files take whole blocks.
     files = sum(len(leaves) for _, _, leaves in os.walk(store))
-    if disk_bytes(store) > told["total"] + 8192 * files:
-        raise Failure(f"{store} takes {disk_bytes(store)} bytes, and its images need {told['total']}")
+    if harness.disk_bytes(store) > told["total"] + 8192 * files:
+        raise Failure(f"{store} takes {harness.disk_bytes(store)} bytes, and its images need {told['total']}")
     names = [os.path.basename(image["image"]) for image in told["images"]]
     if sorted(os.listdir(store)) != [*names, "lock"]:
         raise Failure(f"{store} holds {sorted(os.listdir(store))}, and the images are {names}")

@@ -64,6 +64,16 @@ class Host:
         self.daemon = None
         self.start()
 
+    def start_again(self, steps, **variables):
+        """With other variables, and without what was noted of steps in the file `steps`."""
+        for path in (steps, steps + ".go"):
+            if os.path.exists(path):
+                os.unlink(path)
+        self.variables = variables
+        self.daemon.kill()
+        self.daemon.wait()
+        self.start()
+
     def start(self):
         command = [self.context.tool("cr-hostd"), "--socket", self.socket, "--state", self.state, *self.more]
         self.daemon = self.context.start(0, command, **self.variables)
@@ -704,16 +714,6 @@ def stores(context):
     spool_is_empty(host)
 
 
-def disk_bytes(folder):
-    """What the files below a folder take on the disk; each once, however many names it has."""
-    files = {}
-    for place, _, leaves in os.walk(folder):
-        for leaf in leaves:
-            facts = os.lstat(os.path.join(place, leaf))
-            files[facts.st_ino] = facts.st_blocks * 512
-    return sum(files.values())
-
-
 def data_files(image):
     return sorted(f"{image}/memory/{name}" for name in os.listdir(image + "/memory") if name.startswith("data-"))
 
@@ -769,8 +769,8 @@ class StoredJob:
         told = json.loads(worked(self.host.run(VICTIM, "cr-inspect", "--json", "--verify", self.store)).stdout)
         files = sum(len(leaves) for _, _, leaves in os.walk(self.store))
         # Signatures are not counted; small files take whole blocks.
-        if disk_bytes(self.store) > told["total"] + 8192 * files:
-            raise Failure(f"{self.store} takes {disk_bytes(self.store)} bytes, and its images need {told['total']}")
+        if harness.disk_bytes(self.store) > told["total"] + 8192 * files:
+            raise Failure(f"{self.store} takes {harness.disk_bytes(self.store)} bytes, and its images need {told['total']}")
         names = [os.path.basename(image["image"]) for image in told["images"]]
         if sorted(os.listdir(self.store)) != [*names, "lock"]:
             raise Failure(f"{self.store} holds {sorted(os.listdir(self.store))}, and the images are {names}")
@@ -799,13 +799,13 @@ def shared_store(context):
     job = StoredJob(host, 1024, 5)
     if not is_full(first := job.save(3)):
         raise Failure(f"the first image shares something: {first}")
-    before = disk_bytes(job.store)
+    before = harness.disk_bytes(job.store)
     same = job.save(3)
     memory = lambda told: told["total_bytes"] - told["client_bytes"]
     if same["unread_bytes"] < 0.9 * same["gpu_bytes"] or same["linked_bytes"] < 0.9 * memory(same):
         raise Failure(f"an image of the same memory has it once more: {same}")
-    if disk_bytes(job.store) - before > same["client_bytes"] + 0.03 * memory(first) + (1 << 20):
-        raise Failure(f"an image of the same memory takes {disk_bytes(job.store) - before} bytes: {same}")
+    if harness.disk_bytes(job.store) - before > same["client_bytes"] + 0.03 * memory(first) + (1 << 20):
+        raise Failure(f"an image of the same memory takes {harness.disk_bytes(job.store) - before} bytes: {same}")
     for _ in range(2):
         job.go_on()
         job.save(3)
@@ -1033,22 +1033,13 @@ def store_steps(context):
     host, steps = Host(context), context.lab.folder + "/steps"
     job = StoredJob(host, 256, 200)
 
-    def start_again(**variables):
-        for path in (steps, steps + ".go"):
-            if os.path.exists(path):
-                os.unlink(path)
-        host.variables = variables
-        host.daemon.kill()
-        host.daemon.wait()
-        host.start()
-
-    start_again(CR_TEST_STEPS=steps)
+    host.start_again(steps, CR_TEST_STEPS=steps)
     job.save(2)
     count = len(open(steps).read().splitlines())
     for number in range(1, count + 1):
         job.go_on()
         before = job.numbers()
-        start_again(CR_TEST_STEPS=steps, CR_TEST_STOP_AT=str(number))
+        host.start_again(steps, CR_TEST_STEPS=steps, CR_TEST_STOP_AT=str(number))
         saving = host.begin(VICTIM, "cr-checkpoint", "--keep", "2", "hers", job.store)
         reached = lambda: os.path.exists(steps) and any(line.startswith(f"{number} ") for line in open(steps))
         harness.wait_for(lambda: reached() or saving.poll() is not None, LIMIT, lambda: f"step {number} was not reached")
@@ -1061,7 +1052,7 @@ def store_steps(context):
         harness.wait_for(lambda: not any(name.endswith(".partial") for name in os.listdir(job.store)), LIMIT, lambda: "a half image")
         if not set(before[-1:]) <= set(job.numbers()):
             raise Failure(f"at step {number}: there were {before}, and there are {job.numbers()}")
-        start_again()
+        host.start_again(steps)
         if is_full(job.save(2)) or len(job.listed()) != 2:
             raise Failure(f"after step {number}: the next image shares nothing, or there are {job.numbers()}")
     if count < 15:
@@ -1148,23 +1139,14 @@ def tool_killed(context):
     )
     paused_at(sync, 3, child)
 
-    def start_again(**variables):
-        for path in (steps, steps + ".go"):
-            if os.path.exists(path):
-                os.unlink(path)
-        host.variables = variables
-        host.daemon.kill()
-        host.daemon.wait()
-        host.start()
-
-    start_again(CR_TEST_STEPS=steps)
+    host.start_again(steps, CR_TEST_STEPS=steps)
     worked(host.run(VICTIM, "cr-checkpoint", "hers", image))
     names = [line.split(" ", 1)[1] for line in open(steps).read().splitlines()]
     first, last = names.index("keep the sessions") + 1, names.index("give back 1/1") + 1
     if not first < names.index("save processes") + 1 < last:
         raise Failure(f"steps in another order: {names}")
     for number in range(first, last + 2):
-        start_again(CR_TEST_STEPS=steps, CR_TEST_STOP_AT=str(number))
+        host.start_again(steps, CR_TEST_STEPS=steps, CR_TEST_STOP_AT=str(number))
         saving = host.begin(VICTIM, "cr-checkpoint", "hers", image)
         reached = lambda: os.path.exists(steps) and f"\n{number} " in open(steps).read()
         harness.wait_for(lambda: reached() or saving.poll() is not None, LIMIT, lambda: f"step {number} was not reached")
@@ -1175,7 +1157,7 @@ def tool_killed(context):
             raise Failure(f"at step {number}: the tool was not killed")
         worked(host.run(VICTIM, "cr-checkpoint", "hers", image))
         belongs_to(image, VICTIM)
-    start_again()
+    host.start_again(steps)
     for step in (3, 9, 15):
         open(f"{sync}.go.{step}", "w").close()
     if ended(child) != want:
