@@ -117,7 +117,7 @@ CUresult ManagedMemory::ShowDeviceLocked(uint64_t address, const Segment& segmen
 }
 
 CUresult ManagedMemory::PlaceOnHostLocked(uint64_t address, Segment* segment) {
-  // With a context of the device current, and the newest contents in the file.
+  // Then the file has the newest contents, and a context of the device is current.
   CUresult result = CopyLocked({{address, segment->bytes}}, false, false);
   if (result != CUDA_SUCCESS) return result;
   void* const memory = reinterpret_cast<void*>(address);

@@ -7,7 +7,7 @@
 // on another machine keeps its file, and the bytes travel with its requests (Write, Read).
 //
 // Short segments that host and kernels use in turn may be host memory for a while: then the file is mapped, and
-// registered, at the client's address, and Flush and Fetch copy nothing (managed_turns.h). The client does not notice.
+// registered, at the client's address, and Flush and Fetch copy nothing (managed_turns.h). The client need not know.
 //
 // Copies are made in streams of this class's own, which wait for no other stream, and have ended when the functions
 // return, except where one says otherwise. Thread-safe: the executor, its watcher and waiters copy. The caller makes
