@@ -180,12 +180,24 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
     const Object* const object = session.objects().handles().Find(KindOf(handle), handle);
     return object ? object->parent : 0;
   };
+  again.streams = record->gone_streams;
   for (size_t i = 0; i < record->streams.size(); ++i) {
-    const uint64_t context = parent_of(record->streams[i]);
-    again.streams.push_back({record->streams[i], context, reply.flags[i], reply.priorities[i]});
-    if (context) record->needs.push_back({Kind::kContext, context});
+    const uint64_t stream = record->streams[i];
+    const auto is_it = [stream](const wire::CapturedStream& gone) { return gone.stream == stream; };
+    if (std::none_of(record->gone_streams.begin(), record->gone_streams.end(), is_it)) {
+      again.streams.push_back({stream, parent_of(stream), reply.flags[i], reply.priorities[i]});
+    }
   }
-  for (const uint64_t event : record->events) again.events.push_back({event, parent_of(event)});
+  for (const wire::CapturedStream& stream : again.streams) {
+    if (stream.context) record->needs.push_back({Kind::kContext, stream.context});
+  }
+  again.events = record->gone_events;
+  for (const uint64_t event : record->events) {
+    const auto is_it = [event](const wire::CapturedEvent& gone) { return gone.event == event; };
+    if (std::none_of(record->gone_events.begin(), record->gone_events.end(), is_it)) {
+      again.events.push_back({event, parent_of(event)});
+    }
+  }
   for (uint64_t at = record->own_graph || !session.captures().active() ? 0 : graph; at != 0; at = parent_of(at)) {
     if (KindOf(at) == Kind::kGraph && session.captures().EndedInside(at)) record->obstacle = "a capture around it";
   }

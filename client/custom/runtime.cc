@@ -9,6 +9,8 @@
 #include "client/session/host_needs.h"
 #include "client/session/session.h"
 #include "client/session/thread_state.h"
+#include "proto/codec/codec.h"
+#include "proto/codec/decode_as.h"
 
 namespace cuda_remote::client {
 
@@ -23,6 +25,36 @@ replay::ObjectKey MemoryKey(Call& call, CUdeviceptr address) { return MemoryAt(&
 CUresult NameNodesOf(Call& call, uint64_t graph_or_node) { return NameNodes(call.session(), graph_or_node); }
 
 CUresult PrepareCapture(Call& call, uint64_t graph) { return PrepareCaptureInto(call.session(), graph); }
+
+CUresult PrepareDestruction(Call& call, uint64_t handle) {
+  Session& session = call.session();
+  if (!session.captures().active()) return CUDA_SUCCESS;
+  ReaderLock lock(&session.objects().mutex());
+  const Object* const object = session.objects().handles().Find(KindOf(handle), handle);
+  if (!object) return CUDA_SUCCESS;
+  if (KindOf(handle) == Kind::kEvent) {
+    session.captures().Goes(wire::CapturedEvent{handle, object->parent});
+    return CUDA_SUCCESS;
+  }
+  // The driver refuses to say of a captured stream how it was made, and ends the capture.
+  wire::CapturedStream stream{handle, object->parent};
+  if (const replay::Record* const made = session.objects().log().Find(ObjectOf(handle))) {
+    wire::cuStreamCreate_Request plain;
+    wire::cuStreamCreateWithPriority_Request with_priority;
+    wire::cuGreenCtxStreamCreate_Request green;
+    if (wire::DecodeAs(made->header.call, made->message, &plain)) stream.flags = plain.Flags;
+    if (wire::DecodeAs(made->header.call, made->message, &with_priority)) {
+      stream.flags = with_priority.flags;
+      stream.priority = with_priority.priority;
+    }
+    if (wire::DecodeAs(made->header.call, made->message, &green)) {
+      stream.flags = green.flags;
+      stream.priority = green.priority;
+    }
+  }
+  session.captures().Goes(stream);
+  return CUDA_SUCCESS;
+}
 
 CUresult CheckWithoutMemoryNodes(Call& call, uint64_t graph) { return CheckWithoutMemory(call.session(), graph); }
 

@@ -76,6 +76,9 @@ CUresult NameNodesOf(Call& call, uint64_t graph_or_node);
 // Before a capture adds to a graph (graph_names.h).
 CUresult PrepareCapture(Call& call, uint64_t graph);
 
+// Before a stream or an event is destroyed: a capture in progress that it has a part in notes what it was.
+CUresult PrepareDestruction(Call& call, uint64_t handle);
+
 // The error of calls that a graph which allocates or frees memory does not allow.
 CUresult CheckWithoutMemoryNodes(Call& call, uint64_t graph);
 // The same for a graph that is to be a child of another one, which some other graphs cannot be, either.

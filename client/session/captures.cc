@@ -190,6 +190,19 @@ void Captures::Named(uint64_t stream, uint64_t graph, const FrameHeader& header,
   Append(header, message, context, capture);
 }
 
+void Captures::Goes(const wire::CapturedStream& stream) {
+  MutexLock lock(&mutex_);
+  if (CaptureRecord* const capture = OfStreamLocked(stream.stream)) capture->gone_streams.push_back(stream);
+}
+
+void Captures::Goes(const wire::CapturedEvent& event) {
+  MutexLock lock(&mutex_);
+  for (const auto& capture : captures_) {
+    const std::vector<uint64_t>& events = capture->events;
+    if (std::find(events.begin(), events.end(), event.event) != events.end()) capture->gone_events.push_back(event);
+  }
+}
+
 std::vector<uint64_t> Captures::StreamsOf(uint64_t stream) const {
   MutexLock lock(&mutex_);
   const CaptureRecord* const capture = OfStreamLocked(stream);

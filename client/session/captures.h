@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "client/session/disguised_nodes.h"
+#include "proto/codec/operations.gen.h"
 #include "proto/frame/frame.h"
 #include "proto/threads/mutex.h"
 #include "replay/log/log.h"
@@ -31,12 +32,15 @@ class Session;
 
 // One capture.
 struct CaptureRecord {
-  uint64_t origin = 0;                   // the stream in which it was begun
-  uint64_t graph = 0;                    // virtual handle, 0: has none yet
-  bool own_graph = true;                 // else it adds to a graph of the application's
-  bool edits = false;                    // it has done something else to its graph than to add nodes
-  std::vector<uint64_t> streams;         // the origin first
-  std::vector<uint64_t> events;          // by which streams joined it
+  uint64_t origin = 0;            // the stream in which it was begun
+  uint64_t graph = 0;             // virtual handle, 0: has none yet
+  bool own_graph = true;          // else it adds to a graph of the application's
+  bool edits = false;             // it has done something else to its graph than to add nodes
+  std::vector<uint64_t> streams;  // the origin first
+  std::vector<uint64_t> events;   // by which streams joined it
+  // Those of them that were destroyed while it was in progress, as they were.
+  std::vector<wire::CapturedStream> gone_streams;
+  std::vector<wire::CapturedEvent> gone_events;
   std::vector<replay::ObjectKey> needs;  // without which the record cannot be replayed; each once
   std::vector<uint64_t> retains;         // graphs and executables that became part of the graph as they were then
   std::string frames;                    // header, message, padding to 8 bytes, and so on
@@ -68,6 +72,10 @@ class Captures {
 
   // The capture's graph got a virtual handle, by a request on one of its streams, which is part of the record.
   void Named(uint64_t stream, uint64_t graph, const FrameHeader& header, std::string_view message, uint64_t context);
+
+  // A stream or an event is about to be destroyed.
+  void Goes(const wire::CapturedStream& stream);
+  void Goes(const wire::CapturedEvent& event);
 
   // The streams of the capture that was begun in `stream`.
   std::vector<uint64_t> StreamsOf(uint64_t stream) const;

@@ -45,12 +45,20 @@ struct Buffers {
   size_t bytes() const { return n * sizeof(unsigned); }
 };
 
+static int HighestPriority() {
+  int lowest, highest;
+  CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+  return highest;
+}
+
 // Two streams: the second one does its part between two events of the first. Every other time it is one that waits for
-// the legacy stream. Streams and events that are only needed while capturing are destroyed before this returns.
+// the legacy stream. Streams and events that are only needed while capturing are destroyed before this returns, and
+// every other time as soon as the capture needs them no more. The second stream's kernels have its priority.
 static cudaGraph_t CaptureTwoStreams(cudaStream_t stream, const Buffers& x, unsigned salt, Counter* counter) {
   cudaStream_t side;
   cudaEvent_t fork, join;
-  CUDA_CHECK(cudaStreamCreateWithFlags(&side, salt % 2 ? cudaStreamDefault : cudaStreamNonBlocking));
+  CUDA_CHECK(
+      cudaStreamCreateWithPriority(&side, salt % 2 ? cudaStreamDefault : cudaStreamNonBlocking, HighestPriority()));
   CUDA_CHECK(cudaEventCreateWithFlags(&fork, cudaEventDisableTiming));
   CUDA_CHECK(cudaEventCreateWithFlags(&join, cudaEventDisableTiming));
   cudaGraph_t graph = nullptr;
@@ -74,16 +82,21 @@ static cudaGraph_t CaptureTwoStreams(cudaStream_t stream, const Buffers& x, unsi
   LAUNCH_CHECK();
   CUDA_CHECK(cudaEventRecord(join, side));
   CUDA_CHECK(cudaStreamWaitEvent(stream, join, 0));
-  Fold<<<x.grid, x.block, 0, stream>>>(x.a, x.b, x.n);
-  Fold<<<x.grid, x.block, 0, stream>>>(x.b, x.zero, x.n);
-  LAUNCH_CHECK();
   cudaStreamCaptureStatus status;
   CUDA_CHECK(cudaStreamIsCapturing(side, &status));
   APP_CHECK(status == cudaStreamCaptureStatusActive);
+  const auto destroy = [&] {
+    CUDA_CHECK(cudaStreamDestroy(side));
+    CUDA_CHECK(cudaEventDestroy(fork));
+    CUDA_CHECK(cudaEventDestroy(join));
+  };
+  const bool early = salt / 4 % 2;
+  if (early) destroy();
+  Fold<<<x.grid, x.block, 0, stream>>>(x.a, x.b, x.n);
+  Fold<<<x.grid, x.block, 0, stream>>>(x.b, x.zero, x.n);
+  LAUNCH_CHECK();
   CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
-  CUDA_CHECK(cudaStreamDestroy(side));
-  CUDA_CHECK(cudaEventDestroy(fork));
-  CUDA_CHECK(cudaEventDestroy(join));
+  if (!early) destroy();
   return graph;
 }
 
@@ -244,7 +257,7 @@ int main(int argc, char** argv) {
   CUDA_CHECK(cudaGraphGetNodes(three_graph, nullptr, &count));
   std::vector<cudaGraphNode_t> nodes(count);
   CUDA_CHECK(cudaGraphGetNodes(three_graph, nodes.data(), &count));
-  cudaGraphNode_t changed = nullptr;
+  cudaGraphNode_t changed = nullptr, prior = nullptr;
   int kernels = 0, hosts = 0, memsets = 0;
   for (cudaGraphNode_t node : nodes) {
     cudaGraphNodeType type;
@@ -257,8 +270,9 @@ int main(int argc, char** argv) {
     CUDA_CHECK(cudaGraphKernelNodeGetParams(node, &params));
     if (params.func != reinterpret_cast<void*>(Advance)) continue;
     if (*static_cast<unsigned**>(params.kernelParams[0]) == three.a) changed = node;
+    if (*static_cast<unsigned**>(params.kernelParams[0]) == three.zero) prior = node;
   }
-  APP_CHECK(changed != nullptr);
+  APP_CHECK(changed != nullptr && prior != nullptr);
   printf("graphs nodes=%zu kernels=%d hosts=%d memsets=%d\n", count, kernels, hosts, memsets);
   cudaGraphExec_t three_exec;
   int n_argument = n;
@@ -339,6 +353,9 @@ int main(int argc, char** argv) {
     CUDA_CHECK(cudaGraphLaunch(two_exec, stream));
     TwoStreamsOnHost(&a[2], &b[2], 1000 + step / 3 * 3);
 
+    cudaKernelNodeAttrValue priority = {};
+    CUDA_CHECK(cudaGraphKernelNodeGetAttribute(prior, cudaKernelNodeAttributePriority, &priority));
+    APP_CHECK(priority.priority == HighestPriority());
     unsigned salt = 400;
     if (step > options.steps / 3) {
       salt = 9000 + step / 2;
