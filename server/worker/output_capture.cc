@@ -10,6 +10,7 @@
 #include "proto/base/status_macros.h"
 #include "proto/base/unique_fd.h"
 #include "proto/errors/absl_status.h"
+#include "proto/logging/log.h"
 #include "proto/threads/mutex.h"
 
 namespace cuda_remote::server {
@@ -68,7 +69,8 @@ void OutputCapture::Flush(const std::function<void(std::string_view, bool)>& sen
   fflush(stdout);
   Take(&out_, [&send](std::string_view bytes) { send(bytes, false); });
   Take(&err_, [this, &send](std::string_view bytes) {
-    for (std::string_view left = bytes; !left.empty();) {
+    const bool logged = logging::Enabled(logging::Level::kWarn);
+    for (std::string_view left = logged ? bytes : std::string_view(); !left.empty();) {
       const ssize_t n = write(log_fd_, left.data(), left.size());
       if (n <= 0) break;
       left.remove_prefix(size_t(n));

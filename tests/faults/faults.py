@@ -1655,10 +1655,13 @@ def kernel_faults(context):
         job.expect_success(60)
         harness.same(kind, job.stdout(), native.stdout())
         if kind == "assert":
-            for process in (native, job):
-                text = process.stderr()
-                if not re.search(r"failing\.cu:\d+: .*thread: \[2,0,0\] Assertion `data\[threadIdx\.x\] < 3` failed", text):
-                    raise Failure(f"{process.name}: the assertion's text is missing\n{process.describe()}")
+            # With a server of the job's own, whose log is the job's standard error, too.
+            own = lab.run("own", [lab.tool("cr-run"), "--", *command], 60)
+            for process in (native, job, own):
+                said = rf"^\S*failing\.cu:\d+: .*thread: \[2,0,0\] Assertion `data\[threadIdx\.x\] < 3` failed"
+                times = len(re.findall(said, process.stderr(), re.MULTILINE))
+                if times != 1:
+                    raise Failure(f"{process.name}: the assertion's text is there {times} times\n{process.describe()}")
     other.expect_success(120)
     harness.same("other", other.stdout(), context.expected(context.app(steps=200)))
     context.check_works(server)
