@@ -65,6 +65,38 @@ CUresult CheckOwn(Session* session, CUgraph graph) {
                                                                                 : CUDA_SUCCESS;
 }
 
+// Memory that the graph has freed before nodes that depend on these; 0: none.
+CUresult FindFreed(Session* session, const char* name, uint64_t graph, const CUgraphNode* dependencies, size_t count,
+                   uint64_t bytes, int device, CUdeviceptr* address) {
+  *address = 0;
+  std::vector<driverabi::GraphMemory::Freed> freed;
+  if (count != 0 && session->disguised_nodes().uses_memory()) {
+    ReaderLock lock(&session->disguised_nodes().mutex());
+    freed = session->disguised_nodes().memory().FreedFor(graph, bytes, device);
+  }
+  if (freed.empty()) return CUDA_SUCCESS;
+  const CallInfo info = Under(info::k_OpNodeBefore, name);
+  Call call(info);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::OpNodeBefore_Request request;
+  // The latest ones: not all of them need to fit into the message.
+  constexpr size_t kMost = 4096;
+  if (freed.size() > kMost) freed.erase(freed.begin(), freed.end() - kMost);
+  for (const driverabi::GraphMemory::Freed& one : freed) request.nodes.push_back(one.node);
+  for (size_t i = 0; i < count; ++i) {
+    if (!call.Valid(Kind::kGraphNode, dependencies[i])) return CUDA_ERROR_INVALID_VALUE;
+    request.others.push_back(reinterpret_cast<uint64_t>(dependencies[i]));
+  }
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::OpNodeBefore_Reply reply;
+  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  for (const driverabi::GraphMemory::Freed& one : freed) {
+    if (one.node == reply.node) *address = one.address;
+  }
+  return CUDA_SUCCESS;
+}
+
 // Adds an allocation of `params` to a graph; sets its dptr.
 CUresult AddAllocation(const char* name, CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
                        const CUgraphEdgeData* edges, size_t count, CUDA_MEM_ALLOC_NODE_PARAMS* params) {
@@ -76,23 +108,38 @@ CUresult AddAllocation(const char* name, CUgraphNode* node, CUgraph graph, const
   if (device < 0 || size_t(device) >= session->devices().size()) return CUDA_ERROR_INVALID_DEVICE;
   if (!session->objects().Usable(Kind::kGraph, reinterpret_cast<uint64_t>(graph))) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckOwn(session, graph); result != CUDA_SUCCESS) return result;
-  const CallInfo info = Under(info::k_OpMemAlloc, name);
+  const uint64_t handle = reinterpret_cast<uint64_t>(graph);
   CUdeviceptr address = 0;
-  if (const CUresult result = AllocateForGraph(info, params->bytesize, device, &address); result != CUDA_SUCCESS) {
-    return result;
+  const CUresult found = FindFreed(session, name, handle, dependencies, count, params->bytesize, device, &address);
+  if (found != CUDA_SUCCESS) return found;
+  bool again = false;
+  if (address) {
+    // Another thread may have been faster.
+    WriterLock lock(&session->disguised_nodes().mutex());
+    again = session->disguised_nodes().memory().AllocatesAgain(handle, address);
+  }
+  if (!again) {
+    const CallInfo info = Under(info::k_OpMemAlloc, name);
+    const CUresult result = AllocateForGraph(info, params->bytesize, device, &address);
+    if (result != CUDA_SUCCESS) return result;
   }
   const CUresult result = AddStandIn(name, node, graph, dependencies, edges, count, address);
   if (result != CUDA_SUCCESS) {
-    session->FreeGraphMemory({address});
+    if (!again) {
+      session->FreeGraphMemory({address});
+      return result;
+    }
+    WriterLock lock(&session->disguised_nodes().mutex());
+    session->disguised_nodes().memory().DoesNotAllocateAgain(handle, address);
     return result;
   }
   params->dptr = address;
   WriterLock lock(&session->disguised_nodes().mutex());
   session->disguised_nodes().set_uses_memory();
   session->disguised_nodes().set_any();
-  session->disguised_nodes().memory().Allocates(reinterpret_cast<uint64_t>(graph), address, params->bytesize, device);
+  if (!again) session->disguised_nodes().memory().Allocates(handle, address, params->bytesize, device);
   DisguisedNode& kept = session->disguised_nodes().nodes()[reinterpret_cast<uint64_t>(*node)];
-  kept.graph = reinterpret_cast<uint64_t>(graph);
+  kept.graph = handle;
   kept.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
   kept.allocation = *params;
   if (params->accessDescCount) {
@@ -117,7 +164,7 @@ CUresult AddFree(const char* name, CUgraphNode* node, CUgraph graph, const CUgra
   const CUresult result = AddStandIn(name, node, graph, dependencies, edges, count, 0);
   if (result != CUDA_SUCCESS) return result;
   WriterLock lock(&session->disguised_nodes().mutex());
-  session->disguised_nodes().memory().Frees(handle, address);
+  session->disguised_nodes().memory().Frees(handle, address, reinterpret_cast<uint64_t>(*node));
   DisguisedNode& kept = session->disguised_nodes().nodes()[reinterpret_cast<uint64_t>(*node)];
   kept.graph = handle;
   kept.type = CU_GRAPH_NODE_TYPE_MEM_FREE;

@@ -7,6 +7,9 @@
 // application, or by a launch of a graph with a free node for it. As in the driver that counts from the calls, not from
 // when the GPU gets there. It is *gone* once it is not alive, its graph is destroyed, and no executable names it.
 //
+// A graph may allocate again, at the same address, what a node before has freed. That is one allocation here, which is
+// freed in its own graph if all nodes that allocate it have a node that frees it behind them.
+//
 // Graphs, nodes and executables are numbers of the caller's. Bytes come from and go to the caller: this is the
 // bookkeeping alone.
 //
@@ -51,23 +54,59 @@ class GraphMemory {
     block.graph = block.maker = graph;
     block.bytes = bytes;
     block.device = device;
-    graphs_[graph].allocations.push_back(address);
+    graphs_[graph].allocations.Add(address);
   }
 
-  // Whether a node of `graph` may free the allocation, and that it does. An allocation is freed once in one graph, and
-  // either in its own graph or elsewhere.
+  // An allocation that its own graph frees, and does not allocate again so far: by `node`.
+  struct Freed {
+    uint64_t address, node;
+  };
+  // Those of `graph` that have room for `bytes`, and are not twice as large.
+  std::vector<Freed> FreedFor(uint64_t graph, uint64_t bytes, int device) const {
+    std::vector<Freed> freed;
+    const auto found = graphs_.find(graph);
+    if (found == graphs_.end()) return freed;
+    for (const auto& [address, count] : found->second.frees) {
+      const auto block = blocks_.find(address);
+      if (block == blocks_.end() || block->second.graph != graph || block->second.freed_by == 0) continue;
+      const bool fits =
+          block->second.device == device && block->second.bytes >= bytes && block->second.bytes / 2 < bytes;
+      if (fits && count == found->second.allocations.CountOf(address))
+        freed.push_back({address, block->second.freed_by});
+    }
+    return freed;
+  }
+  // Another node of the graph allocates one of these, behind the node that frees it. False if one does so already.
+  bool AllocatesAgain(uint64_t graph, uint64_t address) {
+    const auto found = graphs_.find(graph);
+    if (found == graphs_.end()) return false;
+    Counts& allocations = found->second.allocations;
+    if (found->second.frees.CountOf(address) != allocations.CountOf(address)) return false;
+    allocations.Add(address);
+    return true;
+  }
+  // That node could not be made.
+  void DoesNotAllocateAgain(uint64_t graph, uint64_t address) { graphs_[graph].allocations.Remove(address); }
+
+  // Whether a node of `graph` may free the allocation, and that it does: `node`, or 0 if nobody asks for that. An
+  // allocation is freed once in one graph, and either in its own graph or elsewhere.
   CUresult MayFree(uint64_t graph, uint64_t address) const {
     const auto found = blocks_.find(address);
     if (found == blocks_.end()) return CUDA_ERROR_INVALID_VALUE;
     const std::set<uint64_t>& freeing = found->second.freeing;
-    if (freeing.count(graph)) return CUDA_ERROR_INVALID_VALUE;
     if (freeing.empty()) return CUDA_SUCCESS;
     const uint64_t own = found->second.graph;
-    return graph == own || freeing.count(own) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    const bool own_frees = freeing.count(own) != 0;
+    if (graph != own) return own_frees || freeing.count(graph) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    const Nodes& nodes = graphs_.at(own);
+    return own_frees && nodes.frees.CountOf(address) < nodes.allocations.CountOf(address) ? CUDA_SUCCESS
+                                                                                          : CUDA_ERROR_INVALID_VALUE;
   }
-  void Frees(uint64_t graph, uint64_t address) {
-    blocks_[address].freeing.insert(graph);
-    graphs_[graph].frees.push_back(address);
+  void Frees(uint64_t graph, uint64_t address, uint64_t node = 0) {
+    Block& block = blocks_[address];
+    block.freeing.insert(graph);
+    if (graph == block.graph) block.freed_by = node;
+    graphs_[graph].frees.Add(address);
   }
 
   // All nodes of `from` are `to`'s from now on. `from` goes on to exist as a part of `to` if it is `inside`, until
@@ -83,14 +122,15 @@ class GraphMemory {
       nodes.exec = moved.exec;
       execs_[moved.exec].graph = to;
     }
-    for (const uint64_t address : moved.allocations) {
+    for (const auto& [address, count] : moved.allocations) {
       blocks_[address].graph = to;
-      nodes.allocations.push_back(address);
+      blocks_[address].freed_by = 0;
+      nodes.allocations.Add(address, count);
     }
-    for (const uint64_t address : moved.frees) {
+    for (const auto& [address, count] : moved.frees) {
       blocks_[address].freeing.erase(from);
       blocks_[address].freeing.insert(to);
-      nodes.frees.push_back(address);
+      nodes.frees.Add(address, count);
     }
   }
 
@@ -121,7 +161,7 @@ class GraphMemory {
     const auto other = graphs_.find(graph);
     const Nodes& mine = found == execs_.end() ? kNone : found->second.nodes;
     const Nodes& its = other == graphs_.end() ? kNone : other->second;
-    return mine.allocations.size() == its.allocations.size() && mine.frees.size() == its.frees.size();
+    return mine.allocations.total() == its.allocations.total() && mine.frees.total() == its.frees.total();
   }
   void Updated(uint64_t exec, uint64_t graph, Addresses* gone) {
     const auto found = execs_.find(exec);
@@ -139,12 +179,11 @@ class GraphMemory {
     if (found == execs_.end()) return CUDA_SUCCESS;
     const Exec& one = found->second;
     if (one.nodes.broken) return CUDA_ERROR_INVALID_VALUE;
-    for (const uint64_t address : one.nodes.allocations) {
+    for (const auto& [address, count] : one.nodes.allocations) {
       if (!one.frees_at_launch && blocks_.at(address).alive) return CUDA_ERROR_INVALID_VALUE;
     }
-    for (const uint64_t address : one.nodes.frees) {
-      const Block& block = blocks_.at(address);
-      if (!one.nodes.Allocates(address) && !block.alive) return CUDA_ERROR_INVALID_VALUE;
+    for (const auto& [address, count] : one.nodes.frees) {
+      if (!one.nodes.allocations.CountOf(address) && !blocks_.at(address).alive) return CUDA_ERROR_INVALID_VALUE;
     }
     return CUDA_SUCCESS;
   }
@@ -153,8 +192,10 @@ class GraphMemory {
     const auto found = execs_.find(exec);
     if (found == execs_.end()) return;
     Uploaded(exec);
-    for (const uint64_t address : found->second.nodes.allocations) blocks_[address].alive = true;
-    for (const uint64_t address : Addresses(found->second.nodes.frees)) {
+    const Counts& allocations = found->second.nodes.allocations;
+    for (const auto& [address, count] : allocations) blocks_[address].alive = true;
+    for (const auto& [address, count] : Counts(found->second.nodes.frees)) {
+      if (count < allocations.CountOf(address)) continue;
       blocks_[address].alive = false;
       DropIfGone(address, gone);
     }
@@ -175,10 +216,10 @@ class GraphMemory {
     if (found == graphs_.end()) return;
     const Nodes nodes = std::move(found->second);
     graphs_.erase(found);
-    for (const uint64_t address : nodes.frees) {
+    for (const auto& [address, count] : nodes.frees) {
       if (const auto freed = blocks_.find(address); freed != blocks_.end()) freed->second.freeing.erase(graph);
     }
-    for (const uint64_t address : nodes.allocations) {
+    for (const auto& [address, count] : nodes.allocations) {
       blocks_[address].graph = 0;
       DropIfGone(address, gone);
     }
@@ -251,24 +292,46 @@ class GraphMemory {
     uint64_t maker = 0;  // the graph, destroyed or not
     uint64_t bytes = 0;
     int device = 0;
-    int execs = 0;  // that allocate or free it
+    int execs = 0;  // whose nodes allocate or free it
     bool alive = false;
     std::set<uint64_t> freeing;  // graphs with a free node for it
+    uint64_t freed_by = 0;       // the last free node in its own graph, if that is known
+  };
+  // How many nodes there are for each address.
+  class Counts {
+   public:
+    unsigned CountOf(uint64_t address) const {
+      const auto found = counts_.find(address);
+      return found == counts_.end() ? 0 : found->second;
+    }
+    size_t total() const { return total_; }
+    void Add(uint64_t address, unsigned count = 1) {
+      counts_[address] += count;
+      total_ += count;
+    }
+    void Remove(uint64_t address) {
+      --counts_[address];
+      --total_;
+    }
+    // False if there were none.
+    bool Forget(uint64_t address) {
+      total_ -= CountOf(address);
+      return counts_.erase(address) != 0;
+    }
+    std::map<uint64_t, unsigned>::const_iterator begin() const { return counts_.begin(); }
+    std::map<uint64_t, unsigned>::const_iterator end() const { return counts_.end(); }
+
+   private:
+    std::map<uint64_t, unsigned> counts_;
+    size_t total_ = 0;
   };
   struct Nodes {
-    Addresses allocations, frees;
+    Counts allocations, frees;
     uint64_t exec = 0;    // made from it
     bool broken = false;  // some of the memory is gone
 
-    bool Allocates(uint64_t address) const {
-      return std::find(allocations.begin(), allocations.end(), address) != allocations.end();
-    }
     void Forget(uint64_t address) {
-      for (Addresses* list : {&allocations, &frees}) {
-        const auto end = std::remove(list->begin(), list->end(), address);
-        broken = broken || end != list->end();
-        list->erase(end, list->end());
-      }
+      for (Counts* list : {&allocations, &frees}) broken = list->Forget(address) || broken;
     }
   };
   struct Exec {
@@ -287,7 +350,7 @@ class GraphMemory {
   std::map<int, uint64_t> FootprintsWith(const Nodes* nodes) const {
     std::map<std::pair<int, uint64_t>, uint64_t> bytes;  // by device and graph
     for (const auto& [address, block] : blocks_) {
-      const bool counts = block.alive || (nodes != nullptr && nodes->Allocates(address));
+      const bool counts = block.alive || (nodes != nullptr && nodes->allocations.CountOf(address) != 0);
       if (counts) bytes[{block.device, block.maker}] += block.bytes;
     }
     std::map<int, uint64_t> sums;
@@ -296,13 +359,13 @@ class GraphMemory {
   }
 
   void Use(const Nodes& nodes) {
-    for (const Addresses* list : {&nodes.allocations, &nodes.frees}) {
-      for (const uint64_t address : *list) ++blocks_[address].execs;
+    for (const Counts* list : {&nodes.allocations, &nodes.frees}) {
+      for (const auto& [address, count] : *list) ++blocks_[address].execs;
     }
   }
   void Unuse(const Nodes& nodes, Addresses* gone) {
-    for (const Addresses* list : {&nodes.allocations, &nodes.frees}) {
-      for (const uint64_t address : *list) {
+    for (const Counts* list : {&nodes.allocations, &nodes.frees}) {
+      for (const auto& [address, count] : *list) {
         const auto used = blocks_.find(address);
         if (used == blocks_.end()) continue;
         --used->second.execs;

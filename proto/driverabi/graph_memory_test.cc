@@ -91,6 +91,61 @@ TEST_F(GraphMemoryTest, FreedInItsOwnGraph) {
   EXPECT_EQ(gone_, GraphMemory::Addresses{kMemory});
 }
 
+TEST_F(GraphMemoryTest, AllocatedAgainInItsOwnGraph) {
+  constexpr uint64_t kNode = 21, kLaterNode = 22;
+  const auto freed = [this](uint64_t graph, uint64_t bytes, int device) {
+    std::vector<std::pair<uint64_t, uint64_t>> all;
+    for (const GraphMemory::Freed& one : memory_.FreedFor(graph, bytes, device))
+      all.emplace_back(one.address, one.node);
+    return all;
+  };
+  using Pairs = std::vector<std::pair<uint64_t, uint64_t>>;
+  memory_.Allocates(kGraph, kMemory, 100, 0);
+  EXPECT_EQ(freed(kGraph, 100, 0), Pairs());
+  memory_.Frees(kGraph, kMemory, kNode);
+  EXPECT_EQ(freed(kGraph, 100, 0), (Pairs{{kMemory, kNode}}));
+  EXPECT_EQ(freed(kGraph, 51, 0), (Pairs{{kMemory, kNode}}));
+  EXPECT_EQ(freed(kGraph, 50, 0), Pairs());   // half of it would lie idle
+  EXPECT_EQ(freed(kGraph, 101, 0), Pairs());  // has no room
+  EXPECT_EQ(freed(kGraph, 100, 1), Pairs());  // on another device
+  EXPECT_EQ(freed(kOther, 100, 0), Pairs());
+  EXPECT_TRUE(memory_.AllocatesAgain(kGraph, kMemory));
+  EXPECT_FALSE(memory_.AllocatesAgain(kGraph, kMemory));
+  EXPECT_EQ(freed(kGraph, 100, 0), Pairs());
+  memory_.DoesNotAllocateAgain(kGraph, kMemory);
+  EXPECT_EQ(freed(kGraph, 100, 0), (Pairs{{kMemory, kNode}}));
+  EXPECT_TRUE(memory_.AllocatesAgain(kGraph, kMemory));
+  EXPECT_EQ(memory_.MayFree(kOther, kMemory), CUDA_ERROR_INVALID_VALUE);
+  memory_.Instantiated(kGraph, kExec, false);
+  // It is kept by the second node.
+  EXPECT_EQ(memory_.MayLaunch(kExec), CUDA_SUCCESS);
+  memory_.Launched(kExec, &gone_);
+  EXPECT_TRUE(memory_.IsAlive(kMemory));
+  EXPECT_EQ(memory_.MayLaunch(kExec), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(memory_.Free(kMemory, &gone_), CUDA_SUCCESS);
+  memory_.ExecDestroyed(kExec, &gone_);
+  // And freed by one more.
+  EXPECT_EQ(memory_.MayFree(kGraph, kMemory), CUDA_SUCCESS);
+  memory_.Frees(kGraph, kMemory, kLaterNode);
+  EXPECT_EQ(memory_.MayFree(kGraph, kMemory), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(freed(kGraph, 100, 0), (Pairs{{kMemory, kLaterNode}}));
+  memory_.Instantiated(kGraph, kExec, false);
+  memory_.Launched(kExec, &gone_);
+  EXPECT_FALSE(memory_.IsAlive(kMemory));
+  memory_.GraphDestroyed(kGraph, &gone_);
+  EXPECT_TRUE(gone_.empty());
+  memory_.ExecDestroyed(kExec, &gone_);
+  EXPECT_EQ(gone_, GraphMemory::Addresses{kMemory});
+  EXPECT_TRUE(memory_.empty());
+}
+
+TEST_F(GraphMemoryTest, FreedElsewhereIsNotAllocatedAgain) {
+  memory_.Allocates(kGraph, kMemory, 100, 0);
+  memory_.Frees(kOther, kMemory, 21);
+  EXPECT_TRUE(memory_.FreedFor(kGraph, 100, 0).empty());
+  EXPECT_TRUE(memory_.FreedFor(kOther, 100, 0).empty());
+}
+
 TEST_F(GraphMemoryTest, FreesAtLaunch) {
   memory_.Allocates(kGraph, kMemory, 100, 0);
   memory_.Instantiated(kGraph, kExec, true);
@@ -200,6 +255,7 @@ TEST(GraphMemoryModelTest, RandomPrograms) {
     const auto pick = [&random](size_t n) { return size_t(random() % n); };
     struct Graph {
       std::vector<uint64_t> allocations, frees;
+      std::map<uint64_t, uint64_t> freed_by;  // its own allocations
       uint64_t exec = 0;
       bool dead = false;
     };
@@ -215,6 +271,9 @@ TEST(GraphMemoryModelTest, RandomPrograms) {
     GraphMemory::Addresses gone;
     const auto names = [](const std::vector<uint64_t>& list, uint64_t one) {
       return std::find(list.begin(), list.end(), one) != list.end();
+    };
+    const auto times = [](const std::vector<uint64_t>& list, uint64_t one) {
+      return std::count(list.begin(), list.end(), one);
     };
     // What must be gone by now.
     const auto settle = [&] {
@@ -253,9 +312,26 @@ TEST(GraphMemoryModelTest, RandomPrograms) {
         case 2: {
           if (graphs.empty()) break;
           const auto it = some(graphs);
+          Graph& graph = it->second;
+          std::set<uint64_t> expected, freed;
+          for (const uint64_t one : graph.allocations) {
+            if (graph.freed_by.count(one) && times(graph.allocations, one) == times(graph.frees, one))
+              expected.insert(one);
+          }
+          for (const GraphMemory::Freed& one : memory.FreedFor(it->first, 8, 0)) {
+            freed.insert(one.address);
+            EXPECT_EQ(one.node, graph.freed_by[one.address]);
+          }
+          EXPECT_EQ(freed, expected);
+          if (!freed.empty() && pick(2) != 0) {
+            const uint64_t address = *some(freed);
+            EXPECT_TRUE(memory.AllocatesAgain(it->first, address));
+            graph.allocations.push_back(address);
+            break;
+          }
           const uint64_t address = next++;
           memory.Allocates(it->first, address, 8, 0);
-          it->second.allocations.push_back(address);
+          graph.allocations.push_back(address);
           there.insert(address);
           break;
         }
@@ -269,11 +345,15 @@ TEST(GraphMemoryModelTest, RandomPrograms) {
             (names(graph.allocations, address) ? own_frees : other_frees) = true;
           }
           const bool own = names(it->second.allocations, address);
-          const bool may = !names(it->second.frees, address) && !(own && other_frees) && !(!own && own_frees);
+          const bool again = own && times(it->second.frees, address) < times(it->second.allocations, address);
+          const bool may =
+              (again || !names(it->second.frees, address)) && !(own && other_frees) && !(!own && own_frees);
           EXPECT_EQ(memory.MayFree(it->first, address) == CUDA_SUCCESS, may);
           if (!may) break;
-          memory.Frees(it->first, address);
+          const uint64_t node = next++;
+          memory.Frees(it->first, address, node);
           it->second.frees.push_back(address);
+          if (own) it->second.freed_by[address] = node;
           break;
         }
         case 4: {
@@ -300,7 +380,9 @@ TEST(GraphMemoryModelTest, RandomPrograms) {
           if (!may) break;
           memory.Launched(it->first, &gone);
           alive.insert(what.allocations.begin(), what.allocations.end());
-          for (const uint64_t one : what.frees) alive.erase(one);
+          for (const uint64_t one : what.frees) {
+            if (times(what.frees, one) >= times(what.allocations, one)) alive.erase(one);
+          }
           break;
         }
         case 6: {

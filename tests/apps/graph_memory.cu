@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "tests/apps/support/app.h"
@@ -170,12 +171,154 @@ void CaptureInVain(cudaStream_t stream) {
   }
 }
 
+// Temporaries of one graph, each of which is filled, added up and freed. What is allocated behind the node that frees
+// another one may have its address, and nothing else may.
+class Temporaries {
+ public:
+  enum How { kInARow, kInARowCaptured, kTangled };
+
+  Temporaries(How how, cudaStream_t stream) : how_(how) {
+    CUDA_CHECK(cudaMalloc(&seed_, 4));
+    CUDA_CHECK(cudaMalloc(&sum_, 4));
+    CUDA_CHECK(cudaMemset(sum_, 0, 4));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    Make(stream);
+  }
+  ~Temporaries() {
+    Destroy();
+    CUDA_CHECK(cudaFree(seed_));
+    CUDA_CHECK(cudaFree(sum_));
+  }
+
+  void Launch(uint32_t seed, cudaStream_t stream) {
+    if (how_ == kTangled && Random(3) == 0) {
+      Destroy();
+      Make(stream);
+    }
+    CUDA_CHECK(cudaMemcpyAsync(seed_, &seed, 4, cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(cudaGraphLaunch(exec_, stream));
+    for (const int count : counts_) {
+      for (int i = 0; i < count; ++i) host_sum_ += seed * 2654435761u + uint32_t(i) * 40503u;
+    }
+  }
+  // After a wait for the stream.
+  void Check() {
+    uint32_t sum;
+    CUDA_CHECK(cudaMemcpy(&sum, sum_, 4, cudaMemcpyDeviceToHost));
+    APP_CHECK(sum == host_sum_);
+  }
+
+ private:
+  static constexpr int kCount = 24;
+  // A node, those that must be done before it (a bit each), and what it frees.
+  struct Node {
+    cudaGraphNode_t node;
+    std::vector<bool> before;
+    uint32_t* freed = nullptr;
+  };
+
+  void Make(cudaStream_t stream) {
+    counts_.clear();
+    nodes_.clear();
+    if (how_ == kInARowCaptured) {
+      CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+      for (int i = 0; i < kCount; ++i) {
+        uint32_t* data;
+        const int count = 5000 - i;
+        CUDA_CHECK(cudaMallocAsync(&data, count * 4, stream));
+        Fill<<<Blocks(count), kThreads, 0, stream>>>(data, count, seed_);
+        Sum<<<1, kThreads, 0, stream>>>(data, count, sum_);
+        CUDA_CHECK(cudaFreeAsync(data, stream));
+        counts_.push_back(count);
+        addresses_.insert(data);
+      }
+      LAUNCH_CHECK();
+      CUDA_CHECK(cudaStreamEndCapture(stream, &graph_));
+    } else {
+      CUDA_CHECK(cudaGraphCreate(&graph_, 0));
+      for (int i = 0; i < kCount; ++i) AddOne(how_ == kTangled ? 4000 + int(Random(2000)) : 5000);
+      while (!live_.empty()) FreeOne();
+    }
+    CUDA_CHECK(cudaGraphInstantiate(&exec_, graph_, 0));
+    // A driver need not use memory again, but 580 does.
+    APP_CHECK(how_ == kTangled || addresses_.size() < kCount / 2);
+    addresses_.clear();
+  }
+  void Destroy() {
+    CUDA_CHECK(cudaGraphExecDestroy(exec_));
+    CUDA_CHECK(cudaGraphDestroy(graph_));
+  }
+  // One more, behind the latest node, or behind up to two others.
+  void AddOne(int count) {
+    std::vector<size_t> behind;
+    if (how_ == kInARow && !nodes_.empty()) behind.push_back(nodes_.size() - 1);
+    for (uint32_t i = Random(3); how_ == kTangled && !nodes_.empty() && i != 0; --i) {
+      const size_t one = Random(uint32_t(nodes_.size()));
+      if (std::find(behind.begin(), behind.end(), one) == behind.end()) behind.push_back(one);
+    }
+    cudaMemAllocNodeParams params = {};
+    params.poolProps.allocType = cudaMemAllocationTypePinned;
+    params.poolProps.location.type = cudaMemLocationTypeDevice;
+    params.bytesize = size_t(count) * 4;
+    std::vector<cudaGraphNode_t> dependencies;
+    for (const size_t one : behind) dependencies.push_back(nodes_[one].node);
+    cudaGraphNode_t node;
+    CUDA_CHECK(cudaGraphAddMemAllocNode(&node, graph_, dependencies.data(), dependencies.size(), &params));
+    uint32_t* data = static_cast<uint32_t*>(params.dptr);
+    const size_t allocation = Add(node, behind);
+    // Whatever has had the address is freed by a node before this one.
+    for (const uint32_t* one : live_data_) APP_CHECK(one != data);
+    for (size_t i = 0; i < allocation; ++i) {
+      APP_CHECK(nodes_[i].freed != data || nodes_[allocation].before[i]);
+    }
+    void* fill[] = {&data, &count, &seed_};
+    const size_t filled = Add(AddKernel(graph_, node, reinterpret_cast<void*>(Fill), count, fill), {allocation});
+    void* sum[] = {&data, &count, &sum_};
+    node = AddKernel(graph_, nodes_[filled].node, reinterpret_cast<void*>(Sum), count, sum);
+    live_.push_back(Add(node, {filled}));
+    live_data_.push_back(data);
+    counts_.push_back(count);
+    addresses_.insert(data);
+    if (how_ == kInARow || (live_.size() > 3 && Random(2) == 0)) FreeOne();
+  }
+  void FreeOne() {
+    const size_t which = Random(uint32_t(live_.size()));
+    cudaGraphNode_t node;
+    CUDA_CHECK(cudaGraphAddMemFreeNode(&node, graph_, &nodes_[live_[which]].node, 1, live_data_[which]));
+    nodes_[Add(node, {live_[which]})].freed = live_data_[which];
+    live_.erase(live_.begin() + long(which));
+    live_data_.erase(live_data_.begin() + long(which));
+  }
+  size_t Add(cudaGraphNode_t node, const std::vector<size_t>& behind) {
+    Node one{node, std::vector<bool>(nodes_.size()), nullptr};
+    for (const size_t other : behind) {
+      one.before[other] = true;
+      for (size_t i = 0; i < nodes_[other].before.size(); ++i) one.before[i] = one.before[i] || nodes_[other].before[i];
+    }
+    nodes_.push_back(std::move(one));
+    return nodes_.size() - 1;
+  }
+
+  const How how_;
+  uint32_t *seed_, *sum_;
+  uint32_t host_sum_ = 0;
+  std::vector<int> counts_;
+  std::vector<Node> nodes_;
+  std::vector<size_t> live_;  // the last node that uses it
+  std::vector<uint32_t*> live_data_;
+  std::set<uint32_t*> addresses_;
+  cudaGraph_t graph_;
+  cudaGraphExec_t exec_;
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const app::Options options = app::Parse(argc, argv, {16, 3000});
   cudaStream_t stream;
   CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  Temporaries row(Temporaries::kInARow, stream), captured_row(Temporaries::kInARowCaptured, stream),
+      tangled(Temporaries::kTangled, stream);
   std::vector<std::unique_ptr<Graph>> graphs;
   int made = 0;
 
@@ -235,7 +378,9 @@ int main(int argc, char** argv) {
       LAUNCH_CHECK();
       for (uint32_t& one : piece.host) one = one * 5u + uint32_t(step);
     }
+    for (Temporaries* one : {&row, &captured_row, &tangled}) one->Launch(uint32_t(step) * 7919u, stream);
     CUDA_CHECK(cudaStreamSynchronize(stream));
+    for (Temporaries* one : {&row, &captured_row, &tangled}) one->Check();
     for (const std::unique_ptr<Graph>& g : graphs) {
       uint32_t sum;
       CUDA_CHECK(cudaMemcpy(&sum, g->sum, 4, cudaMemcpyDeviceToHost));

@@ -109,8 +109,9 @@ SOFTGPU_API cuGraphAddMemAllocNode(CUgraphNode* out, CUgraph handle, const CUgra
     GraphAllocation unused(std::move(allocation));
     return result;
   }
-  params->dptr = allocation->begin;
-  BecomeAllocation(graph.get(), *params, std::move(allocation), Registry<GraphNode>::Get().Find(*out).get());
+  GraphNode* const node = Registry<GraphNode>::Get().Find(*out).get();
+  BecomeAllocation(graph.get(), *params, std::move(allocation), node);
+  params->dptr = node->allocation.dptr;
   return CUDA_SUCCESS;
 }
 SOFTGPU_API cuGraphMemAllocNodeGetParams(CUgraphNode handle, CUDA_MEM_ALLOC_NODE_PARAMS* params) {

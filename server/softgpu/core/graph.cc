@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <set>
 
 #include "proto/threads/mutex.h"
 #include "server/softgpu/core/allocate.h"
@@ -431,13 +432,36 @@ CUresult TakeGraphMemory(const CUDA_MEM_ALLOC_NODE_PARAMS& params, AllocationPtr
   return MemoryMap::Get().Add(*allocation) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+// One of these that is freed by a node which `node` depends on; 0: none.
+static uint64_t FreedBefore(const std::vector<driverabi::GraphMemory::Freed>& freed, const GraphNode* node) {
+  std::vector<const GraphNode*> seen = {node};
+  std::set<const GraphNode*> known;
+  for (size_t i = 0; i < seen.size() && !freed.empty(); ++i) {
+    for (const driverabi::GraphMemory::Freed& one : freed) {
+      if (one.node == reinterpret_cast<uint64_t>(seen[i])) return one.address;
+    }
+    for (const GraphNode* before : seen[i]->dependencies) {
+      if (known.insert(before).second) seen.push_back(before);
+    }
+  }
+  return 0;
+}
+
 void BecomeAllocation(Graph* graph, const CUDA_MEM_ALLOC_NODE_PARAMS& params, AllocationPtr allocation,
                       GraphNode* node) {
   GraphMemoryState& state = GraphMemoryState::Get();
-  const uint64_t address = allocation->begin;
+  const int device = params.poolProps.location.id;
+  uint64_t address = allocation->begin;
   auto holder = std::make_shared<GraphAllocation>(std::move(allocation));
-  state.rules.Allocates(graph->number(), address, params.bytesize, params.poolProps.location.id);
-  state.held[address] = holder;
+  // What was freed before is allocated again, as by driver 580.
+  const uint64_t again = FreedBefore(state.rules.FreedFor(graph->number(), params.bytesize, device), node);
+  if (again != 0 && state.rules.AllocatesAgain(graph->number(), again)) {
+    address = again;
+    holder = state.held[address];
+  } else {
+    state.rules.Allocates(graph->number(), address, params.bytesize, device);
+    state.held[address] = holder;
+  }
   graph->memory.push_back(std::move(holder));
   node->type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
   node->allocation = params;
@@ -448,7 +472,7 @@ void BecomeAllocation(Graph* graph, const CUDA_MEM_ALLOC_NODE_PARAMS& params, Al
 
 void BecomeFree(Graph* graph, CUdeviceptr address, GraphNode* node) {
   GraphMemoryState& state = GraphMemoryState::Get();
-  state.rules.Frees(graph->number(), address);
+  state.rules.Frees(graph->number(), address, reinterpret_cast<uint64_t>(node));
   // An executable that frees it runs after whoever made it is gone.
   graph->memory.push_back(state.held[address]);
   node->type = CU_GRAPH_NODE_TYPE_MEM_FREE;
@@ -468,8 +492,9 @@ CUresult CaptureAllocation(const StreamPtr& stream, const std::shared_ptr<Captur
     GraphAllocation unused(std::move(allocation));
     return result;
   }
-  *address = allocation->begin;
-  BecomeAllocation(capture->graph.get(), params, std::move(allocation), stream->capture_dependencies.front());
+  GraphNode* const node = stream->capture_dependencies.front();
+  BecomeAllocation(capture->graph.get(), params, std::move(allocation), node);
+  *address = node->allocation.dptr;
   return CUDA_SUCCESS;
 }
 

@@ -176,7 +176,8 @@ std::shared_ptr<Capture> CaptureOf(const StreamPtr& stream);
 // Adds an operation to the capture of `stream`. CUDA_ERROR_STREAM_CAPTURE_INVALIDATED.
 CUresult CaptureWork(const StreamPtr& stream, const std::shared_ptr<Capture>& capture, Work work);
 
-// Nodes that allocate and free memory: an empty node becomes one. Under CaptureMutex().
+// Nodes that allocate and free memory: an empty node becomes one. An allocation has the memory that was taken for it,
+// or some that a node before it frees. Under CaptureMutex().
 CUresult TakeGraphMemory(const CUDA_MEM_ALLOC_NODE_PARAMS& params, AllocationPtr* allocation);
 void BecomeAllocation(Graph* graph, const CUDA_MEM_ALLOC_NODE_PARAMS& params, AllocationPtr allocation,
                       GraphNode* node);

@@ -4,8 +4,11 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "proto/codec/graph.gen.h"
@@ -167,6 +170,48 @@ CUresult OpGraphNames(Session& session, const Request&, const wire::OpGraphNames
     session.Bind(Kind::kGraphNode, in.nodes[used++], real, in.graph);
   }
   return used == in.nodes.size() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult OpNodeBefore(Session& session, const Request&, const wire::OpNodeBefore_Request& in,
+                      wire::OpNodeBefore_Reply* out, ReplyBuilder*) {
+  constexpr size_t kMostNodes = 1000;
+  std::unordered_map<CUgraphNode, uint64_t> wanted;
+  for (const uint64_t handle : in.nodes) {
+    CUgraphNode node;
+    if (session.Real(Kind::kGraphNode, handle, &node)) wanted[node] = handle;
+  }
+  // In the order of their distance.
+  std::vector<CUgraphNode> seen;
+  std::unordered_set<CUgraphNode> known;
+  const auto see = [&](CUgraphNode node) {
+    if (seen.size() < kMostNodes && known.insert(node).second) seen.push_back(node);
+  };
+  for (const uint64_t handle : in.others) {
+    CUgraphNode node;
+    if (!session.Real(Kind::kGraphNode, handle, &node)) return CUDA_ERROR_INVALID_VALUE;
+    see(node);
+  }
+  const DriverTable& driver = session.driver();
+  std::vector<CUgraphNode> before(8);
+  std::vector<CUgraphEdgeData> edges(before.size());
+  for (size_t i = 0; i < seen.size(); ++i) {
+    if (const auto found = wanted.find(seen[i]); found != wanted.end()) {
+      out->node = found->second;
+      return CUDA_SUCCESS;
+    }
+    size_t count = 0;
+    CUresult result = driver.cuGraphNodeGetDependencies_v2(seen[i], nullptr, nullptr, &count);
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_LOSSY_QUERY) return result;
+    if (count == 0) continue;
+    if (count > before.size()) {
+      before.resize(count);
+      edges.resize(count);
+    }
+    result = driver.cuGraphNodeGetDependencies_v2(seen[i], before.data(), edges.data(), &count);
+    if (result != CUDA_SUCCESS) return result;
+    for (size_t k = 0; k < std::min(count, before.size()); ++k) see(before[k]);
+  }
+  return CUDA_SUCCESS;
 }
 
 CUresult Custom_cuStreamGetCaptureInfo_v3(Session& session, const Request&,
