@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The hashes of hash.h for processors with AVX2. hash_avx2.cc is the one file that is compiled for them, so it includes
-// nothing whose inline functions could end up in other files' stead.
+// nothing whose inline functions could end up in other files' stead. All return with the upper halves of the vector
+// registers cleared.
 #ifndef CUDA_REMOTE_PROTO_BASE_HASH_AVX2_H_
 #define CUDA_REMOTE_PROTO_BASE_HASH_AVX2_H_
 

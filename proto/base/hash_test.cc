@@ -39,6 +39,52 @@ TEST(Hash, IsXxh3WhateverTheProcessorHas) {
   }
 }
 
+// Puts ones into the upper halves of all vector registers.
+void UseUpperHalves() {
+#define CR_REGISTERS(one)                                                                                       \
+  one("0") one("1") one("2") one("3") one("4") one("5") one("6") one("7") one("8") one("9") one("10") one("11") \
+      one("12") one("13") one("14") one("15")
+#define CR_ONES(n) "vpcmpeqd %%ymm" n ", %%ymm" n ", %%ymm" n "\n"
+  asm volatile(CR_REGISTERS(CR_ONES)::
+                   : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11",
+                     "xmm12", "xmm13", "xmm14", "xmm15");
+}
+
+// What is in them now.
+std::string UpperHalves() {
+  std::string halves(16 * 16, '\0');
+#define CR_UPPER(n) "vextracti128 $1, %%ymm" n ", 16*" n "(%0)\n"
+  asm volatile(CR_REGISTERS(CR_UPPER)::"r"(&halves[0]) : "memory");
+  return halves;
+#undef CR_UPPER
+#undef CR_ONES
+#undef CR_REGISTERS
+}
+
+// Else the application's code would be slow after a call of CUDA.
+TEST(Hash, LeavesTheUpperHalvesOfVectorRegistersCleared) {
+  if (!__builtin_cpu_supports("avx2")) GTEST_SKIP() << "this processor has none";
+  const std::string cleared(16 * 16, '\0'), bytes(1 << 20, 'x'), secret(kSecretBytes, 's');
+  UseUpperHalves();
+  EXPECT_NE(UpperHalves(), cleared);
+  for (const size_t size : {size_t{0}, size_t{100}, size_t{241}, size_t{4096}, bytes.size()}) {
+    const std::string_view part(bytes.data(), size);
+    UseUpperHalves();
+    HashOf(part);
+    EXPECT_EQ(UpperHalves(), cleared) << size;
+    UseUpperHalves();
+    KeyedHashOf(part, secret);
+    EXPECT_EQ(UpperHalves(), cleared) << size;
+    UseUpperHalves();
+    Hash64Of(part);
+    EXPECT_EQ(UpperHalves(), cleared) << size;
+    Hasher hasher;
+    UseUpperHalves();
+    hasher.Add(part);
+    EXPECT_EQ(UpperHalves(), cleared) << size;
+  }
+}
+
 TEST(Hash, PrintsAsTheUsualTools) { EXPECT_EQ(ToHex(HashOf("")), "99aa06d3014798d86001c324468d497f"); }
 
 TEST(Hash, BytesComeBack) {
