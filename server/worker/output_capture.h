@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the driver prints: device printf to this process's standard output, the texts of device assertions to its
 // standard error. Both are files in memory from Install on; the bytes go to the client before the reply of the call
-// that made them appear. What goes to standard error is a warning in this worker's log, too: a server of a job's own logs
-// errors alone, since its log is the job's standard error. Thread-safe after Install.
+// that made them appear. What goes to standard error is a warning in this worker's log, too: a server of a job's own
+// logs errors alone, since its log is the job's standard error. Thread-safe after Install.
 #ifndef CUDA_REMOTE_SERVER_WORKER_OUTPUT_CAPTURE_H_
 #define CUDA_REMOTE_SERVER_WORKER_OUTPUT_CAPTURE_H_
 

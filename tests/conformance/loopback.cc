@@ -181,6 +181,7 @@ uint64_t Call::NewHandle(Kind kind, uint64_t) { return MakeHandle(kind, loopback
 bool KnowsDeviceRange(Call&, CUdeviceptr address, uint64_t) { return address % 2 == 0; }
 CUresult NameNodesOf(Call&, uint64_t) { return CUDA_SUCCESS; }
 CUresult PrepareCapture(Call&, uint64_t) { return CUDA_SUCCESS; }
+CUresult PrepareDestruction(Call&, uint64_t) { return CUDA_SUCCESS; }
 CUresult CheckWithoutMemoryNodes(Call&, uint64_t) { return CUDA_SUCCESS; }
 CUresult CheckChildGraph(Call&, uint64_t) { return CUDA_SUCCESS; }
 replay::ObjectKey CurrentContextKey(Call&) { return {Kind::kContext, 0}; }

@@ -1658,7 +1658,7 @@ def kernel_faults(context):
             # With a server of the job's own, whose log is the job's standard error, too.
             own = lab.run("own", [lab.tool("cr-run"), "--", *command], 60)
             for process in (native, job, own):
-                said = rf"^\S*failing\.cu:\d+: .*thread: \[2,0,0\] Assertion `data\[threadIdx\.x\] < 3` failed"
+                said = r"^\S*failing\.cu:\d+: .*thread: \[2,0,0\] Assertion `data\[threadIdx\.x\] < 3` failed"
                 times = len(re.findall(said, process.stderr(), re.MULTILINE))
                 if times != 1:
                     raise Failure(f"{process.name}: the assertion's text is there {times} times\n{process.describe()}")
