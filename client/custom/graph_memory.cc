@@ -16,6 +16,9 @@ namespace {
 
 using Addresses = driverabi::GraphMemory::Addresses;
 
+// More are refused.
+constexpr size_t kMostDependencies = kMaxMessageBytes / 32;
+
 // The node's stand-in on the server. It needs `memory`, if that is not 0.
 CUresult AddStandIn(const char* name, CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
                     const CUgraphEdgeData* edges, size_t count, uint64_t memory) {
@@ -26,7 +29,7 @@ CUresult AddStandIn(const char* name, CUgraphNode* node, CUgraph graph, const CU
   wire::cuGraphAddNode_v2_Request request;
   request.graph = reinterpret_cast<uint64_t>(graph);
   if (!call.Valid(Kind::kGraph, request.graph)) return CUDA_ERROR_INVALID_VALUE;
-  if (count > kMaxMessageBytes / 32) return Call::Unsupported(name, "more dependencies than a message holds");
+  if (count > kMostDependencies) return Call::Unsupported(name, "more dependencies than a message holds");
   for (size_t i = 0; i < count; ++i) {
     if (!call.Valid(Kind::kGraphNode, dependencies[i])) return CUDA_ERROR_INVALID_VALUE;
     request.dependencies.push_back(reinterpret_cast<uint64_t>(dependencies[i]));
@@ -65,12 +68,12 @@ CUresult CheckOwn(Session* session, CUgraph graph) {
                                                                                 : CUDA_SUCCESS;
 }
 
-// Memory that the graph has freed before nodes that depend on these; 0: none.
+// Memory that the graph has freed before nodes that depend on these; 0: none, or they are refused later.
 CUresult FindFreed(Session* session, const char* name, uint64_t graph, const CUgraphNode* dependencies, size_t count,
                    uint64_t bytes, int device, CUdeviceptr* address) {
   *address = 0;
   std::vector<driverabi::GraphMemory::Freed> freed;
-  if (count != 0 && session->disguised_nodes().uses_memory()) {
+  if (count != 0 && count <= kMostDependencies && session->disguised_nodes().uses_memory()) {
     ReaderLock lock(&session->disguised_nodes().mutex());
     freed = session->disguised_nodes().memory().FreedFor(graph, bytes, device);
   }
@@ -79,7 +82,7 @@ CUresult FindFreed(Session* session, const char* name, uint64_t graph, const CUg
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::OpNodeBefore_Request request;
-  // The latest ones: not all of them need to fit into the message.
+  // Some will do: not all of them may fit into a message.
   constexpr size_t kMost = 4096;
   if (freed.size() > kMost) freed.erase(freed.begin(), freed.end() - kMost);
   for (const driverabi::GraphMemory::Freed& one : freed) request.nodes.push_back(one.node);
@@ -100,7 +103,7 @@ CUresult FindFreed(Session* session, const char* name, uint64_t graph, const CUg
 // Adds an allocation of `params` to a graph; sets its dptr.
 CUresult AddAllocation(const char* name, CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
                        const CUgraphEdgeData* edges, size_t count, CUDA_MEM_ALLOC_NODE_PARAMS* params) {
-  if (!params || !node) return CUDA_ERROR_INVALID_VALUE;
+  if (!params || !node || (count != 0 && !dependencies)) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckProps(name, *params); result != CUDA_SUCCESS) return result;
   Session* const session = Session::Get();
   if (!session) return CUDA_ERROR_NOT_INITIALIZED;

@@ -1074,6 +1074,59 @@ TEST_F(GraphNodesTest, NodesThatCannotBeMadeOrChanged) {
   EXPECT_EQ(cuGraphExecDestroy(exec), CUDA_SUCCESS);
 }
 
+TEST_F(GraphNodesTest, MemoryThatTheGraphHasFreedIsAllocatedAgain) {
+  CUDA_MEM_ALLOC_NODE_PARAMS params{};
+  params.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  params.poolProps.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  params.bytesize = 100000;
+  const auto allocate = [&](CUgraphNode* node, CUgraphNode behind) {
+    const CUresult result = cuGraphAddMemAllocNode(node, graph_, &behind, behind ? 1 : 0, &params);
+    return result == CUDA_SUCCESS ? params.dptr : 0;
+  };
+  // What the server finds before the node that the next one is to be behind.
+  CUgraphNode behind = nullptr, found = nullptr, allocation, freed, node = nullptr;
+  server_->On(kOpNodeBefore, [&](const FakeServer::Request& request) {
+    wire::OpNodeBefore_Request in;
+    wire::OpNodeBefore_Reply out;
+    EXPECT_TRUE(in.Decode(request.message));
+    EXPECT_EQ(in.nodes, std::vector<uint64_t>{HandleOf(freed)});
+    EXPECT_EQ(in.others, std::vector<uint64_t>{HandleOf(behind)});
+    out.node = HandleOf(found);
+    return FakeServer::Answer(CUDA_SUCCESS, Encoded(out));
+  });
+  const CUdeviceptr address = allocate(&allocation, nullptr);
+  ASSERT_NE(address, 0u);
+  behind = Empty(graph_);
+  // Nothing is freed yet, so nobody is asked.
+  Sent();
+  const CUdeviceptr other = allocate(&node, behind);
+  EXPECT_EQ(Sent(), (Calls{kOpMemAlloc, kCall_cuGraphAddNode_v2}));
+  EXPECT_NE(other, address);
+  ASSERT_EQ(cuGraphAddMemFreeNode(&freed, graph_, &allocation, 1, address), CUDA_SUCCESS);
+  // Not before that node.
+  Sent();
+  EXPECT_NE(allocate(&node, behind), address);
+  EXPECT_EQ(Sent(), (Calls{kOpNodeBefore, kOpMemAlloc, kCall_cuGraphAddNode_v2}));
+  ExpectRefused(
+      {{"dependencies without an array", [&] { return cuGraphAddMemAllocNode(&node, graph_, nullptr, 1, &params); }}});
+  // The server refuses the node: the memory is as before.
+  found = freed;
+  server_->On(kCall_cuGraphAddNode_v2, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(allocate(&node, behind), 0u);
+  server_->On(kCall_cuGraphAddNode_v2, FakeServer::Answer());
+  Sent();
+  EXPECT_EQ(allocate(&allocation, behind), address);
+  EXPECT_EQ(Sent(), (Calls{kOpNodeBefore, kCall_cuGraphAddNode_v2}));
+  // It is in use now.
+  EXPECT_NE(allocate(&node, behind), address);
+  EXPECT_EQ(Sent(), (Calls{kOpMemAlloc, kCall_cuGraphAddNode_v2}));
+  // It is freed once more, and a wrong answer of the server is none.
+  EXPECT_EQ(cuGraphAddMemFreeNode(&freed, graph_, &allocation, 1, address), CUDA_SUCCESS);
+  EXPECT_EQ(cuGraphAddMemFreeNode(&node, graph_, &allocation, 1, address), CUDA_ERROR_INVALID_VALUE);
+  found = behind;
+  EXPECT_NE(allocate(&node, behind), address);
+}
+
 TEST_F(GraphNodesTest, SoManyDependenciesAsAMessageHolds) {
   const CUgraphNode node = Empty(graph_);
   constexpr size_t kMost = kMaxMessageBytes / 32;
