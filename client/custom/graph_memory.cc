@@ -16,9 +16,6 @@ namespace {
 
 using Addresses = driverabi::GraphMemory::Addresses;
 
-// More are refused.
-constexpr size_t kMostDependencies = kMaxMessageBytes / 32;
-
 // The node's stand-in on the server. It needs `memory`, if that is not 0.
 CUresult AddStandIn(const char* name, CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
                     const CUgraphEdgeData* edges, size_t count, uint64_t memory) {

@@ -20,6 +20,9 @@ namespace cuda_remote::client {
 
 class Session;
 
+// More dependencies of one node than these are refused: a message does not hold them.
+constexpr size_t kMostDependencies = kMaxMessageBytes / 32;
+
 // What the server knows as a node of another type. False if the node is what it seems.
 bool FindDisguised(Session& session, CUgraphNode node, DisguisedNode* found);
 

@@ -239,7 +239,7 @@ CUresult Add(const CallInfo& info, CUgraphNode* node, CUgraph graph, const CUgra
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   if (!call.Valid(Kind::kGraph, graph)) return CUDA_ERROR_INVALID_VALUE;
-  if (count > kMaxMessageBytes / 32) return Call::Unsupported(info.name, "more dependencies than a message holds");
+  if (count > kMostDependencies) return Call::Unsupported(info.name, "more dependencies than a message holds");
   NodeMessage message;
   if (const CUresult result = fill(call, &message); result != CUDA_SUCCESS) return result;
   wire::cuGraphAddNode_v2_Request request;
