@@ -42,15 +42,14 @@ CUresult PrepareDestruction(Call& call, uint64_t handle) {
     wire::cuStreamCreate_Request plain;
     wire::cuStreamCreateWithPriority_Request with_priority;
     wire::cuGreenCtxStreamCreate_Request green;
-    if (wire::DecodeAs(made->header.call, made->message, &plain)) stream.flags = plain.Flags;
-    if (wire::DecodeAs(made->header.call, made->message, &with_priority)) {
-      stream.flags = with_priority.flags;
-      stream.priority = with_priority.priority;
-    }
-    if (wire::DecodeAs(made->header.call, made->message, &green)) {
-      stream.flags = green.flags;
-      stream.priority = green.priority;
-    }
+    const auto take = [&stream](const auto& request) {
+      stream.flags = request.flags;
+      stream.priority = request.priority;
+    };
+    const uint32_t call = made->header.call;
+    if (wire::DecodeAs(call, made->message, &plain)) stream.flags = plain.Flags;
+    if (wire::DecodeAs(call, made->message, &with_priority)) take(with_priority);
+    if (wire::DecodeAs(call, made->message, &green)) take(green);
   }
   session.captures().Goes(stream);
   return CUDA_SUCCESS;
