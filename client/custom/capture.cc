@@ -189,7 +189,7 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
     }
   }
   for (const wire::CapturedStream& stream : again.streams) {
-    if (stream.context) record->needs.push_back({Kind::kContext, stream.context});
+    if (stream.context) record->needs.push_back({KindOf(stream.context), stream.context});
   }
   again.events = record->gone_events;
   for (const uint64_t event : record->events) {
@@ -211,7 +211,9 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
     record->needs.push_back({Kind::kGraph, graph});
   }
   FrameHeader header;
-  header.context_or_result = SlotOf(parent_of(request.hStream));
+  // Of a green context's stream: none, the stream will do.
+  const uint64_t context = parent_of(request.hStream);
+  header.context_or_result = KindOf(context) == Kind::kContext ? SlotOf(context) : 0;
   std::string message, expected;
   if (record->obstacle.empty()) {
     header.call = kOpGraphCapture;

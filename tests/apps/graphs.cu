@@ -2,6 +2,7 @@
 // CUDA graphs in all the ways that programs make them: captured over two streams that wait for each other, built node
 // by node, cloned, updated, with host functions and a user object inside; graphs that are gone while their executables
 // live. Everything is made once and launched at every step, but for one graph that is edited all the time.
+#include <cuda.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -222,6 +223,67 @@ static void Recapture(cudaStream_t stream, const Buffers& x, cudaGraph_t graph, 
   CUDA_CHECK(cudaGraphInstantiate(exec, graph, 0));
 }
 
+// Captured in two streams of a green context, of which the second one is destroyed as soon as it is not needed.
+class Green {
+ public:
+  explicit Green(const Buffers& x) : x_(x) {
+    CUdevice device;
+    CUdevResource all;
+    CUdevResourceDesc described;
+    CUgreenCtx green;
+    CUstream side;
+    cudaEvent_t event;
+    APP_CHECK(cuDeviceGet(&device, 0) == CUDA_SUCCESS);
+    APP_CHECK(cuDeviceGetDevResource(device, &all, CU_DEV_RESOURCE_TYPE_SM) == CUDA_SUCCESS);
+    APP_CHECK(cuDevResourceGenerateDesc(&described, &all, 1) == CUDA_SUCCESS);
+    APP_CHECK(cuGreenCtxCreate(&green, described, device, CU_GREEN_CTX_DEFAULT_STREAM) == CUDA_SUCCESS);
+    for (CUstream* one : {&stream_, &side}) {
+      APP_CHECK(cuGreenCtxStreamCreate(one, green, CU_STREAM_NON_BLOCKING, 0) == CUDA_SUCCESS);
+    }
+    CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    cudaGraph_t graph;
+    CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    Advance<<<x.grid, x.block, 0, stream_>>>(x.a, x.n, kSalt);
+    CUDA_CHECK(cudaEventRecord(event, stream_));
+    CUDA_CHECK(cudaStreamWaitEvent(side, event, 0));
+    Advance<<<x.grid, x.block, 0, side>>>(x.b, x.n, kSalt);
+    LAUNCH_CHECK();
+    CUDA_CHECK(cudaEventRecord(event, side));
+    CUDA_CHECK(cudaStreamWaitEvent(stream_, event, 0));
+    CUDA_CHECK(cudaStreamDestroy(side));
+    Fold<<<x.grid, x.block, 0, stream_>>>(x.a, x.b, x.n);
+    LAUNCH_CHECK();
+    CUDA_CHECK(cudaStreamEndCapture(stream_, &graph));
+    CUDA_CHECK(cudaEventDestroy(event));
+    CUDA_CHECK(cudaGraphInstantiate(&exec_, graph, 0));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    a_.resize(x.n);
+    CUDA_CHECK(cudaMemcpy(a_.data(), x.a, x.bytes(), cudaMemcpyDeviceToHost));
+    b_.resize(x.n);
+    CUDA_CHECK(cudaMemcpy(b_.data(), x.b, x.bytes(), cudaMemcpyDeviceToHost));
+  }
+
+  void Step() {
+    CUDA_CHECK(cudaGraphLaunch(exec_, stream_));
+    CUDA_CHECK(cudaStreamSynchronize(stream_));
+    std::vector<unsigned> now(x_.n);
+    CUDA_CHECK(cudaMemcpy(now.data(), x_.a, x_.bytes(), cudaMemcpyDeviceToHost));
+    for (int i = 0; i < x_.n; ++i) {
+      b_[i] = AdvanceOnHost(b_[i], i, kSalt);
+      a_[i] = FoldOnHost(AdvanceOnHost(a_[i], i, kSalt), b_[i]);
+    }
+    APP_CHECK(now == a_);
+  }
+
+ private:
+  static constexpr unsigned kSalt = 4242;
+
+  const Buffers x_;
+  std::vector<unsigned> a_, b_;
+  CUstream stream_;
+  cudaGraphExec_t exec_;
+};
+
 int main(int argc, char** argv) {
   app::Options options = app::Parse(argc, argv, {24, 600});
   const int n = options.size;
@@ -247,6 +309,8 @@ int main(int argc, char** argv) {
   cudaGraphExec_t two_exec;
   CUDA_CHECK(cudaGraphInstantiate(&two_exec, graph, 0));
   CUDA_CHECK(cudaGraphDestroy(graph));
+
+  Green green(Make(n, 6));
 
   // 3: captured and kept; its kernels are found among its nodes, and one of them gets other parameters in the
   // executable.
@@ -340,6 +404,7 @@ int main(int argc, char** argv) {
 
   for (int step = 1; step <= options.steps; ++step) {
     if (step == 2) CaptureInVain(stream, one);
+    green.Step();
     CUDA_CHECK(cudaGraphLaunch(one_exec, stream));
     TwoStreamsOnHost(&a[1], &b[1], 17);
 

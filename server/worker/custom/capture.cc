@@ -95,8 +95,13 @@ class StandIns {
     if (KindOf(captured.stream) != Kind::kStream || Has(captured.stream)) return kMalformedRequest;
     CUstream stream = nullptr;
     const DriverTable& driver = worker_->driver();
-    CUresult result = In(captured.context,
-                         [&] { return driver.cuStreamCreateWithPriority(&stream, captured.flags, captured.priority); });
+    CUresult result;
+    if (CUgreenCtx green; static_cast<Session*>(worker_)->Real(Kind::kGreenContext, captured.context, &green)) {
+      result = driver.cuGreenCtxStreamCreate(&stream, green, captured.flags, captured.priority);
+    } else {
+      result = In(captured.context,
+                  [&] { return driver.cuStreamCreateWithPriority(&stream, captured.flags, captured.priority); });
+    }
     if (result != CUDA_SUCCESS) return result;
     streams_.push_back(stream);
     // What its attributes were at the time is not known; they rarely change.
