@@ -3,7 +3,8 @@
 """Checks the Markdown pages of the whole tree: every link leads to a file and, if it has one, to a heading that exist; each
 code span that is a path of the tree, as `proto/frame/handle.h`, names something that exists, and so does each file in the
 first column of a folder README's table of files; every page of docs/ is in the README's table and in mkdocs.yml; prose lines
-are not longer than 100 columns; a paragraph has at most six lines; the idioms of IDIOMS are in no page.
+are not longer than 100 columns; a paragraph has at most six lines; the idioms of IDIOMS are in no page; docs/gpu-results.md is what tests/gpu/results.py makes of
+docs/gpu-results.json.
 
 docs/build then makes the site in strict mode, for which mkdocs has to be there (tools/setup installs it).
 
@@ -31,7 +32,7 @@ MAY_BE_GONE = {"CHANGELOG.md"}
 # A paragraph or a list item with more lines than this wants to be a list, a table or two paragraphs.
 MOST_LINES = 6
 # Records of what happened, which nobody reads from top to bottom.
-MAY_BE_LONG = {"CHANGELOG.md", "docs/gpu-results.md"}
+MAY_BE_LONG = {"CHANGELOG.md"}
 # What plain words say better: the same, recreated, nevertheless.
 IDIOMS = re.compile(r"\b(likewise|made again|all the same)\b", re.IGNORECASE)
 NOT_IN_TREE = re.compile(r"\.gen\.|NAME|\.pb\.h$")
@@ -194,6 +195,11 @@ def check(root):
                 problems.append(f"{path} is not in the table of README.md")
             if f" {path}\n" not in site:
                 problems.append(f"{path} is not in docs/mkdocs.yml")
+    results = os.path.join(root, "tests/gpu/results.py")
+    if os.path.exists(results):
+        made = subprocess.run([sys.executable, results, "--root", root, "--print"], capture_output=True, text=True)
+        if made.returncode != 0 or made.stdout != texts["docs/gpu-results.md"]:
+            problems.append(f"docs/gpu-results.md is not what tests/gpu/results.py makes of docs/gpu-results.json: run it {made.stderr}")
     if links < 40:
         problems.append(f"only {links} links were found")
     print(f"{len(texts)} pages, {links} links")
