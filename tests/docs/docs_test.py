@@ -31,8 +31,6 @@ SPAN = re.compile(r"`((?:" + "|".join(FOLDERS) + r")/[\w./-]+)`")
 MAY_BE_GONE = {"CHANGELOG.md"}
 # A paragraph or a list item with more lines than this wants to be a list, a table or two paragraphs.
 MOST_LINES = 6
-# Records of what happened, which nobody reads from top to bottom.
-MAY_BE_LONG = {"CHANGELOG.md"}
 # What plain words say better: the same, recreated, nevertheless.
 IDIOMS = re.compile(r"\b(likewise|made again|all the same)\b", re.IGNORECASE)
 NOT_IN_TREE = re.compile(r"\.gen\.|NAME|\.pb\.h$")
@@ -159,7 +157,7 @@ def check(root):
                 # A link or a name alone cannot be broken.
                 if " " in line.strip(" -*>"):
                     problems.append(f"{path}:{number}: {len(line)} columns; prose is wrapped at {WIDTH}")
-        for number, lines in paragraphs(text) if path not in MAY_BE_LONG else ():
+        for number, lines in paragraphs(text):
             if len(lines) > MOST_LINES:
                 problems.append(f"{path}:{number}: a paragraph of {len(lines)} lines; at most {MOST_LINES} are easy to read")
         for number, idiom in idioms(text):
