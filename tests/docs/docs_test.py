@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the Markdown pages of the whole tree: every link leads to a file and, if it has one, to a heading that exist; each
 code span that is a path of the tree, as `proto/frame/handle.h`, names something that exists, and so does each file in the
-first column of a folder README's table of files; every page of docs/ is in the README's table and in mkdocs.yml; prose lines
-are not longer than 100 columns; a paragraph has at most six lines; the idioms of IDIOMS are in no page; docs/gpu-results.md is what tests/gpu/results.py makes of
-docs/gpu-results.json.
+first column of a folder README's table of files; a source that a name of the code links to has that name; every page of docs/
+is in the README's table and in mkdocs.yml; prose lines are not longer than 100 columns; a paragraph has at most six lines; the
+idioms of IDIOMS are in no page; docs/gpu-results.md is what tests/gpu/results.py makes of docs/gpu-results.json.
 
 docs/build then makes the site in strict mode, for which mkdocs has to be there (tools/setup installs it).
 
@@ -27,6 +27,8 @@ GENERATED = {"proto/api/COVERAGE.md"}
 # Folders of the tree: a code span that begins with one of them is a path.
 FOLDERS = ("bench", "checkpoint", "ckptfmt", "client", "docs", "host", "packaging", "proto", "replay", "server", "tests", "tools")
 SPAN = re.compile(r"`((?:" + "|".join(FOLDERS) + r")/[\w./-]+)`")
+# A link from a name of the code to the source that has it.
+NAMED = re.compile(r"\[`(\w+)`\]\(([^()\s]+\.(?:cc|h|py|proto|textproto))\)")
 # CHANGELOG.md tells of files of its time. What the build makes is not in the tree.
 MAY_BE_GONE = {"CHANGELOG.md"}
 # A paragraph or a list item with more lines than this wants to be a list, a table or two paragraphs.
@@ -171,6 +173,10 @@ def check(root):
             for name in listed_files(text):
                 if not NOT_IN_TREE.search(name) and not exists(root, os.path.dirname(path), name):
                     problems.append(f"{path}: the table lists {name}, which is not there")
+        for name, file in NAMED.findall("\n".join(line for _, line in prose(text))):
+            there = os.path.join(root, os.path.dirname(path), file)
+            if os.path.isfile(there) and not re.search(rf"\b{re.escape(name)}\b", open(there, encoding="utf-8").read()):
+                problems.append(f"{path}: {file} has no {name}")
         # A link's text may go on in the next line.
         plain = "\n".join(re.sub(r"`[^`\n]*`", "``", line) for _, line in prose(text))
         for target in LINK.findall(plain):
@@ -209,25 +215,25 @@ def self_test():
     with tempfile.TemporaryDirectory() as root:
         os.mkdir(root + "/docs")
         good = "# Title\n\n" + "".join(f"[here](docs/a.md#the-part) {n}\n\n" for n in range(60)) + "[b](docs/b.md)\n"
-        wrong = "[x](gone.md) [y](docs/a.md#none) `docs/a.md` `docs/gone.h`\n\n| File | |\n| --- | --- |\n| `lost.cc`, `README` | |\n\n" + "word " * 30 + "\n\n    " + "code " * 30 + "\n\n```\n" + "code " * 30 + "\n```\n"
+        wrong = "[x](gone.md) [y](docs/a.md#none) `docs/a.md` `docs/gone.h`\n\n[`Here`](docs/code.cc) [`There`](docs/code.cc)\n\n| File | |\n| --- | --- |\n| `lost.cc`, `README` | |\n\n" + "word " * 30 + "\n\n    " + "code " * 30 + "\n\n```\n" + "code " * 30 + "\n```\n"
         # Six lines each, and a list of items with as many: nothing is wrong with these.
         short = "line\n" * 6 + "\n" + "- line\n" * 3 + "- line\n" + "  line\n" * 5 + "\n" + "| row |\n" * 9
         long = "\n" + "line\n" * 7 + "\n1. first\n2. line\n" + "   line\n" * 6
         phrases = "\nIt works all\nthe same, and is Made again.\n\nInstall the same; `x` likewise; for all\n\nthe same.\n"
         for name, text in (("README.md", good + wrong), ("docs/a.md", "# A\n\n## The `part`\n"),
                            ("docs/b.md", "# B\n\n" + short + long + phrases), ("docs/c.md", "# C\n"),
-                           ("docs/mkdocs.yml", "nav:\n  - a: docs/a.md\n  - b: docs/b.md\n")):
+                           ("docs/code.cc", "int Here();\n"), ("docs/mkdocs.yml", "nav:\n  - a: docs/a.md\n  - b: docs/b.md\n")):
             with open(os.path.join(root, name), "w", encoding="utf-8") as f:
                 f.write(text)
         found = "\n".join(check(root))
         for expected in ("gone.md leads nowhere", "no heading #none", "150 columns", "docs/c.md is not in the table",
-                         "docs/c.md is not in docs/mkdocs.yml", "there is no docs/gone.h", "lists lost.cc",
+                         "docs/c.md is not in docs/mkdocs.yml", "there is no docs/gone.h", "docs/code.cc has no There", "lists lost.cc",
                          "docs/b.md:30: a paragraph of 7 lines", "docs/b.md:39: a paragraph of 7 lines",
                          "docs/b.md:47: write plainer words than 'all the same'", "docs/b.md:48: write plainer words than 'made again'",
                          "docs/b.md:50: write plainer words than 'likewise'"):
             if expected not in found:
                 sys.exit(f"the check itself is wrong: it does not find '{expected}' but: {found}")
-        if len(found.split("\n")) != 12:
+        if len(found.split("\n")) != 13:
             sys.exit(f"the check itself is wrong: it finds too much: {found}")
 
 
