@@ -450,17 +450,15 @@ absl::Status CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>&
 }
 
 absl::Status ReplayLog(const replay::Log& log, ClientChannel* channel, const std::string& scope,
-                       const std::vector<std::string>& ownerless, const replay::Log* ahead) {
+                       const replay::Log* ahead) {
   replay::ChannelTarget target(*channel);
   // The session that it replaces may still be there, and answers for the same keys.
   std::string own = scope;
-  std::vector<std::string> own_ownerless = ownerless;
   if (own.empty() && replay::Shares(log)) {
     own.resize(16);
     if (getrandom(&own[0], own.size(), 0) != ssize_t(own.size())) own.clear();
-    own_ownerless = replay::Ownerless({&log});
   }
-  if (!own.empty()) CR_RETURN_IF_ERROR(ToAbsl(replay::ShareIn(own, target, own_ownerless)));
+  if (!own.empty()) CR_RETURN_IF_ERROR(ToAbsl(replay::ShareIn(own, target)));
   const absl::Status replayed = ToAbsl(replay::Replay(log, target, nullptr, replay::Part::kBeforePinned, ahead));
   if (!replayed.ok()) return Annotate("the job's GPU objects cannot be recreated on this server: ", replayed);
   return Drain(channel);

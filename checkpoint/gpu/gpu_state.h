@@ -107,11 +107,10 @@ absl::Status CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>&
 
 // Recreates the objects of the log in their order, and compares the answers with the recorded ones. Leaves to the
 // process what needs its pinned memory (replay::Part). `scope`: of the sessions that are replayed together
-// (replay::ShareIn); empty: this one is replayed alone. `ownerless`: the result of replay::Ownerless for all their
-// logs.
+// (replay::ShareIn); empty: this one is replayed alone.
 // `ahead`: null, or the log of which ReplayCode has made the code here.
 absl::Status ReplayLog(const replay::Log& log, ClientChannel* channel, const std::string& scope = "",
-                       const std::vector<std::string>& ownerless = {}, const replay::Log* ahead = nullptr);
+                       const replay::Log* ahead = nullptr);
 // The job's contexts, modules and functions, while it runs on elsewhere. On failure the session is of no use.
 bool ReplayCode(const replay::Log& log, ClientChannel* channel);
 // After a replay: fails, with the name of one, if a variable among these regions lies elsewhere in this session. Heaps

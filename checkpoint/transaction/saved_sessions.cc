@@ -59,7 +59,6 @@ absl::Status GpuSessions::OpenHosts(const std::string& folder, const std::option
   for (Placed& one : placed_) {
     CR_ASSIGN_OR_RETURN(one.host, hosts_->Open(one.place.server, own));
   }
-  ownerless_ = OwnerlessAt(placed_, Pointers(saved_->logs));
   return absl::OkStatus();
 }
 
@@ -90,7 +89,7 @@ absl::Status GpuSessions::Open(size_t process, const std::string& scope) {
     report_.Say("GPU " + std::to_string(i) + " of " + NameOf(saved) + " was a " + saved.devices[i].name +
                 "; here it is a " + here.devices[i].name);
   }
-  CR_RETURN_IF_ERROR(ReplayLog(saved_->logs[process], channel.get(), scope, ownerless_[process]));
+  CR_RETURN_IF_ERROR(ReplayLog(saved_->logs[process], channel.get(), scope));
   channels_[process] = std::move(channel);
   return absl::OkStatus();
 }
