@@ -61,8 +61,7 @@ absl::StatusOr<Reply> Ask(ClientChannel* channel, uint32_t operation, const Requ
 absl::StatusOr<std::unique_ptr<ClientChannel>> OpenSession(const std::string& path, uint32_t pid,
                                                            const std::string& program, const std::string& job,
                                                            const std::vector<int>& gpus,
-                                                           const std::string& driver_settings,
-                                                           uint32_t address_layout) {
+                                                           const std::string& driver_settings) {
   Hello hello;
   hello.pid = pid;
   hello.program = program;
@@ -72,7 +71,6 @@ absl::StatusOr<std::unique_ptr<ClientChannel>> OpenSession(const std::string& pa
     hello.visible_devices += (i == 0 ? "" : ",") + std::to_string(gpus[i]);
   }
   hello.driver_settings = driver_settings;
-  hello.address_layout = address_layout;
   hello.replaying = true;
   Welcome welcome;
   StatusOr<std::unique_ptr<ClientChannel>> channel = ClientChannel::Connect(path, hello, &welcome);

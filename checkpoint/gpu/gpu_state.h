@@ -28,12 +28,12 @@
 namespace cuda_remote::checkpoint {
 
 // Opens a session for a job that is being restarted or moved. `path`: GpuHost::socket_path(); `pid`: of the program, as
-// it knows itself; `gpus`: the only ones that it sees, in this order; empty: all; `driver_settings`, `address_layout`:
-// those of the session that it had.
+// it knows itself; `gpus`: the only ones that it sees, in this order; empty: all; `driver_settings`: those
+// of the session that it had.
 absl::StatusOr<std::unique_ptr<ClientChannel>> OpenSession(const std::string& path, uint32_t pid,
                                                            const std::string& program, const std::string& job,
                                                            const std::vector<int>& gpus,
-                                                           const std::string& driver_settings, uint32_t address_layout);
+                                                           const std::string& driver_settings);
 
 // The calls in a log that created objects which cannot be recreated on another server; empty if it has nothing.
 std::string NotReplayableIn(const replay::Log& log);

@@ -119,7 +119,7 @@ absl::Status OpenSessions(const MoveJobOptions& options, const std::string& dire
       }
       const ActAs user(AccountOf(job));  // whose session it is
       auto channel = OpenSession(move.to.host->socket_path(), uint32_t(move.of.inner_pid), move.of.program, job.name(),
-                                 move.to.place.gpus, info.driver_settings, info.address_layout);
+                                 move.to.place.gpus, info.driver_settings);
       if (!channel.ok()) return Of(move, processes.size(), channel.status());
       move.channel = *std::move(channel);
     }

@@ -29,7 +29,7 @@ std::string NameOf(const ckptfmt::ProcessInfo& process) {
 absl::Status GpuSessions::Plan(const SavedJob& saved) {
   saved_ = &saved;
   const ckptfmt::ImageInfo& info = saved.image->info();
-  // What cr-checkpoint has written: "0,1,-1". Older images have none.
+  // What cr-checkpoint has written: "0,1,-1".
   std::vector<PlacedProcess> who;
   const auto found = info.client_info.find("ranks");
   std::istringstream ranks(found == info.client_info.end() ? "" : found->second);
@@ -77,9 +77,8 @@ absl::Status GpuSessions::Open(size_t process, const std::string& scope) {
   std::unique_ptr<ClientChannel> channel;
   {
     const ActAs user(account_);
-    CR_ASSIGN_OR_RETURN(channel,
-                        OpenSession(placed.host->socket_path(), saved.pid, saved.program, saved_->image->info().job,
-                                    placed.place.gpus, saved.driver_settings, saved.address_layout));
+    CR_ASSIGN_OR_RETURN(channel, OpenSession(placed.host->socket_path(), saved.pid, saved.program,
+                                             saved_->image->info().job, placed.place.gpus, saved.driver_settings));
   }
   ckptfmt::ProcessInfo here;
   CR_RETURN_IF_ERROR(DescribeServer(channel.get(), &here));
