@@ -70,11 +70,16 @@ absl::Status Unseal(std::string_view bytes, const std::string& name, uint32_t ma
     return damaged("its checksum is wrong");
   }
   *version = in->format_version();
-  if (*version < kFirstFormatVersion || *version > kFormatVersion) {
+  if (*version < kFirstFormatVersion) {
     return absl::FailedPreconditionError(
-        absl::StrCat(name, ": the image has format version ", *version, ", this program reads versions ",
-                     kFirstFormatVersion, " to ", kFormatVersion,
-                     *version > kFormatVersion ? "; use the cuda-remote that wrote it, or a newer one" : ""));
+        absl::StrCat(name, ": the image has format version ", *version,
+                     ", which is from before cuda-remote 0.9.0 and is not "
+                     "read any more; restart the job with the cuda-remote that wrote the image, or start it anew"));
+  }
+  if (*version > kFormatVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(name, ": the image has format version ", *version,
+                                                      ", this program reads versions up to ", kFormatVersion,
+                                                      "; use the cuda-remote that wrote it, or a newer one"));
   }
   // There is one way to write the file: what else the parser accepts is damage that it did not see.
   in->DiscardUnknownFields();

@@ -63,7 +63,7 @@ struct FileRecord {
   uint64_t bytes = 0;
   Hash128 hash;
   std::vector<uint64_t> blocks;  // XXH3-64 of each kBlockBytes
-  bool has_hash = true;          // a data file has none (from format version 2 on): its chunks have
+  bool has_hash = true;          // a data file has none: its chunks have
   uint32_t mode = 0600;
 };
 

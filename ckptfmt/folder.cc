@@ -36,8 +36,8 @@ absl::Status CheckIsOurs(const OpenedFolder& folder) {
   const absl::StatusOr<std::vector<std::string>> names = NamesIn(folder);
   if (!names.ok()) return names.status();
   for (const std::string& name : *names) {
-    if (name != kManifestName && name != kOnlyLogName && name != kProcessesFolder && name != kMemoryFolder &&
-        name != kClientFolder && name != kSignatureName && name != kLockName) {
+    if (name != kManifestName && name != kProcessesFolder && name != kMemoryFolder && name != kClientFolder &&
+        name != kSignatureName && name != kLockName) {
       return absl::FailedPreconditionError(absl::StrCat(
           folder.path(), " holds something that is not part of a checkpoint image (", name, "); move or remove it"));
     }
@@ -63,8 +63,7 @@ absl::Status RemoveBelow(const OpenedFolder& folder, const std::string& name) {
 absl::Status RemoveAllIn(const OpenedFolder& folder) {
   CR_RETURN_IF_ERROR(CheckIsOurs(folder));
   // The manifest first: half an image must not look like one.
-  for (const char* name :
-       {kManifestName, kOnlyLogName, kProcessesFolder, kMemoryFolder, kClientFolder, kSignatureName}) {
+  for (const char* name : {kManifestName, kProcessesFolder, kMemoryFolder, kClientFolder, kSignatureName}) {
     CR_RETURN_IF_ERROR(RemoveBelow(folder, name));
     Step("part removed");
   }

@@ -44,7 +44,7 @@ TEST_P(Golden, IsReadAsItWasWritten) {
   EXPECT_EQ(process.driver_version, wanted.driver_version);
   EXPECT_EQ(process.next_sequence, wanted.next_sequence);
   EXPECT_EQ(process.session, wanted.session);
-  EXPECT_EQ(process.address_layout, 0u);  // there were no others then
+  EXPECT_EQ(process.driver_settings, wanted.driver_settings);
   EXPECT_EQ(process.log_records, wanted.log_records);
   ASSERT_EQ(process.devices.size(), 1u);
   EXPECT_EQ(process.devices[0].uuid, wanted.devices[0].uuid);

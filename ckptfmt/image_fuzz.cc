@@ -20,23 +20,13 @@ using namespace cuda_remote::ckptfmt;  // NOLINT
 
 namespace {
 
-// Format version 1.
-void TryOldIndex(std::string bytes) {
-  const uint64_t total = bytes.size() + 16;
-  if (bytes.size() >= 48) memcpy(&bytes[40], &total, sizeof(total));
-  const Hash128 hash = HashOf(bytes);
-  bytes.append(reinterpret_cast<const char*>(&hash), sizeof(hash));
-  (void)DecodeIndex(bytes, "index", 1);
-}
-
 void TryIndex(const std::string& bytes) {
   (void)DecodeIndex(bytes, "index");
-  TryOldIndex(bytes);
   IndexFile file;
   file.set_magic(0x49465243);
   file.set_format_version(kFormatVersion);
   file.set_index(bytes);
-  const std::string covered = std::string("CRFI\2\0\0\0", 8) + bytes;
+  const std::string covered = std::string("CRFI\3\0\0\0", 8) + bytes;
   file.set_hash(ToBytes(HashOf(covered)));
   const auto index = DecodeIndex(file.SerializeAsString(), "index");
   if (!index.ok()) return;
@@ -61,7 +51,7 @@ void TryManifest(const std::string& bytes) {
   file.set_magic(0x4d465243);
   file.set_format_version(kFormatVersion);
   file.set_manifest(bytes);
-  const std::string covered = std::string("CRFM\2\0\0\0", 8) + bytes;
+  const std::string covered = std::string("CRFM\3\0\0\0", 8) + bytes;
   file.set_hash(ToBytes(HashOf(covered)));
   if (!DecodeManifest(file.SerializeAsString(), "manifest", &info, &files).ok()) return;
   for (const FileRecord& record : files) {
@@ -101,8 +91,5 @@ std::vector<std::string> FuzzSeeds() {
   index.regions[0].chunks[0] = 1;
   IndexFile encoded;
   encoded.ParseFromString(EncodeIndex(index));
-  // Of version 1: the smallest there is.
-  std::string old("CRMEMIDX\1\0\0\0\0\0\x20\0", 16);
-  old.resize(48);
-  return {std::string(1, '\0') + whole, std::string(1, '\0') + parsed.manifest(), '\1' + encoded.index(), '\1' + old};
+  return {std::string(1, '\0') + whole, std::string(1, '\0') + parsed.manifest(), '\1' + encoded.index()};
 }

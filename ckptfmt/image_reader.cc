@@ -238,7 +238,7 @@ absl::StatusOr<std::unique_ptr<ImageReader>> ImageReader::OpenImage(const std::s
   }
   CR_RETURN_IF_ERROR(state->CheckSizes());
   std::vector<std::string> needed = {kIndexName};
-  for (size_t i = 0; i < state->info.processes.size(); ++i) needed.push_back(LogName(state->info.format_version, i));
+  for (size_t i = 0; i < state->info.processes.size(); ++i) needed.push_back(LogName(i));
   for (const std::string& path : needed) {
     const FileRecord* const file = state->FindFile(path);
     if (!file) return absl::DataLossError(absl::StrCat(manifest_path, " lists no file ", path));
@@ -246,7 +246,7 @@ absl::StatusOr<std::unique_ptr<ImageReader>> ImageReader::OpenImage(const std::s
   }
   absl::StatusOr<std::string> index = state->ReadChecked(kIndexName);
   if (!index.ok()) return index.status();
-  absl::StatusOr<Index> decoded = DecodeIndex(*index, state->FullPath(kIndexName), state->info.format_version);
+  absl::StatusOr<Index> decoded = DecodeIndex(*index, state->FullPath(kIndexName));
   if (!decoded.ok()) return decoded.status();
   state->index = *std::move(decoded);
   CR_RETURN_IF_ERROR(state->OpenData(parts));
@@ -339,7 +339,7 @@ absl::Status ImageReader::Verify(const Progress& progress, Files which) const {
 
 absl::StatusOr<std::string> ImageReader::ReadLog(size_t process) const { return state_->ReadChecked(LogPath(process)); }
 
-std::string ImageReader::LogPath(size_t process) const { return LogName(state_->info.format_version, process); }
+std::string ImageReader::LogPath(size_t process) const { return LogName(process); }
 
 absl::Status ImageReader::ReadRegion(size_t region, const UseChunk& use) const {
   if (region >= state_->index.regions.size()) return absl::InvalidArgumentError("no such region");

@@ -85,7 +85,6 @@ void ExpectIsSample(const std::string& dir) {
   EXPECT_EQ(process.session, wanted.session);
   EXPECT_TRUE(process.shared_memory);
   EXPECT_EQ(process.driver_settings, wanted.driver_settings);
-  EXPECT_EQ(process.address_layout, wanted.address_layout);
   EXPECT_EQ(process.log_records, 3u);
   EXPECT_EQ(info.engine, "criu");
   EXPECT_EQ(info.client_info, expected.client_info);
@@ -300,29 +299,32 @@ TEST(Image, MissingFiles) {
   EXPECT_TRUE(absl::IsNotFound(ImageReader::Open(folder.path()).status()));
 }
 
-TEST(Image, ANewerVersionIsRefusedByName) {
+TEST(Image, OtherVersionsAreRefusedByNumber) {
   TestFolder folder;
   ASSERT_TRUE(WriteSample(folder / "image", /*small=*/true).ok());
-  // As a newer program would write it: field 2 is the version, and the checksum covers it.
-  const std::string path = folder / "image/manifest.pb";
-  std::string bytes = ReadFile(path);
-  ASSERT_EQ(bytes.substr(5, 2), "\x10\x02");
-  bytes[6] = 9;
-  ImageInfo info;
-  std::vector<FileRecord> files;
-  EXPECT_TRUE(absl::IsDataLoss(DecodeManifest(bytes, "m", &info, &files))) << "only the version was changed";
-  const size_t manifest_at = bytes.find('\x1a') + 1;
-  size_t start = manifest_at;
-  while (bytes[start++] & 0x80) {
+  const std::string path = folder / "image/manifest.pb", written = ReadFile(path);
+  ASSERT_EQ(written.substr(5, 2), "\x10\x03");
+  for (const int version : {1, 2, 9}) {
+    // As a program of that version would write it: field 2 is the version, and the checksum covers it.
+    std::string bytes = written;
+    bytes[6] = char(version);
+    ImageInfo info;
+    std::vector<FileRecord> files;
+    EXPECT_TRUE(absl::IsDataLoss(DecodeManifest(bytes, "m", &info, &files))) << "only the version was changed";
+    size_t start = bytes.find('\x1a') + 1;
+    while (bytes[start++] & 0x80) {
+    }
+    const std::string manifest = bytes.substr(start, bytes.size() - start - 18);
+    std::string covered("CRFM\0\0\0\0", 8);
+    covered[4] = char(version);
+    bytes.replace(bytes.size() - 16, 16, ToBytes(HashOf(covered + manifest)));
+    WriteFile(path, bytes);
+    const absl::Status status = ImageReader::Open(folder / "image").status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_THAT(Message(status), HasSubstr("the image has format version " + std::to_string(version) + ","));
+    EXPECT_THAT(Message(status),
+                HasSubstr(version > int(kFormatVersion) ? "or a newer one" : "before cuda-remote 0.9.0"));
   }
-  const std::string manifest = bytes.substr(start, bytes.size() - start - 18);
-  const std::string covered = std::string("CRFM\x09\0\0\0", 8) + manifest;
-  bytes.replace(bytes.size() - 16, 16, ToBytes(HashOf(covered)));
-  WriteFile(path, bytes);
-  const absl::Status status = ImageReader::Open(folder / "image").status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-  EXPECT_THAT(Message(status), HasSubstr("format version 9"));
-  EXPECT_THAT(Message(status), HasSubstr("newer"));
 }
 
 TEST(Image, SeveralProcesses) {

@@ -362,7 +362,7 @@ absl::Status ImageWriter::CopyChunk(std::string_view bytes) {
 
 absl::Status ImageWriter::WriteLog(std::string_view bytes) {
   CR_RETURN_IF_ERROR(state_->Check());
-  const std::string name = LogName(kFormatVersion, state_->logs.size());
+  const std::string name = LogName(state_->logs.size());
   if (absl::Status status = state_->MakeFolderFor(name); !status.ok()) return state_->Fail(status);
   state_->sizes.log_bytes += bytes.size();
   // Flushing would wait for all that the file system has to write, while the job stands still.

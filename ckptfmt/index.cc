@@ -2,7 +2,6 @@
 #include "ckptfmt/index.h"
 
 #include <cstdio>
-#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "ckptfmt/envelope.h"
@@ -14,75 +13,6 @@ namespace {
 
 constexpr uint32_t kMagic = 0x49465243;  // "CRFI"
 
-// Format version 1.
-constexpr char kMagic1[8] = {'C', 'R', 'M', 'E', 'M', 'I', 'D', 'X'};
-
-struct FileHeader1 {
-  char magic[8];
-  uint32_t version;
-  uint32_t chunk_bytes;
-  uint64_t chunks;
-  uint64_t regions;
-  uint32_t data_files;
-  uint32_t reserved;
-  uint64_t bytes;  // of the whole index, trailer included
-};
-static_assert(sizeof(FileHeader1) == 48);
-
-struct ChunkEntry1 {
-  uint64_t hash_low;
-  uint64_t hash_high;
-  uint64_t offset;
-  uint32_t file;
-  uint32_t encoding;
-  uint32_t stored_bytes;
-  uint32_t bytes;
-};
-static_assert(sizeof(ChunkEntry1) == 40);
-
-struct RegionEntry1 {
-  uint64_t address;
-  uint64_t bytes;
-  uint64_t object;
-  uint64_t context;
-  uint64_t flags;
-  uint32_t kind;
-  int32_t device;
-  uint32_t module_index;
-  uint32_t symbol_bytes;
-};
-static_assert(sizeof(RegionEntry1) == 56);
-
-class Reader {
- public:
-  explicit Reader(std::string_view bytes) : bytes_(bytes) {}
-  template <typename T>
-  bool Take(T* value) {
-    std::string_view view;
-    if (!Take(sizeof(T), &view)) return false;
-    memcpy(value, view.data(), sizeof(T));
-    return true;
-  }
-  bool Take(uint64_t count, std::string_view* view) {
-    if (bytes_.size() - at_ < count) return false;
-    *view = bytes_.substr(at_, size_t(count));
-    at_ += size_t(count);
-    return true;
-  }
-  bool TakePadding() {
-    for (; at_ % 8 != 0; ++at_) {
-      if (at_ >= bytes_.size() || bytes_[at_] != 0) return false;
-    }
-    return true;
-  }
-  size_t at() const { return at_; }
-  size_t left() const { return bytes_.size() - at_; }
-
- private:
-  std::string_view bytes_;
-  size_t at_ = 0;
-};
-
 bool IsSane(const StoredChunk& chunk, uint64_t data_files) {
   return chunk.file < data_files && uint32_t(chunk.encoding) <= uint32_t(Encoding::kZstd) && chunk.bytes > 0 &&
          chunk.bytes <= kChunkBytes && chunk.stored_bytes > 0 && chunk.stored_bytes <= chunk.bytes &&
@@ -90,83 +20,6 @@ bool IsSane(const StoredChunk& chunk, uint64_t data_files) {
 }
 
 bool IsKind(uint32_t kind) { return kind >= uint32_t(RegionKind::kAllocation) && kind <= uint32_t(RegionKind::kHeap); }
-
-absl::StatusOr<Index> DecodeIndex1(std::string_view bytes, const std::string& name) {
-  size_t at = 0;
-  const auto damaged = [&](const char* what) {
-    return absl::DataLossError(absl::StrCat(name, " is damaged at offset ", at, ": ", what));
-  };
-  FileHeader1 header;
-  Hash128 expected;
-  if (bytes.size() < sizeof(header) + sizeof(expected)) return damaged("too short");
-  memcpy(&header, bytes.data(), sizeof(header));
-  if (memcmp(header.magic, kMagic1, sizeof(kMagic1)) != 0) return damaged("this is not a memory index");
-  const std::string_view body = bytes.substr(0, bytes.size() - sizeof(expected));
-  memcpy(&expected, bytes.data() + body.size(), sizeof(expected));
-  if (header.bytes != bytes.size()) return damaged("its size is not what it says");
-  if (HashOf(body) != expected) return damaged("its checksum is wrong");
-  if (header.version != 1 || header.chunk_bytes != kChunkBytes || header.reserved != 0) {
-    return damaged("its header");
-  }
-  Reader reader(body);
-  reader.Take(&header);
-  if (header.chunks > reader.left() / sizeof(ChunkEntry1) || header.chunks >= UINT32_MAX) return damaged("its header");
-  Index index;
-  // Each has a chunk.
-  if (header.data_files > header.chunks) return damaged("its header");
-  for (uint32_t i = 0; i < header.data_files; ++i) index.data_files.push_back(DataFileName(i));
-  index.chunks.reserve(size_t(header.chunks));
-  for (uint64_t i = 0; i < header.chunks; ++i) {
-    at = reader.at();
-    ChunkEntry1 entry;
-    reader.Take(&entry);
-    StoredChunk chunk;
-    chunk.hash = {entry.hash_low, entry.hash_high};
-    chunk.file = entry.file;
-    chunk.encoding = Encoding(entry.encoding);
-    chunk.offset = entry.offset;
-    chunk.stored_bytes = entry.stored_bytes;
-    chunk.bytes = entry.bytes;
-    if (!IsSane(chunk, header.data_files)) return damaged("a chunk's entry");
-    index.chunks.push_back(chunk);
-  }
-  for (uint64_t i = 0; i < header.regions; ++i) {
-    at = reader.at();
-    RegionEntry1 entry;
-    std::string_view symbol;
-    if (!reader.Take(&entry) || !reader.Take(entry.symbol_bytes, &symbol) || !reader.TakePadding()) {
-      return damaged("a region is cut off");
-    }
-    if (!IsKind(entry.kind)) return damaged("a region's kind");
-    const uint64_t count = ChunkCount(entry.bytes);
-    if (count > reader.left() / sizeof(uint32_t)) return damaged("a region's chunks");
-    IndexedRegion indexed;
-    Region& region = indexed.region;
-    region.kind = RegionKind(entry.kind);
-    region.address = entry.address;
-    region.bytes = entry.bytes;
-    region.object = entry.object;
-    region.symbol = std::string(symbol);
-    region.context = entry.context;
-    region.device = entry.device;
-    region.module_index = entry.module_index;
-    region.flags = entry.flags;
-    indexed.chunks.resize(size_t(count));
-    for (uint64_t c = 0; c < count; ++c) {
-      uint32_t& chunk = indexed.chunks[size_t(c)];
-      reader.Take(&chunk);
-      if (chunk == 0) continue;
-      if (chunk > index.chunks.size() || index.chunks[chunk - 1].bytes != ChunkLength(entry.bytes, c)) {
-        return damaged("a region's chunk");
-      }
-    }
-    if (!reader.TakePadding()) return damaged("a region's chunks");
-    index.regions.push_back(std::move(indexed));
-  }
-  at = reader.at();
-  if (reader.left() != 0) return damaged("bytes after the last region");
-  return index;
-}
 
 }  // namespace
 
@@ -211,15 +64,13 @@ std::string EncodeIndex(const Index& index) {
                          [](IndexFile* file, const std::string& bytes) { file->set_index(bytes); });
 }
 
-absl::StatusOr<Index> DecodeIndex(std::string_view bytes, const std::string& name, uint32_t format_version) {
-  if (format_version == 1) return DecodeIndex1(bytes, name);
+absl::StatusOr<Index> DecodeIndex(std::string_view bytes, const std::string& name) {
   const auto damaged = [&](const char* what) { return absl::DataLossError(absl::StrCat(name, " is damaged: ", what)); };
   IndexFile in;
   uint32_t version = 0;
   const absl::Status status = Unseal<IndexFile>(
       bytes, name, kMagic, [](const IndexFile& file) -> const std::string& { return file.index(); }, &in, &version);
   if (!status.ok()) return status;
-  if (version != format_version) return damaged("its format version is not the image's");
   IndexContents contents;
   if (!contents.ParseFromString(in.index())) return damaged("its contents cannot be parsed");
   if (contents.chunk_bytes() != kChunkBytes) return damaged("its chunk size");

@@ -21,7 +21,7 @@ enum class Encoding : uint32_t { kRaw = 0, kZstd = 1 };
 // A chunk that is stored in a data file.
 struct StoredChunk {
   Hash128 hash;   // of the unpacked bytes
-  Hash128 keyed;  // the same with the index's secret; zeros in version 1
+  Hash128 keyed;  // the same with the index's secret
   uint32_t file = 0;
   Encoding encoding = Encoding::kRaw;
   uint64_t offset = 0;
@@ -40,7 +40,7 @@ struct Index {
   std::vector<StoredChunk> chunks;
   std::vector<IndexedRegion> regions;
   std::vector<std::string> data_files;  // their paths below the image's folder, by rising number
-  std::string secret;                   // of the chunks' keyed hashes; empty in version 1
+  std::string secret;                   // of the chunks' keyed hashes
 };
 
 // Length of a region's chunk `number`.
@@ -57,8 +57,7 @@ std::string EncodeIndex(const Index& index);
 // Any input is safe. `name` is for messages. What comes out is consistent in itself: chunks exist and have the lengths
 // that regions need. Whether they lie inside the data files, and whether regions' processes exist, is the caller's to
 // check.
-absl::StatusOr<Index> DecodeIndex(std::string_view bytes, const std::string& name,
-                                  uint32_t format_version = kFormatVersion);
+absl::StatusOr<Index> DecodeIndex(std::string_view bytes, const std::string& name);
 
 // Name of a data file: "memory/data-00000".
 std::string DataFileName(uint32_t number);

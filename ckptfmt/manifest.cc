@@ -16,7 +16,7 @@ constexpr uint32_t kMagic = 0x4d465243;  // "CRFM"
 
 bool SafePath(const std::string& path) {
   if (path.size() > 4096 || path.find('\0') != std::string::npos) return false;
-  if (path != kOnlyLogName && !absl::StartsWith(path, "processes/") && !absl::StartsWith(path, "memory/") &&
+  if (!absl::StartsWith(path, "processes/") && !absl::StartsWith(path, "memory/") &&
       !absl::StartsWith(path, "client/")) {
     return false;
   }
@@ -35,9 +35,7 @@ void EncodeDevice(const DeviceFacts& from, Device* device) {
   device->set_pci_bus_id(from.pci_bus_id);
 }
 
-// `From`: Process, or Manifest for format version 1.
-template <typename From>
-ProcessInfo DecodeProcess(const From& from) {
+ProcessInfo DecodeProcess(const Process& from) {
   ProcessInfo process;
   process.pid = from.pid();
   process.program = from.program();
@@ -58,6 +56,7 @@ ProcessInfo DecodeProcess(const From& from) {
   process.session = from.session();
   process.shared_memory = from.shared_memory();
   process.log_records = from.log_records();
+  process.driver_settings = from.driver_settings();
   process.log_images = from.log_images();
   return process;
 }
@@ -70,9 +69,7 @@ bool IsDataFile(std::string_view path) {
          path.find_first_not_of("0123456789", kStart.size()) == std::string_view::npos;
 }
 
-std::string LogName(uint32_t format_version, size_t process) {
-  return format_version == 1 ? kOnlyLogName : absl::StrCat(kProcessesFolder, "/", process, "/log");
-}
+std::string LogName(size_t process) { return absl::StrCat(kProcessesFolder, "/", process, "/log"); }
 
 std::string EncodeManifest(const ImageInfo& info, std::vector<FileRecord> files) {
   Manifest manifest;
@@ -95,7 +92,6 @@ std::string EncodeManifest(const ImageInfo& info, std::vector<FileRecord> files)
     process->set_session(from.session);
     process->set_shared_memory(from.shared_memory);
     process->set_driver_settings(from.driver_settings);
-    process->set_address_layout(from.address_layout);
     process->set_log_records(from.log_records);
     process->set_log_images(from.log_images);
   }
@@ -151,15 +147,7 @@ absl::Status DecodeManifest(std::string_view bytes, const std::string& name, Ima
   info->program = manifest.program();
   info->pid = manifest.pid();
   info->job_folder = manifest.job_folder();
-  for (const Process& from : manifest.processes()) {
-    info->processes.push_back(DecodeProcess(from));
-    info->processes.back().driver_settings = from.driver_settings();
-    info->processes.back().address_layout = from.address_layout();
-  }
-  if (version == 1) {
-    // The same statements under the same names, of the only process.
-    info->processes.assign(1, DecodeProcess(manifest));
-  }
+  for (const Process& from : manifest.processes()) info->processes.push_back(DecodeProcess(from));
   info->engine = manifest.engine();
   info->client_info = {manifest.client_info().begin(), manifest.client_info().end()};
   info->needs.kernel = manifest.needs().kernel();
@@ -177,7 +165,7 @@ absl::Status DecodeManifest(std::string_view bytes, const std::string& name, Ima
     file.blocks = {from.blocks().begin(), from.blocks().end()};
     if (!SafePath(file.path)) return damaged("it lists a file with a path that is not allowed");
     if (!files->empty() && files->back().path >= file.path) return damaged("its files are not in order");
-    file.has_hash = version == 1 || !IsDataFile(file.path);
+    file.has_hash = !IsDataFile(file.path);
     if (file.has_hash ? !FromBytes(from.hash(), &file.hash) : !from.hash().empty()) return damaged("a file's checksum");
     if (!file.has_hash) {
       if (!file.blocks.empty()) return damaged("a file's block checksums");

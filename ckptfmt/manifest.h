@@ -16,8 +16,6 @@ namespace cuda_remote::ckptfmt {
 
 inline constexpr char kManifestName[] = "manifest.pb";
 inline constexpr char kIndexName[] = "memory/index";
-// Of format version 1, which has one process.
-inline constexpr char kOnlyLogName[] = "log";
 inline constexpr char kProcessesFolder[] = "processes";
 inline constexpr char kMemoryFolder[] = "memory";
 inline constexpr char kClientFolder[] = "client";
@@ -29,13 +27,13 @@ inline constexpr uint64_t kMaxManifestBytes = 256u << 20;
 bool IsDataFile(std::string_view path);
 
 // The replay log of a process, by its number: "processes/0/log".
-std::string LogName(uint32_t format_version, size_t process);
+std::string LogName(size_t process);
 
 // The bytes of manifest.pb. `files` in any order.
 std::string EncodeManifest(const ImageInfo& info, std::vector<FileRecord> files);
 
 // Any input is safe. kDataLoss for damage, kFailedPrecondition for another format version. `name` is for messages. The
-// paths that come out are log, or below processes/, memory/ or client/, distinct and without "..".
+// paths that come out are below processes/, memory/ or client/, distinct and without "..".
 absl::Status DecodeManifest(std::string_view bytes, const std::string& name, ImageInfo* info,
                             std::vector<FileRecord>* files);
 

@@ -142,7 +142,6 @@ inline ImageInfo SampleInfo() {
   process.session = 12;
   process.shared_memory = true;
   process.driver_settings = "CUDA_MODULE_LOADING=EAGER";
-  process.address_layout = 1;
   process.log_records = 3;
   process.log_images = 1;
   info.processes.push_back(process);

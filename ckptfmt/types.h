@@ -15,9 +15,9 @@
 
 namespace cuda_remote::ckptfmt {
 
-// The version of the files that this program writes. It reads all versions from the first on.
-inline constexpr uint32_t kFormatVersion = 2;
-inline constexpr uint32_t kFirstFormatVersion = 1;
+// The version of the files that this program writes. It reads all versions from the first on, which is that of 0.9.0.
+inline constexpr uint32_t kFormatVersion = 3;
+inline constexpr uint32_t kFirstFormatVersion = 3;
 
 // Memory is kept in chunks of this size, counted from the start of each region.
 inline constexpr uint64_t kChunkBytes = 2u << 20;
@@ -87,7 +87,6 @@ struct ProcessInfo {
   uint64_t session = 0;
   bool shared_memory = false;
   std::string driver_settings;  // proto/driverabi/driver_settings.h
-  uint32_t address_layout = 0;  // proto/channel/address_layout.h
 
   uint64_t log_records = 0;
   uint64_t log_images = 0;

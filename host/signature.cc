@@ -45,7 +45,7 @@ std::string HashOf(int fd, uint64_t* bytes, bool* ok) {
 
 // As in manifests: below an image's folders, and nowhere else.
 bool IsImagePath(const std::string& path) {
-  if (path == ckptfmt::kManifestName || path == ckptfmt::kOnlyLogName) return true;
+  if (path == ckptfmt::kManifestName) return true;
   bool known = false;
   for (const char* folder : {ckptfmt::kProcessesFolder, ckptfmt::kMemoryFolder, ckptfmt::kClientFolder}) {
     known = known || path.compare(0, strlen(folder) + 1, std::string(folder) + "/") == 0;

@@ -34,9 +34,7 @@ absl::StatusOr<std::unique_ptr<AgentClient>> AgentClient::Connect(const std::str
     socket = ConnectUnix(folder + "/" + SocketName(pid), &failure, kMostConnectMs);
   }
   if (!socket.ok()) {
-    StatusOr<UniqueFd> only = ConnectUnix(folder + "/" + kOnlySocketName, nullptr, kMostConnectMs);
-    if (!only.ok()) return absl::UnavailableError(socket.status().message());
-    socket = std::move(only);
+    return absl::UnavailableError(socket.status().message());
   }
   uint32_t user = 0, seen = 0;
   struct stat facts;
@@ -62,7 +60,6 @@ absl::StatusOr<Message> AgentClient::Call(const Message& request, int timeout_ms
       if (reply.type == Type::kOk && sent) return reply;
       for (int fd : reply.fds) close(fd);
       if (reply.type != Type::kError || reply.body.empty()) return Nonsense();
-      if (reply.body == kUnknownRequest) return absl::UnimplementedError(reply.body);
       return absl::FailedPreconditionError(reply.body);
     case ReceiveStatus::kTimeout:
       return absl::DeadlineExceededError("the job does not answer");
@@ -121,14 +118,6 @@ absl::StatusOr<bool> AgentClient::Settle(int timeout_ms) {
   request.type = Type::kSettle;
   EncodeTimeout({uint64_t(timeout_ms > 0 ? timeout_ms : 0)}, &request.body);
   return AskYesNo(request, timeout_ms + kAnswerMs);
-}
-
-absl::Status AgentClient::LockOld(int timeout_ms) {
-  Message request;
-  request.type = Type::kLock;
-  EncodeTimeout({uint64_t(timeout_ms > 0 ? timeout_ms : 0)}, &request.body);
-  // After the calls that agent waits for the GPU, without a limit.
-  return Call(request, timeout_ms + kAnswerMs).status();
 }
 
 // A process that does not answer goes on when the connection ends.

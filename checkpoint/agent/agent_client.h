@@ -36,13 +36,12 @@ class AgentClient final : public Lockable {
   absl::StatusOr<Activity> Look() override;
   absl::StatusOr<bool> Admit(const Admission& which) override;
   absl::StatusOr<bool> Settle(int timeout_ms) override;
-  absl::Status LockOld(int timeout_ms) override;
   void Open() override;
   // Returns once the agent has answered; it lets calls in right after that.
   absl::Status Unlock();
   // While the job runs: the module images of its log (replay::WriteImages), and a number for Take.
   absl::Status AskImages(uint64_t* number, UniqueFd* fd);
-  // The caller owns the descriptors in the result. `images`: AskImages's number, or 0; older libraries send all images.
+  // The caller owns the descriptors in the result. `images`: AskImages's number, or 0.
   absl::StatusOr<Taken> Take(uint64_t images);
   // On success both ends close the connection; connect again to give the process a channel.
   absl::Status Release();
@@ -50,8 +49,7 @@ class AgentClient final : public Lockable {
   absl::Status Give(const Given& given);
   // For a released process whose channel is lost: its calls fail from now on, instead of waiting.
   absl::Status Abandon();
-  // A request to the GPU server beside the job's calls, while it runs: its number, for Answer. Unimplemented: the job's
-  // library knows no such requests.
+  // A request to the GPU server beside the job's calls, while it runs: its number, for Answer.
   absl::StatusOr<uint64_t> Ask(const SideRequest& request);
   // The answer to a request; nothing if it was not there in time (20 ms at most).
   absl::StatusOr<std::optional<SideAnswer>> Answer(uint64_t sequence, int timeout_ms);
@@ -65,7 +63,7 @@ class AgentClient final : public Lockable {
 
  private:
   AgentClient(UniqueFd socket, const std::string& name) : socket_(std::move(socket)), name_(name) {}
-  // The answer to a request. Unimplemented: the job's library does not know the request.
+  // The answer to a request.
   absl::StatusOr<Message> Call(const Message& request, int timeout_ms);
   absl::StatusOr<bool> AskYesNo(const Message& request, int timeout_ms);
 

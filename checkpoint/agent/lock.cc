@@ -47,7 +47,6 @@ struct Context {
 
 struct Process {
   Lockable* what = nullptr;
-  bool old = false;
   bool closed = false;
   bool settled = false;
   int64_t closed_us = 0;
@@ -127,7 +126,6 @@ class Locker {
     while (true) {
       bool all_quiet = true, capturing = false;
       for (Process& process : processes_) {
-        if (process.old) continue;
         CR_ASSIGN_OR_RETURN(process.activity, Ask(process)->Look());
         NoteContexts(&process);
         NoteFunction(&process);
@@ -158,13 +156,7 @@ class Locker {
 
   absl::Status CloseOne(Process* process) {
     process->closed_us = process->answered_us = Now();
-    const absl::Status closed = Ask(*process)->Close();
-    if (absl::IsUnimplemented(closed)) {
-      CR_RETURN_IF_ERROR(Ask(*process)->LockOld(LeftMs()));
-      process->old = process->settled = true;
-    } else {
-      CR_RETURN_IF_ERROR(closed);
-    }
+    CR_RETURN_IF_ERROR(Ask(*process)->Close());
     process->closed = true;
     return absl::OkStatus();
   }
@@ -180,7 +172,7 @@ class Locker {
     }
     if (settled) return true;
     for (Process& process : processes_) {
-      if (!process.settled || process.old) continue;
+      if (!process.settled) continue;
       process.settled = false;
       CR_RETURN_IF_ERROR(Ask(process)->Close());
     }
@@ -222,7 +214,7 @@ class Locker {
   // Whether some work has not ended for a while, or a server has not answered.
   bool IsStuck(int64_t now) const {
     return std::any_of(processes_.begin(), processes_.end(), [now](const Process& process) {
-      if (process.old || process.activity.quiet) return false;
+      if (process.activity.quiet) return false;
       return now - process.answered_us >= kGraceUs ||
              (process.hidden_since_us >= 0 && now - process.hidden_since_us >= kGraceUs) ||
              std::any_of(process.contexts.begin(), process.contexts.end(), [now](const auto& one) {
@@ -322,12 +314,12 @@ class Locker {
     asked_ = nullptr;
     std::string who;
     const bool all_slow = std::all_of(processes_.begin(), processes_.end(), [this](const Process& process) {
-      return process.activity.quiet || process.old || IsSlow(process);
+      return process.activity.quiet || IsSlow(process);
     });
     for (const Process& process : processes_) {
       // What it said last still counts.
       const bool unknown = IsSlow(process) && process.activity.busy_streams == 0;
-      if (process.activity.quiet || process.old || (!all_slow && unknown)) continue;
+      if (process.activity.quiet || (!all_slow && unknown)) continue;
       who += (who.empty() ? "" : "; ") + process.what->Name() + " did not become idle in " +
              Seconds(int64_t(options_.timeout_ms) * kMs) + ": " + Reasons(process.activity);
     }

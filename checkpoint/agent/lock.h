@@ -34,15 +34,12 @@ class Lockable {
  public:
   virtual ~Lockable() = default;
   virtual std::string Name() const = 0;
-  // Unimplemented: the client library is older, and knows LockOld only.
   virtual absl::Status Close() = 0;
   virtual absl::StatusOr<Activity> Look() = 0;
   // Whether there was such a call; it was let through.
   virtual absl::StatusOr<bool> Admit(const Admission& which) = 0;
   // False if it was not quiet after all: then it is as before.
   virtual absl::StatusOr<bool> Settle(int timeout_ms) = 0;
-  // Close, wait and settle in one, without letting calls through.
-  virtual absl::Status LockOld(int timeout_ms) = 0;
   // Undoes Close and Settle. Also of a process that was not closed.
   virtual void Open() = 0;
 };

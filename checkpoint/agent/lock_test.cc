@@ -69,7 +69,6 @@ class FakeProcess : public Lockable {
   uint64_t host_function_ms = 0;
   std::function<uint64_t()> host_function;
   bool not_settled_once = false;
-  bool old_library = false;
   bool fail_close = false;
   int64_t silent_from = INT64_MAX;  // its server answers no more
   uint64_t last_busy_streams = 0;   // when it did
@@ -132,7 +131,6 @@ class FakeProcess : public Lockable {
   absl::Status Close() override {
     ++closes;
     if (fail_close) return absl::UnavailableError("it has lost its server");
-    if (old_library) return absl::UnimplementedError("it is old");
     open = settled = false;
     return absl::OkStatus();
   }
@@ -192,11 +190,6 @@ class FakeProcess : public Lockable {
     settled = !not_settled_once;
     not_settled_once = false;
     return settled;
-  }
-  absl::Status LockOld(int) override {
-    open = false;
-    settled = true;
-    return absl::OkStatus();
   }
   void Open() override {
     ++opens;
@@ -635,14 +628,6 @@ TEST_F(LockTest, CancelledOpensAll) {
   EXPECT_EQ(Lock({&process}), absl::CancelledError("interrupted"));
   EXPECT_TRUE(process.open);
   EXPECT_LT(TookMs(), 110);
-}
-
-TEST_F(LockTest, AnOldLibraryIsLockedInItsOwnWay) {
-  FakeProcess old(&world_, "old"), other(&world_, "b");
-  old.old_library = true;
-  ASSERT_EQ(Lock({&old, &other}), absl::OkStatus());
-  EXPECT_TRUE(old.settled);
-  EXPECT_TRUE(other.settled);
 }
 
 }  // namespace

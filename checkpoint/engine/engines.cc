@@ -10,9 +10,7 @@ std::unique_ptr<SnapshotEngine> NewEngine() { return std::make_unique<CriuEngine
 std::unique_ptr<SnapshotEngine> EngineOf(const ckptfmt::ImageInfo& info, std::string* facts) {
   std::unique_ptr<SnapshotEngine> engine = NewEngine();
   if (info.engine != engine->Name()) return nullptr;
-  auto found = info.client_info.find(info.engine);
-  // In images of format version 1 the job's own facts have the engine's, too.
-  if (found == info.client_info.end()) found = info.client_info.find("job");
+  const auto found = info.client_info.find(info.engine);
   if (found == info.client_info.end()) return nullptr;
   *facts = found->second;
   return engine;

@@ -86,7 +86,6 @@ absl::Status CopyAhead::Stage(const wire::OpStageBlocks_Request& request, const 
     NoteFailure(answer.status());
     return answer.status();
   }
-  // As of an older server.
   if (answer->result != 0) return Failed("make memory ahead of the move", answer->result);
   wire::OpStageBlocks_Reply reply;
   if (!reply.Decode(answer->message)) return Malformed();

@@ -61,8 +61,7 @@ absl::StatusOr<Reply> Ask(ClientChannel* channel, uint32_t operation, const Requ
 absl::StatusOr<std::unique_ptr<ClientChannel>> OpenSession(const std::string& path, uint32_t pid,
                                                            const std::string& program, const std::string& job,
                                                            const std::vector<int>& gpus,
-                                                           const std::string& driver_settings,
-                                                           uint32_t address_layout) {
+                                                           const std::string& driver_settings) {
   Hello hello;
   hello.pid = pid;
   hello.program = program;
@@ -72,7 +71,6 @@ absl::StatusOr<std::unique_ptr<ClientChannel>> OpenSession(const std::string& pa
     hello.visible_devices += (i == 0 ? "" : ",") + std::to_string(gpus[i]);
   }
   hello.driver_settings = driver_settings;
-  hello.address_layout = address_layout;
   hello.replaying = true;
   Welcome welcome;
   StatusOr<std::unique_ptr<ClientChannel>> channel = ClientChannel::Connect(path, hello, &welcome);
@@ -450,17 +448,15 @@ absl::Status CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>&
 }
 
 absl::Status ReplayLog(const replay::Log& log, ClientChannel* channel, const std::string& scope,
-                       const std::vector<std::string>& ownerless, const replay::Log* ahead) {
+                       const replay::Log* ahead) {
   replay::ChannelTarget target(*channel);
   // The session that it replaces may still be there, and answers for the same keys.
   std::string own = scope;
-  std::vector<std::string> own_ownerless = ownerless;
   if (own.empty() && replay::Shares(log)) {
     own.resize(16);
     if (getrandom(&own[0], own.size(), 0) != ssize_t(own.size())) own.clear();
-    own_ownerless = replay::Ownerless({&log});
   }
-  if (!own.empty()) CR_RETURN_IF_ERROR(ToAbsl(replay::ShareIn(own, target, own_ownerless)));
+  if (!own.empty()) CR_RETURN_IF_ERROR(ToAbsl(replay::ShareIn(own, target)));
   const absl::Status replayed = ToAbsl(replay::Replay(log, target, nullptr, replay::Part::kBeforePinned, ahead));
   if (!replayed.ok()) return Annotate("the job's GPU objects cannot be recreated on this server: ", replayed);
   return Drain(channel);

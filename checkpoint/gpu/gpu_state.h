@@ -28,12 +28,12 @@
 namespace cuda_remote::checkpoint {
 
 // Opens a session for a job that is being restarted or moved. `path`: GpuHost::socket_path(); `pid`: of the program, as
-// it knows itself; `gpus`: the only ones that it sees, in this order; empty: all; `driver_settings`, `address_layout`:
-// those of the session that it had.
+// it knows itself; `gpus`: the only ones that it sees, in this order; empty: all; `driver_settings`: those
+// of the session that it had.
 absl::StatusOr<std::unique_ptr<ClientChannel>> OpenSession(const std::string& path, uint32_t pid,
                                                            const std::string& program, const std::string& job,
                                                            const std::vector<int>& gpus,
-                                                           const std::string& driver_settings, uint32_t address_layout);
+                                                           const std::string& driver_settings);
 
 // The calls in a log that created objects which cannot be recreated on another server; empty if it has nothing.
 std::string NotReplayableIn(const replay::Log& log);
@@ -107,11 +107,10 @@ absl::Status CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>&
 
 // Recreates the objects of the log in their order, and compares the answers with the recorded ones. Leaves to the
 // process what needs its pinned memory (replay::Part). `scope`: of the sessions that are replayed together
-// (replay::ShareIn); empty: this one is replayed alone. `ownerless`: the result of replay::Ownerless for all their
-// logs.
+// (replay::ShareIn); empty: this one is replayed alone.
 // `ahead`: null, or the log of which ReplayCode has made the code here.
 absl::Status ReplayLog(const replay::Log& log, ClientChannel* channel, const std::string& scope = "",
-                       const std::vector<std::string>& ownerless = {}, const replay::Log* ahead = nullptr);
+                       const replay::Log* ahead = nullptr);
 // The job's contexts, modules and functions, while it runs on elsewhere. On failure the session is of no use.
 bool ReplayCode(const replay::Log& log, ClientChannel* channel);
 // After a replay: fails, with the name of one, if a variable among these regions lies elsewhere in this session. Heaps

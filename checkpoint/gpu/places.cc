@@ -8,7 +8,6 @@
 
 #include "checkpoint/gpu/gpu_state.h"
 #include "proto/base/text.h"
-#include "replay/replayer/replayer.h"
 #include "replay/replayer/sharing_groups.h"
 
 namespace cuda_remote::checkpoint {
@@ -53,17 +52,6 @@ absl::Status CheckRoom(const std::vector<Placed>& placed, const std::vector<std:
                                         need.names + "; " + ByteText(double(need.bytes - free)) + " more are needed");
   }
   return absl::OkStatus();
-}
-
-std::vector<std::vector<std::string>> OwnerlessAt(const std::vector<Placed>& placed,
-                                                  const std::vector<const replay::Log*>& logs) {
-  std::map<const GpuHost*, std::vector<const replay::Log*>> at;
-  for (size_t i = 0; i < placed.size(); ++i) at[placed[i].host].push_back(logs[i]);
-  std::map<const GpuHost*, std::vector<std::string>> keys;
-  for (const auto& [host, its_logs] : at) keys[host] = replay::Ownerless(its_logs);
-  std::vector<std::vector<std::string>> all;
-  for (const Placed& one : placed) all.push_back(keys[one.host]);
-  return all;
 }
 
 std::string ServersOf(const std::vector<Placed>& placed) {

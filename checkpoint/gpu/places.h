@@ -29,10 +29,6 @@ absl::Status CheckSharing(const std::vector<Placed>& placed, const std::vector<c
 // `regions`: of each process.
 absl::Status CheckRoom(const std::vector<Placed>& placed, const std::vector<std::vector<ckptfmt::Region>>& regions);
 
-// replay::Ownerless, for each process of those at its server.
-std::vector<std::vector<std::string>> OwnerlessAt(const std::vector<Placed>& placed,
-                                                  const std::vector<const replay::Log*>& logs);
-
 // The servers, each once: for messages.
 std::string ServersOf(const std::vector<Placed>& placed);
 

@@ -343,23 +343,16 @@ absl::Status WriteGpuServer(const std::string& directory, const std::string& add
 
 absl::Status WriteJobServer(const std::string& directory, const std::string& address, int gpu,
                             const std::string& scope) {
-  const std::string digits = HexBytes(scope);
-  // The second file is for older client libraries only. The first one alone decides.
-  CR_RETURN_IF_ERROR(WriteServer(directory, address, gpu, digits + "\n"));
-  return Replace(directory + "/sharing-scope", digits + "\n", kForProcesses);
+  return WriteServer(directory, address, gpu, HexBytes(scope) + "\n");
 }
 
-ServerChange::ServerChange(std::string directory) : directory_(std::move(directory)) {
-  for (const char* name : {"/gpu-server", "/sharing-scope"}) before_[name] = ReadText(directory_ + name);
-}
+ServerChange::ServerChange(const std::string& directory) : path_(directory + "/gpu-server"), before_(ReadText(path_)) {}
 
 ServerChange::~ServerChange() {
-  for (const auto& [name, text] : before_) {
-    if (kept_) break;
-    if (text.empty()) unlink((directory_ + name).c_str());
-    // Nobody is left to tell.
-    if (!text.empty()) Replace(directory_ + name, text, kForProcesses).IgnoreError();
-  }
+  if (kept_) return;
+  if (before_.empty()) unlink(path_.c_str());
+  // Nobody is left to tell.
+  if (!before_.empty()) Replace(path_, before_, kForProcesses).IgnoreError();
 }
 
 void NoteStopped(const std::string& directory, const std::string& where) {
@@ -581,8 +574,8 @@ void RemoveSockets(const std::string& directory) {
 }  // namespace
 
 void RemoveJobFolder(const std::string& directory) {
-  for (const char* name : {"/lib/job", "/lib/ld.so.cache", "/gpu-server", "/sharing-scope", "/connect.lock",
-                           "/tool.lock", "/job.json", "/stopped", "/holder.sock"}) {
+  for (const char* name : {"/lib/job", "/lib/ld.so.cache", "/gpu-server", "/connect.lock", "/tool.lock", "/job.json",
+                           "/stopped", "/holder.sock"}) {
     unlink((directory + name).c_str());
   }
   for (const auto& [library, name] : kLinks) unlink((directory + "/lib/" + name).c_str());

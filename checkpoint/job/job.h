@@ -11,7 +11,6 @@
 //                     environment
 //     gpu-server      which server the job uses now (proto/folder/this_job.h)
 //                     and in which scope its sessions share, once it was restarted or moved
-//     sharing-scope   that scope, for older client libraries
 //     connect.lock    held by whoever connects to that server, and by a tool that keeps others from it
 //     tool.lock       held by the tool that works on the job (job_claim.h)
 //     engine-*        what the engine that saves and restores the job's processes has there (kEngineFiles)
@@ -100,18 +99,17 @@ absl::Status WriteThisJob(const std::string& directory, const std::string& seen_
 absl::Status WriteJobServer(const std::string& directory, const std::string& address, int gpu,
                             const std::string& scope);
 
-// The destructor restores the files that WriteJobServer changes, unless Keep was called.
+// The destructor restores the file that WriteJobServer changes, unless Keep was called.
 class ServerChange {
  public:
-  explicit ServerChange(std::string directory);
+  explicit ServerChange(const std::string& directory);
   ~ServerChange();
   ServerChange(const ServerChange&) = delete;
   ServerChange& operator=(const ServerChange&) = delete;
   void Keep() { kept_ = true; }
 
  private:
-  const std::string directory_;
-  std::map<std::string, std::string> before_;  // files' contents, by name
+  const std::string path_, before_;  // the file, and its contents
   bool kept_ = false;
 };
 

@@ -316,19 +316,11 @@ TEST_F(JobTest, ServerAndScopeChangeInOneStep) {
   EXPECT_FALSE(ReadSharingScope(directory, &scope));
   const std::string wanted = NewSharingScope();
   ASSERT_EQ(WriteJobServer(directory, "unix:/two", -1, wanted), absl::OkStatus());
-  // A tool may have been killed before it wrote the other file.
-  ASSERT_EQ(unlink((directory + "/sharing-scope").c_str()), 0);
   ASSERT_TRUE(ReadSharingScope(directory, &scope));
   EXPECT_EQ(scope, wanted);
   ASSERT_TRUE(ReadGpuServer(directory, &address, &gpu));
   EXPECT_EQ(address, "unix:/two");
   EXPECT_EQ(gpu, -1);
-  // As older tools write them.
-  ASSERT_EQ(WriteJobServer(directory, "unix:/two", -1, wanted), absl::OkStatus());
-  ASSERT_EQ(WriteGpuServer(directory, "unix:/one", 3), absl::OkStatus());
-  scope.clear();
-  ASSERT_TRUE(ReadSharingScope(directory, &scope));
-  EXPECT_EQ(scope, wanted);
 }
 
 TEST_F(JobTest, AccountsByNameOrNumber) {

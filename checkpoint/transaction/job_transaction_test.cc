@@ -68,7 +68,6 @@ class FakeProcess final : public JobProcess, public agent::Lockable {
     CR_RETURN_IF_ERROR(Step("settle"));
     return true;
   }
-  absl::Status LockOld(int) override { return absl::InternalError(""); }
   void Open() override { closed_ = false; }
 
   absl::Status Take() override {

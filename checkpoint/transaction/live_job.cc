@@ -10,7 +10,6 @@
 #include <chrono>
 #include <optional>
 
-#include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
 #include "checkpoint/gpu/gpu_state.h"
 #include "proto/agent/types.h"
@@ -37,8 +36,6 @@ constexpr int kSocketMs = 5000, kSocketLookMs = 5;
 // How long a request beside the job's calls may take, and a look whether it is answered.
 constexpr auto kSideWait = std::chrono::seconds(5);
 constexpr int kSideLookMs = 20;
-// How older client libraries refuse what is possible by now.
-constexpr absl::string_view kNoLook = "Look is not possible", kNoGive = "Give is not possible";
 
 bool ReadAll(int fd, std::string* bytes) {
   struct stat facts;
@@ -208,13 +205,8 @@ absl::Status LiveProcess::Switch() {
 
 absl::Status LiveProcess::Confirm() {
   for (int attempt = 0; attempt < kHeldAttempts; ++attempt) {
-    const absl::StatusOr<agent::Activity> activity = agent_->Look();
-    if (!activity.ok()) {
-      // Of an older client library, which does not look in this state.
-      if (absl::StartsWith(activity.status().message(), kNoLook)) return absl::OkStatus();
-      return activity.status();
-    }
-    if (activity->answered) return absl::OkStatus();
+    CR_ASSIGN_OR_RETURN(const agent::Activity activity, agent_->Look());
+    if (activity.answered) return absl::OkStatus();
   }
   return absl::UnavailableError("the GPU server does not answer");
 }
@@ -225,19 +217,6 @@ absl::Status LiveProcess::GiveBack() {
   // It has its channel; with the end of the connection it goes on.
   if (state_ == State::kRunning || state_ == State::kLocked || state_ == State::kTaken || state_ == State::kGivenOld) {
     return absl::OkStatus();
-  }
-  if (state_ == State::kGivenNew) {
-    const absl::Status given = GiveAndClose(agent_.get(), Former());
-    if (given.ok()) {
-      state_ = State::kGivenOld;
-      return absl::OkStatus();
-    }
-    if (!absl::StartsWith(given.message(), kNoGive)) return given;
-    // An older client library, which wants its new channel taken first; for that the new worker must be there.
-    CR_ASSIGN_OR_RETURN(const agent::Taken dropped, agent_->Take(0));
-    for (const int fd : {dropped.log_fd, dropped.fds.socket, dropped.fds.ring}) {
-      if (fd >= 0) close(fd);
-    }
   }
   if (!agent_) {
     CR_ASSIGN_OR_RETURN(

@@ -57,7 +57,7 @@ class ImagesAhead {
     replay::Images images;
   };
 
-  // Reads those of all processes. Nothing is known of a process whose agent does not answer, or is of an older library.
+  // Reads those of all processes. Nothing is known of a process whose agent does not answer.
   void Read(const Job& job, const std::string& directory);
   // Of one process; null if nothing is known.
   const OfOne* Find(const CudaProcess& process) const;

@@ -119,7 +119,7 @@ absl::Status OpenSessions(const MoveJobOptions& options, const std::string& dire
       }
       const ActAs user(AccountOf(job));  // whose session it is
       auto channel = OpenSession(move.to.host->socket_path(), uint32_t(move.of.inner_pid), move.of.program, job.name(),
-                                 move.to.place.gpus, info.driver_settings, info.address_layout);
+                                 move.to.place.gpus, info.driver_settings);
       if (!channel.ok()) return Of(move, processes.size(), channel.status());
       move.channel = *std::move(channel);
     }
@@ -264,10 +264,9 @@ absl::Status HandOverAll(std::vector<Move>* moves) {
   return ResultOf(*moves);
 }
 
-// Replays the log of one process in its new session. `ownerless`: OwnerlessAt's.
-absl::Status ReplayOne(const std::string& scope, const std::vector<std::string>& ownerless, bool memory_is_there,
-                       Move* move) {
-  CR_RETURN_IF_ERROR(ReplayLog(move->process->log(), move->channel.get(), scope, ownerless, move->ahead));
+// Replays the log of one process in its new session.
+absl::Status ReplayOne(const std::string& scope, bool memory_is_there, Move* move) {
+  CR_RETURN_IF_ERROR(ReplayLog(move->process->log(), move->channel.get(), scope, move->ahead));
   if (memory_is_there) {
     CR_ASSIGN_OR_RETURN(move->handed_over, KeepHandedOver(move->channel.get()));
   }
@@ -283,12 +282,11 @@ absl::Status ReplayAll(const std::string& scope, std::vector<Move>* moves, bool*
   for (const Move& move : *moves) all.push_back(&move.process->log());
   const std::vector<Placed> placed = PlacesOf(*moves);
   CR_RETURN_IF_ERROR(CheckSharing(placed, all));
-  const std::vector<std::vector<std::string>> ownerless = OwnerlessAt(placed, all);
   ForEachOpen(moves, [&](size_t i, Move* move) {
     const bool handed_over = !move->handed_over.empty(), copies = move->copies && move->copies->begun();
     move->moved = MovedCode();
     move->handed_over = SharedBlocks();
-    move->status = ReplayOne(scope, ownerless[i], handed_over || copies, move);
+    move->status = ReplayOne(scope, handed_over || copies, move);
     move->replayed = move->status.ok();
     const absl::Status in_place =
         move->replayed ? CheckVariables(move->channel.get(), move->regions) : absl::OkStatus();

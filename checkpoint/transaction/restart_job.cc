@@ -99,7 +99,7 @@ absl::Status RestartJob::ReadImage() {
     if (process.wire_version == kWireVersion) continue;
     return absl::UnimplementedError(options_.image + " was made by a version with wire version " +
                                     std::to_string(process.wire_version) + "; this one has " +
-                                    std::to_string(kWireVersion));
+                                    std::to_string(kWireVersion) + "; use the cuda-remote that made the image");
   }
   const auto found = info.client_info.find("job");
   engine_ = find_engine_(info, &facts_);
@@ -107,7 +107,7 @@ absl::Status RestartJob::ReadImage() {
     return absl::FailedPreconditionError(options_.image + " has no processes that could be restored (engine " +
                                          info.engine + ")");
   }
-  // What cr-checkpoint has written: "140731,140732". Older images have none.
+  // What cr-checkpoint has written: "140731,140732".
   if (const auto marks = info.client_info.find("programs"); marks != info.client_info.end()) {
     std::istringstream list(marks->second);
     for (std::string mark; std::getline(list, mark, ',');) marks_.push_back(strtoull(mark.c_str(), nullptr, 10));

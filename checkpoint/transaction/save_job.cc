@@ -163,7 +163,6 @@ absl::Status DescribeHeld(const LiveJob& live, LiveProcess* process, ckptfmt::Pr
   facts->session = process->info().session;
   facts->shared_memory = process->info().shared_memory;
   facts->driver_settings = process->info().driver_settings;
-  facts->address_layout = process->info().address_layout;
   facts->log_records = process->log().records();
   facts->log_images = process->log().images();
   return absl::OkStatus();

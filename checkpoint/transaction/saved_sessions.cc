@@ -29,7 +29,7 @@ std::string NameOf(const ckptfmt::ProcessInfo& process) {
 absl::Status GpuSessions::Plan(const SavedJob& saved) {
   saved_ = &saved;
   const ckptfmt::ImageInfo& info = saved.image->info();
-  // What cr-checkpoint has written: "0,1,-1". Older images have none.
+  // What cr-checkpoint has written: "0,1,-1".
   std::vector<PlacedProcess> who;
   const auto found = info.client_info.find("ranks");
   std::istringstream ranks(found == info.client_info.end() ? "" : found->second);
@@ -59,7 +59,6 @@ absl::Status GpuSessions::OpenHosts(const std::string& folder, const std::option
   for (Placed& one : placed_) {
     CR_ASSIGN_OR_RETURN(one.host, hosts_->Open(one.place.server, own));
   }
-  ownerless_ = OwnerlessAt(placed_, Pointers(saved_->logs));
   return absl::OkStatus();
 }
 
@@ -78,9 +77,8 @@ absl::Status GpuSessions::Open(size_t process, const std::string& scope) {
   std::unique_ptr<ClientChannel> channel;
   {
     const ActAs user(account_);
-    CR_ASSIGN_OR_RETURN(channel,
-                        OpenSession(placed.host->socket_path(), saved.pid, saved.program, saved_->image->info().job,
-                                    placed.place.gpus, saved.driver_settings, saved.address_layout));
+    CR_ASSIGN_OR_RETURN(channel, OpenSession(placed.host->socket_path(), saved.pid, saved.program,
+                                             saved_->image->info().job, placed.place.gpus, saved.driver_settings));
   }
   ckptfmt::ProcessInfo here;
   CR_RETURN_IF_ERROR(DescribeServer(channel.get(), &here));
@@ -90,7 +88,7 @@ absl::Status GpuSessions::Open(size_t process, const std::string& scope) {
     report_.Say("GPU " + std::to_string(i) + " of " + NameOf(saved) + " was a " + saved.devices[i].name +
                 "; here it is a " + here.devices[i].name);
   }
-  CR_RETURN_IF_ERROR(ReplayLog(saved_->logs[process], channel.get(), scope, ownerless_[process]));
+  CR_RETURN_IF_ERROR(ReplayLog(saved_->logs[process], channel.get(), scope));
   channels_[process] = std::move(channel);
   return absl::OkStatus();
 }

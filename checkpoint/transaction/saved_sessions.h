@@ -107,7 +107,6 @@ class GpuSessions final : public SavedSessions {
   const GpuHost* first_ = nullptr;
   // Of each process.
   std::vector<Placed> placed_;
-  std::vector<std::vector<std::string>> ownerless_;  // replay::ShareIn's
   std::vector<std::unique_ptr<ClientChannel>> channels_;
   std::vector<std::unique_ptr<agent::AgentClient>> agents_;
 };

@@ -21,7 +21,7 @@ absl::StatusOr<std::vector<ckptfmt::DeviceFacts>> Ask(const std::string& server,
   const std::vector<int> gpus = gpu >= 0 && !server.empty() ? std::vector<int>{gpu} : std::vector<int>();
   const ActAs user(&account);  // whose session it is
   CR_ASSIGN_OR_RETURN(const auto channel,
-                      OpenSession(host->socket_path(), uint32_t(getpid()), "cr-hostd", "", gpus, "", 0));
+                      OpenSession(host->socket_path(), uint32_t(getpid()), "cr-hostd", "", gpus, ""));
   ckptfmt::ProcessInfo here;
   CR_RETURN_IF_ERROR(DescribeServer(channel.get(), &here));
   return here.devices;

@@ -61,8 +61,7 @@ class SessionHolder {
   int givers_ = 0;
 };
 
-// A tool's connection to the holder of the job in `directory`; none if there is no holder, as with a job of an older
-// cr-run.
+// A tool's connection to the holder of the job in `directory`; none if there is no holder.
 UniqueFd ConnectToHolder(const std::string& directory);
 
 // The socket's name in the job's folder.

@@ -243,7 +243,6 @@ class AgentThread final : public Agent {
       case Type::kInfo: {
         Info info = host_->GetInfo();
         info.released = state_ == State::kReleased;
-        info.has_driver_settings = info.has_address_layout = true;
         EncodeInfo(info, &reply->body);
         return OkStatus();
       }
@@ -283,7 +282,7 @@ class AgentThread final : public Agent {
       case Type::kTake: {
         if (state_ != State::kLocked) return Refused("Take");
         TakeRequest which;
-        if (!request->body.empty() && !DecodeTakeRequest(request->body, &which)) return Malformed();
+        if (!DecodeTakeRequest(request->body, &which)) return Malformed();
         CR_ASSIGN_OR_RETURN(const Taken taken, host_->Take(which.images));
         EncodeTaken(taken, reply);
         state_ = State::kTaken;
@@ -344,7 +343,7 @@ class AgentThread final : public Agent {
         return host_->TraceTotals(request->fds[0], table.json);
       }
       default:
-        return Error(kUnknownRequest);
+        return Error("the job's client library does not know this request");
     }
   }
 

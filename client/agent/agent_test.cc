@@ -615,14 +615,15 @@ TEST_F(AgentTest, GarbageEndsTheConnectionOnly) {
 }
 
 TEST_F(AgentTest, OtherVersionIsToldSo) {
-  const int socket = ConnectToAgent().Release();
-  const uint32_t head[4] = {kMagic, kVersion + 1, uint32_t(Type::kInfo), 0};
-  ASSERT_EQ(send(socket, head, sizeof(head), 0), ssize_t(sizeof(head)));
-  Message reply;
-  ASSERT_EQ(ReceiveMessage(socket, 1000, &reply), ReceiveStatus::kOk);
-  EXPECT_EQ(reply.type, Type::kError);
-  EXPECT_NE(reply.body.find("version"), std::string::npos);
-  close(socket);
+  for (const uint32_t version : {kVersion - 1, kVersion + 1}) {
+    const UniqueFd socket = ConnectToAgent();
+    const uint32_t head[4] = {kMagic, version, uint32_t(Type::kInfo), 0};
+    ASSERT_EQ(send(socket.get(), head, sizeof(head), 0), ssize_t(sizeof(head)));
+    Message reply;
+    ASSERT_EQ(ReceiveMessage(socket.get(), 1000, &reply), ReceiveStatus::kOk);
+    EXPECT_EQ(reply.type, Type::kError);
+    EXPECT_NE(reply.body.find("version"), std::string::npos);
+  }
 }
 
 TEST_F(AgentTest, SecondAgentInTheSameFolderIsRefused) {

@@ -22,7 +22,7 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
                      CUgraphInstantiateResult* outcome) {
   static constexpr CallInfo kInfo = Under(info::k_cuGraphInstantiateWithParams, "cuGraphInstantiate");
   if (!exec) return CUDA_ERROR_INVALID_VALUE;
-  if (const CUresult result = PrepareInstantiation(graph, flags); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = PrepareInstantiation(graph); result != CUDA_SUCCESS) return result;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuGraphInstantiateWithParams_Request request;
@@ -122,11 +122,7 @@ CUresult UpdateNodes(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInf
 
 CUresult Update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* info) {
   if (!Session::Get()) return CUDA_ERROR_NOT_INITIALIZED;
-  const CUresult result = UpdateStaged(exec, graph, [&] { return UpdateNodes(exec, graph, info); });
-  if (result != CUDA_ERROR_NOT_SUPPORTED) return result;
-  *info = {};
-  info->result = CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED;
-  return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+  return UpdateStaged(exec, graph, [&] { return UpdateNodes(exec, graph, info); });
 }
 
 }  // namespace

@@ -11,7 +11,6 @@
 
 #include "client/custom/bodies.gen.h"
 #include "client/custom/graph_memory.h"
-#include "client/custom/staged_node.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
 #include "proto/codec/codec.h"
@@ -135,7 +134,6 @@ CUresult Custom_cuGraphDestroyNode(CUgraphNode hNode) {
   }
   call.Modified({Kind::kGraph, graph}, request.hNode);
   call.session().disguised_nodes().ForgetNode(request.hNode);
-  call.session().disguised_nodes().NoteReshaped(WholeGraph(call.session(), graph));
   WriterLock lock(&call.session().objects().mutex());
   call.session().objects().graph_records().NodeRemoved({Kind::kGraph, graph}, {Kind::kGraphNode, request.hNode});
   return CUDA_SUCCESS;

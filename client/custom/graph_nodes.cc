@@ -79,8 +79,8 @@ CUresult FillKernel(Call& call, const Kernel& kernel, CUkernel kern, CUcontext c
 
 // One side of a copy: device memory, host memory that the server has at the same address, an array, or something that
 // only this process can read.
-CUresult FillSide(Call& call, CUmemorytype* type, CUdeviceptr* device, const void* host, CUarray array,
-                  NodeMessage* out) {
+CUresult FillSide(Call& call, const CUDA_MEMCPY3D& copy, CUmemorytype* type, CUdeviceptr* device, const void* host,
+                  CUarray array, NodeMessage* out) {
   if (*type == CU_MEMORYTYPE_ARRAY) {
     if (!call.Valid(Kind::kArray, array)) return CUDA_ERROR_INVALID_HANDLE;
     out->needs.push_back(reinterpret_cast<uint64_t>(array));
@@ -95,7 +95,11 @@ CUresult FillSide(Call& call, CUmemorytype* type, CUdeviceptr* device, const voi
       MapForDevice(call, *device, &reached) == CUDA_SUCCESS) {
     *device = reached;
   } else if (!IsDevicePointer(call.session(), *device)) {
-    return CUDA_ERROR_INVALID_VALUE;  // pageable memory: staged_node.h has that already
+    // Pageable memory: nodes that were made with it do not come here (staged_node.h).
+    const CUresult result = CheckStaged(copy);
+    return result != CUDA_SUCCESS
+               ? result
+               : Call::Unsupported(call.info().name, "pageable memory in a copy node that was made with other memory");
   }
   *type = CU_MEMORYTYPE_DEVICE;
   return CUDA_SUCCESS;
@@ -119,12 +123,12 @@ CUresult FillCopy(Call& call, const CUDA_MEMCPY3D& copy, CUcontext context, Node
   out->copy = copy;
   out->params.type = CU_GRAPH_NODE_TYPE_MEMCPY;
   if (const CUresult result =
-          FillSide(call, &out->copy.srcMemoryType, &out->copy.srcDevice, copy.srcHost, copy.srcArray, out);
+          FillSide(call, copy, &out->copy.srcMemoryType, &out->copy.srcDevice, copy.srcHost, copy.srcArray, out);
       result != CUDA_SUCCESS) {
     return result;
   }
   if (const CUresult result =
-          FillSide(call, &out->copy.dstMemoryType, &out->copy.dstDevice, copy.dstHost, copy.dstArray, out);
+          FillSide(call, copy, &out->copy.dstMemoryType, &out->copy.dstDevice, copy.dstHost, copy.dstArray, out);
       result != CUDA_SUCCESS) {
     return result;
   }
@@ -271,7 +275,7 @@ CUresult AddMovedGraph(const CallInfo& info, CUgraphNode* node, CUgraph graph, c
     if (session.captures().IsGraphOfOne(parent) || session.captures().IsGraphOfOne(moved)) {
       return Call::Unsupported(info.name, "moving a child graph in or out of the graph of a capture in progress");
     }
-    if (const CUresult result = CheckMayBeChild(session, moved); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = PrepareCopies(session, moved); result != CUDA_SUCCESS) return result;
     bool with_memory = false;
     if (session.disguised_nodes().uses_memory()) {
       ReaderLock lock(&session.disguised_nodes().mutex());
@@ -420,15 +424,9 @@ bool FindStaged(CUgraphNode node, DisguisedNode* found) {
   return session != nullptr && FindDisguised(*session, node, found) && found->type == CU_GRAPH_NODE_TYPE_MEMCPY;
 }
 
-// Whether a node that is to do this copy is staged, or would have to be.
-bool IsStaged(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
+bool IsStaged(CUgraphNode node) {
   DisguisedNode found;
-  return FindStaged(node, &found) || NeedsStaging(copy);
-}
-
-// The executable's node copies memory that the server reaches.
-void ForgetLaunched(CUgraphExec exec, CUgraphNode node) {
-  Session::Get()->disguised_nodes().ForgetLaunched(reinterpret_cast<uint64_t>(exec), reinterpret_cast<uint64_t>(node));
+  return FindStaged(node, &found);
 }
 
 // The requests carry these ids whatever the application's call was named.
@@ -470,13 +468,12 @@ CUresult Custom_cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams* nodeP
   static constexpr CallInfo kInfo = SetInfo("cuGraphNodeSetParams");
   if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (nodeParams->type == CU_GRAPH_NODE_TYPE_CONDITIONAL) return CUDA_ERROR_NOT_SUPPORTED;  // as natively
-  if (nodeParams->type == CU_GRAPH_NODE_TYPE_MEMCPY && IsStaged(hNode, nodeParams->memcpy.copyParams)) {
+  if (nodeParams->type == CU_GRAPH_NODE_TYPE_MEMCPY && IsStaged(hNode)) {
     return SetStagedNode(hNode, nodeParams->memcpy.copyParams);
   }
   const CUresult result = Set(kInfo, hNode, FromAny(nodeParams));
   if (result == CUDA_SUCCESS && nodeParams->type == CU_GRAPH_NODE_TYPE_GRAPH) {
     Session& session = *Session::Get();
-    session.disguised_nodes().NoteReshaped(WholeGraph(session, reinterpret_cast<uint64_t>(hNode)));
     session.disguised_nodes().ForgetGraphOf(reinterpret_cast<uint64_t>(hNode), &session.objects());
   }
   return result;
@@ -486,16 +483,14 @@ CUresult Custom_cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNo
   static constexpr CallInfo kInfo = ExecInfo("cuGraphExecNodeSetParams");
   if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (nodeParams->type == CU_GRAPH_NODE_TYPE_CONDITIONAL) return CUDA_ERROR_NOT_SUPPORTED;  // as natively
-  if (nodeParams->type == CU_GRAPH_NODE_TYPE_MEMCPY && IsStaged(hNode, nodeParams->memcpy.copyParams)) {
+  if (nodeParams->type == CU_GRAPH_NODE_TYPE_MEMCPY && IsStaged(hNode)) {
     return SetStagedNodeOfExec(hGraphExec, hNode, nodeParams->memcpy.copyParams, nodeParams->memcpy.copyCtx);
   }
   if (nodeParams->type == CU_GRAPH_NODE_TYPE_GRAPH) {
     return SetChildOfExec(hGraphExec, hNode, nodeParams->graph.graph,
                           [&] { return SetExec(kInfo, hGraphExec, hNode, FromAny(nodeParams)); });
   }
-  const CUresult result = SetExec(kInfo, hGraphExec, hNode, FromAny(nodeParams));
-  if (result == CUDA_SUCCESS) ForgetLaunched(hGraphExec, hNode);
-  return result;
+  return SetExec(kInfo, hGraphExec, hNode, FromAny(nodeParams));
 }
 
 // The executable has in it what the child is now: its record stays for as long as the executable's.
@@ -591,28 +586,18 @@ CUresult Custom_cuGraphMemcpyNodeGetParams(CUgraphNode hNode, CUDA_MEMCPY3D* nod
 }
 
 CUresult Custom_cuGraphMemcpyNodeSetParams(CUgraphNode hNode, const CUDA_MEMCPY3D* nodeParams) {
-  if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (IsStaged(hNode, *nodeParams)) return SetStagedNode(hNode, *nodeParams);
-  return SetCopyNode(hNode, *nodeParams);
-}
-
-CUresult SetCopyNode(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
   static constexpr CallInfo kInfo = SetInfo("cuGraphMemcpyNodeSetParams");
-  return Set(kInfo, node, FromCopy(&copy, nullptr));
+  if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (IsStaged(hNode)) return SetStagedNode(hNode, *nodeParams);
+  return Set(kInfo, hNode, FromCopy(nodeParams, nullptr));
 }
 
 CUresult Custom_cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
                                                const CUDA_MEMCPY3D* copyParams, CUcontext ctx) {
-  if (copyParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (IsStaged(hNode, *copyParams)) return SetStagedNodeOfExec(hGraphExec, hNode, *copyParams, ctx);
-  return SetCopyNodeOfExec(hGraphExec, hNode, *copyParams, ctx);
-}
-
-CUresult SetCopyNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D& copy, CUcontext context) {
   static constexpr CallInfo kInfo = ExecInfo("cuGraphExecMemcpyNodeSetParams");
-  const CUresult result = SetExec(kInfo, exec, node, FromCopy(&copy, context));
-  if (result == CUDA_SUCCESS) ForgetLaunched(exec, node);
-  return result;
+  if (copyParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (IsStaged(hNode)) return SetStagedNodeOfExec(hGraphExec, hNode, *copyParams, ctx);
+  return SetExec(kInfo, hGraphExec, hNode, FromCopy(copyParams, ctx));
 }
 
 CUresult Custom_cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled) {
@@ -631,7 +616,6 @@ CUresult Custom_cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode,
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   call.Modified({Kind::kGraphExec, request.hGraphExec}, request.hNode);
-  call.session().disguised_nodes().EnableLaunched(request.hGraphExec, request.hNode, isEnabled != 0);
   return CUDA_SUCCESS;
 }
 

@@ -59,7 +59,7 @@ CUresult CheckWithoutMemoryNodes(Call& call, uint64_t graph) { return CheckWitho
 
 CUresult CheckChildGraph(Call& call, uint64_t graph) {
   const CUresult result = CheckWithoutMemory(call.session(), graph);
-  return result == CUDA_SUCCESS ? CheckMayBeChild(call.session(), graph) : result;
+  return result == CUDA_SUCCESS ? PrepareCopies(call.session(), graph) : result;
 }
 
 bool KnowsDeviceRange(Call& call, CUdeviceptr address, uint64_t bytes) {

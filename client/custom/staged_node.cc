@@ -117,22 +117,6 @@ void Divert(const Sides& sides, StagedCopy* staged, CUDA_MEMCPY3D* copy) {
 
 size_t PackedBytes(const CUDA_MEMCPY3D& copy) { return copy.WidthInBytes * copy.Height * copy.Depth; }
 
-// What the driver refuses, of which it never hears here: it is given a copy of packed rows of pinned memory. Sides that
-// it does hear of may be wrong still.
-CUresult CheckStaged(CUDA_MEMCPY3D copy) {
-  const auto is_wrong = [](CUmemorytype type, CUdeviceptr device, const void* host) {
-    if (type == CU_MEMORYTYPE_DEVICE || type == CU_MEMORYTYPE_ARRAY) return false;
-    if (type != CU_MEMORYTYPE_HOST && type != CU_MEMORYTYPE_UNIFIED) return true;
-    return type == CU_MEMORYTYPE_HOST ? !host : device == 0;
-  };
-  if (is_wrong(copy.srcMemoryType, copy.srcDevice, copy.srcHost) ||
-      is_wrong(copy.dstMemoryType, copy.dstDevice, copy.dstHost)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  if (copy.WidthInBytes == 0 || copy.Height == 0 || copy.Depth == 0) return CUDA_ERROR_INVALID_VALUE;
-  return CompleteSides(&copy) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
 void MoveNothing(void*) {}
 
 CUDA_HOST_NODE_PARAMS HostNode(StagedCopy* staged, bool enabled) {
@@ -266,81 +250,6 @@ bool WithStagedInExec(Session& session, CUgraphExec exec, CUgraphNode node, Use 
   return false;
 }
 
-// Whether a node that is no staged one copies host memory on a side where this copy has pageable memory.
-bool WasOfHost(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
-  CUDA_MEMCPY3D before;
-  StagedParams params;
-  if (!Describe(copy, nullptr, &params) || Custom_cuGraphMemcpyNodeGetParams(node, &before) != CUDA_SUCCESS) {
-    return false;
-  }
-  const auto of_host = [](CUmemorytype type, CUdeviceptr device) {
-    return type != CU_MEMORYTYPE_ARRAY && (type == CU_MEMORYTYPE_HOST || !IsDevicePointer(*Session::Get(), device));
-  };
-  return (!params.sides.from_host || of_host(before.srcMemoryType, before.srcDevice)) &&
-         (!params.sides.to_host || of_host(before.dstMemoryType, before.dstDevice));
-}
-
-// The pieces that a node's copy goes by around launches, and the copy of pinned memory, *diverted, that it is then.
-CUresult MakeAtLaunch(Session& session, const StagedParams& params, CUDA_MEMCPY3D* diverted,
-                      std::shared_ptr<const LaunchCopy>* made) {
-  const auto give_back = [](const LaunchCopy* copy) {
-    for (StagedCopy* const piece : {copy->before, copy->after}) {
-      if (Session* const its = Session::Get(); its && piece) its->staged_copies().Give({piece});
-    }
-    delete copy;
-  };
-  LaunchCopy* const copy = new LaunchCopy;
-  made->reset(copy, give_back);
-  *diverted = params.copy;
-  CUresult result = CUDA_SUCCESS;
-  if (params.sides.from_host) {
-    result = TakeStaged(session, PackedBytes(params.copy), &copy->before);
-    if (result != CUDA_SUCCESS) return result;
-    Divert({true, false}, copy->before, diverted);
-    copy->before->params.at_launch = params.at_launch;
-  }
-  if (params.sides.to_host) {
-    result = TakeStaged(session, PackedBytes(params.copy), &copy->after);
-    if (result != CUDA_SUCCESS) return result;
-    Divert({false, true}, copy->after, diverted);
-  }
-  return CUDA_SUCCESS;
-}
-
-// Memory of the process that a copy reads or writes.
-struct Touched {
-  const char *begin, *end;
-  bool written;
-};
-
-void AddTouched(const StagedCopy& copy, bool written, std::vector<Touched>* all) {
-  const StagedCopy::Side& side = written ? copy.to : copy.from;
-  const size_t bytes = (copy.depth - 1) * side.slice + (copy.height - 1) * side.pitch + copy.width;
-  all->push_back({side.address, side.address + bytes, written});
-}
-
-// Whether the order of an executable's copies of pageable memory matters: one that is moved around launches and another
-// one touch the same bytes.
-bool DependsOnOrder(const std::vector<LaunchedInExec>& launched, const std::vector<StagedInExec>& staged) {
-  std::vector<Touched> all;
-  for (const LaunchedInExec& one : launched) {
-    if (one.copy->before) AddTouched(*one.copy->before, false, &all);
-    if (one.copy->after) AddTouched(*one.copy->after, true, &all);
-  }
-  const size_t count = all.size();
-  for (const StagedInExec& one : staged) {
-    if (one.params.sides.from_host) AddTouched(*one.params.piece, false, &all);
-    if (one.params.sides.to_host) AddTouched(*one.params.piece, true, &all);
-  }
-  for (size_t i = 0; i < count; ++i) {
-    for (size_t k = i + 1; k < all.size(); ++k) {
-      const bool overlap = all[i].begin < all[k].end && all[k].begin < all[i].end;
-      if (overlap && (all[i].written || all[k].written)) return true;
-    }
-  }
-  return false;
-}
-
 // All nodes of a graph.
 CUresult ListNodes(CUgraph graph, std::vector<CUgraphNode>* nodes) {
   size_t count = 0;
@@ -349,119 +258,6 @@ CUresult ListNodes(CUgraph graph, std::vector<CUgraphNode>* nodes) {
   if (result == CUDA_SUCCESS && count != 0) result = Call_cuGraphGetNodes(graph, nodes->data(), &count);
   nodes->resize(count);
   return result;
-}
-
-// Whether host code may do something while the graph runs: a host function, also one of a copy in a graph inside, and
-// threads or other work that it lets go on or waits for. Not because of the graph's own staged nodes.
-CUresult RunsWithHost(Session& session, CUgraph graph, bool is_inside, bool* does) {
-  std::vector<CUgraphNode> nodes;
-  CUresult result = ListNodes(graph, &nodes);
-  for (size_t i = 0; i < nodes.size() && result == CUDA_SUCCESS && !*does; ++i) {
-    CUgraphNodeType type;
-    CUgraph inside;
-    result = Custom_cuGraphNodeGetType(nodes[i], &type);
-    if (result != CUDA_SUCCESS) return result;
-    *does = type == CU_GRAPH_NODE_TYPE_HOST || type == CU_GRAPH_NODE_TYPE_EVENT_RECORD ||
-            type == CU_GRAPH_NODE_TYPE_WAIT_EVENT || type == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
-    // Which bytes a staged node in a graph inside touches in an executable, nobody here knows.
-    DisguisedNode found;
-    if (is_inside && FindDisguised(session, nodes[i], &found) && type == CU_GRAPH_NODE_TYPE_MEMCPY) *does = true;
-    if (type != CU_GRAPH_NODE_TYPE_GRAPH) continue;
-    result = Custom_cuGraphChildGraphNodeGetGraph(nodes[i], &inside);
-    if (result == CUDA_SUCCESS) result = RunsWithHost(session, inside, true, does);
-  }
-  return result;
-}
-
-uint64_t ParentOf(Session& session, uint64_t handle) {
-  ReaderLock lock(&session.objects().mutex());
-  const Object* const object = session.objects().handles().Find(KindOf(handle), handle);
-  return object ? object->parent : 0;
-}
-
-// Whether a node is in the body of a conditional node, where it may not run.
-CUresult IsInBody(Session& session, CUgraphNode node, bool* is) {
-  *is = false;
-  for (uint64_t at = ParentOf(session, reinterpret_cast<uint64_t>(node)); at != 0; at = ParentOf(session, at)) {
-    if (KindOf(at) != Kind::kGraphNode) continue;
-    CUgraphNodeType type;
-    const CUresult result = Custom_cuGraphNodeGetType(reinterpret_cast<CUgraphNode>(at), &type);
-    if (result != CUDA_SUCCESS) return result;
-    if (type == CU_GRAPH_NODE_TYPE_CONDITIONAL) *is = true;
-  }
-  return CUDA_SUCCESS;
-}
-
-constexpr char kBesideHost[] =
-    "a copy node is given pageable memory after it was made, and its graph has host functions, events or memory "
-    "operations, or lost a node";
-
-// SetStagedNode for a node that is a copy node to the server, too.
-CUresult SetAtLaunch(Session& session, CUgraphNode node, const CUDA_MEMCPY3D& copy) {
-  constexpr char kName[] = "cuGraphMemcpyNodeSetParams";
-  StagedParams params;
-  if (!Describe(copy, nullptr, &params)) return CUDA_ERROR_NOT_INITIALIZED;
-  const auto handle = reinterpret_cast<uint64_t>(node);
-  if (!params.sides.from_host && !params.sides.to_host) {
-    const CUresult result = SetCopyNode(node, copy);
-    if (result == CUDA_SUCCESS) session.disguised_nodes().ForgetNode(handle);
-    return result;
-  }
-  if (const CUresult result = CheckStaged(copy); result != CUDA_SUCCESS) return result;
-  const uint64_t graph = ParentOf(session, handle);
-  if (graph == 0) return CUDA_ERROR_INVALID_VALUE;
-  if (KindOf(ParentOf(session, graph)) == Kind::kGraphNode || session.captures().IsGraphOfOne(graph)) {
-    return Call::Unsupported(kName, "pageable memory for a copy node made with other memory, inside another node");
-  }
-  DisguisedNode made;
-  CUDA_MEMCPY3D diverted;
-  CUresult result = MakeAtLaunch(session, params, &diverted, &made.at_launch);
-  if (result == CUDA_SUCCESS) result = SetCopyNode(node, diverted);
-  if (result != CUDA_SUCCESS) return result;
-  made.graph = graph;
-  made.type = CU_GRAPH_NODE_TYPE_MEMCPY;
-  made.staged = params;
-  WriterLock lock(&session.disguised_nodes().mutex());
-  session.disguised_nodes().set_any();
-  session.disguised_nodes().nodes()[handle] = std::move(made);
-  return CUDA_SUCCESS;
-}
-
-// The same in an executable.
-CUresult SetAtLaunchOfExec(Session& session, CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D& copy,
-                           const StagedParams& params) {
-  constexpr char kName[] = "cuGraphExecMemcpyNodeSetParams";
-  const auto context = reinterpret_cast<CUcontext>(params.context);
-  if (!params.sides.from_host && !params.sides.to_host) return SetCopyNodeOfExec(exec, node, copy, context);
-  if (!IsOneRow(copy) || !WasOfHost(node, copy)) return CUDA_ERROR_INVALID_VALUE;
-  const auto its_exec = reinterpret_cast<uint64_t>(exec);
-  bool refused = session.driver_execs().Has(its_exec);
-  CUresult result = refused ? CUDA_SUCCESS : IsInBody(session, node, &refused);
-  if (result != CUDA_SUCCESS) return result;
-  if (refused)
-    return Call::Unsupported(kName, "pageable memory for a copy node that may not run, or that kernels launch");
-  std::vector<LaunchedInExec> nodes = session.disguised_nodes().LaunchedInside(its_exec);
-  if (nodes.empty()) {
-    // What the executable has in it is what the graph has, unless that lost something meanwhile.
-    const uint64_t whole = WholeGraph(session, reinterpret_cast<uint64_t>(node));
-    refused = session.disguised_nodes().IsReshaped(whole);
-    if (!refused) result = RunsWithHost(session, reinterpret_cast<CUgraph>(whole), false, &refused);
-    if (result != CUDA_SUCCESS) return result;
-    if (refused) return Call::Unsupported(kName, kBesideHost);
-  }
-  LaunchedInExec made;
-  made.node = reinterpret_cast<uint64_t>(node);
-  unsigned enabled = 1;
-  result = Custom_cuGraphNodeGetEnabled(exec, node, &enabled);
-  made.enabled = enabled != 0;
-  CUDA_MEMCPY3D diverted;
-  if (result == CUDA_SUCCESS) result = MakeAtLaunch(session, params, &diverted, &made.copy);
-  if (result == CUDA_SUCCESS) result = SetCopyNodeOfExec(exec, node, diverted, context);
-  if (result != CUDA_SUCCESS) return result;
-  nodes = session.disguised_nodes().LaunchedInside(its_exec);
-  nodes.push_back(std::move(made));
-  session.disguised_nodes().SetLaunched(its_exec, std::move(nodes));
-  return CUDA_SUCCESS;
 }
 
 // Gives a staged node another piece, and these parameters.
@@ -496,7 +292,7 @@ CUresult Explore(Session& session, CUgraph graph, bool is_inside, uint64_t* numb
   for (size_t i = 0; i < nodes.size() && result == CUDA_SUCCESS; ++i) {
     DisguisedNode known;
     if (FindDisguised(session, nodes[i], &known)) {
-      if (!is_inside || known.type != CU_GRAPH_NODE_TYPE_MEMCPY || known.at_launch) continue;
+      if (!is_inside || known.type != CU_GRAPH_NODE_TYPE_MEMCPY) continue;
       WriterLock lock(&session.disguised_nodes().mutex());
       session.disguised_nodes().nodes()[reinterpret_cast<uint64_t>(nodes[i])].number = (*number)++;
       continue;
@@ -546,68 +342,24 @@ CUresult RenewPieces(Session& session, CUgraph graph, uint64_t exec) {
     result = SetPiece(session, node, before, before.staged);
     if (result != CUDA_SUCCESS) return result;
   }
-  for (const LaunchedInExec& one : nodes.LaunchedOf(reinterpret_cast<uint64_t>(graph))) {
-    if (!nodes.IsOfOthers(one.copy->before ? *one.copy->before : *one.copy->after, exec)) continue;
-    DisguisedNode node;
-    if (!FindDisguised(session, reinterpret_cast<CUgraphNode>(one.node), &node)) continue;
-    CUDA_MEMCPY3D diverted;
-    result = MakeAtLaunch(session, node.staged, &diverted, &node.at_launch);
-    if (result == CUDA_SUCCESS) result = SetCopyNode(reinterpret_cast<CUgraphNode>(one.node), diverted);
-    if (result != CUDA_SUCCESS) return result;
-    WriterLock lock(&nodes.mutex());
-    nodes.nodes()[one.node].at_launch = node.at_launch;
-  }
   return CUDA_SUCCESS;
 }
 
-// The copies of one launch, which have their pieces until it is over.
-using OfLaunch = std::vector<std::shared_ptr<const LaunchCopy>>;
-
-// What launches took at the call comes to the pinned memory now, as long as no later launch does the same.
-void BeforeLaunch(void* data) {
-  for (const auto& copy : *static_cast<OfLaunch*>(data)) {
-    if (copy->before) StagedCopy::Run(copy->before);
-  }
-}
-
-void AfterLaunch(void* data) {
-  OfLaunch* const copies = static_cast<OfLaunch*>(data);
-  for (const auto& copy : *copies) {
-    if (copy->after) StagedCopy::Run(copy->after);
-  }
-  delete copies;
-}
-
-void AfterNoLaunch(void* data) { delete static_cast<OfLaunch*>(data); }
-
-// Launches of one executable do not overlap, but what BeforeLaunch does for one in another stream might come while an
-// earlier one still copies. Has `stream` wait for that.
-CUresult WaitForLaunchBefore(uint64_t exec, CUstream stream, bool per_thread, uint64_t wire, LaunchOrder* order)
-    CR_REQUIRES(order->mutex) {
-  const bool is_first = order->exec != exec;
-  const bool elsewhere = order->stream != wire || order->context != ThreadState::Get()->current_context();
-  if (is_first || !elsewhere || !order->event) return CUDA_SUCCESS;
-  return Call_cuStreamWaitEvent(stream, order->event, 0, per_thread);
-}
-
-CUresult NoteLaunch(uint64_t exec, CUstream stream, bool per_thread, uint64_t wire, LaunchOrder* order)
-    CR_REQUIRES(order->mutex) {
-  order->exec = exec;
-  order->stream = wire;
-  order->context = ThreadState::Get()->current_context();
-  if (order->event && Custom_cuEventRecord(order->event, stream, per_thread) == CUDA_SUCCESS) return CUDA_SUCCESS;
-  // Events record in streams of their own context alone. The old one, which something may still wait for, is left.
-  CUcontext context;
-  CUresult result = Custom_cuStreamGetCtx(stream, &context, per_thread);
-  if (result == CUDA_SUCCESS) result = Custom_cuCtxPushCurrent_v2(context);
-  if (result != CUDA_SUCCESS) return result;
-  result = Call_cuEventCreate(&order->event, CU_EVENT_DISABLE_TIMING);
-  if (result == CUDA_SUCCESS) result = Custom_cuEventRecord(order->event, stream, per_thread);
-  Custom_cuCtxPopCurrent_v2(&context);
-  return result;
-}
-
 }  // namespace
+
+CUresult CheckStaged(CUDA_MEMCPY3D copy) {
+  const auto is_wrong = [](CUmemorytype type, CUdeviceptr device, const void* host) {
+    if (type == CU_MEMORYTYPE_DEVICE || type == CU_MEMORYTYPE_ARRAY) return false;
+    if (type != CU_MEMORYTYPE_HOST && type != CU_MEMORYTYPE_UNIFIED) return true;
+    return type == CU_MEMORYTYPE_HOST ? !host : device == 0;
+  };
+  if (is_wrong(copy.srcMemoryType, copy.srcDevice, copy.srcHost) ||
+      is_wrong(copy.dstMemoryType, copy.dstDevice, copy.dstHost)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (copy.WidthInBytes == 0 || copy.Height == 0 || copy.Depth == 0) return CUDA_ERROR_INVALID_VALUE;
+  return CompleteSides(&copy) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
 
 bool NeedsStaging(const CUDA_MEMCPY3D& copy) {
   StagedParams params;
@@ -642,12 +394,10 @@ CUresult AddStagedNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* depe
 CUresult SetStagedNode(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
   constexpr char kName[] = "cuGraphMemcpyNodeSetParams";
   Session* const session = Session::Get();
-  if (!session) return CUDA_ERROR_NOT_INITIALIZED;
   DisguisedNode before;
-  const bool is_disguised = FindDisguised(*session, node, &before);
-  if (!is_disguised || before.at_launch) return SetAtLaunch(*session, node, copy);
+  if (!session || !FindDisguised(*session, node, &before)) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckStaged(copy); result != CUDA_SUCCESS) return result;
-  if (before.type != CU_GRAPH_NODE_TYPE_MEMCPY || !Fits(before.staged.sides, copy)) {
+  if (!Fits(before.staged.sides, copy)) {
     return Call::Unsupported(kName, "a copy node whose sides change between pageable and other memory");
   }
   StagedParams params = before.staged, now;
@@ -663,15 +413,13 @@ CUresult SetStagedNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMC
   if (!Describe(copy, context, &params)) return CUDA_ERROR_NOT_INITIALIZED;
   if (const CUresult result = CheckStaged(copy); result != CUDA_SUCCESS) return result;
   DisguisedNode found;
-  const bool is_disguised = FindDisguised(*session, node, &found);
-  if (!is_disguised || found.at_launch) return SetAtLaunchOfExec(*session, exec, node, copy, params);
+  if (!FindDisguised(*session, node, &found)) return CUDA_ERROR_INVALID_VALUE;
   StagedInExec before;
   before.params = found.staged;
   WithStagedInExec(*session, exec, node, [&before](const StagedInExec& one) { before = one; });
   params.sides = before.params.sides;
   // As natively: the kinds of memory cannot change, and both copies are of one row.
-  if (found.type != CU_GRAPH_NODE_TYPE_MEMCPY || !IsOneRow(before.params.copy) || !IsOneRow(copy) ||
-      !Fits(params.sides, copy)) {
+  if (!IsOneRow(before.params.copy) || !IsOneRow(copy) || !Fits(params.sides, copy)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   // The executable takes a reference to the child's piece in the place of the one that it had. It keeps both until
@@ -724,17 +472,6 @@ CUresult EnableStagedNode(CUgraphExec exec, CUgraphNode node, bool enabled) {
 
 namespace {
 
-// Refuses a graph because of its nodes that were given pageable memory later.
-CUresult CheckMayInstantiate(CUgraph graph, uint64_t flags) {
-  Session* const session = Session::Get();
-  if (!session || session->disguised_nodes().LaunchedOf(reinterpret_cast<uint64_t>(graph)).empty()) {
-    return CUDA_SUCCESS;
-  }
-  bool refused = (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0;
-  const CUresult result = refused ? CUDA_SUCCESS : RunsWithHost(*session, graph, false, &refused);
-  return result == CUDA_SUCCESS && refused ? Call::Unsupported("cuGraphInstantiate", kBesideHost) : result;
-}
-
 // Around what updates an executable, or (`inside`) the graph in one of its nodes, from a graph: what is disabled stays
 // that.
 CUresult UpdatePaused(CUgraphExec exec, CUgraph graph, CUgraphNode inside, const std::function<CUresult()>& update) {
@@ -770,25 +507,8 @@ CUresult UpdatePaused(CUgraphExec exec, CUgraph graph, CUgraphNode inside, const
 
 CUresult UpdateStaged(CUgraphExec exec, CUgraph graph, const std::function<CUresult()>& update) {
   Session& session = *Session::Get();
-  DisguisedNodes& nodes = session.disguised_nodes();
-  const auto its_exec = reinterpret_cast<uint64_t>(exec);
-  CUresult result = CheckMayInstantiate(graph, 0);
-  if (result == CUDA_SUCCESS) result = RenewPieces(session, graph, its_exec);
-  if (result != CUDA_SUCCESS) return result;
-  std::vector<LaunchedInExec> launched = nodes.LaunchedOf(reinterpret_cast<uint64_t>(graph));
-  for (LaunchedInExec& one : launched) {
-    unsigned enabled = 1;
-    result = Custom_cuGraphNodeGetEnabled(exec, reinterpret_cast<CUgraphNode>(one.node), &enabled);
-    if (result == CUDA_ERROR_INVALID_VALUE) {
-      return Call::Unsupported("cuGraphExecUpdate",
-                               "from another graph, of which a copy node was given pageable memory after it was made");
-    }
-    if (result != CUDA_SUCCESS) return result;
-    one.enabled = enabled != 0;
-  }
-  result = UpdatePaused(exec, graph, nullptr, update);
-  if (result == CUDA_SUCCESS) nodes.SetLaunched(its_exec, std::move(launched));
-  return result;
+  const CUresult result = RenewPieces(session, graph, reinterpret_cast<uint64_t>(exec));
+  return result == CUDA_SUCCESS ? UpdatePaused(exec, graph, nullptr, update) : result;
 }
 
 CUresult SetChildOfExec(CUgraphExec exec, CUgraphNode node, CUgraph child, const std::function<CUresult()>& set) {
@@ -805,80 +525,42 @@ CUresult PrepareCopies(Session& session, uint64_t graph) {
   return result;
 }
 
-uint64_t WholeGraph(Session& session, uint64_t graph_or_node) {
-  uint64_t whole = 0;
-  for (uint64_t at = graph_or_node; at != 0; at = ParentOf(session, at)) {
-    if (KindOf(at) == Kind::kGraph) whole = at;
-  }
-  return whole;
-}
-
-CUresult CheckMayBeChild(Session& session, uint64_t graph) {
-  if (session.disguised_nodes().LaunchedOf(graph).empty()) return PrepareCopies(session, graph);
-  return Call::Unsupported("cuGraphAddChildGraphNode",
-                           "a graph with a copy node that was given pageable memory after it was made");
-}
-
-CUresult PrepareInstantiation(CUgraph graph, uint64_t flags) {
-  const CUresult result = CheckMayInstantiate(graph, flags);
+CUresult PrepareInstantiation(CUgraph graph) {
   Session* const session = Session::Get();
-  return result == CUDA_SUCCESS && session ? RenewPieces(*session, graph, 0) : result;
+  return session ? RenewPieces(*session, graph, 0) : CUDA_SUCCESS;
 }
 
 bool LaunchStaged(CUgraphExec exec, CUstream stream, bool per_thread, const std::function<CUresult()>& launch,
                   CUresult* result) {
-  constexpr char kName[] = "cuGraphLaunch";
   Session& session = *Session::Get();
   DisguisedNodes& nodes = session.disguised_nodes();
   const auto its_exec = reinterpret_cast<uint64_t>(exec);
-  const auto is_disabled = [](const auto& one) { return !one.enabled; };
-  std::vector<LaunchedInExec> launched = nodes.LaunchedInside(its_exec);
-  launched.erase(std::remove_if(launched.begin(), launched.end(), is_disabled), launched.end());
-  std::vector<StagedInExec> staged;
+  std::vector<StagedCopy*> pieces;  // whose bytes are taken now
   {
     ReaderLock lock(&nodes.mutex());
     const auto found = nodes.staged().find(its_exec);
-    if (found != nodes.staged().end()) staged = found->second;
+    if (found == nodes.staged().end()) return false;
+    for (const StagedInExec& one : found->second) {
+      if (one.enabled && one.params.at_launch && !one.in_body) pieces.push_back(one.params.piece);
+    }
   }
-  staged.erase(std::remove_if(staged.begin(), staged.end(), is_disabled), staged.end());
-  std::vector<StagedCopy*> inside;  // whose host functions are in the graph
-  for (const StagedInExec& one : staged) {
-    if (one.params.at_launch && !one.in_body) inside.push_back(one.params.piece);
-  }
-  if (launched.empty() && inside.empty()) return false;
-  uint64_t its_stream;
+  if (pieces.empty()) return false;
   {
     Call call(kLook);
+    uint64_t its_stream;
     *result = call.Enter();
     if (*result == CUDA_SUCCESS) *result = call.StreamToWire(stream, per_thread, &its_stream);
     if (*result != CUDA_SUCCESS) return true;
     if (session.captures().IsCaptured(its_stream)) {
-      if (launched.empty()) {
-        // It becomes a child graph of the captured one: launches of that take the bytes.
-        nodes.NoteCaptured(its_exec);
-        return false;
-      }
-      *result = Call::Unsupported(kName,
-                                  "in a capture, of an executable with a copy node that was made with other "
-                                  "memory than the pageable memory that it has");
-      return true;
+      // It becomes a child graph of the captured one: launches of that take the bytes.
+      nodes.NoteCaptured(its_exec);
+      return false;
     }
   }
-  if (!launched.empty() && DependsOnOrder(launched, staged)) {
-    *result =
-        Call::Unsupported(kName, "copy nodes with the same pageable memory, one of which was made with other memory");
-    return true;
-  }
-  const std::shared_ptr<LaunchOrder> order = nodes.OrderOf(its_exec);
-  MutexLock in_order(&order->mutex);
-  std::vector<StagedCopy*> before;
-  for (const LaunchedInExec& one : launched) {
-    if (one.copy->before && one.copy->before->params.at_launch) before.push_back(one.copy->before);
-  }
+  const std::shared_ptr<Mutex> order = nodes.OrderOf(its_exec);
+  MutexLock in_order(order.get());
   StagedCopies& copies = session.staged_copies();
-  std::vector<StagedCopy*> all = inside;
-  all.insert(all.end(), before.begin(), before.end());
-  const uint64_t number = copies.TakeBytes(all);
+  const uint64_t number = copies.TakeBytes(pieces);
   if (number == 0) {
     *result = CUDA_ERROR_OUT_OF_MEMORY;
     return true;
@@ -886,31 +568,8 @@ bool LaunchStaged(CUgraphExec exec, CUstream stream, bool per_thread, const std:
   // A checkpoint finds all of the launch or nothing.
   Call call(info::k_cuGraphLaunch);
   *result = call.Enter();
-  if (*result != CUDA_SUCCESS) {
-    copies.DropBytes(all, number);
-    return true;
-  }
-  if (launched.empty()) {
-    *result = launch();
-    if (*result != CUDA_SUCCESS) copies.DropBytes(all, number);
-    return true;
-  }
-  auto* const of_launch = new OfLaunch;
-  for (LaunchedInExec& one : launched) of_launch->push_back(std::move(one.copy));
-  *result = WaitForLaunchBefore(its_exec, stream, per_thread, its_stream, order.get());
-  if (*result == CUDA_SUCCESS) *result = Custom_cuLaunchHostFunc(stream, &BeforeLaunch, of_launch, per_thread);
-  if (*result != CUDA_SUCCESS) {
-    copies.DropBytes(all, number);
-    delete of_launch;
-    return true;
-  }
-  *result = launch();
-  if (*result != CUDA_SUCCESS) copies.DropBytes(inside, number);  // the function before it uses the others
-  const CUresult after =
-      Custom_cuLaunchHostFunc(stream, *result == CUDA_SUCCESS ? &AfterLaunch : &AfterNoLaunch, of_launch, per_thread);
-  if (*result == CUDA_SUCCESS) *result = after;
-  const CUresult noted = NoteLaunch(its_exec, stream, per_thread, its_stream, order.get());
-  if (*result == CUDA_SUCCESS) *result = noted;
+  if (*result == CUDA_SUCCESS) *result = launch();
+  if (*result != CUDA_SUCCESS) copies.DropBytes(pieces, number);
   return true;
 }
 

@@ -11,10 +11,8 @@
 // A launch takes the bytes that go to the GPU at the call, as driver 580 does; the host function has them when the
 // copy's turn comes.
 //
-// A node that was made with other memory stays a copy node there, since executables have it in them. Given pageable
-// memory, it copies pinned memory, and host functions before and after each launch move the bytes. For bytes from the
-// GPU that is too late for host functions inside the graph, and for threads that events inside the graph let go on or
-// that it waits for. So such graphs are refused.
+// A node that was made with other memory stays a copy node there, since executables have it in them. Calls that give it
+// pageable memory return CUDA_ERROR_NOT_SUPPORTED (FillSide in graph_nodes.cc).
 #ifndef CUDA_REMOTE_CLIENT_CUSTOM_STAGED_NODE_H_
 #define CUDA_REMOTE_CLIENT_CUSTOM_STAGED_NODE_H_
 
@@ -34,6 +32,10 @@ class Session;
 // Whether a side of the copy lies in memory that the server cannot reach. Makes a call of its own.
 bool NeedsStaging(const CUDA_MEMCPY3D& copy);
 
+// CUDA_ERROR_INVALID_VALUE for what the driver refuses of such a copy. It never hears of the copy: it is given one of
+// packed rows of pinned memory. Sides that it does hear of may be wrong still.
+CUresult CheckStaged(CUDA_MEMCPY3D copy);
+
 // cuGraphAddMemcpyNode for such a copy; and changing its node, in the graph and in an executable. A side that is
 // pageable memory can become pinned memory, and that still goes through the node's own piece. `known`: the sides, if
 // that is not for the addresses to say.
@@ -46,23 +48,14 @@ CUresult SetStagedNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMC
 bool IsStagedInExec(CUgraphExec exec, CUgraphNode node, bool* enabled);
 CUresult EnableStagedNode(CUgraphExec exec, CUgraphNode node, bool enabled);
 
-// The graph that a graph or a node is part of, at any depth, or that graph itself; virtual handles.
-uint64_t WholeGraph(Session& session, uint64_t graph_or_node);
-// Before a graph is copied into another one, or cloned, or an executable is made from it. Sees to it that no two
-// executables copy by way of the same pieces. The first and the last refuse a graph because of its nodes that were
-// given pageable memory later.
-CUresult CheckMayBeChild(Session& session, uint64_t graph);
+// Before a graph is copied into another one, or cloned; and before an executable is made from it. See to it that no two
+// executables copy by way of the same pieces. `graph`: virtual handle.
 CUresult PrepareCopies(Session& session, uint64_t graph);
-CUresult PrepareInstantiation(CUgraph graph, uint64_t flags);
-// A launch of an executable that has nodes of which something is done at the call: takes the bytes of their pageable
-// memory. `launch` waits for the server's answer. False: it has none that is enabled.
+CUresult PrepareInstantiation(CUgraph graph);
+// A launch of an executable with nodes that copy pageable memory to the GPU: takes the bytes of that memory. `launch`
+// waits for the server's answer. False: it has no such node that is enabled, and nothing was done.
 bool LaunchStaged(CUgraphExec exec, CUstream stream, bool per_thread, const std::function<CUresult()>& launch,
                   CUresult* result);
-
-// cuGraphMemcpyNodeSetParams and cuGraphExecMemcpyNodeSetParams for copies of memory that the server reaches. In
-// graph_nodes.cc.
-CUresult SetCopyNode(CUgraphNode node, const CUDA_MEMCPY3D& copy);
-CUresult SetCopyNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D& copy, CUcontext context);
 
 // Around `update`, which updates an executable from a graph: what is disabled in the executable stays that. The driver
 // leaves copies disabled. The graph's own nodes have host functions that move nothing meanwhile, since the node that

@@ -58,7 +58,6 @@ agent::Info Checkpoint::GetInfo() {
   info.server = session_->settings().server;
   info.job = session_->settings().job;
   info.driver_settings = session_->settings().driver_settings;
-  info.address_layout = session_->address_layout();
   if (channel()) {
     info.session = channel()->welcome().session;
     info.shared_memory = channel()->welcome().shared_memory;

@@ -7,30 +7,18 @@
 #include <utility>
 
 namespace cuda_remote::client {
-namespace {
-
-void Own(const LaunchCopy& copy, uint64_t exec) {
-  for (StagedCopy* const piece : {copy.before, copy.after}) {
-    if (piece) piece->owner = exec;
-  }
-}
-
-}  // namespace
-
 void DisguisedNodes::Destroyed(replay::ObjectKey object, RecordedObjects* objects, Addresses* gone) {
   if (!uses_memory() && !any()) return;
   if (object.kind == Kind::kGraphExec) {
     WriterLock lock(&mutex_);
     memory_.ExecDestroyed(object.id, gone);
     staged_.erase(object.id);
-    launched_.erase(object.id);
-    ForgetOrderLocked(object.id);
+    orders_.erase(object.id);
     return;
   }
   ReaderLock looking(&objects->mutex());
   WriterLock lock(&mutex_);
   memory_.GraphDestroyed(object.id, gone);
-  reshaped_.erase(object.id);
   for (auto node = nodes_.begin(); node != nodes_.end();) {
     // Graphs that were moved into it went with it.
     const uint64_t its_graph = node->second.graph;
@@ -54,7 +42,7 @@ std::vector<StagedInExec> DisguisedNodes::StagedUnderLocked(uint64_t graph, Obje
   std::map<std::pair<uint64_t, uint64_t>, StagedInExec> in_order;  // a clone that was moved into it has equal numbers
   for (const auto& [handle, node] : nodes_) {
     StagedInExec one{handle, node.staged};
-    if (node.type != CU_GRAPH_NODE_TYPE_MEMCPY || node.at_launch) continue;
+    if (node.type != CU_GRAPH_NODE_TYPE_MEMCPY) continue;
     if (IsUnderLocked(node.graph, graph, handles, &one.in_body)) in_order[{node.number, handle}] = one;
   }
   std::vector<StagedInExec> found;
@@ -86,12 +74,7 @@ void DisguisedNodes::Instantiated(uint64_t graph, uint64_t exec, RecordedObjects
     any_at_launch |= one.params.at_launch && !one.in_body;
   }
   if (!found.empty()) staged_[exec] = std::move(found);
-  for (const auto& [node, facts] : nodes_) {
-    if (facts.graph != graph || !facts.at_launch) continue;
-    launched_[exec].push_back({node, facts.at_launch});
-    Own(*facts.at_launch, exec);
-  }
-  if (any_at_launch || !launched_.empty()) any_at_launch_.store(true, std::memory_order_relaxed);
+  if (any_at_launch) any_at_launch_.store(true, std::memory_order_relaxed);
 }
 
 void DisguisedNodes::Updated(uint64_t graph, uint64_t exec, uint64_t inside, RecordedObjects* objects) {
@@ -184,75 +167,11 @@ bool DisguisedNodes::IsOfOthers(const StagedCopy& piece, uint64_t exec) {
   return piece.owner != 0 && piece.owner != exec;
 }
 
-std::shared_ptr<LaunchOrder> DisguisedNodes::OrderOf(uint64_t exec) {
+std::shared_ptr<Mutex> DisguisedNodes::OrderOf(uint64_t exec) {
   WriterLock lock(&mutex_);
-  std::shared_ptr<LaunchOrder>& order = orders_[exec];
-  if (!order && !free_orders_.empty()) {
-    order = std::move(free_orders_.back());
-    free_orders_.pop_back();
-  }
-  if (!order) order = std::make_shared<LaunchOrder>();
+  std::shared_ptr<Mutex>& order = orders_[exec];
+  if (!order) order = std::make_shared<Mutex>();
   return order;
-}
-
-std::vector<LaunchedInExec> DisguisedNodes::LaunchedOf(uint64_t graph) {
-  std::vector<LaunchedInExec> found;
-  if (!any()) return found;
-  ReaderLock lock(&mutex_);
-  for (const auto& [node, facts] : nodes_) {
-    if (facts.graph == graph && facts.at_launch) found.push_back({node, facts.at_launch});
-  }
-  return found;
-}
-
-std::vector<LaunchedInExec> DisguisedNodes::LaunchedInside(uint64_t exec) {
-  if (!any_at_launch()) return {};
-  ReaderLock lock(&mutex_);
-  const auto found = launched_.find(exec);
-  return found == launched_.end() ? std::vector<LaunchedInExec>() : found->second;
-}
-
-void DisguisedNodes::SetLaunched(uint64_t exec, std::vector<LaunchedInExec> nodes) {
-  if (nodes.empty() && !any_at_launch()) return;
-  any_.store(true, std::memory_order_relaxed);
-  any_at_launch_.store(true, std::memory_order_relaxed);
-  WriterLock lock(&mutex_);
-  for (const LaunchedInExec& one : nodes) Own(*one.copy, exec);
-  if (nodes.empty()) {
-    launched_.erase(exec);
-  } else {
-    launched_[exec] = std::move(nodes);
-  }
-}
-
-void DisguisedNodes::EnableLaunched(uint64_t exec, uint64_t node, bool enabled) {
-  if (!any_at_launch()) return;
-  WriterLock lock(&mutex_);
-  const auto found = launched_.find(exec);
-  if (found == launched_.end()) return;
-  for (LaunchedInExec& one : found->second) {
-    if (one.node == node) one.enabled = enabled;
-  }
-}
-
-void DisguisedNodes::ForgetLaunched(uint64_t exec, uint64_t node) {
-  std::vector<LaunchedInExec> left;
-  for (LaunchedInExec& one : LaunchedInside(exec)) {
-    if (one.node != node) left.push_back(std::move(one));
-  }
-  SetLaunched(exec, std::move(left));
-}
-
-void DisguisedNodes::NoteReshaped(uint64_t graph) {
-  any_.store(true, std::memory_order_relaxed);
-  WriterLock lock(&mutex_);
-  reshaped_.insert(graph);
-}
-
-bool DisguisedNodes::IsReshaped(uint64_t graph) {
-  if (!any()) return false;
-  ReaderLock lock(&mutex_);
-  return reshaped_.count(graph) != 0;
 }
 
 void DisguisedNodes::Moved(uint64_t graph, uint64_t parent) {
@@ -279,19 +198,10 @@ void DisguisedNodes::ForgetInside(uint64_t graph) {
   WriterLock lock(&mutex_);
   memory_.ForgetInside(graph);
   staged_.erase(graph);
-  launched_.erase(graph);
-  reshaped_.erase(graph);
   copied_.erase(graph);
   explored_.erase(graph);
   bodies_.erase(graph);
-  ForgetOrderLocked(graph);
-}
-
-void DisguisedNodes::ForgetOrderLocked(uint64_t exec) {
-  const auto found = orders_.find(exec);
-  if (found == orders_.end()) return;
-  free_orders_.push_back(std::move(found->second));
-  orders_.erase(found);
+  orders_.erase(graph);
 }
 
 }  // namespace cuda_remote::client

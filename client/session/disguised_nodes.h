@@ -42,8 +42,6 @@ struct DisguisedNode {
   StagedParams staged;
   uint64_t user_object = 0;
   uint64_t number = 0;
-  // Instead of the latter two: a copy node that was made with other memory, and is one to the server, too.
-  std::shared_ptr<const LaunchCopy> at_launch;
 };
 
 // A copy node of pageable memory in an executable.
@@ -52,23 +50,6 @@ struct StagedInExec {
   StagedParams params;  // set last, also while the node is disabled
   bool enabled = true;
   bool in_body = false;  // of a conditional node: a launch may run it any number of times
-};
-
-// A copy node of an executable whose bytes are moved before and after each launch.
-struct LaunchedInExec {
-  uint64_t node = 0;  // as above
-  std::shared_ptr<const LaunchCopy> copy;
-  bool enabled = true;
-};
-
-// The launches of an executable whose bytes are taken at the call: they reach the server in the order in which that was
-// done. The mutex is taken before any lock of the session, and held over calls.
-struct LaunchOrder {
-  Mutex mutex;
-  // With nodes such as LaunchedInExec: where the latest launch was, and an event of this library's own behind it.
-  uint64_t exec CR_GUARDED_BY(mutex) = 0;
-  uint64_t stream CR_GUARDED_BY(mutex) = 0, context CR_GUARDED_BY(mutex) = 0;
-  CUevent event CR_GUARDED_BY(mutex) = nullptr;
 };
 
 class DisguisedNodes {
@@ -83,8 +64,6 @@ class DisguisedNodes {
   // Those nodes that are child graphs to the server, in executables, by virtual handle, in the order in which the nodes
   // were made.
   std::unordered_map<uint64_t, std::vector<StagedInExec>>& staged() CR_REQUIRES_SHARED(mutex_) { return staged_; }
-  // The nodes of executables whose bytes are moved around launches, by virtual handle.
-  std::unordered_map<uint64_t, std::vector<LaunchedInExec>>& launched() CR_REQUIRES_SHARED(mutex_) { return launched_; }
   // DisguisedNode::number of a new node.
   uint64_t NextNumberLocked() CR_REQUIRES(mutex_) { return next_number_++; }
 
@@ -132,17 +111,9 @@ class DisguisedNodes {
 
   // Whether another executable than this one copies by way of the piece. 0: a new one.
   bool IsOfOthers(const StagedCopy& piece, uint64_t exec) CR_EXCLUDES(mutex_);
-  std::shared_ptr<LaunchOrder> OrderOf(uint64_t exec) CR_EXCLUDES(mutex_);
-  // The nodes of a graph whose bytes are moved around the launches of its executables; and those of an executable.
-  std::vector<LaunchedInExec> LaunchedOf(uint64_t graph) CR_EXCLUDES(mutex_);
-  std::vector<LaunchedInExec> LaunchedInside(uint64_t exec) CR_EXCLUDES(mutex_);
-  void SetLaunched(uint64_t exec, std::vector<LaunchedInExec> nodes) CR_EXCLUDES(mutex_);
-  // One of them, or another node, was enabled or disabled, or given memory that the server reaches.
-  void EnableLaunched(uint64_t exec, uint64_t node, bool enabled) CR_EXCLUDES(mutex_);
-  void ForgetLaunched(uint64_t exec, uint64_t node) CR_EXCLUDES(mutex_);
-  // A node was taken out of the graph, or given another child graph: executables from before may have others in them.
-  void NoteReshaped(uint64_t graph) CR_EXCLUDES(mutex_);
-  bool IsReshaped(uint64_t graph) CR_EXCLUDES(mutex_);
+  // Held over the launches of an executable whose bytes are taken at the call, so that they reach the server in the
+  // order in which that was done. It is taken before any lock of the session.
+  std::shared_ptr<Mutex> OrderOf(uint64_t exec) CR_EXCLUDES(mutex_);
   // A node of `parent` has taken `graph` over.
   void Moved(uint64_t graph, uint64_t parent) CR_EXCLUDES(mutex_);
   // Device memory is gone with its context.
@@ -156,7 +127,6 @@ class DisguisedNodes {
   friend class Captures;  // its lock comes after this one, and says so
 
   std::vector<StagedInExec> StagedUnderLocked(uint64_t graph, ObjectTable* handles) const CR_REQUIRES_SHARED(mutex_);
-  void ForgetOrderLocked(uint64_t exec) CR_REQUIRES(mutex_);
   // Whether the graph or node is `whole`, or in it. *in_body: whether a body of a conditional node is between the two.
   bool IsUnderLocked(uint64_t at, uint64_t whole, ObjectTable* handles, bool* in_body) const CR_REQUIRES_SHARED(mutex_);
   // The executable's nodes; those inside `inside` if that is not 0.
@@ -167,14 +137,10 @@ class DisguisedNodes {
   driverabi::GraphMemory memory_ CR_GUARDED_BY(mutex_);
   std::unordered_map<uint64_t, DisguisedNode> nodes_ CR_GUARDED_BY(mutex_);
   std::unordered_map<uint64_t, std::vector<StagedInExec>> staged_ CR_GUARDED_BY(mutex_);
-  std::unordered_map<uint64_t, std::vector<LaunchedInExec>> launched_ CR_GUARDED_BY(mutex_);
-  std::unordered_set<uint64_t> reshaped_ CR_GUARDED_BY(mutex_);
   std::unordered_set<uint64_t> copied_ CR_GUARDED_BY(mutex_);    // graphs and executables: NoteCopied, NoteCaptured
   std::unordered_set<uint64_t> explored_ CR_GUARDED_BY(mutex_);  // graphs, nodes and captures made from those
   std::unordered_set<uint64_t> bodies_ CR_GUARDED_BY(mutex_);
-  std::unordered_map<uint64_t, std::shared_ptr<LaunchOrder>> orders_ CR_GUARDED_BY(mutex_);
-  // Of executables that are gone. Their events serve others.
-  std::vector<std::shared_ptr<LaunchOrder>> free_orders_ CR_GUARDED_BY(mutex_);
+  std::unordered_map<uint64_t, std::shared_ptr<Mutex>> orders_ CR_GUARDED_BY(mutex_);
   uint64_t next_number_ CR_GUARDED_BY(mutex_) = 0;
   std::atomic<bool> uses_memory_{false};
   std::atomic<bool> any_{false};

@@ -147,7 +147,6 @@ CUresult Session::OpenChannel(const std::string& path, const std::string& visibl
   hello.gpu = settings_.gpu;
   hello.visible_devices = visible_devices;
   hello.driver_settings = settings_.driver_settings;
-  hello.address_layout = settings_.address_layout;
   Welcome welcome;
   StatusOr<std::unique_ptr<ClientChannel>> channel = ClientChannel::Connect(path, hello, &welcome);
   if (!channel.ok()) {
@@ -156,7 +155,6 @@ CUresult Session::OpenChannel(const std::string& path, const std::string& visibl
     return CUDA_ERROR_SYSTEM_NOT_READY;
   }
   connection_.Replace(*std::move(channel));
-  address_layout_ = welcome.address_layout;
   // A host function may use managed memory that earlier work in its stream has written, and later work what it writes.
   host_functions_.SetAround(
       [this](ClientChannel* channel) {

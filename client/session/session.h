@@ -80,7 +80,6 @@ class Session final : public trace::Server {
   const Settings& settings() const { return settings_; }
   const std::vector<Device>& devices() const { return devices_; }
   int driver_version() const { return driver_version_; }
-  uint32_t address_layout() const { return address_layout_; }
   // How the process names its server from now on. The agent's thread, while the gate is closed.
   void set_server(const std::string& server) { settings_.server = server; }
   ClientChannel& channel() { return connection_.channel(); }
@@ -178,7 +177,6 @@ class Session final : public trace::Server {
   std::vector<Device> devices_;
   int visible_devices_ = -1;  // how many the program sees by CUDA_VISIBLE_DEVICES, -1: all
   int driver_version_ = 0;
-  uint32_t address_layout_ = 0;  // proto/channel/address_layout.h
 
   RecordedObjects objects_{&primary_contexts_, [this](const replay::ObjectKey& dead)
                                                    CR_REQUIRES_SHARED(objects().mutex()) { ForgetGone(dead); }};

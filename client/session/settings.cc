@@ -3,7 +3,6 @@
 
 #include <stdlib.h>
 
-#include "proto/channel/address_layout.h"
 #include "proto/driverabi/driver_settings.h"
 #include "proto/folder/this_job.h"
 
@@ -36,8 +35,6 @@ Settings ReadSettings() {
   const std::string sync = Variable("CUDA_REMOTE_SYNC");
   const driverabi::DriverSettings driver = driverabi::OwnDriverSettings();
   settings.driver_settings = driverabi::DriverSettingsText(driver);
-  const std::string layout = Variable("CUDA_REMOTE_ADDRESS_LAYOUT");
-  settings.address_layout = layout.empty() ? kNewestAddressLayout : uint32_t(atoi(layout.c_str()));
   settings.sync = (!sync.empty() && sync != "0") || driverabi::LaunchesBlock(driver);
   settings.copy_threads = atoi(Variable("CUDA_REMOTE_COPY_THREADS").c_str());
   const std::string managed = Variable("CUDA_REMOTE_MANAGED");

@@ -24,8 +24,6 @@ struct Settings {
   std::string visible_devices;
   // What the program's environment says to the driver (proto/driverabi/driver_settings.h).
   std::string driver_settings;
-  // CUDA_REMOTE_ADDRESS_LAYOUT: the newest address layout that the session may have (proto/channel/address_layout.h).
-  uint32_t address_layout = 0;
   // CUDA_REMOTE_SYNC=1, or CUDA_LAUNCH_BLOCKING=1: every call waits for its reply, so each error comes from the call
   // that caused it.
   bool sync = false;

@@ -66,13 +66,6 @@ struct StagedCopy {
   static void Run(void* data);
 };
 
-// What is moved around each launch of an executable for one of its copy nodes, which was made with other memory and
-// given pageable memory later: to pinned memory before the launch, and from pinned memory after it. Null: nothing. Who
-// makes one gives the pieces back when nobody has it any more.
-struct LaunchCopy {
-  StagedCopy *before = nullptr, *after = nullptr;
-};
-
 class StagedCopies {
  public:
   // What launches may have taken for copies whose turn has not come. More waits for that, but not for ever: what holds

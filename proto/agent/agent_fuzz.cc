@@ -40,10 +40,7 @@ std::vector<std::string> FuzzSeeds() {
   Info info;
   info.server = "unix:/run/s";
   info.job = "job";
-  info.has_driver_settings = true;
   info.driver_settings = "A=1";
-  info.has_address_layout = true;
-  info.address_layout = 1;
   EncodeInfo(info, &seeds[0]);
   Activity activity;
   activity.contexts = {{1, 2, true, false}, {0, 1, false, true}};

@@ -18,11 +18,9 @@
 namespace cuda_remote::agent {
 
 inline constexpr uint32_t kMagic = 0x41524355;  // "UCRA"
-inline constexpr uint32_t kVersion = 1;
+inline constexpr uint32_t kVersion = 2;
 inline constexpr size_t kMaxMessageBytes = 32u << 10;
 inline constexpr size_t kMaxFds = 3;
-// An agent's error for a type that it does not know; a tool then knows that the library is older than itself.
-inline constexpr char kUnknownRequest[] = "the job's client library does not know this request";
 // Most requests of a tool that are open at one time (kAsk).
 inline constexpr size_t kMostAsked = 64;
 // Answers to them that are longer come in a file.

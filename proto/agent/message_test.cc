@@ -57,39 +57,26 @@ TEST(AgentMessages, Info) {
   info.log_records = 12;
   info.log_bytes = 3456;
   info.released = true;
-  const std::string old = Bytes()
-                              .Number(4711)
-                              .Text("unix:/run/s")
-                              .Text("training")
-                              .Number(uint64_t(1) << 40)
-                              .Number(1)
-                              .Number(12)
-                              .Number(3456)
-                              .Number(1)
-                              .str();
-  // A library that is older than the tool says nothing of the settings, or of the layout.
-  ASSERT_TRUE(DecodeInfo(old, &got));
-  EXPECT_FALSE(got.has_driver_settings);
-  EXPECT_EQ(got.address_layout, 0u);
-  EXPECT_EQ(got.job, "training");
-  EXPECT_TRUE(got.released);
-  info.has_driver_settings = true;
   info.driver_settings = "CUDA_MODULE_LOADING=EAGER";
+  const std::string expected = Bytes()
+                                   .Number(4711)
+                                   .Text("unix:/run/s")
+                                   .Text("training")
+                                   .Number(uint64_t(1) << 40)
+                                   .Number(1)
+                                   .Number(12)
+                                   .Number(3456)
+                                   .Number(1)
+                                   .Text("CUDA_MODULE_LOADING=EAGER")
+                                   .str();
   std::string bytes;
   EncodeInfo(info, &bytes);
-  EXPECT_EQ(bytes, old + Bytes().Text("CUDA_MODULE_LOADING=EAGER").str());
+  EXPECT_EQ(bytes, expected);
   ASSERT_TRUE(DecodeInfo(bytes, &got));
+  EXPECT_EQ(got.job, "training");
+  EXPECT_TRUE(got.released);
   EXPECT_EQ(got.driver_settings, info.driver_settings);
-  EXPECT_EQ(got.address_layout, 0u);
-  const size_t without_layout = bytes.size();
-  info.has_address_layout = true;
-  info.address_layout = 1;
-  bytes.clear();
-  EncodeInfo(info, &bytes);
-  EXPECT_EQ(bytes, old + Bytes().Text("CUDA_MODULE_LOADING=EAGER").Number(1).str());
-  ASSERT_TRUE(DecodeInfo(bytes, &got));
-  EXPECT_EQ(got.address_layout, 1u);
-  RefusesOtherLengths(bytes, &DecodeInfo, {old.size(), without_layout});
+  RefusesOtherLengths(bytes, &DecodeInfo);
   // A PID has 32 bits.
   bytes[4] = 1;
   EXPECT_FALSE(DecodeInfo(bytes, &got));

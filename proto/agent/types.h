@@ -49,8 +49,6 @@ struct SideAnswer {
 // The name, in the job's folder, of the socket on which the agent of process `pid` listens; `pid` as the process itself
 // knows it, so it is the same after a restart.
 inline std::string SocketName(uint32_t pid) { return "agent-" + std::to_string(pid) + ".sock"; }
-// In images of format version 1, whose jobs had one process with CUDA.
-inline constexpr char kOnlySocketName[] = "agent.sock";
 
 }  // namespace cuda_remote::agent
 

@@ -15,7 +15,6 @@
 
 #include "proto/base/clock.h"
 #include "proto/base/status_macros.h"
-#include "proto/channel/address_layout.h"
 #include "proto/folder/private_folder.h"
 
 namespace cuda_remote {
@@ -95,15 +94,6 @@ std::string CheckWireVersion(uint32_t version, const char* who) {
   return "the client speaks wire version " + std::to_string(version) + ", " + who + " " + std::to_string(kWireVersion) +
          "; install the same release of cuda-remote on both sides";
 }
-
-std::string CheckAddressLayout(const Hello& hello) {
-  if (!hello.replaying || hello.address_layout <= kNewestAddressLayout) return "";
-  return "the job has address layout " + std::to_string(hello.address_layout) + ", and this server knows those up to " +
-         std::to_string(kNewestAddressLayout) +
-         "; use a server of the release that the job began with, or of a newer one";
-}
-
-uint32_t AddressLayoutFor(const Hello& hello) { return std::min(hello.address_layout, kNewestAddressLayout); }
 
 ChannelStatus SendPacket(int socket, PacketType type, std::string_view body, int fd) {
   PacketHead head{kPacketMagic, uint32_t(type)};
@@ -316,12 +306,6 @@ StatusOr<UniqueFd> ClientHandshake(int socket, const Hello& hello, int timeout_m
   if (welcome->wire_version != kWireVersion) {
     return Error("the server speaks wire version " + std::to_string(welcome->wire_version) + ", this client " +
                  std::to_string(kWireVersion) + "; install the same release of cuda-remote on both sides");
-  }
-  // A server that is older than address layouts says nothing of them.
-  if (hello.replaying && welcome->address_layout != hello.address_layout) {
-    return Error("the job has address layout " + std::to_string(hello.address_layout) + ", and the server only knows " +
-                 std::to_string(welcome->address_layout) +
-                 "; use a server of the release that the job began with, or of a newer one");
   }
   if (!packet.fd.ok()) return Error("the server's Welcome came without shared memory");
   return std::move(packet.fd);

@@ -63,11 +63,6 @@ bool ParsePacket(std::string_view bytes, PacketType* type, std::string_view* bod
 // Empty if a client of this version may be served, else the sentence that refuses it. `who` refuses it.
 std::string CheckWireVersion(uint32_t version, const char* who = "this server");
 
-// Empty if this server knows the address layout that the session needs, else the sentence that refuses it.
-std::string CheckAddressLayout(const Hello& hello);
-// The address layout that the session gets, which is then known.
-uint32_t AddressLayoutFor(const Hello& hello);
-
 // Sends one packet, with `fd` unless that is -1; the caller keeps `fd`. kClosed if the peer is gone; never raises
 // SIGPIPE.
 ChannelStatus SendPacket(int socket, PacketType type, std::string_view body, int fd);

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "proto/base/unique_fd.h"
-#include "proto/channel/address_layout.h"
 
 namespace cuda_remote {
 namespace {
@@ -59,7 +58,6 @@ TEST(Handshake, HelloAndWelcomeComeBack) {
   hello.resume_token = std::string("\0\1\2", 3);
   hello.replaying = true;
   hello.driver_settings = "CUDA_MODULE_LOADING=EAGER";
-  hello.address_layout = 3;
   std::string bytes;
   EncodeHello(hello, &bytes);
   Hello got;
@@ -67,7 +65,6 @@ TEST(Handshake, HelloAndWelcomeComeBack) {
   EXPECT_EQ(got.wire_version, kWireVersion);
   EXPECT_EQ(got.pid, 77u);
   EXPECT_EQ(got.driver_settings, hello.driver_settings);
-  EXPECT_EQ(got.address_layout, 3u);
   EXPECT_EQ(got.program, hello.program);
   EXPECT_EQ(got.job, "training");
   EXPECT_EQ(got.gpu, -1);
@@ -78,7 +75,6 @@ TEST(Handshake, HelloAndWelcomeComeBack) {
   welcome.session = uint64_t{1} << 40;
   welcome.shared_memory = true;
   welcome.server = "gpu7";
-  welcome.address_layout = 2;
   bytes.clear();
   EncodeWelcome(welcome, &bytes);
   Welcome back;
@@ -87,7 +83,6 @@ TEST(Handshake, HelloAndWelcomeComeBack) {
   EXPECT_TRUE(back.shared_memory);
   EXPECT_EQ(back.server, "gpu7");
   EXPECT_EQ(back.error, "");
-  EXPECT_EQ(back.address_layout, 2u);
 }
 
 TEST(Handshake, FieldsOfANewerPeerAreSkipped) {
@@ -138,51 +133,18 @@ TEST(Handshake, GarbageIsRefusedNotBelieved) {
 
 TEST(Handshake, OtherWireVersionIsRefusedByName) {
   EXPECT_EQ(CheckWireVersion(kWireVersion), "");
-  const std::string why = CheckWireVersion(kWireVersion + 1);
-  EXPECT_NE(why.find(std::to_string(kWireVersion + 1)), std::string::npos);
-  EXPECT_NE(why.find("install"), std::string::npos);
-}
-
-// A new session gets the newest layout that both sides know. One that is replayed gets its own or none.
-TEST(Handshake, AddressLayouts) {
-  Hello hello;  // as of a client from before there were several
-  EXPECT_EQ(AddressLayoutFor(hello), 0u);
-  hello.address_layout = kNewestAddressLayout;
-  EXPECT_EQ(AddressLayoutFor(hello), kNewestAddressLayout);
-  hello.address_layout = kNewestAddressLayout + 7;
-  EXPECT_EQ(CheckAddressLayout(hello), "");
-  EXPECT_EQ(AddressLayoutFor(hello), kNewestAddressLayout);
-  hello.replaying = true;
-  const std::string why = CheckAddressLayout(hello);
-  EXPECT_NE(why.find("address layout " + std::to_string(kNewestAddressLayout + 7)), std::string::npos) << why;
-  EXPECT_NE(why.find("use a server of the release"), std::string::npos) << why;
-  for (uint32_t layout = 0; layout <= kNewestAddressLayout; ++layout) {
-    hello.address_layout = layout;
-    EXPECT_EQ(CheckAddressLayout(hello), "");
-    EXPECT_EQ(AddressLayoutFor(hello), layout);
-  }
-}
-
-// The Welcome of a server that is older than address layouts has none.
-TEST(Handshake, AnOldServerGetsNoJobThatNeedsAnotherAddressLayout) {
-  for (const bool replaying : {false, true}) {
-    for (const uint32_t layout : {0u, 1u}) {
-      Sockets s;
-      std::string body;
-      EncodeWelcome(Welcome(), &body);
-      ASSERT_EQ(SendPacket(s.fd[1], PacketType::kWelcome, body, s.fd[1]), ChannelStatus::kOk);
-      Hello hello;
-      hello.replaying = replaying;
-      hello.address_layout = layout;
-      Welcome welcome;
-      const StatusOr<UniqueFd> ring = ClientHandshake(s.fd[0], hello, 1000, &welcome);
-      const std::string& error = ring.status().message();
-      EXPECT_EQ(ring.ok(), !replaying || layout == 0) << error;
-      if (ring.ok()) {
-        EXPECT_TRUE(ring->ok());
-      }
-      EXPECT_EQ(error.find("the job has address layout 1") != std::string::npos, !ring.ok()) << error;
-    }
+  for (const uint32_t other : {kWireVersion - 1, kWireVersion + 1}) {
+    const std::string why = CheckWireVersion(other);
+    EXPECT_NE(why.find("wire version " + std::to_string(other)), std::string::npos) << why;
+    EXPECT_NE(why.find("install the same release"), std::string::npos) << why;
+    Sockets s;
+    std::string body;
+    Welcome welcome;
+    welcome.wire_version = other;
+    EncodeWelcome(welcome, &body);
+    ASSERT_EQ(SendPacket(s.fd[1], PacketType::kWelcome, body, s.fd[1]), ChannelStatus::kOk);
+    const std::string error = ClientHandshake(s.fd[0], Hello(), 1000, &welcome).status().message();
+    EXPECT_NE(error.find("the server speaks wire version " + std::to_string(other)), std::string::npos) << error;
   }
 }
 

@@ -93,17 +93,14 @@ bool ReadGpuServer(const std::string& directory, std::string* address, int* gpu)
 bool ReadSharingScope(const std::string& directory, std::string* scope) {
   constexpr size_t kDigits = 32;
   std::string text;
-  int fd = open((directory + "/gpu-server").c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = open((directory + "/gpu-server").c_str(), O_RDONLY | O_CLOEXEC);
   if (fd >= 0 && ReadText(fd, &text)) {
     size_t at = 0;
     NextLine(text, &at);
     NextLine(text, &at);
     text = NextLine(text, &at);
   }
-  if (text.size() < kDigits) {
-    fd = open((directory + "/sharing-scope").c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || !ReadText(fd, &text) || text.size() < kDigits) return false;
-  }
+  if (text.size() < kDigits) return false;
   return BytesOfHex(text.substr(0, kDigits), scope);
 }
 

@@ -41,8 +41,8 @@ std::string ThisJobText(const std::string& directory, const std::string& name);
 bool ReadGpuServer(const std::string& directory, std::string* address, int* gpu);
 
 // The scope in which sessions of the job share (kOpShareIn), 32 hexadecimal digits, written when the job is restarted
-// or moved: from the third line of its file gpu-server, so that server and scope change in one step; else from its file
-// sharing-scope, which older tools write. False if there is none.
+// or moved: from the third line of its file gpu-server, so that server and scope change in one step. False if there
+// is none.
 bool ReadSharingScope(const std::string& directory, std::string* scope);
 
 }  // namespace cuda_remote

@@ -16,7 +16,7 @@
 namespace cuda_remote {
 
 // The version of frames, handshake and messages. A peer with another major version is refused by name.
-inline constexpr uint32_t kWireVersion = 1;
+inline constexpr uint32_t kWireVersion = 2;
 
 // Longest message in bytes. Module images travel as payload, so messages are small; a kernel's parameters are at
 // most 32764 bytes (CUDA's own limit).

@@ -100,7 +100,7 @@ std::string PrintText(const Summary& summary, bool all) {
     out += Row("server", absl::StrCat(Printable(process.server),
                                       process.shared_memory ? " (same machine)" : " (over the network)", ", driver ",
                                       Version(process.driver_version), process.driver_settings.empty() ? "" : ", with ",
-                                      Printable(process.driver_settings), ", address layout ", process.address_layout));
+                                      Printable(process.driver_settings)));
     for (size_t i = 0; i < process.devices.size(); ++i) {
       const ckptfmt::DeviceFacts& device = process.devices[i];
       out += Row(absl::StrCat("GPU ", i), absl::StrCat(Printable(device.name), ", compute ", device.compute_major, ".",
@@ -279,7 +279,6 @@ std::string PrintJson(const Summary& summary, uint32_t arch, const std::vector<s
     json.Member("server", process.server);
     json.Member("shared_memory", process.shared_memory);
     json.Member("driver_settings", process.driver_settings);
-    json.Member("address_layout", process.address_layout);
     json.Member("driver_version", process.driver_version);
     json.Begin("devices", '[');
     for (const ckptfmt::DeviceFacts& device : process.devices) {

@@ -52,44 +52,6 @@ struct RecordHeader {
   uint64_t reply_bytes = 0;
 };
 
-// As format version 1 has them: structs.
-struct LogHeader1 {
-  uint32_t reserved;
-  uint64_t images;
-  uint64_t records;
-  uint64_t next_order;
-  uint64_t bytes;
-} __attribute__((packed));
-static_assert(sizeof(LogHeader1) == 36);
-
-struct ImageHeader1 {
-  uint64_t hash_low;
-  uint64_t hash_high;
-  uint64_t bytes;
-};
-static_assert(sizeof(ImageHeader1) == 24);
-
-struct RecordHeader1 {
-  uint8_t kind;
-  uint8_t modifies;
-  uint8_t has_image;
-  uint8_t reserved;
-  uint32_t dependencies;
-  uint64_t id;
-  uint64_t key;
-  uint64_t order;
-  uint64_t image_low;
-  uint64_t image_high;
-  uint32_t reply_bytes;
-  uint32_t reserved2;
-};
-static_assert(sizeof(RecordHeader1) == 56);
-
-struct Dependency1 {
-  uint64_t kind;
-  uint64_t id;
-};
-
 template <typename T>
 void Put(const T& value, std::string* out) {
   out->append(reinterpret_cast<const char*>(&value), sizeof(value));
@@ -313,42 +275,14 @@ bool TakeHeader(Reader* reader, std::string_view* header) {
   return reader->Take(&size) && size <= kMaxHeader && reader->Take(size, header) && reader->TakePadding();
 }
 
-bool TakeImage(uint32_t version, Reader* reader, Hash128* hash, uint64_t* bytes) {
-  if (version != 1) {
-    std::string_view header;
-    return TakeHeader(reader, &header) && Decode(header, hash, bytes);
-  }
-  ImageHeader1 fixed;
-  if (!reader->Take(&fixed)) return false;
-  *hash = {fixed.hash_low, fixed.hash_high};
-  *bytes = fixed.bytes;
-  return true;
+bool TakeImage(Reader* reader, Hash128* hash, uint64_t* bytes) {
+  std::string_view header;
+  return TakeHeader(reader, &header) && Decode(header, hash, bytes);
 }
 
-bool TakeRecord(uint32_t version, Reader* reader, RecordHeader* header) {
-  if (version != 1) {
-    std::string_view bytes;
-    return TakeHeader(reader, &bytes) && Decode(bytes, header);
-  }
-  Record& record = header->record;
-  RecordHeader1 fixed;
-  if (!reader->Take(&fixed) || fixed.reserved != 0 || fixed.reserved2 != 0 || fixed.modifies > 1 ||
-      fixed.has_image > 1) {
-    return false;
-  }
-  record.object = {Kind(fixed.kind), fixed.id};
-  record.modifies = fixed.modifies;
-  record.key = fixed.key;
-  record.order = fixed.order;
-  header->reply_bytes = fixed.reply_bytes;
-  if (fixed.has_image) record.image = Hash128{fixed.image_low, fixed.image_high};
-  if (!fixed.has_image && (fixed.image_low != 0 || fixed.image_high != 0)) return false;
-  for (uint32_t i = 0; i < fixed.dependencies; ++i) {
-    Dependency1 dependency;
-    if (!reader->Take(&dependency) || dependency.kind == 0 || dependency.kind > 255 || dependency.id == 0) return false;
-    record.depends_on.push_back({Kind(dependency.kind), dependency.id});
-  }
-  return reader->Take(&record.header);
+bool TakeRecord(Reader* reader, RecordHeader* header) {
+  std::string_view bytes;
+  return TakeHeader(reader, &bytes) && Decode(bytes, header);
 }
 
 }  // namespace
@@ -370,7 +304,7 @@ StatusOr<Images> ParseImages(std::string_view bytes) try {
     Hash128 hash;
     uint64_t size = 0;
     std::string_view image;
-    if (!TakeImage(kVersion, &reader, &hash, &size) || !reader.Take(size, &image) || !reader.TakePadding() ||
+    if (!TakeImage(&reader, &hash, &size) || !reader.Take(size, &image) || !reader.TakePadding() ||
         HashOf(image) != hash || !parsed.emplace(hash, std::make_shared<const std::string>(image)).second) {
       return Error("the module images are damaged at offset " + std::to_string(reader.at()));
     }
@@ -430,24 +364,17 @@ StatusOr<Log> Log::Parse(std::string_view bytes, const Images& others) try {
   uint32_t version = 0;
   if (!reader.Take(&magic) || !reader.Take(&version)) return fail("too short");
   if (memcmp(magic, kMagic, sizeof(kMagic)) != 0) return fail("this is no replay log");
-  if (version != 1 && version != kVersion) {
-    return Error("the replay log has format version " + std::to_string(version) +
-                 "; this program reads versions 1 to " + std::to_string(kVersion) +
-                 (version > kVersion ? "; use a newer cuda-remote" : ""));
+  if (version != kVersion) {
+    return Error("the replay log has format version " + std::to_string(version) + "; this program reads version " +
+                 std::to_string(kVersion) +
+                 (version > kVersion ? "; use a newer cuda-remote" : ", which is cuda-remote 0.9.0's"));
   }
   Hash128 expected;
   memcpy(&expected, bytes.data() + body.size(), sizeof(expected));
   if (HashOf(body) != expected) return fail("its checksum is wrong");
   LogHeader header;
-  if (version == 1) {
-    LogHeader1 fixed;
-    if (!reader.Take(&fixed)) return fail("too short");
-    if (fixed.reserved != 0) return fail("reserved bytes are set");
-    header = {fixed.images, fixed.records, fixed.next_order, fixed.bytes};
-  } else {
-    std::string_view encoded;
-    if (!TakeHeader(&reader, &encoded) || !Decode(encoded, &header)) return fail("its header");
-  }
+  std::string_view encoded;
+  if (!TakeHeader(&reader, &encoded) || !Decode(encoded, &header)) return fail("its header");
   if (header.bytes != bytes.size()) return fail("its size is not what its header says (truncated?)");
 
   Log parsed;
@@ -456,8 +383,7 @@ StatusOr<Log> Log::Parse(std::string_view bytes, const Images& others) try {
     Hash128 hash;
     uint64_t image_bytes = 0;
     std::string_view image;
-    if (!TakeImage(version, &reader, &hash, &image_bytes) || !reader.Take(image_bytes, &image) ||
-        !reader.TakePadding()) {
+    if (!TakeImage(&reader, &hash, &image_bytes) || !reader.Take(image_bytes, &image) || !reader.TakePadding()) {
       return fail("a module image");
     }
     if (HashOf(image) != hash) return fail("a module image's checksum");
@@ -470,7 +396,7 @@ StatusOr<Log> Log::Parse(std::string_view bytes, const Images& others) try {
   for (uint64_t i = 0; i < header.records; ++i) {
     at = reader.at();
     RecordHeader read;
-    if (!TakeRecord(version, &reader, &read)) return fail("a record's header");
+    if (!TakeRecord(&reader, &read)) return fail("a record's header");
     Record& record = read.record;
     if (uint8_t(record.object.kind) == 0 || record.object.id == 0) return fail("a record's header");
     if (record.order <= last_order || record.order >= header.next_order) return fail("a record is out of order");

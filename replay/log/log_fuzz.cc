@@ -15,12 +15,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::string bytes(reinterpret_cast<const char*>(data), size);
   if (Log::Parse(bytes).ok()) __builtin_trap();  // a seed without its trailer never parses
   const uint64_t total = bytes.size() + sizeof(Hash128);
-  uint32_t version = 0, header = 0;
+  uint32_t header = 0;
   if (bytes.size() >= 48) {
-    memcpy(&version, &bytes[8], sizeof(version));
     memcpy(&header, &bytes[12], sizeof(header));
-    // In the header's last bytes; version 1 has it at a fixed place.
-    const size_t at = version == 1 ? 40 : 16 + size_t(header) - sizeof(total);
+    // In the header's last bytes.
+    const size_t at = 16 + size_t(header) - sizeof(total);
     if (at >= 12 && at <= bytes.size() - sizeof(total)) memcpy(&bytes[at], &total, sizeof(total));
   }
   const Hash128 hash = HashOf(bytes);
@@ -39,7 +38,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   // What parses must be what is written.
   std::string again;
   log.Serialize(&again);
-  if (version != 1 && again != bytes) __builtin_trap();
+  if (again != bytes) __builtin_trap();
   while (!log.InOrder().empty()) {
     const ObjectKey object = log.InOrder().front()->object;
     log.DestroyDependents(object);

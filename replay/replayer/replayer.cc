@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <iterator>
 #include <map>
 #include <set>
 #include <utility>
@@ -154,28 +153,9 @@ bool Shares(const Log& log) {
                      [](const Record* record) { return TraitsOf(record->header.call).sharing != Sharing::kNotShared; });
 }
 
-std::vector<std::string> Ownerless(const std::vector<const Log*>& logs) {
-  std::set<std::string> opened, shared;
-  for (const Log* log : logs) {
-    for (const Record* record : log->InOrder()) {
-      wire::cuMemImportFromShareableHandle_Request opens;
-      wire::cuMemExportToShareableHandle_Request shares;
-      if (wire::DecodeAs(record->header.call, record->message, &opens)) {
-        opened.emplace(opens.key);
-      } else if (wire::DecodeAs(record->header.call, record->message, &shares)) {
-        shared.emplace(shares.key);
-      }
-    }
-  }
-  std::vector<std::string> ownerless;
-  std::set_difference(opened.begin(), opened.end(), shared.begin(), shared.end(), std::back_inserter(ownerless));
-  return ownerless;
-}
-
-Status ShareIn(std::string_view scope, ReplayTarget& target, const std::vector<std::string>& ownerless) {
+Status ShareIn(std::string_view scope, ReplayTarget& target) {
   wire::OpShareIn_Request request;
   request.scope = scope;
-  request.ownerless.assign(ownerless.begin(), ownerless.end());
   std::string message;
   request.Encode(&message);
   FrameHeader header;

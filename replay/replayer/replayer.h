@@ -46,12 +46,7 @@ using ReplayProgress = std::function<void(uint64_t done, uint64_t total)>;
 // Sessions that are replayed together on one server share GPU objects with each other only. For that, give each of them
 // the same `scope` before its replay: 16 random bytes, new ones for each restart and each move. Their replays must run
 // at the same time: a session that imports what another one exports waits until that one has replayed the export.
-// `ownerless`: the result of Ownerless for all their logs.
-Status ShareIn(std::string_view scope, ReplayTarget& target, const std::vector<std::string>& ownerless = {});
-
-// Keys of the physical memory that some of these logs' processes have imported and none of them exports: the process
-// that made it has released it or has ended. One of the processes that import it makes it in the replay.
-std::vector<std::string> Ownerless(const std::vector<const Log*>& logs);
+Status ShareIn(std::string_view scope, ReplayTarget& target);
 
 // Whether the log's process shares anything with others, or has opened what they share.
 bool Shares(const Log& log);

@@ -333,17 +333,10 @@ void Shares(Log* log, uint64_t handle, const std::string& key) {
               WithKey<wire::cuMemExportToShareableHandle_Request>(key));
 }
 
-TEST(Sharing, OwnerlessIsWhatNobodyShares) {
-  Log first, second, third;
+TEST(Sharing, ALogSharesOrNot) {
+  Log first, second;
   Shares(&first, 0x10, "of the first");
   Opens(&second, 0x10, "of the first");
-  Opens(&second, 0x20, "of another");
-  Opens(&third, 0x10, "of another");
-  Opens(&third, 0x20, "of the first");
-  EXPECT_EQ(Ownerless({&first, &second, &third}), std::vector<std::string>{"of another"});
-  EXPECT_EQ(Ownerless({&first, &second}), std::vector<std::string>{"of another"});
-  EXPECT_EQ(Ownerless({&second}), (std::vector<std::string>{"of another", "of the first"}));
-  EXPECT_TRUE(Ownerless({&first}).empty());
   EXPECT_TRUE(replay::Shares(first));
   EXPECT_TRUE(replay::Shares(second));
   EXPECT_FALSE(replay::Shares(Sample()));
@@ -356,8 +349,8 @@ TEST(Sharing, GroupsAreOfThoseThatShareWithEachOther) {
   Shares(&first, 0x10, "one");
   Shares(&second, 0x10, "two");
   Opens(&third, 0x10, "two");
-  Opens(&third, 0x20, "ownerless");
-  Opens(&fourth, 0x10, "ownerless");
+  Opens(&third, 0x20, "another's");
+  Opens(&fourth, 0x10, "another's");
   Opens(&fifth, 0x10, "one");
   EXPECT_EQ(SharingGroups({&alone, &first, &second, &third, &fourth, &fifth}), (std::vector<size_t>{0, 1, 2, 2, 2, 1}));
   // One that has to do with both of them makes them one.
@@ -391,13 +384,12 @@ TEST(Sharing, GroupsAreMadeByEveryWayOfSharing) {
 
 TEST(Sharing, TheScopeIsSentFirst) {
   FakeServer server;
-  ASSERT_EQ(ShareIn("sixteen bytes...", server, {"one", "two"}).message(), "");
+  ASSERT_EQ(ShareIn("sixteen bytes...", server).message(), "");
   ASSERT_EQ(server.sent.size(), 1u);
   EXPECT_EQ(server.sent[0].header.call, uint32_t(kOpShareIn));
   wire::OpShareIn_Request request;
   ASSERT_TRUE(request.Decode(server.sent[0].message));
   EXPECT_EQ(request.scope, "sixteen bytes...");
-  EXPECT_EQ(request.ownerless, (std::vector<std::string_view>{"one", "two"}));
   server.results[2] = 401;
   const std::string error = ShareIn("sixteen bytes...", server).message();
   EXPECT_NE(error.find("cannot share"), std::string::npos) << error;

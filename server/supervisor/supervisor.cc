@@ -445,7 +445,6 @@ void Supervisor::AskMonitor(int socket, const std::string& bytes, bool remote, c
 uint64_t Supervisor::Admit(int socket, const Hello& hello, const std::string& transport, const std::string& peer,
                            const std::string& owner) {
   std::string why = CheckWireVersion(hello.wire_version);
-  if (why.empty()) why = CheckAddressLayout(hello);
   if (why.empty() && stopping_) why = "the server is shutting down";
   if (why.empty() && policy_.max_sessions > 0 && int(sessions_.size()) >= policy_.max_sessions) {
     why = "the server has its " + std::to_string(policy_.max_sessions) + " sessions (--max-sessions) already";

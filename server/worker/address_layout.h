@@ -6,8 +6,8 @@
 // process's address space has room when the block is needed. So the workers' address spaces have to look alike, and
 // blocks should be taken early. Replay notices a variable that lies elsewhere all the same, and stops.
 //
-// mapping_places.h keeps other mappings out of the driver's way. What changes where the driver puts variables is a new
-// address layout (proto/channel/address_layout.h), since jobs that began before keep the one that they had.
+// mapping_places.h keeps other mappings out of the driver's way. A change of where the driver puts variables raises
+// kWireVersion (proto/frame/frame.h), since jobs and images from before do not fit any more.
 //
 // For one thread, before the worker's other threads start.
 #ifndef CUDA_REMOTE_SERVER_WORKER_ADDRESS_LAYOUT_H_

@@ -179,30 +179,11 @@ Ipc::~Ipc() {
   }
 }
 
-bool Ipc::SetScope(std::string_view scope, const std::vector<std::string_view>& ownerless) {
-  std::set<std::string> secrets;
-  for (const std::string_view key : ownerless) {
-    std::string home, secret;
-    if (!ReadKey(key, IpcKind::kPhysical, &home, &secret)) return false;
-    secrets.insert(secret);
-  }
+bool Ipc::SetScope(std::string_view scope) {
   MutexLock lock(&mutex_);
   if (used_ || scope.size() != kIpcScopeBytes) return false;
   scope_ = scope;
-  ownerless_ = std::move(secrets);
   return true;
-}
-
-bool Ipc::Inherits(std::string_view key) {
-  std::string home, secret;
-  if (!ReadKey(key, IpcKind::kPhysical, &home, &secret)) return false;
-  MutexLock lock(&mutex_);
-  if (ownerless_.count(secret) == 0 || listening_.count(secret) != 0) return false;
-  used_ = true;
-  bool taken = false;
-  const bool inherits = ListenLocked(secret, scope_, &taken);
-  if (!inherits && !taken) logging::Error("memory whose owner is gone cannot be shared");
-  return inherits;
 }
 
 std::string Ipc::SocketName(std::string group, std::string scope, std::string_view home) {
@@ -211,7 +192,7 @@ std::string Ipc::SocketName(std::string group, std::string scope, std::string_vi
   return "cuda-remote-ipc-" + ToHex(HashOf(group + scope + std::string(home)));
 }
 
-bool Ipc::ListenLocked(const std::string& home, const std::string& scope, bool* taken) {
+bool Ipc::ListenLocked(const std::string& home, const std::string& scope) {
   if (listening_.count(home) != 0) return true;
   UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!wake_.ok()) wake_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -219,11 +200,7 @@ bool Ipc::ListenLocked(const std::string& home, const std::string& scope, bool* 
   const socklen_t length = Abstract(SocketName(self_.group, scope, home), &address);
   if (!fd.ok() || !wake_.ok() || bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
       listen(fd.get(), 64) != 0) {
-    if (taken != nullptr && errno == EADDRINUSE) {
-      *taken = true;
-    } else {
-      logging::Error("cannot share with other sessions: {}", strerror(errno));
-    }
+    logging::Error("cannot share with other sessions: {}", strerror(errno));
     return false;
   }
   listening_[home] = std::move(fd);
@@ -328,8 +305,6 @@ CUresult Ipc::Share(IpcKind kind, uint64_t object, const IpcFacts& facts, int fd
     secret = RandomBytes();
   } else if (!ReadKey(*key, kind, &home, &secret) || shared_.count(secret) != 0) {
     result = CUDA_ERROR_INVALID_HANDLE;
-  } else if (ownerless_.count(secret) != 0) {
-    home = secret;
   }
   used_ = true;
   if (result == CUDA_SUCCESS && !ListenLocked(home, scope_)) result = CUDA_ERROR_OPERATING_SYSTEM;
@@ -337,7 +312,7 @@ CUresult Ipc::Share(IpcKind kind, uint64_t object, const IpcFacts& facts, int fd
     CloseIfOpen(&fd);
     return result;
   }
-  if (home_.empty() && home != secret) home_ = home;
+  if (home_.empty()) home_ = home;
   shared_[secret] = {kind, object, facts, UniqueFd(fd)};
   secrets_[{int(kind), object}] = secret;
   homes_[secret] = home;
@@ -420,7 +395,7 @@ CUresult Ipc::FindOwner(std::string_view key, IpcKind kind, bool other, std::str
   if (other && listening_.count(home) != 0) return CUDA_ERROR_INVALID_CONTEXT;
   used_ = used_ || kind != IpcKind::kOffer;
   const std::string& scope = kind == IpcKind::kOffer ? kOfferScope : scope_;
-  *name = SocketName(self_.group, scope, ownerless_.count(*secret) != 0 ? *secret : home);
+  *name = SocketName(self_.group, scope, home);
   return CUDA_SUCCESS;
 }
 
@@ -535,27 +510,20 @@ bool Ipc::IsAmong(const IpcPeer& peer, const std::set<uint64_t>& sessions) const
   return peer.server == self_.peer.server && (peer.session == self_.peer.session || sessions.count(peer.session) != 0);
 }
 
-bool Ipc::HasLostOwner(uint64_t object) {
-  MutexLock lock(&mutex_);
-  const auto it = held_.find(object);
-  return it != held_.end() && HasEnded(it->second.connection->get());
-}
-
-void Ipc::Refusals(const std::set<uint64_t>& sessions, bool ownerless, std::vector<std::string>* refusals) {
+void Ipc::Refusals(const std::set<uint64_t>& sessions, std::vector<std::string>* refusals) {
   // By the sentence, how often it applies.
   std::map<std::string, size_t> found;
   MutexLock lock(&mutex_);
-  const auto look = [&](const IpcUse& use, bool physical) {
+  const auto look = [&](const IpcUse& use) {
     if (HasEnded(use.connection->get())) {
-      if (physical && ownerless) return;
       ++found["what " + NameOf(use.peer) + " shared and no longer has is still in use (cuIpcOpen*, cuMem*Import*)"];
     } else if (!IsAmong(use.peer, sessions)) {
       ++found["what " + NameOf(use.peer) +
               ", which is not saved with it, shares is in use (cuIpcOpen*, cuMem*Import*)"];
     }
   };
-  for (const auto& [object, use] : held_) look(use, KindOf(object) == Kind::kPhysicalMemory);
-  for (const auto& [key, import] : imports_) look(import.use, false);
+  for (const auto& [object, use] : held_) look(use);
+  for (const auto& [key, import] : imports_) look(import.use);
   for (const auto& [connection, user] : users_) {
     if (user.secret.empty() || IsAmong(user.peer, sessions)) continue;
     ++found[NameOf(user.peer) + ", which is not saved with it, uses what it shares (cuIpcGet*, cuMem*Export*)"];

@@ -108,9 +108,8 @@ class Ipc {
   // Whether this is a session of the same server.
   bool IsOfThisServer(const IpcPeer& peer) const { return peer.server == self_.peer.server; }
 
-  // Before anything is shared or opened. False after that, or if it is no scope. `ownerless`: keys of physical memory
-  // that no session of the scope shares.
-  bool SetScope(std::string_view scope, const std::vector<std::string_view>& ownerless);
+  // Before anything is shared or opened. False after that, or if it is no scope.
+  bool SetScope(std::string_view scope);
 
   // The socket at which a home answers, without the first zero byte. Missing bytes of the group and the scope are zero.
   static std::string SocketName(std::string group, std::string scope, std::string_view home);
@@ -122,9 +121,6 @@ class Ipc {
   // Shares it, under *key if that is not empty (a replay). Takes `fd` (-1: none) over. CUDA_ERROR_INVALID_HANDLE if
   // *key is no key of this kind or in use; CUDA_ERROR_OPERATING_SYSTEM if there is no socket to be had.
   CUresult Share(IpcKind kind, uint64_t object, const IpcFacts& facts, int fd, std::string* key);
-  // Whether this is the key of ownerless memory, and this session is the first that wants it: it has to make it, and to
-  // share it under the key.
-  bool Inherits(std::string_view key);
   // How many other sessions use it.
   size_t Users(uint64_t object);
 
@@ -151,8 +147,6 @@ class Ipc {
   // Keeps the connection until Forget(object).
   void Hold(uint64_t object, const IpcUse& use);
   bool Holds(uint64_t object);
-  // Whether it is held here, and the session that shared it has it no more.
-  bool HasLostOwner(uint64_t object);
 
   // Memory by key, the executor's own.
   std::map<std::string, IpcImport>& imports() { return imports_; }
@@ -164,9 +158,8 @@ class Ipc {
   std::vector<std::pair<uint64_t, uint64_t>> TakeReturned();
 
   // Adds what keeps this session from being saved together with `sessions` of the same server: what it shares with
-  // others, and what it uses though its owner has it no more. With `ownerless`, physical memory is no such thing: one
-  // of those that use it makes it in the replay.
-  void Refusals(const std::set<uint64_t>& sessions, bool ownerless, std::vector<std::string>* refusals);
+  // others, and what it uses though its owner has it no more.
+  void Refusals(const std::set<uint64_t>& sessions, std::vector<std::string>* refusals);
 
  private:
   struct Entry {
@@ -182,8 +175,7 @@ class Ipc {
   };
 
   // Makes the socket of a home, and the thread.
-  // *taken, if not null: another session does, which is no error.
-  bool ListenLocked(const std::string& home, const std::string& scope, bool* taken = nullptr) CR_REQUIRES(mutex_);
+  bool ListenLocked(const std::string& home, const std::string& scope) CR_REQUIRES(mutex_);
   void Serve();
   void Accept(int listening);
   // Answers one request on a connection; false: close it.
@@ -205,7 +197,6 @@ class Ipc {
   std::map<std::string, Entry> shared_ CR_GUARDED_BY(mutex_);  // by secret
   std::map<std::pair<int, uint64_t>, std::string> secrets_ CR_GUARDED_BY(mutex_);  // by kind and object
   std::map<std::string, std::string> homes_ CR_GUARDED_BY(mutex_);                 // by secret
-  std::set<std::string> ownerless_ CR_GUARDED_BY(mutex_);                          // secrets; they are their own homes
   std::multimap<uint64_t, IpcUse> held_ CR_GUARDED_BY(mutex_);                     // by object
   std::vector<std::pair<uint64_t, uint64_t>> returned_ CR_GUARDED_BY(mutex_);
   std::string home_ CR_GUARDED_BY(mutex_);                           // of what is shared next; empty: none yet

@@ -25,7 +25,6 @@
 #include "proto/base/status_macros.h"
 #include "proto/base/text.h"
 #include "proto/base/unique_fd.h"
-#include "proto/channel/address_layout.h"
 #include "proto/channel/handshake.h"
 #include "proto/channel/server_channel.h"
 #include "proto/cli/help.h"
@@ -61,7 +60,7 @@ struct Options {
   std::vector<int> gpus;  // empty: all
   uint64_t memory_limit = 0;
   bool secret = false;
-  // A second start of this process for a session with GPUs, settings or an address layout of its own (Restart).
+  // A second start of this process for a session with GPUs or settings of its own (Restart).
   int assigned_fd = -1;
   int client_fd = -1;
   int budget_fd = -1;
@@ -189,7 +188,7 @@ bool ReadAssign(const Options& options, WorkerAssign* assign) {
   return fcntl(options.client_fd, F_SETFD, FD_CLOEXEC) == 0;
 }
 
-// Starts again with the session's GPUs only, its settings and its address layout. Returns if that is impossible.
+// Starts again with the session's GPUs only and its settings. Returns if that is impossible.
 void RestartFor(const WorkerAssign& assign, const std::string& visible_devices,
                 const driverabi::DriverSettings& settings, const Options& options, int log_fd, char** argv) {
   std::string body;
@@ -244,10 +243,9 @@ absl::Status Suit(const WorkerAssign& assign, const Warm& warm, const Options& o
     return absl::InvalidArgumentError("the session's settings of the driver are malformed");
   CR_ASSIGN_OR_RETURN(const std::string names, WantedDevices(assign.hello, settings, warm.driver.devices));
   settings = OtherSettings(settings);
-  if (names.empty() && settings.empty() && AddressLayoutFor(assign.hello) == kNewestAddressLayout)
-    return absl::OkStatus();
+  if (names.empty() && settings.empty()) return absl::OkStatus();
   RestartFor(assign, names, settings, options, log_fd, argv);
-  return absl::InternalError("cannot start again with the session's GPUs, settings and address layout");
+  return absl::InternalError("cannot start again with the session's GPUs and settings");
 }
 
 int Serve(const Options& options, char** argv) {
@@ -271,7 +269,7 @@ int Serve(const Options& options, char** argv) {
     logging::Error("the session's assignment is lost");
     return 1;
   }
-  if (!assigned || AddressLayoutFor(assign.hello) >= 1) KeepMappingsApart();
+  KeepMappingsApart();
   absl::Status prepared = output.Install();
   if (prepared.ok()) {
     LogTo(output.log_fd(), options.log_level);

@@ -103,7 +103,6 @@ Welcome WorkerLink::MakeWelcome(const WorkerAssign& assign) {
   welcome.session = assign.session;
   welcome.shared_memory = assign.shared_memory;
   welcome.server = assign.server;
-  welcome.address_layout = AddressLayoutFor(assign.hello);
   return welcome;
 }
 

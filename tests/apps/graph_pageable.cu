@@ -2,8 +2,7 @@
 // Copy nodes between pageable memory and the GPU in graphs that are built node by node, and captured copies of
 // rectangles: they read and write the program's memory at every launch. The nodes are asked about, cloned, and changed
 // in the graph and in executables. In executables they are also disabled and enabled, given other memory meanwhile, and
-// updated from other graphs: nodes of all shapes and of all kinds of memory. Nodes that were made with pinned memory
-// are given pageable memory, in graphs and in executables.
+// updated from other graphs: nodes of all shapes and of all kinds of memory.
 //
 // Launches take what pageable memory has when they are called: the program writes to it again while they wait.
 #include <cuda.h>
@@ -353,151 +352,6 @@ class WithoutGraph {
   cudaGraphExec_t exec_;
 };
 
-__global__ void Increment(unsigned* numbers, int n) {
-  const int i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i < n) ++numbers[i];
-}
-
-// Copy nodes that were made with pinned memory and are given pageable memory, and pinned memory again. What a launch
-// writes is read by a host function behind it in the stream. What it reads is there before: 580 reads it at the call.
-class Given {
- public:
-  explicit Given(int phase) : phase_(phase) {
-    CUDA_CHECK(cudaMallocHost(&pinned_in_, kCount * 4));
-    CUDA_CHECK(cudaMallocHost(&pinned_out_, kCount * 4));
-    CUDA_CHECK(cudaMalloc(&memory_, kCount * 4));
-    CUDA_CHECK(cudaMemset(memory_, 0, kCount * 4));
-    CUDA_CHECK(cudaDeviceSynchronize());
-    for (int i = 0; i < 2; ++i) {
-      in_[i] = pages_in_[i].data();
-      out_[i] = pages_out_[i].data();
-    }
-    in_[2] = pinned_in_;
-    out_[2] = pinned_out_;
-    cudaGraphNode_t kernel;
-    CUDA_CHECK(cudaGraphCreate(&graph_, 0));
-    CUDA_CHECK(
-        cudaGraphAddMemcpyNode1D(&to_, graph_, nullptr, 0, memory_, pinned_in_, kCount * 4, cudaMemcpyHostToDevice));
-    int count = kCount;
-    void* arguments[] = {&memory_, &count};
-    cudaKernelNodeParams launch = {};
-    launch.func = reinterpret_cast<void*>(Increment);
-    launch.gridDim = dim3((kCount + 63) / 64);
-    launch.blockDim = dim3(64);
-    launch.kernelParams = arguments;
-    CUDA_CHECK(cudaGraphAddKernelNode(&kernel, graph_, &to_, 1, &launch));
-    CUDA_CHECK(
-        cudaGraphAddMemcpyNode1D(&back_, graph_, &kernel, 1, pinned_out_, memory_, kCount * 4, cudaMemcpyDeviceToHost));
-    CUDA_CHECK(cudaGraphInstantiate(&exec_, graph_, 0));
-  }
-  ~Given() {
-    CUDA_CHECK(cudaGraphExecDestroy(exec_));
-    CUDA_CHECK(cudaGraphDestroy(graph_));
-    CUDA_CHECK(cudaFree(memory_));
-    CUDA_CHECK(cudaFreeHost(pinned_in_));
-    CUDA_CHECK(cudaFreeHost(pinned_out_));
-  }
-
-  void Step(int step, cudaStream_t stream, app::Digest* digest) {
-    switch ((step + phase_) % 8) {
-      case 0:
-        From(0);
-        break;
-      case 1:
-        To(0);
-        break;
-      case 2:
-        Enable(false);
-        break;
-      case 3:
-        From(1);
-        Enable(true);
-        break;
-      case 4: {
-        CUDA_CHECK(cudaGraphMemcpyNodeSetParams1D(to_, memory_, in_[0], kCount * 4, cudaMemcpyHostToDevice));
-        cudaMemcpy3DParms seen = {};
-        CUDA_CHECK(cudaGraphMemcpyNodeGetParams(to_, &seen));
-        APP_CHECK(seen.srcPtr.ptr == in_[0]);
-        cudaGraphExecUpdateResultInfo info;
-        CUDA_CHECK(cudaGraphExecUpdate(exec_, graph_, &info));
-        graph_from_ = from_ = 0;
-        to_which_ = 2;
-        break;
-      }
-      case 5:
-        CUDA_CHECK(cudaGraphMemcpyNodeSetParams1D(back_, out_[1], memory_, kCount * 4, cudaMemcpyDeviceToHost));
-        Instantiate();
-        from_ = graph_from_;
-        to_which_ = 1;
-        break;
-      case 6:
-        From(2);
-        To(2);
-        break;
-      case 7:
-        CUDA_CHECK(cudaGraphMemcpyNodeSetParams1D(to_, memory_, in_[2], kCount * 4, cudaMemcpyHostToDevice));
-        CUDA_CHECK(cudaGraphMemcpyNodeSetParams1D(back_, out_[2], memory_, kCount * 4, cudaMemcpyDeviceToHost));
-        Instantiate();
-        graph_from_ = from_ = to_which_ = 2;
-        break;
-    }
-    step_ = step;
-    Write();
-    CUDA_CHECK(cudaGraphLaunch(exec_, stream));
-    CUDA_CHECK(cudaLaunchHostFunc(stream, Read, this));
-    CUDA_CHECK(cudaStreamSynchronize(stream));
-    for (int k = 0; k < kCount; ++k) {
-      has_[k] = (enabled_ ? in_[from_][k] : has_[k]) + 1;
-      for (int i = 0; i < 3; ++i) APP_CHECK(seen_[i][k] == (i == to_which_ ? has_[k] : 12345u));
-    }
-    digest->Add(has_.data(), kCount * 4);
-  }
-
- private:
-  static constexpr int kCount = 700;
-
-  void Write() {
-    for (int i = 0; i < 3; ++i) {
-      for (int k = 0; k < kCount; ++k) in_[i][k] = step_ * 3266489917u + k * (2 * i + 3) + phase_;
-      std::fill_n(out_[i], kCount, 12345u);
-    }
-  }
-  static void Read(void* data) {
-    Given* const given = static_cast<Given*>(data);
-    for (int i = 0; i < 3; ++i) given->seen_[i].assign(given->out_[i], given->out_[i] + kCount);
-  }
-  void From(int which) {
-    CUDA_CHECK(cudaGraphExecMemcpyNodeSetParams1D(exec_, to_, memory_, in_[which], kCount * 4, cudaMemcpyHostToDevice));
-    from_ = which;
-  }
-  void To(int which) {
-    CUDA_CHECK(
-        cudaGraphExecMemcpyNodeSetParams1D(exec_, back_, out_[which], memory_, kCount * 4, cudaMemcpyDeviceToHost));
-    to_which_ = which;
-  }
-  void Enable(bool enable) {
-    CUDA_CHECK(cudaGraphNodeSetEnabled(exec_, to_, enable));
-    enabled_ = enable;
-  }
-  void Instantiate() {
-    CUDA_CHECK(cudaGraphExecDestroy(exec_));
-    CUDA_CHECK(cudaGraphInstantiate(&exec_, graph_, 0));
-    enabled_ = true;
-  }
-
-  const int phase_;
-  int step_ = 0, from_ = 2, to_which_ = 2, graph_from_ = 2;
-  bool enabled_ = true;
-  unsigned *memory_ = nullptr, *pinned_in_ = nullptr, *pinned_out_ = nullptr;
-  std::vector<unsigned> pages_in_[2] = {std::vector<unsigned>(kCount), std::vector<unsigned>(kCount)},
-                        pages_out_[2] = {std::vector<unsigned>(kCount), std::vector<unsigned>(kCount)};
-  unsigned *in_[3], *out_[3];
-  std::vector<unsigned> has_ = std::vector<unsigned>(kCount), seen_[3];
-  cudaGraph_t graph_;
-  cudaGraphExec_t exec_;
-  cudaGraphNode_t to_, back_;
-};
-
 __global__ void Nothing() {}
 
 __global__ void Fold(unsigned* state, const unsigned* line, int n) {
@@ -517,12 +371,10 @@ class Refilled {
     CUDA_CHECK(cudaHostAlloc(&gate_, 4, cudaHostAllocMapped));
     CUDA_CHECK(cudaHostGetDevicePointer(&gate_there_, gate_, 0));
     *gate_ = 0;
-    for (unsigned** one : {&state_, &line_, &given_state_, &given_line_}) {
+    for (unsigned** one : {&state_, &line_}) {
       CUDA_CHECK(cudaMalloc(one, kCount * 4));
       CUDA_CHECK(cudaMemset(*one, 0, kCount * 4));
     }
-    CUDA_CHECK(cudaMallocHost(&pinned_, kCount * 4));
-    memset(pinned_, 0, kCount * 4);
     CUDA_CHECK(cudaDeviceSynchronize());
     cudaGraphNode_t inside, copy;
     graph_ = Build(in_[0].data(), &to_);
@@ -567,23 +419,13 @@ class Refilled {
       cudaGetLastError();
       CUDA_CHECK(cudaGraphInstantiate(&execs_[kCaptured], graph_, 0));
     }
-    // A node that was made with pinned memory.
-    void* arguments[] = {&given_state_, &given_line_, const_cast<int*>(&kCount)};
-    cudaGraphNode_t to, kernel;
-    CUDA_CHECK(cudaGraphCreate(&given_graph_, 0));
-    CUDA_CHECK(cudaGraphAddMemcpyNode1D(&to, given_graph_, nullptr, 0, given_line_, pinned_, kCount * 4,
-                                        cudaMemcpyHostToDevice));
-    AddFold(given_graph_, to, arguments, &kernel);
-    CUDA_CHECK(cudaGraphMemcpyNodeSetParams1D(to, given_line_, in_[2].data(), kCount * 4, cudaMemcpyHostToDevice));
-    for (cudaGraphExec_t& exec : given_) CUDA_CHECK(cudaGraphInstantiate(&exec, given_graph_, 0));
     FindWhetherLaunchesWait();
   }
   ~Refilled() {
     for (cudaGraphExec_t exec : execs_) CUDA_CHECK(cudaGraphExecDestroy(exec));
-    for (cudaGraphExec_t exec : given_) CUDA_CHECK(cudaGraphExecDestroy(exec));
-    for (cudaGraph_t graph : {graph_, parent_, given_graph_}) CUDA_CHECK(cudaGraphDestroy(graph));
-    for (unsigned* one : {state_, line_, given_state_, given_line_}) CUDA_CHECK(cudaFree(one));
-    for (unsigned* one : {gate_, pinned_}) CUDA_CHECK(cudaFreeHost(one));
+    for (cudaGraph_t graph : {graph_, parent_}) CUDA_CHECK(cudaGraphDestroy(graph));
+    for (unsigned* one : {state_, line_}) CUDA_CHECK(cudaFree(one));
+    CUDA_CHECK(cudaFreeHost(gate_));
     for (cudaStream_t one : {held_, free_, third_}) CUDA_CHECK(cudaStreamDestroy(one));
   }
 
@@ -594,24 +436,8 @@ class Refilled {
     Round({kUpdated, kClone, kFirst}, kOther);
     Round({kOtherChild, kCaptured, kCaptured}, kUpdated);
     Round({kParent, kClone}, kFirst);
-    // One executable in two streams: in the order of the launches. Another one of its graph does not wait.
-    const unsigned first = launches_;
-    const auto launch_other = [&] {
-      Launch(given_[1], third_, first + 3);
-      CUDA_CHECK(cudaStreamSynchronize(third_));
-    };
-    if (launches_wait_) launch_other();
-    if (!launches_wait_) Hold();
-    for (cudaStream_t stream : {held_, free_, held_}) Launch(given_[0], stream, launches_++);
-    if (!launches_wait_) launch_other();
-    LetGo();
-    Follow(Taken(first + 3, 2), &given_expected_);
-    for (unsigned i = 0; i < 3; ++i) Follow(Taken(first + i, 2), &given_expected_);
-    launches_ = first + 4;
     CheckState(state_, expected_);
-    CheckState(given_state_, given_expected_);
     digest->Add(expected_.data(), kCount * 4);
-    digest->Add(given_expected_.data(), kCount * 4);
   }
 
  private:
@@ -652,9 +478,7 @@ class Refilled {
       for (int one : {kFirst, kFirst, kDisabled, kSet, kParent, kParent, kUpdated, kClone, kOtherChild, kCaptured}) {
         Launch(execs_[one], held_, launches_++);
       }
-      for (cudaStream_t stream : {held_, free_, held_}) Launch(given_[0], stream, launches_++);
       for (int one : {kSecond, kOther}) Launch(execs_[one], third_, launches_++);
-      Launch(given_[1], third_, launches_++);
       CUDA_CHECK(cudaStreamSynchronize(third_));
       done = true;
     });
@@ -664,7 +488,7 @@ class Refilled {
     launcher.join();
     LetGo();
     // What was launched may have come in any order.
-    for (unsigned* one : {state_, given_state_}) CUDA_CHECK(cudaMemsetAsync(one, 0, kCount * 4, held_));
+    CUDA_CHECK(cudaMemsetAsync(state_, 0, kCount * 4, held_));
     CUDA_CHECK(cudaStreamSynchronize(held_));
   }
   // Launches that wait, and another executable, which need not wait for them.
@@ -695,9 +519,9 @@ class Refilled {
   }
   // Fills the memory, launches, and writes to the memory as soon as the call is over.
   void Launch(cudaGraphExec_t exec, cudaStream_t stream, unsigned number) {
-    for (int i = 0; i < 3; ++i) Fill(number, i);
+    for (int i = 0; i < 2; ++i) Fill(number, i);
     CUDA_CHECK(cudaGraphLaunch(exec, stream));
-    for (int i = 0; i < 3; ++i) Fill(~number, i);
+    for (int i = 0; i < 2; ++i) Fill(~number, i);
   }
   // In place: graphs know the addresses.
   void Fill(unsigned number, int which) {
@@ -732,14 +556,14 @@ class Refilled {
   }
 
   cudaStream_t held_, free_, third_;
-  unsigned *gate_, *gate_there_, *state_, *line_, *given_state_, *given_line_, *pinned_;
-  std::vector<Numbers> in_ = std::vector<Numbers>(3, Numbers(kCount));
-  Numbers out_ = in_[0], expected_ = in_[0], given_expected_ = in_[0];
+  unsigned *gate_, *gate_there_, *state_, *line_;
+  std::vector<Numbers> in_ = std::vector<Numbers>(2, Numbers(kCount));
+  Numbers out_ = in_[0], expected_ = in_[0];
   unsigned launches_ = 0, holds_ = 0;
   bool launches_wait_ = false;
-  cudaGraph_t graph_, parent_, given_graph_;
+  cudaGraph_t graph_, parent_;
   cudaGraphNode_t to_;
-  cudaGraphExec_t execs_[kExecs], given_[2];
+  cudaGraphExec_t execs_[kExecs];
 };
 
 // A child graph of a host function and a copy of pinned memory, which is what cuda-remote makes of the nodes above:
@@ -924,8 +748,6 @@ int main(int argc, char** argv) {
   for (int phase = 0; phase < 9; phase += 2) switched.push_back(std::make_unique<Switched>(phase, width));
   Shapes shapes(0, stream), others(1, stream);
   WithoutGraph coming(true), going(false);
-  std::vector<std::unique_ptr<Given>> given;
-  for (int phase = 0; phase < 8; phase += 2) given.push_back(std::make_unique<Given>(phase));
 
   Inside inside;
   Refilled refilled;
@@ -966,7 +788,6 @@ int main(int argc, char** argv) {
     for (const std::unique_ptr<Switched>& one : switched) one->Step(step, stream, &digest);
     for (Shapes* one : {&shapes, &others}) one->Step(step, stream, &digest);
     for (WithoutGraph* one : {&coming, &going}) one->Step(step, stream, &digest);
-    for (const std::unique_ptr<Given>& one : given) one->Step(step, stream, &digest);
     inside.Step(step, stream);
     refilled.Step(step, &digest);
     app::Step(step);

@@ -235,34 +235,6 @@ def ends_in_restart(context):
 
 
 @case
-def former_version(context):
-    """An image of format version 1 is verified, inspected and restarted; the job is then saved as all are."""
-    lab = context.lab
-    for app in ("globals", "pipeline", "textures"):
-        command = context.app(app, 24)
-        server = lab.server(app)
-        job = lab.job(f"job-{app}", command, server.unix, pause_at=[6, 14])
-        job.wait_paused(6, 60)
-        new, image = context.path(f"{app}.new"), context.path(f"{app}.image")
-        lab.run(f"stop-{app}", [lab.tool("cr-checkpoint"), "--stop", job.id, new])
-        job.wait(30)
-        lab.run(f"convert-{app}", [context.program("version1"), new, image])
-        shutil.rmtree(new)
-        lab.run(f"verify-{app}", [lab.tool("cr-inspect"), "--verify", image])
-        seen = json.loads(lab.run(f"inspect-{app}", [lab.tool("cr-inspect"), "--json", image]).stdout())
-        if seen["format_version"] != 1:
-            raise Failure(f"this is no image of version 1: {seen}")
-        restarted = context.restart(image, server, f"restart-{app}")
-        job.go(6)
-        job.wait_paused(14, 60, restarted)
-        lab.run(f"again-{app}", [lab.tool("cr-checkpoint"), "--stop", job.id, new])
-        restarted.wait(30)
-        job.go(14)
-        context.restart(new, server, f"last-{app}").expect_success(60)
-        harness.same(app, job.stdout(), context.expected(command))
-
-
-@case
 def no_image(context):
     """Things that are no image."""
     lab = context.lab
@@ -1819,48 +1791,6 @@ def driver_settings(context):
     finally:
         for name in (*machine, "CUDA_MODULE_LOADING"):
             os.environ.pop(name, None)
-
-
-@case
-def address_layout(context):
-    """An image stores the address layout of each session, which holds after a move and a restart, the oldest one, too."""
-    lab = context.lab
-    server, other = lab.server(), lab.server("other")
-    command = context.app()
-
-    def check_worker(at, layout):
-        """The only session of the server has a worker with this layout (server/worker/mapping_places.h)."""
-        # Another one may just have ended.
-        wait_for(lambda: len(sessions_of(lab, at)) == 1, 30, lambda: f"{at.name} has {sessions_of(lab, at)}")
-        (worker,) = sessions_of(lab, at)
-        with open(f"/proc/{worker}/maps") as f:
-            apart = [line for line in f if 0x240000000000 <= int(line.split("-")[0], 16) < 0x2A0000000000]
-        if bool(apart) != (layout == 1):
-            raise Failure(f"the worker {worker} of {at.name} has {len(apart)} mappings apart, with address layout {layout}")
-
-    for layout, settings in ((1, {}), (0, {"CUDA_REMOTE_ADDRESS_LAYOUT": "0"})):
-        job = lab.job(f"job{layout}", command, server.unix, pause_at=[10, 20], env=settings)
-        job.wait_paused(10, 60)
-        check_worker(server, layout)
-        lab.run(f"move{layout}", [lab.tool("cr-migrate"), job.id, "--to", other.unix])
-        check_worker(other, layout)
-        carrier = job
-        for number, (at, step) in enumerate(((server, 20), (other, None))):
-            name = f"{layout}-{number}"
-            image = context.path("image" + name)
-            lab.run("checkpoint" + name, [lab.tool("cr-checkpoint"), "--stop", job.id, image])
-            carrier.wait(30)
-            inspected = json.loads(lab.run("inspect" + name, [lab.tool("cr-inspect"), "--json", image]).stdout())
-            stored = [int(process["address_layout"]) for process in inspected["processes"]]
-            if stored != [layout]:
-                raise Failure(f"the image says address layout {stored} of a session with {layout}")
-            job.go((10, 20)[number])
-            carrier = context.restart(image, at, "restart" + name)
-            if step:
-                job.wait_paused(step, 60, carrier)
-                check_worker(at, layout)
-        carrier.expect_success(60)
-        harness.same(f"address layout {layout}", job.stdout(), context.expected(command))
 
 
 @case

@@ -465,7 +465,7 @@ class SharingTest : public testing::Test {
         if (!fresh.ok()) return;
         held[i].fresh = *std::move(fresh);
         replay::ChannelTarget target(*held[i].fresh);
-        results[i] = replay::ShareIn(scope, target, replay::Ownerless({&held[0].log, &held[1].log}));
+        results[i] = replay::ShareIn(scope, target);
         if (!results[i].ok()) return;
         results[i] = replay::Replay(held[i].log, target, nullptr, replay::Part::kBeforePinned);
       });
@@ -474,7 +474,6 @@ class SharingTest : public testing::Test {
     for (std::thread& replay : replays) replay.join();
     for (const Status& result : results) ASSERT_EQ(result.message(), "");
     wire::OpRegions_Request together;
-    together.ownerless = true;
     for (const Held& one : held) together.sessions.push_back(one.channel->welcome().session);
     uint64_t bytes = 0;
     for (Held& one : held) {

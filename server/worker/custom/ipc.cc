@@ -378,7 +378,7 @@ CUresult OpKeepBlocks(Session& session, const Request&, const wire::OpKeepBlocks
 
 CUresult OpShareIn(Session& session, const Request&, const wire::OpShareIn_Request& in, wire::OpShareIn_Reply*,
                    ReplyBuilder*) {
-  return Worker(session).ipc().SetScope(in.scope, in.ownerless) ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
+  return Worker(session).ipc().SetScope(in.scope) ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
 }
 
 CUresult Custom_cuIpcGetMemHandle(Session& session, const Request& request, const wire::cuIpcGetMemHandle_Request& in,
@@ -517,34 +517,6 @@ CUresult Custom_cuMemExportToShareableHandle(Session& session, const Request& re
   return CUDA_SUCCESS;
 }
 
-namespace {
-
-// In a replay: physical memory whose owner is not replayed, made by the first session that wants it.
-CUresult MakeOwnerless(WorkerSession& worker, const wire::cuMemImportFromShareableHandle_Request& in) {
-  CUmemAllocationProp prop;
-  if (in.prop.size() != sizeof(prop)) return kMalformedRequest;
-  std::memcpy(&prop, in.prop.data(), sizeof(prop));
-  const DriverTable& driver = worker.driver();
-  CUmemGenericAllocationHandle real = 0;
-  CUresult result = driver.cuMemCreate(&real, in.bytes, &prop, 0);
-  if (result != CUDA_SUCCESS) return result;
-  int fd = -1;
-  result = driver.cuMemExportToShareableHandle(&fd, real, kDescriptor, 0);
-  std::string key(in.key);
-  IpcFacts facts;
-  facts.bytes = in.bytes;
-  if (result == CUDA_SUCCESS) result = worker.ipc().Share(IpcKind::kPhysical, in.handle, facts, fd, &key);
-  if (result != CUDA_SUCCESS) {
-    driver.cuMemRelease(real);
-    PhysicalMemoryReleased(real);
-    return result;
-  }
-  worker.Bind(Kind::kPhysicalMemory, in.handle, real, 0);
-  return CUDA_SUCCESS;
-}
-
-}  // namespace
-
 CUresult Custom_cuMemImportFromShareableHandle(Session& session, const Request& request,
                                                const wire::cuMemImportFromShareableHandle_Request& in,
                                                wire::cuMemImportFromShareableHandle_Reply* out, ReplyBuilder* reply) {
@@ -552,11 +524,6 @@ CUresult Custom_cuMemImportFromShareableHandle(Session& session, const Request& 
   if (!session.MayBind(Kind::kPhysicalMemory, in.handle)) return kMalformedRequest;
   out->bytes = in.bytes;
   out->prop = in.prop;
-  if (request.replay() && worker.ipc().Inherits(in.key)) {
-    const CUresult result = MakeOwnerless(worker, in);
-    if (result == CUDA_SUCCESS) out->Encode(&reply->message);
-    return result;
-  }
   IpcFacts facts;
   int fd = -1;
   IpcUse use;

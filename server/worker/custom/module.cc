@@ -54,9 +54,6 @@ bool NoteSymbol(WorkerSession& worker, uint64_t owner, const std::string& name, 
 // Words of modules in one answer, well below the longest message.
 constexpr size_t kCodeReplyBytes = 256 << 10;
 
-// An address of code from the wire, where it is complemented; older images have it as it is.
-uint64_t AddressOfCode(uint64_t word) { return word >> 63 != 0 ? ~word : word; }
-
 std::vector<VariablePart> PartsAt(const std::vector<uint64_t>& places, size_t first, size_t count) {
   std::vector<VariablePart> parts;
   for (size_t i = first; i < first + count; ++i) parts.push_back({places[i], 0});
@@ -77,8 +74,7 @@ std::vector<VariablePlace> WantedPlaces(const WorkerSession& worker, const wire:
   const size_t count = in.places.size();
   std::vector<VariablePlace> wanted;
   if (count == 0) return wanted;
-  std::vector<uint64_t> contexts = in.place_contexts;
-  if (contexts.empty()) contexts = worker.ContextsOldestFirst();  // the log does not say which; it was the oldest one
+  const std::vector<uint64_t>& contexts = in.place_contexts;
   for (size_t i = 0; i < contexts.size() && i <= in.other_places.size() / count; ++i) {
     if (worker.FindContext(contexts[i]) == nullptr) continue;
     wanted.push_back(
@@ -113,7 +109,7 @@ CUresult Settle(WorkerSession& worker, const Request& request, uint64_t handle, 
     CUresult result = worker.MoveVariables(handle, &placed, wanted, load);
     if (result == CUDA_SUCCESS && !in.code.empty()) {
       std::vector<uint64_t> code = in.code;
-      for (uint64_t& word : code) word = AddressOfCode(word);
+      for (uint64_t& word : code) word = ~word;  // complemented on the wire
       result = worker.MoveCode(handle, &placed, in.code_contexts, code, load);
       // Its variables may have gone elsewhere meanwhile.
       if (result == CUDA_SUCCESS) result = worker.MoveVariables(handle, &placed, wanted, load);

@@ -163,16 +163,10 @@ bool IsMappedWhole(WorkerSession& worker, uint64_t handle, const PhysicalFacts& 
 }
 
 // What others are shown, and what is theirs. Others of `together` are saved with this session.
-void FindShared(WorkerSession& worker, const std::set<uint64_t>& together, bool ownerless,
-                std::vector<std::string>* refusals) {
-  worker.ipc().Refusals(together, ownerless, refusals);
+void FindShared(WorkerSession& worker, const std::set<uint64_t>& together, std::vector<std::string>* refusals) {
+  worker.ipc().Refusals(together, refusals);
   for (const auto& [handle, memory] : worker.physical()) {
     const bool held = worker.ipc().Holds(handle);
-    if (held && worker.ipc().HasLostOwner(handle) && !IsMappedWhole(worker, handle, memory)) {
-      refusals->push_back(
-          "physical memory (cuMemCreate) that another process made, and no longer has, is not fully mapped in this "
-          "process");
-    }
     if (held || worker.ipc().Users(handle) == 0 || IsMappedWhole(worker, handle, memory)) continue;
     refusals->push_back(
         "physical memory (cuMemCreate) that other processes use is not fully mapped in the process that made it");
@@ -185,11 +179,7 @@ std::vector<FoundSymbol> CollectRegions(WorkerSession& worker, std::vector<std::
     if (range.kind == DeviceRange::kSymbol) continue;    // found below, named or not
     if (range.kind == DeviceRange::kManaged) continue;   // the client's process has it
     if (range.kind == DeviceRange::kImported) continue;  // the session that shares it has it in its list
-    // Likewise; but if that session has it no more, everybody who uses it lists it.
-    if (range.kind == DeviceRange::kMapped && worker.ipc().Holds(range.owner) &&
-        !worker.ipc().HasLostOwner(range.owner)) {
-      continue;
-    }
+    if (range.kind == DeviceRange::kMapped && worker.ipc().Holds(range.owner)) continue;  // likewise
     FoundSymbol one;
     one.region.address = address;
     one.region.bytes = range.bytes;
@@ -454,7 +444,7 @@ CUresult OpRegions(Session& session, const Request&, const wire::OpRegions_Reque
   if (CapturesInProgress() == 0) worker.CollectPendingFrees(false);
   std::vector<std::string> refusals;
   const std::vector<FoundSymbol> all = CollectRegions(worker, &refusals);
-  if (!in.replayed) FindShared(worker, {in.sessions.begin(), in.sessions.end()}, in.ownerless, &refusals);
+  if (!in.replayed) FindShared(worker, {in.sessions.begin(), in.sessions.end()}, &refusals);
   size_t bytes = 0;
   for (const std::string& refusal : refusals) {
     if (bytes > kReplyBytes / 2) break;

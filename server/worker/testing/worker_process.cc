@@ -60,7 +60,6 @@ std::unique_ptr<ClientChannel> WorkerProcess::Connect(ChannelFds* raw, const std
   assign.session = session;
   assign.hello.pid = uint32_t(1000 + session);
   assign.hello.program = "/bin/program" + std::to_string(session);
-  assign.hello.address_layout = address_layout;
   assign.shared_memory = true;
   assign.server = "test";
   assign.sharing_group = sharing_group;

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "proto/base/unique_fd.h"
-#include "proto/channel/address_layout.h"
 #include "proto/channel/client_channel.h"
 #include "server/worker_link/worker_link.h"
 
@@ -23,7 +22,6 @@ class WorkerProcess {
   ~WorkerProcess();
 
   // What the client's Hello asks for.
-  uint32_t address_layout = kNewestAddressLayout;
 
   const WorkerReady& ready() const { return ready_; }
   pid_t pid() const { return pid_; }
