@@ -179,7 +179,6 @@ CUresult Custom_cuMemAllocPitch_v2(CUdeviceptr* dptr, size_t* pPitch, size_t Wid
   wire::OpMemAlloc_Request request;
   request.pitch_width = WidthInBytes;
   request.pitch_height = Height;
-  request.pitch_element = ElementSizeBytes;
   request.device = call.device();
   return Allocate(call, request, dptr, pPitch);
 }
