@@ -8,6 +8,7 @@
 #include <cuda.h>
 
 #include "proto/codec/operations.gen.h"
+#include "proto/driverabi/requests.h"
 #include "proto/logging/log.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/handlers.gen.h"
@@ -20,7 +21,6 @@
 namespace cuda_remote::server {
 namespace {
 
-constexpr uint32_t kStreamOrdered = 1;
 // Row pitch of pitched memory: what the driver itself uses on all GPUs of the last decade.
 constexpr uint64_t kPitch = 512;
 
@@ -48,7 +48,7 @@ CUresult OpMemAlloc(Session& session, const Request&, const wire::OpMemAlloc_Req
     MakeCurrent(session.driver(), worker.current_ref());
     return result;
   }
-  if (in.flags & ~kStreamOrdered) return kMalformedRequest;
+  if (in.flags & ~driverabi::kAllocateStreamOrdered) return kMalformedRequest;
   worker.ipc().ForgetOffers();  // of a move that has come to nothing: a job that moves makes no calls
   if (in.device < 0 || size_t(in.device) >= worker.loaded().devices.size()) return CUDA_ERROR_INVALID_DEVICE;
   uint64_t bytes = in.bytes;
@@ -61,7 +61,7 @@ CUresult OpMemAlloc(Session& session, const Request&, const wire::OpMemAlloc_Req
     bytes = pitch * in.pitch_height;
   }
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-  const bool ordered = (in.flags & kStreamOrdered) != 0;
+  const bool ordered = (in.flags & driverabi::kAllocateStreamOrdered) != 0;
   CUstream stream = nullptr;
   if (ordered && !session.RealStream(in.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   uint64_t pool = 0;
