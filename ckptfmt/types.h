@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "proto/chunkhash/chunk_hash.h"
+#include "proto/driverabi/requests.h"
 
 namespace cuda_remote::ckptfmt {
 
@@ -22,14 +23,7 @@ inline constexpr uint32_t kFirstFormatVersion = 3;
 // Memory is kept in chunks of this size, counted from the start of each region.
 inline constexpr uint64_t kChunkBytes = 2u << 20;
 
-// How device memory is named, as in the answer to kOpRegions.
-enum class RegionKind : uint32_t {
-  kAllocation = 1,     // by address
-  kModuleSymbol = 2,   // by module and symbol: its address may be another one after a restart
-  kLibrarySymbol = 3,  // by library, symbol and context
-  kArray = 4,          // the contents of an array or mipmapped array, by its handle; no address
-  kHeap = 5,           // the heap of a context's kernels (malloc, new), by the context's handle; address and size count
-};
+using driverabi::RegionKind;
 
 // One piece of saved memory. All but `bytes` is for the restart to find it again; the image only keeps it.
 struct Region {

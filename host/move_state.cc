@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "proto/base/clock.h"
+#include "proto/base/proc.h"
 #include "proto/base/text.h"
 
 namespace cuda_remote::host {
@@ -31,9 +32,7 @@ bool SetMoveState(const std::string& folder, const std::string& id, const char* 
 }
 
 std::string MoveStateOf(const std::string& folder, const std::string& id) {
-  char state[64];
-  const ssize_t length = readlink((folder + "/" + MoveName(id)).c_str(), state, sizeof(state));
-  return length > 0 ? std::string(state, size_t(length)) : std::string();
+  return ReadLink(folder + "/" + MoveName(id));
 }
 
 void CleanMoveStates(const std::string& folder) {

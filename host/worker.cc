@@ -63,6 +63,7 @@
 #include "host/sets.h"
 #include "host/wire.h"
 #include "proto/base/clock.h"
+#include "proto/base/proc.h"
 #include "proto/base/status_macros.h"
 #include "proto/base/text.h"
 #include "proto/base/unique_fd.h"
@@ -522,9 +523,7 @@ absl::Status Worker::FindComing() {
 
 absl::Status Worker::FindArrived() {
   CR_RETURN_IF_ERROR(FindComing());
-  char path[4096];
-  const ssize_t length = readlink(("/proc/self/fd/" + std::to_string(fds_[3])).c_str(), path, sizeof(path));
-  spool_.assign(path, size_t(std::max<ssize_t>(length, 0)));
+  spool_ = ReadLink("/proc/self/fd/" + std::to_string(fds_[3]));
   std::error_code ignored;
   if (spool_.substr(0, spool_.rfind('/')) == std::filesystem::canonical(settings_.spool, ignored)) {
     spool_fd_ = fcntl(fds_[3], F_DUPFD_CLOEXEC, 3);  // with its lock

@@ -9,6 +9,7 @@
 #include "proto/base/status_macros.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/driverabi/job_addresses.h"
+#include "proto/driverabi/requests.h"
 #include "proto/frame/handle.h"
 #include "proto/threads/mutex.h"
 

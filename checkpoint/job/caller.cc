@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/job/caller.pb.h"
+#include "proto/base/proc.h"
 #include "proto/base/status_macros.h"
 
 extern char** environ;
@@ -19,16 +20,6 @@ namespace cuda_remote::checkpoint {
 namespace {
 
 const Caller* g_caller = nullptr;
-
-bool ReadAll(int fd, std::string* bytes) {
-  char part[65536];
-  for (off_t at = 0;;) {
-    const ssize_t got = pread(fd, part, sizeof(part), at);
-    if (got <= 0) return got == 0;
-    bytes->append(part, size_t(got));
-    at += got;
-  }
-}
 
 }  // namespace
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/job/cuda_processes.h"
 
-#include <dirent.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/agent/types.h"
 #include "proto/base/mappings.h"
+#include "proto/base/proc.h"
 #include "proto/base/read_file.h"
 #include "proto/channel/handshake.h"
 #include "proto/codec/text.h"
@@ -31,7 +31,7 @@ constexpr const char* kOurs[] = {"cr-server", "cr-worker",  "cr-relay",      "cr
                                  "cr-run",    "cr-restart", "cr-checkpoint", "cr-migrate"};
 
 // What is there of it: the process may end meanwhile.
-std::string ReadAll(const std::string& path) {
+std::string Contents(const std::string& path) {
   std::string bytes;
   ReadWholeFile(path, &bytes);
   return bytes;
@@ -82,10 +82,7 @@ bool NamesJob(const std::string& environment, const std::string& directory) {
 }
 
 bool IsOurs(const std::string& process) {
-  char path[4096];
-  const ssize_t length = readlink((process + "/exe").c_str(), path, sizeof(path));
-  if (length <= 0) return false;
-  const std::string program(path, size_t(length));
+  const std::string program = ReadLink(process + "/exe");
   return std::any_of(std::begin(kOurs), std::end(kOurs), [&](const char* name) {
     const std::string companion = FindCompanion(name);
     return !companion.empty() && program == companion;
@@ -94,7 +91,7 @@ bool IsOurs(const std::string& process) {
 
 // How a person calls it: the file's name of what was started.
 std::string ProgramIn(const std::string& process) {
-  const std::string command = ReadAll(process + "/cmdline");
+  const std::string command = Contents(process + "/cmdline");
   std::string name = command.substr(0, command.find('\0'));
   if (const size_t slash = name.rfind('/'); slash != std::string::npos) name = name.substr(slash + 1);
   return Printable(name.empty() ? "?" : name);
@@ -145,11 +142,9 @@ std::vector<CudaProcess> FindCudaProcesses(const Job& job, const std::string& di
   std::vector<CudaProcess> found;
   const uint64_t own = PidNamespace(getpid());
   const bool isolated = job.init_pid() > 0 && job.pid_namespace() != own;
-  DIR* const proc = isolated && !JobIsAlive(job) ? nullptr : opendir("/proc");
-  if (!proc) return found;
-  while (const dirent* const entry = readdir(proc)) {
-    const int pid = atoi(entry->d_name);
-    if (pid <= 0 || pid == job.init_pid()) continue;
+  if (isolated && !JobIsAlive(job)) return found;
+  for (const int pid : AllProcesses()) {
+    if (pid == job.init_pid()) continue;
     const std::string process = "/proc/" + std::to_string(pid);
     bool of_job = false;
     if (isolated) {
@@ -158,7 +153,7 @@ std::vector<CudaProcess> FindCudaProcesses(const Job& job, const std::string& di
       const uint64_t space = PidNamespace(pid);
       of_job = space == job.pid_namespace() || (space != own && DescendsFrom(pid, job.init_pid()));
     } else {
-      const std::string environment = ReadAll(process + "/environ");
+      const std::string environment = Contents(process + "/environ");
       of_job = NamesJob(environment, directory) || NamesJob(environment, job.directory());
     }
     if (!of_job || !IsRunning(pid) || IsOurs(process)) continue;
@@ -169,7 +164,6 @@ std::vector<CudaProcess> FindCudaProcesses(const Job& job, const std::string& di
     // may be anybody, and one that never accepts has room for few connections.
     if (HasRings(process) || HasAgent(directory, inner)) found.push_back({pid, inner, ProgramIn(process), mark});
   }
-  closedir(proc);
   // The kernel gives a namespace's number to another one as soon as the job has ended.
   if (isolated && !JobIsAlive(job)) found.clear();
   std::sort(found.begin(), found.end(), [](const CudaProcess& a, const CudaProcess& b) { return a.pid < b.pid; });
@@ -180,8 +174,7 @@ absl::StatusOr<FoundJob> FindJobOrProcesses(const std::string& name) {
   absl::StatusOr<FoundJob> named = FindJob(name);
   if (named.ok()) return named;
   std::string folder = Absolute(name);
-  const bool number = !name.empty() && name.find_first_not_of("0123456789") == std::string::npos;
-  if (number) folder = VariableOf(ReadAll("/proc/" + name + "/environ"), kFolderVariable);
+  if (IsNumber(name)) folder = VariableOf(Contents("/proc/" + name + "/environ"), kFolderVariable);
   // What lies there decides which sockets the tools speak to.
   if (folder.empty() || folder[0] != '/' || access((folder + "/job.json").c_str(), F_OK) == 0) return named;
   if (!CheckFolder(folder, FolderUse::kLook).ok()) return named;

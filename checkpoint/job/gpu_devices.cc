@@ -12,9 +12,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 
 #include "proto/base/clock.h"
+#include "proto/base/proc.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -27,13 +27,6 @@ constexpr int kLookMs = 250;
 
 bool IsGpuDevice(const std::string& path, dev_t device) {
   return major(device) == kMajor || path.compare(0, 11, "/dev/nvidia") == 0;
-}
-
-std::string NameOf(int pid) {
-  std::ifstream in("/proc/" + std::to_string(pid) + "/comm");
-  std::string name;
-  std::getline(in, name);
-  return name;
 }
 
 // The first of NVIDIA's devices that the process has open; empty if it has none.
@@ -63,7 +56,7 @@ std::vector<DeviceUser> DeviceUsersOf(const Job& job, std::vector<int> pids) {
   pids.insert(pids.end(), outlived.begin(), outlived.end());
   for (int pid : pids) {
     const std::string device = DeviceOf(pid);
-    if (!device.empty()) users.push_back({pid, NameOf(pid), device});
+    if (!device.empty()) users.push_back({pid, CommOf(pid), device});
   }
   return users;
 }

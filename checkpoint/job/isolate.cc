@@ -23,13 +23,13 @@
 #include <algorithm>
 #include <fstream>
 #include <random>
-#include <sstream>
 
 #include "checkpoint/job/caller.h"
 #include "checkpoint/job/forwarded_signals.h"
 #include "checkpoint/job/io_uring.h"
 #include "checkpoint/job/mptcp.h"
 #include "checkpoint/job/own_ptys.h"
+#include "proto/base/proc.h"
 #include "proto/base/status_macros.h"
 #include "proto/errors/absl_status.h"
 #include "proto/errors/annotate.h"
@@ -389,15 +389,9 @@ pid_t OuterPid(pid_t init, pid_t inner) {
   std::ifstream children("/proc/" + number + "/task/" + number + "/children");
   pid_t child;
   while (children >> child) {
-    std::ifstream status("/proc/" + std::to_string(child) + "/status");
-    std::string line;
-    while (std::getline(status, line)) {
-      if (line.compare(0, 6, "NSpid:") != 0) continue;
-      std::istringstream numbers(line.substr(6));
-      pid_t last = 0, next;
-      while (numbers >> next) last = next;
-      if (last == inner) return child;
-    }
+    // The last number is that of the innermost namespace.
+    const std::string numbers = StatusField(child, "NSpid");
+    if (atoi(numbers.c_str() + numbers.find_last_of(" \t") + 1) == inner) return child;
   }
   return 0;
 }
@@ -574,14 +568,7 @@ bool StopOwnGroup() {
   // The nearest process above that is not in the group must be in the session: it, a shell, gets to know.
   pid_t above = getppid();
   while (above > 1 && getpgid(above) == getpgrp()) {
-    std::ifstream stat("/proc/" + std::to_string(above) + "/stat");
-    std::string text;
-    std::getline(stat, text);
-    std::istringstream fields(text.substr(std::min(text.size(), text.rfind(')') + 1)));
-    std::string state;
-    pid_t parent = 0;
-    fields >> state >> parent;
-    above = parent;
+    above = StatOf(above).parent;
   }
   if (above <= 0 || getsid(above) != getsid(0)) return false;
   // By the same signal as the others: the shell hears of the first that stops, and may have all go on before a second

@@ -17,7 +17,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 #include <iterator>
 #include <map>
 #include <set>
@@ -27,6 +26,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/job/hostd_places.h"
+#include "proto/base/proc.h"
 #include "proto/base/status_macros.h"
 #include "proto/base/text.h"
 #include "proto/errors/absl_status.h"
@@ -63,33 +63,9 @@ constexpr int kStartLooks = 200;
 // Who looks whether a folder is in use (IsInUse, RemoveStaleJobs) has it locked meanwhile. How long whoever is to run a
 // job there waits for that, and how often it tries.
 constexpr int kClaimMs = 1000, kClaimLookMs = 5;
-// Of the fields that StatOf gives, the one that says where the stack begins.
-constexpr int kStackField = 25;
-
-std::string OwnFolder() {
-  char path[4096];
-  const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
-  if (length <= 0) return "./";
-  const std::string whole(path, size_t(length));
-  return whole.substr(0, whole.rfind('/') + 1);
-}
-
-// The fields of /proc/PID/stat behind the name, which may have anything in it, also ends of lines: state, parent and so
-// on. Empty if there is no such process.
-std::string StatOf(int pid) {
-  std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
-  std::string text;
-  std::getline(in, text, '\0');
-  const size_t name_end = text.rfind(')');
-  return name_end != std::string::npos && name_end + 2 < text.size() ? text.substr(name_end + 2) : std::string();
-}
 
 bool EndsWith(const std::string& text, const std::string& end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
-bool IsNumber(const std::string& text) {
-  return !text.empty() && text.size() < 10 && text.find_first_not_of("0123456789") == std::string::npos;
 }
 
 // Of a plain file with `most` bytes at most.
@@ -616,13 +592,9 @@ std::string FindCompanion(const std::string& name, const std::string& folder) {
 
 uint64_t PidNamespace(int pid) {
   // Of each process of the machine while a job stands still: to follow the link takes twice as long.
-  char path[32], target[64];
-  snprintf(path, sizeof(path), "/proc/%d/ns/pid", pid);
-  const ssize_t length = pid > 0 ? readlink(path, target, sizeof(target) - 1) : -1;
-  if (length <= 0) return 0;
-  target[length] = 0;
   unsigned long long number = 0;
-  return sscanf(target, "pid:[%llu]", &number) == 1 ? number : 0;
+  const std::string link = pid > 0 ? ReadLink("/proc/" + std::to_string(pid) + "/ns/pid") : "";
+  return sscanf(link.c_str(), "pid:[%llu]", &number) == 1 ? number : 0;
 }
 
 namespace {
@@ -630,13 +602,9 @@ namespace {
 // Every process of this machine with its parent.
 std::map<int, int> AllParents() {
   std::map<int, int> parents;
-  DIR* const list = opendir("/proc");
-  while (const dirent* const entry = list ? readdir(list) : nullptr) {
-    const int pid = atoi(entry->d_name);
-    if (pid <= 0) continue;
+  for (const int pid : AllProcesses()) {
     if (const int parent = ParentOf(pid); parent > 0) parents[pid] = parent;
   }
-  if (list) closedir(list);
   return parents;
 }
 
@@ -660,12 +628,9 @@ std::vector<int> ProcessesOf(const Job& job) {
   std::vector<int> pids;
   if (job.init_pid() <= 0) return Trees(AllParents(), {job.pid()});
   if (!JobIsAlive(job)) return pids;
-  DIR* const list = opendir("/proc");
-  while (const dirent* const entry = list ? readdir(list) : nullptr) {
-    const int pid = atoi(entry->d_name);
-    if (pid > 0 && pid != job.init_pid() && PidNamespace(pid) == job.pid_namespace()) pids.push_back(pid);
+  for (const int pid : AllProcesses()) {
+    if (pid != job.init_pid() && PidNamespace(pid) == job.pid_namespace()) pids.push_back(pid);
   }
-  if (list) closedir(list);
   // The kernel gives a namespace's number to another one as soon as the job has ended.
   if (!JobIsAlive(job)) pids.clear();
   return pids;
@@ -677,9 +642,7 @@ std::vector<int> OutlivedProcessesOf(const Job& job) {
   std::set<int> outlived;
   for (const auto& [pid, parent] : parents) {
     if (parent != job.runner_pid() || pid == job.pid() || !IsRunning(pid)) continue;
-    char program[4096];
-    const ssize_t length = readlink(("/proc/" + std::to_string(pid) + "/exe").c_str(), program, sizeof(program));
-    const std::string path(program, size_t(std::max<ssize_t>(length, 0)));
+    const std::string path = ReadLink("/proc/" + std::to_string(pid) + "/exe");
     // Its own server or relay, or a part of itself.
     if (path.compare(path.rfind('/') + 1, 3, "cr-") != 0) outlived.insert(pid);
   }
@@ -687,51 +650,22 @@ std::vector<int> OutlivedProcessesOf(const Job& job) {
 }
 
 int InnerPid(int pid) {
-  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
-  std::string line;
-  while (std::getline(status, line)) {
-    if (line.compare(0, 6, "NSpid:") != 0) continue;
-    std::istringstream fields(line.substr(6));
-    int last = 0, next;
-    while (fields >> next) last = next;
-    return last;
-  }
-  return 0;
+  const std::vector<uint64_t> numbers = StatusNumbers(pid, "NSpid", 10);
+  return numbers.empty() ? 0 : int(numbers.back());
 }
 
-bool HasTerminal(int pid) {
-  std::istringstream fields(StatOf(pid));
-  std::string state;
-  int parent = 0, group = 0, session = 0, terminal = 0;
-  fields >> state >> parent >> group >> session >> terminal;
-  return terminal > 0;
-}
+bool HasTerminal(int pid) { return StatOf(pid).terminal > 0; }
 
 std::vector<uint64_t> StatusNumbers(int pid, const std::string& name, int base) {
-  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  std::istringstream words(StatusField(pid, name));
   std::vector<uint64_t> numbers;
-  for (std::string line; std::getline(status, line);) {
-    if (line.compare(0, name.size() + 1, name + ":") != 0) continue;
-    std::istringstream words(line.substr(name.size() + 1));
-    for (std::string word; words >> word;) numbers.push_back(strtoull(word.c_str(), nullptr, base));
-  }
+  for (std::string word; words >> word;) numbers.push_back(strtoull(word.c_str(), nullptr, base));
   return numbers;
 }
 
-std::vector<int> ThreadsOf(int pid) {
-  std::vector<int> found;
-  DIR* const threads = opendir(("/proc/" + std::to_string(pid) + "/task").c_str());
-  while (const dirent* const thread = threads ? readdir(threads) : nullptr) {
-    if (thread->d_name[0] != '.') found.push_back(atoi(thread->d_name));
-  }
-  if (threads) closedir(threads);
-  return found;
-}
+std::vector<int> ThreadsOf(int pid) { return NumbersIn(pid, "task"); }
 
-char StateOf(int pid) {
-  const std::string stat = StatOf(pid);
-  return stat.empty() ? 0 : stat[0];
-}
+char StateOf(int pid) { return StatOf(pid).state; }
 
 bool IsRunning(int pid) {
   const char state = StateOf(pid);
@@ -739,25 +673,14 @@ bool IsRunning(int pid) {
   return state != 0 && state != 'Z' && state != 'X';
 }
 
-uint64_t ProgramMark(int pid) {
-  std::istringstream fields(StatOf(pid));
-  std::string field;
-  for (int i = 0; i <= kStackField; ++i) fields >> field;
-  return strtoull(field.c_str(), nullptr, 10);
-}
+uint64_t ProgramMark(int pid) { return StatOf(pid).stack; }
 
 bool IsSameRun(const Job& job, const Job& other) {
   return job.runner_pid() == other.runner_pid() && job.init_pid() == other.init_pid() && job.pid() == other.pid() &&
          job.pid_namespace() == other.pid_namespace();
 }
 
-int ParentOf(int pid) {
-  std::istringstream fields(StatOf(pid));
-  std::string state;
-  int parent = 0;
-  fields >> state >> parent;
-  return parent;
-}
+int ParentOf(int pid) { return StatOf(pid).parent; }
 
 bool JobIsAlive(const Job& job) {
   if (job.init_pid() > 0) {

@@ -2,6 +2,9 @@
 // A move makes the code of a job - contexts, modules, functions - in its new sessions while the job still runs. It
 // stops the job once, for the logs, and again for the move itself (LiveJob, JobTransaction).
 //
+// Who would notice without it: a job with many modules, such as PyTorch's, when it moves. Making its code is most of a
+// replay, and would be part of the pause.
+//
 // For one thread.
 #ifndef CUDA_REMOTE_CHECKPOINT_TRANSACTION_CODE_AHEAD_H_
 #define CUDA_REMOTE_CHECKPOINT_TRANSACTION_CODE_AHEAD_H_

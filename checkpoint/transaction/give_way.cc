@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "checkpoint/job/account.h"
+#include "proto/base/proc.h"
 #include "proto/base/unique_fd.h"
 #include "proto/threads/start_thread.h"
 
@@ -64,15 +65,10 @@ bool HasSessionForItself(pid_t process, const std::string& autogroup) {
   const pid_t session = getsid(process);
   if (session < 0 || autogroup.find(" nice 0\n") == std::string::npos) return false;
   if (!MissingCapability({{CAP_SYS_ADMIN, "SYS_ADMIN"}}).empty()) return false;
-  DIR* const all = opendir("/proc");
-  if (!all) return false;
-  bool alone = true;
-  while (const dirent* const entry = readdir(all)) {
-    const pid_t other = atoi(entry->d_name);
-    if (other > 0 && other != process && getsid(other) == session) alone = false;
-  }
-  closedir(all);
-  return alone;
+  const std::vector<int> all = AllProcesses();
+  const bool alone =
+      std::none_of(all.begin(), all.end(), [&](pid_t other) { return other != process && getsid(other) == session; });
+  return !all.empty() && alone;
 }
 
 // Empty if it cannot be read, or is longer.

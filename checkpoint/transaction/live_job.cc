@@ -14,6 +14,7 @@
 #include "checkpoint/gpu/gpu_state.h"
 #include "proto/agent/types.h"
 #include "proto/base/clock.h"
+#include "proto/base/proc.h"
 #include "proto/base/status_macros.h"
 #include "proto/base/unique_fd.h"
 #include "proto/errors/absl_status.h"
@@ -36,19 +37,6 @@ constexpr int kSocketMs = 5000, kSocketLookMs = 5;
 // How long a request beside the job's calls may take, and a look whether it is answered.
 constexpr auto kSideWait = std::chrono::seconds(5);
 constexpr int kSideLookMs = 20;
-
-bool ReadAll(int fd, std::string* bytes) {
-  struct stat facts;
-  if (fstat(fd, &facts) != 0) return false;
-  bytes->resize(size_t(facts.st_size));
-  for (size_t done = 0; done < bytes->size();) {
-    const ssize_t got = pread(fd, &(*bytes)[done], bytes->size() - done, off_t(done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return false;
-    done += size_t(got);
-  }
-  return true;
-}
 
 absl::StatusOr<std::unique_ptr<agent::AgentClient>> ConnectTo(const CudaProcess& process,
                                                               const std::string& directory) {

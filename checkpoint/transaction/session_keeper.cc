@@ -12,14 +12,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <fstream>
-#include <sstream>
 #include <utility>
 
 #include "checkpoint/job/job_claim.h"
 #include "checkpoint/transaction/kept_sessions.h"
 #include "checkpoint/transaction/session_holder.h"
 #include "proto/agent/message.h"
+#include "proto/base/proc.h"
 #include "proto/errors/absl_status.h"
 
 namespace cuda_remote::checkpoint {
@@ -30,15 +29,9 @@ constexpr int kAnswerMs = 30000, kHolderMs = 1000;
 // Who ends tools by their name or their command line does not mean this process.
 void CallMyself(std::string name) {
   prctl(PR_SET_NAME, name.c_str());
-  std::ifstream in("/proc/self/stat");
-  std::string text;
-  std::getline(in, text);
-  std::istringstream fields(text.substr(text.rfind(')') + 1));
-  // From the third on; the 48th and 49th are where the arguments lie.
-  std::string skipped;
-  for (int field = 3; field < 48; ++field) fields >> skipped;
-  uintptr_t begin = 0, end = 0;
-  if (!(fields >> begin >> end) || begin == 0 || end <= begin) return;
+  const ProcessStat stat = StatOf(getpid());
+  const auto begin = uintptr_t(stat.arguments), end = uintptr_t(stat.arguments_end);
+  if (begin == 0 || end <= begin) return;
   name.resize(end - begin, '\0');
   name.back() = '\0';
   memcpy(reinterpret_cast<void*>(begin), name.data(), name.size());

@@ -66,6 +66,9 @@ CUresult CheckOwn(Session* session, CUgraph graph) {
 }
 
 // Memory that the graph has freed before nodes that depend on these; 0: none, or they are refused later.
+//
+// Who would notice if graphs did not use memory again: NVIDIA's sample graphMemoryNodes, which prints whether they do,
+// and a program whose graph allocates and frees more than the GPU has.
 CUresult FindFreed(Session* session, const char* name, uint64_t graph, const CUgraphNode* dependencies, size_t count,
                    uint64_t bytes, int device, CUdeviceptr* address) {
   *address = 0;

@@ -122,6 +122,35 @@ bool DescribeLaunch(uint64_t function, const Shape& shape, const CUlaunchConfig&
   return true;
 }
 
+// Fills in the request of a launch, but for attributes. *looks_valid: whether the driver can be expected to accept it
+// if there are none. On the hot path: always part of the two callers.
+[[gnu::always_inline]] inline CUresult MakeLaunch(Call& call, CUstream stream, bool per_thread, CUfunction function,
+                                                  const Shape& shape, void** parameters, void** extra,
+                                                  wire::cuLaunchKernel_Request* request, const FunctionInfo** info,
+                                                  bool* looks_valid) {
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  // First the stream: a kernel is launched in its context.
+  if (const CUresult result = call.StreamToWire(stream, per_thread, &request->stream); result != CUDA_SUCCESS) {
+    return result;
+  }
+  request->f = reinterpret_cast<uint64_t>(function);
+  if (const CUresult result = FindFunctionInfo(call, request->f, info); result != CUDA_SUCCESS) return result;
+  std::string& block = ParameterBlock(call);
+  if (const CUresult result = PackParameters(**info, parameters, extra, &block); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = MapParameters(call, block, false); result != CUDA_SUCCESS) return result;
+  request->grid_x = shape.grid[0];
+  request->grid_y = shape.grid[1];
+  request->grid_z = shape.grid[2];
+  request->block_x = shape.block[0];
+  request->block_y = shape.block[1];
+  request->block_z = shape.block[2];
+  request->shared_bytes = shape.dynamic_shared_bytes;
+  request->params = block;
+  *looks_valid =
+      LooksValid(CurrentDevice(call), **info, shape, block) && !IsOfAnotherContext(call, request->f, request->stream);
+  return CUDA_SUCCESS;
+}
+
 CUresult SendLaunch(Call& call, const FunctionInfo& info, bool looks_valid) {
   call.KernelsBegin();
   if (looks_valid) return call.Send();
@@ -137,33 +166,15 @@ CUresult Custom_cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int
                                unsigned int sharedMemBytes, CUstream hStream, void** kernelParams, void** extra,
                                bool per_thread) {
   Call call(info::k_cuLaunchKernel);
-  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  // First the stream: a kernel is launched in its context.
-  wire::cuLaunchKernel_Request request;
-  if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.stream); result != CUDA_SUCCESS) {
-    return result;
-  }
-  const FunctionInfo* info = nullptr;
-  if (const CUresult result = FindFunctionInfo(call, reinterpret_cast<uint64_t>(f), &info); result != CUDA_SUCCESS) {
-    return result;
-  }
-  std::string& block = ParameterBlock(call);
-  if (const CUresult result = PackParameters(*info, kernelParams, extra, &block); result != CUDA_SUCCESS) return result;
-  if (const CUresult result = MapParameters(call, block, false); result != CUDA_SUCCESS) return result;
   const Shape shape{{gridDimX, gridDimY, gridDimZ}, {blockDimX, blockDimY, blockDimZ}, sharedMemBytes};
-  const Device& device = CurrentDevice(call);
-  request.f = reinterpret_cast<uint64_t>(f);
-  request.grid_x = gridDimX;
-  request.grid_y = gridDimY;
-  request.grid_z = gridDimZ;
-  request.block_x = blockDimX;
-  request.block_y = blockDimY;
-  request.block_z = blockDimZ;
-  request.shared_bytes = sharedMemBytes;
-  request.params = block;
+  wire::cuLaunchKernel_Request request;
+  const FunctionInfo* info = nullptr;
+  bool looks_valid = false;
+  const CUresult result =
+      MakeLaunch(call, hStream, per_thread, f, shape, kernelParams, extra, &request, &info, &looks_valid);
+  if (result != CUDA_SUCCESS) return result;
   request.Encode(&call.message());
-  return SendLaunch(call, *info,
-                    LooksValid(device, *info, shape, block) && !IsOfAnotherContext(call, request.f, request.stream));
+  return SendLaunch(call, *info, looks_valid);
 }
 
 CUresult Custom_cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY,
@@ -193,35 +204,20 @@ CUresult Custom_cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, voi
                                  bool per_thread) {
   if (!config || (config->numAttrs && !config->attrs)) return CUDA_ERROR_INVALID_VALUE;
   Call call(info::k_cuLaunchKernelEx);
-  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  wire::cuLaunchKernel_Request request;
-  if (const CUresult result = call.StreamToWire(config->hStream, per_thread, &request.stream); result != CUDA_SUCCESS) {
-    return result;
-  }
-  const FunctionInfo* info = nullptr;
-  if (const CUresult result = FindFunctionInfo(call, reinterpret_cast<uint64_t>(f), &info); result != CUDA_SUCCESS) {
-    return result;
-  }
-  std::string& block = ParameterBlock(call);
-  if (const CUresult result = PackParameters(*info, kernelParams, extra, &block); result != CUDA_SUCCESS) return result;
-  if (const CUresult result = MapParameters(call, block, false); result != CUDA_SUCCESS) return result;
   const Shape shape{{config->gridDimX, config->gridDimY, config->gridDimZ},
                     {config->blockDimX, config->blockDimY, config->blockDimZ},
                     config->sharedMemBytes};
-  request.f = reinterpret_cast<uint64_t>(f);
-  request.grid_x = config->gridDimX;
-  request.grid_y = config->gridDimY;
-  request.grid_z = config->gridDimZ;
-  request.block_x = config->blockDimX;
-  request.block_y = config->blockDimY;
-  request.block_z = config->blockDimZ;
-  request.shared_bytes = config->sharedMemBytes;
-  request.params = block;
+  wire::cuLaunchKernel_Request request;
+  const FunctionInfo* info = nullptr;
+  bool expected = false;
+  if (const CUresult result =
+          MakeLaunch(call, config->hStream, per_thread, f, shape, kernelParams, extra, &request, &info, &expected);
+      result != CUDA_SUCCESS) {
+    return result;
+  }
   request.attributes =
       std::string_view(reinterpret_cast<const char*>(config->attrs), config->numAttrs * sizeof(CUlaunchAttribute));
   request.Encode(&call.message());
-  bool expected =
-      LooksValid(CurrentDevice(call), *info, shape, block) && !IsOfAnotherContext(call, request.f, request.stream);
   if (config->numAttrs == 0) return SendLaunch(call, *info, expected);
   // With attributes (clusters, cooperative launches) the limits are more than a few comparisons: the driver is asked
   // once for each launch that differs.

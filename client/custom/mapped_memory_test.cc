@@ -17,6 +17,7 @@
 
 #include "client/custom/testing/custom_fixture.h"
 #include "proto/base/unique_fd.h"
+#include "proto/driverabi/requests.h"
 #include "proto/mirror/mirror.h"
 
 namespace cuda_remote::client {
@@ -24,7 +25,7 @@ namespace {
 
 constexpr size_t kPage = HostArena::kPage;
 constexpr size_t kPages = 8;
-constexpr uint32_t kWaitOnly = 2;  // kOpManagedUnmap's action
+using driverabi::kUnmapWaitOnly;
 
 // Pages of a file, mapped shared or private, that go with the object.
 class FilePages {
@@ -188,7 +189,7 @@ TEST_F(MappedMemoryTest, WhatCannotBeSharedIsMirrored) {
   EXPECT_EQ(std::string(memory + 10, 12), "from the GPU");
   sent_ = server_->Take();
   ASSERT_EQ(sent_.size(), 3u);
-  EXPECT_EQ(SentAt<wire::OpManagedUnmap_Request>(0).action, kWaitOnly);
+  EXPECT_EQ(SentAt<wire::OpManagedUnmap_Request>(0).action, kUnmapWaitOnly);
   SentAt<wire::OpMirrorRead_Request>(1);
   EXPECT_EQ(SentAt<wire::OpHostUnmap_Request>(2).address, HostArena::PageOf(uint64_t(device)));
   EXPECT_EQ(DevicePointer(memory), kNone);

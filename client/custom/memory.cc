@@ -14,12 +14,12 @@
 #include "client/session/call.h"
 #include "client/session/session.h"
 #include "proto/codec/codec.h"
+#include "proto/driverabi/requests.h"
 
 namespace cuda_remote::client {
 namespace {
 
-// OpMemAlloc's flag bits.
-constexpr uint32_t kStreamOrdered = 1;
+using driverabi::kAllocateStreamOrdered;
 
 // What freed_memory.h keeps is one stream's own; both names of the legacy default stream are the same stream. Captured
 // allocations and frees are nodes of a graph, and with CUDA_REMOTE_SYNC every call is to reach the server.
@@ -91,7 +91,7 @@ CUresult Allocate(Call& call, wire::OpMemAlloc_Request& request, CUdeviceptr* dp
   *dptr = reply.address;
   if (pitch) *pitch = reply.pitch;
   DeviceRange range;
-  range.source = request.flags & kStreamOrdered ? DeviceRange::kStreamOrdered : DeviceRange::kAllocation;
+  range.source = request.flags & kAllocateStreamOrdered ? DeviceRange::kStreamOrdered : DeviceRange::kAllocation;
   if (for_graph) range.source = DeviceRange::kGraph;
   range.device = request.device;
   range.context = call.thread().current_context();
@@ -120,7 +120,7 @@ CUresult AllocateStreamOrdered(const CallInfo& info, CUdeviceptr* dptr, size_t b
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::OpMemAlloc_Request request;
   request.bytes = bytesize;
-  request.flags = kStreamOrdered;
+  request.flags = kAllocateStreamOrdered;
   if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.stream); result != CUDA_SUCCESS) {
     return result;
   }
@@ -179,7 +179,6 @@ CUresult Custom_cuMemAllocPitch_v2(CUdeviceptr* dptr, size_t* pPitch, size_t Wid
   wire::OpMemAlloc_Request request;
   request.pitch_width = WidthInBytes;
   request.pitch_height = Height;
-  request.pitch_element = ElementSizeBytes;
   request.device = call.device();
   return Allocate(call, request, dptr, pPitch);
 }

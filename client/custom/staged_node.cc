@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/custom/staged_node.h"
 
-#include <algorithm>
 #include <memory>
 #include <vector>
 

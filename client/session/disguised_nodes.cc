@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/session/disguised_nodes.h"
 
-#include <algorithm>
 #include <iterator>
 #include <map>
 #include <utility>

@@ -9,12 +9,12 @@
 #include "client/session/fault_device.h"
 #include "client/session/session.h"
 #include "proto/codec/operations.gen.h"
+#include "proto/driverabi/requests.h"
 
 namespace cuda_remote::client {
 namespace {
 
-// OpManagedUnmap's `action`.
-constexpr uint32_t kFree = 0, kClear = 1;
+using driverabi::kUnmapClear, driverabi::kUnmapFree;
 
 }  // namespace
 
@@ -108,7 +108,7 @@ CUresult ManagedHome::RemoveSegmentLocked(Session* session, uint64_t address) {
   pages_.Leave(address);
   CUresult result;
   if (place_ == Place::kGpu) {
-    result = UnmapOnServer(session, address, kFree);
+    result = UnmapOnServer(session, address, kUnmapFree);
   } else {
     session->managed_mirror().Remove(address);
     result = session->host_mappings().Unmap(address);
@@ -137,7 +137,7 @@ CUresult ManagedHome::Free(Session* session, uint64_t address, uint64_t bytes) {
   const SegmentHeap::Segment segment = *heap_.At(address);
   if (place_ != Place::kGpu || segment.bytes > kLongestKept) return RemoveSegmentLocked(session, address);
   pages_.Leave(address);
-  const CUresult result = UnmapOnServer(session, address, kClear);
+  const CUresult result = UnmapOnServer(session, address, kUnmapClear);
   if (result != CUDA_SUCCESS) {
     RemoveSegmentLocked(session, address);
     return result;
@@ -152,7 +152,7 @@ CUresult ManagedHome::Free(Session* session, uint64_t address, uint64_t bytes) {
     const Kept oldest = kept_.front();
     kept_.pop_front();
     kept_bytes_ -= oldest.bytes;
-    UnmapOnServer(session, oldest.address, kFree);
+    UnmapOnServer(session, oldest.address, kUnmapFree);
     arena_.Free(reinterpret_cast<void*>(oldest.address), oldest.bytes);
   }
   return CUDA_SUCCESS;
@@ -161,7 +161,7 @@ CUresult ManagedHome::Free(Session* session, uint64_t address, uint64_t bytes) {
 bool ManagedHome::DropKeptLocked(Session* session) {
   const bool any = !kept_.empty() || empty_ != 0;
   for (const Kept& kept : kept_) {
-    UnmapOnServer(session, kept.address, kFree);
+    UnmapOnServer(session, kept.address, kUnmapFree);
     arena_.Free(reinterpret_cast<void*>(kept.address), kept.bytes);
   }
   kept_.clear();
@@ -199,7 +199,7 @@ CUresult ManagedHome::MoveTo(Session* session) {
       mapped.push_back(address);
     }
     if (mapped.size() == heap_.segments().size()) return CUDA_SUCCESS;
-    for (const uint64_t address : mapped) UnmapOnServer(session, address, kFree);
+    for (const uint64_t address : mapped) UnmapOnServer(session, address, kUnmapFree);
     place_ = Place::kHost;
   }
   pages_.Enable(false);

@@ -12,6 +12,7 @@
 
 #include "client/session/log.h"
 #include "proto/codec/operations.gen.h"
+#include "proto/driverabi/requests.h"
 #include "proto/mirror/fetched.h"
 #include "proto/mirror/mirror.h"
 
@@ -46,8 +47,8 @@ constexpr uint64_t kCarriedSettlePiece = 4 << 20;
 // Bytes of one run in the channel.
 constexpr uint64_t kCarriedPiece = 256 << 10;
 
-// OpManagedFetch's `wait`.
-constexpr uint32_t kAtOnce = 0, kForAll = 1, kForStream = 2, kUnlessBusy = 3, kUnlessStreamBusy = 4;
+using driverabi::kAtOnce, driverabi::kForAll, driverabi::kForStream, driverabi::kUnlessBusy,
+    driverabi::kUnlessStreamBusy;
 
 // Puts [first, last) into `ranges`, first -> last, or takes it out.
 void SetPreferred(uint64_t first, uint64_t last, bool preferred, std::map<uint64_t, uint64_t>* ranges) {

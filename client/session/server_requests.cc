@@ -3,6 +3,7 @@
 
 #include "client/trace/trace.h"
 #include "proto/codec/operations.gen.h"
+#include "proto/driverabi/requests.h"
 #include "proto/frame/handle.h"
 
 namespace cuda_remote::client {
@@ -33,7 +34,7 @@ CUresult ServerRequests::SendFile(int fd, uint64_t* tag) {
 
 CUresult ServerRequests::WaitForWork() {
   wire::OpManagedUnmap_Request request;
-  request.action = 2;  // wait only
+  request.action = driverabi::kUnmapWaitOnly;
   std::string message;
   request.Encode(&message);
   return Operate(kOpManagedUnmap, message, nullptr);

@@ -16,6 +16,7 @@
 #include "client/session/relay_process.h"
 #include "client/trace/control.h"
 #include "client/trace/trace.h"
+#include "proto/base/proc.h"
 #include "proto/base/text.h"
 #include "proto/channel/handshake.h"
 #include "proto/codec/operations.gen.h"
@@ -31,9 +32,8 @@ std::atomic<bool> g_forked{false};
 CUresult g_connect_result = CUDA_SUCCESS;
 
 std::string ProgramName() {
-  char path[4096];
-  const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
-  return length > 0 ? std::string(path, size_t(length)) : std::string("?");
+  const std::string name = ReadLink("/proc/self/exe");
+  return name.empty() ? "?" : name;
 }
 
 }  // namespace

@@ -7,14 +7,10 @@
 #include "proto/base/clock.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/codec/text.h"
+#include "proto/driverabi/requests.h"
 
 namespace cuda_remote::client {
 namespace {
-
-// OpTimeline's actions.
-constexpr uint32_t kBegin = 1;
-constexpr uint32_t kEnd = 2;
-constexpr uint32_t kRead = 3;
 
 // More than a client ever asks for; a server that goes on for ever must not keep us.
 constexpr size_t kMaxEvents = 200000000;
@@ -23,7 +19,7 @@ constexpr size_t kMaxNameBytes = 200;
 bool AskTimeline(Session* session, uint32_t action, uint64_t argument, Reply* reply, wire::OpTimeline_Reply* out) {
   wire::OpTimeline_Request request;
   request.action = action;
-  (action == kBegin ? request.capacity : request.first) = argument;
+  (action == driverabi::kTimelineBegin ? request.capacity : request.first) = argument;
   std::string message;
   request.Encode(&message);
   return session->requests().Operate(kOpTimeline, message, reply) == CUDA_SUCCESS && out->Decode(reply->message);
@@ -67,7 +63,7 @@ bool Session::BeginTimeline(uint64_t capacity) {
   GatePass pass(&gate_);
   Reply reply;
   wire::OpTimeline_Reply out;
-  return lost() == CUDA_SUCCESS && AskTimeline(this, kBegin, capacity, &reply, &out);
+  return lost() == CUDA_SUCCESS && AskTimeline(this, driverabi::kTimelineBegin, capacity, &reply, &out);
 }
 
 void Session::EndTimeline(trace::WorkerEvents* events) {
@@ -76,7 +72,7 @@ void Session::EndTimeline(trace::WorkerEvents* events) {
   Reply reply;
   wire::OpTimeline_Reply out;
   const uint64_t before = uint64_t(NowNs());
-  if (lost() != CUDA_SUCCESS || !AskTimeline(this, kEnd, 0, &reply, &out)) return;
+  if (lost() != CUDA_SUCCESS || !AskTimeline(this, driverabi::kTimelineEnd, 0, &reply, &out)) return;
   const uint64_t after = uint64_t(NowNs());
   // Worker and client on one machine have one clock, unless the process was restored: then its clock goes on where it
   // was. The worker's "now" was somewhere between ours.
@@ -93,7 +89,7 @@ void Session::EndTimeline(trace::WorkerEvents* events) {
   while (events->events.size() < recorded) {
     const size_t so_far = events->events.size();
     wire::OpTimeline_Reply piece;
-    if (!AskTimeline(this, kRead, so_far, &reply, &piece) || !Append(piece, offset, events) ||
+    if (!AskTimeline(this, driverabi::kTimelineRead, so_far, &reply, &piece) || !Append(piece, offset, events) ||
         events->events.size() == so_far) {
       events->problem = "the GPU server did not give all that it recorded";
       return;

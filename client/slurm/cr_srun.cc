@@ -20,6 +20,7 @@
 
 #include "checkpoint/job/forwarded_signals.h"
 #include "client/slurm/step.h"
+#include "proto/base/proc.h"
 #include "proto/frame/version.h"
 
 extern char** environ;
@@ -158,10 +159,9 @@ int RunByMpirun(const Step& step, const std::vector<std::string>& addresses) {
     const bool plain = name.find_first_of("%()") == std::string::npos;
     if (plain && name.compare(0, strlen("OMPI_"), "OMPI_") != 0) exported.push_back(name);
   }
-  char self[4096];
-  const ssize_t size = readlink("/proc/self/exe", self, sizeof(self));
-  if (size <= 0) return Fail("/proc is not there");
-  return Execute(LauncherWords(step, launcher, addresses, exported, {std::string(self, size_t(size)), "--task"}));
+  const std::string self = ReadLink("/proc/self/exe");
+  if (self.empty()) return Fail("/proc is not there");
+  return Execute(LauncherWords(step, launcher, addresses, exported, {self, "--task"}));
 }
 
 int Main(int argc, char** argv) {

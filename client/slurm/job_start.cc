@@ -2,9 +2,10 @@
 #include "client/slurm/job_start.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cstdlib>
 #include <sstream>
+
+#include "proto/base/proc.h"
 
 namespace cuda_remote::client::slurm {
 namespace {
@@ -12,10 +13,6 @@ namespace {
 std::string Value(const Variables& variables, const std::string& name) {
   const auto found = variables.find(name);
   return found == variables.end() ? "" : found->second;
-}
-
-bool IsNumber(const std::string& text) {
-  return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) { return isdigit(c); });
 }
 
 }  // namespace

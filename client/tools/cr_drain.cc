@@ -2,7 +2,6 @@
 // cr-drain: moves or saves all jobs of this host, so that it can go down. See --help.
 
 #include <errno.h>
-#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,6 +34,7 @@
 #include "client/tools/foreground.h"
 #include "host/client.h"
 #include "proto/base/clock.h"
+#include "proto/base/proc.h"
 #include "proto/base/status_macros.h"
 #include "proto/cli/help.h"
 #include "proto/codec/text.h"
@@ -226,10 +226,7 @@ std::string NewImage(const std::string& folder, const std::string& job) {
 // The job's output goes on in files of the same names there: those that are its own, and that its program still has.
 void AddOutputs(const Job& job, std::vector<std::string>* words) {
   for (const auto& [fd, option] : {std::pair("1", "--output="), std::pair("2", "--error=")}) {
-    char target[PATH_MAX];
-    const std::string link = "/proc/" + std::to_string(job.pid()) + "/fd/" + fd;
-    const ssize_t length = readlink(link.c_str(), target, sizeof(target));
-    const std::string path(target, size_t(std::max<ssize_t>(length, 0)));
+    const std::string path = ReadLink("/proc/" + std::to_string(job.pid()) + "/fd/" + fd);
     if (std::find(job.outputs().begin(), job.outputs().end(), path) != job.outputs().end())
       words->push_back(option + path);
   }

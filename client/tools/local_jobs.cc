@@ -3,13 +3,13 @@
 
 #include <limits.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include <algorithm>
 
 #include "checkpoint/agent/agent_client.h"
 #include "checkpoint/job/cuda_processes.h"
 #include "checkpoint/job/job_claim.h"
+#include "proto/base/proc.h"
 #include "proto/channel/handshake.h"
 
 namespace cuda_remote::client::tools {
@@ -35,12 +35,6 @@ std::string SeenByJob(const LocalJob& local, std::string address) {
     address = kUnix + local.directory + "/" + address.substr(inside.size());
   }
   return Comparable(address);
-}
-
-std::string ProgramOf(int pid) {
-  char path[PATH_MAX];
-  const ssize_t length = readlink(("/proc/" + std::to_string(pid) + "/exe").c_str(), path, sizeof(path));
-  return length > 0 ? std::string(path, size_t(length)) : "";
 }
 
 }  // namespace
@@ -96,7 +90,7 @@ LocalProcess FindSession(const std::vector<LocalJob>& jobs, const std::string& a
     // Another process of a job: copies of an image have the same numbers, and then it cannot be told.
     const bool has_another = std::any_of(job.sessions.begin(), job.sessions.end(),
                                          [&](const LocalSession& one) { return one.pid == number; });
-    if (number == 0 || has_another || ProgramOf(number) != program) continue;
+    if (number == 0 || has_another || ReadLink("/proc/" + std::to_string(number) + "/exe") != program) continue;
     found = found.job ? LocalProcess() : LocalProcess{&job, number};
   }
   return found;

@@ -8,11 +8,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "proto/base/clock.h"
 #include "proto/base/mappings.h"
+#include "proto/base/proc.h"
 #include "proto/base/read_file.h"
 #include "proto/base/text.h"
 #include "proto/base/unique_fd.h"
@@ -22,6 +25,72 @@ namespace {
 
 int AnyFile() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
 bool IsOpen(int fd) { return fcntl(fd, F_GETFD) >= 0; }
+
+TEST(Proc, LinksAndNumbers) {
+  char folder[] = "/tmp/cr-base-XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  const std::string link = std::string(folder) + "/link", target(3000, 'x');
+  EXPECT_EQ(ReadLink(link), "");
+  ASSERT_EQ(symlink(target.c_str(), link.c_str()), 0);
+  EXPECT_EQ(ReadLink(link), target);
+  EXPECT_EQ(ReadLink(folder), "") << "it is no link";
+  EXPECT_EQ(ReadLink("/proc/self/exe").find(OwnFolder()), 0u);
+  EXPECT_EQ(OwnFolder().back(), '/');
+  unlink(link.c_str());
+  rmdir(folder);
+  for (const char* const text : {"0", "12", "999999999"}) EXPECT_TRUE(IsNumber(text)) << text;
+  for (const char* const text : {"", "-1", "1a", " 1", "1 ", "1234567890"}) EXPECT_FALSE(IsNumber(text)) << text;
+}
+
+TEST(Proc, ReadAllIsFromTheBeginning) {
+  char path[] = "/tmp/cr-base-XXXXXX";
+  const UniqueFd file(mkstemp(path));
+  unlink(path);
+  const std::string text(100000, 't');
+  ASSERT_EQ(write(file.get(), text.data(), text.size()), ssize_t(text.size()));
+  std::string bytes = "before";
+  ASSERT_TRUE(ReadAll(file.get(), &bytes));
+  EXPECT_EQ(bytes, text);
+  EXPECT_FALSE(ReadAll(-1, &bytes));
+}
+
+TEST(Proc, StatBehindAnyName) {
+  const char kFields[] =
+      "S 11 12 13 34816 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 98765 100 200 18446744073709551615 1 2 140731 0 0 0 0 0 0 "
+      "0 0 "
+      "0 17 3 0 0 0 0 0 1 2 3 4711 4799 5 0\n";
+  for (const char* const name : {"plain", "with space", "a) R 1 (b", "line\nend", ""}) {
+    const ProcessStat stat = ParseStat("10 (" + std::string(name) + ") " + kFields);
+    EXPECT_EQ(stat.state, 'S') << name;
+    EXPECT_EQ(stat.parent, 11);
+    EXPECT_EQ(stat.group, 12);
+    EXPECT_EQ(stat.session, 13);
+    EXPECT_EQ(stat.terminal, 34816);
+    EXPECT_EQ(stat.foreground, -1);
+    EXPECT_EQ(stat.start, 98765u);
+    EXPECT_EQ(stat.stack, 140731u);
+    EXPECT_EQ(stat.arguments, 4711u);
+    EXPECT_EQ(stat.arguments_end, 4799u);
+  }
+  for (const char* const text : {"", "10", "10 (name)", "10 (name) "}) EXPECT_EQ(ParseStat(text).state, 0) << text;
+}
+
+TEST(Proc, OwnProcess) {
+  const ProcessStat stat = StatOf(getpid());
+  EXPECT_EQ(stat.state, 'R');
+  EXPECT_EQ(stat.parent, getppid());
+  EXPECT_EQ(stat.session, getsid(0));
+  EXPECT_GT(stat.arguments_end, stat.arguments);
+  EXPECT_EQ(StatOf(1 << 29).state, 0);
+  EXPECT_EQ(StatusField(getpid(), "Pid"), std::to_string(getpid()));
+  EXPECT_EQ(StatusField(getpid(), "pid"), "");
+  EXPECT_EQ(StatusField(1 << 29, "Pid"), "");
+  EXPECT_EQ(CommOf(getpid()), StatusField(getpid(), "Name"));
+  const std::vector<int> all = AllProcesses(), threads = NumbersIn(getpid(), "task"), files = NumbersIn(getpid(), "fd");
+  for (const auto& [numbers, one] : {std::pair(all, getpid()), std::pair(threads, getpid()), std::pair(files, 2)}) {
+    EXPECT_NE(std::find(numbers.begin(), numbers.end(), one), numbers.end()) << one;
+  }
+}
 
 TEST(ReadWholeFile, ReadsFilesWithoutASizeAndFailsWithoutAnException) {
   std::string bytes = "before";

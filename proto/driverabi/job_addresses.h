@@ -38,9 +38,6 @@ inline constexpr uint64_t kReservationBytes = uint64_t{1} << 45;
 inline constexpr uint64_t kSnapshotBase = 0x600000000000;
 inline constexpr uint64_t kSnapshotBytes = uint64_t{1} << 40;
 
-// In OpMemAlloc_Request::flags, beside those for a job's memory: from that range.
-inline constexpr uint32_t kAllocateSnapshot = 4;
-
 }  // namespace cuda_remote::driverabi
 
 #endif  // CUDA_REMOTE_PROTO_DRIVERABI_JOB_ADDRESSES_H_

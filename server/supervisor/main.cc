@@ -24,6 +24,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/base/clock.h"
+#include "proto/base/proc.h"
 #include "proto/base/status_macros.h"
 #include "proto/channel/handshake.h"
 #include "proto/cli/help.h"
@@ -403,14 +404,11 @@ void RaiseFileSizeLimit() {
 // Whether this process could still find its own programs and libraries without capabilities, by the owners and modes
 // of the folders on the way: not where root runs a build in somebody's closed home.
 bool ReachesOwnFolder() {
-  char path[4096];
-  const ssize_t length = readlink("/proc/self/exe", path, sizeof(path) - 1);
-  if (length <= 0) return true;
-  path[length] = '\0';
-  for (char* slash = strrchr(path, '/'); slash && slash != path; slash = strrchr(path, '/')) {
-    *slash = '\0';
+  std::string path = ReadLink("/proc/self/exe");
+  while (path.find('/', 1) != std::string::npos) {
+    path.resize(path.rfind('/'));
     struct stat folder;
-    if (stat(path, &folder) != 0) return false;
+    if (stat(path.c_str(), &folder) != 0) return false;
     const mode_t search = folder.st_uid == geteuid() ? S_IXUSR : folder.st_gid == getegid() ? S_IXGRP : S_IXOTH;
     if ((folder.st_mode & search) == 0) return false;
   }

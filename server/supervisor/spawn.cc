@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "absl/status/status.h"
+#include "proto/base/proc.h"
 #include "proto/errors/absl_status.h"
 #include "server/worker_link/worker_link.h"
 
@@ -86,13 +87,8 @@ absl::StatusOr<pid_t> SpawnWorker(const std::vector<std::string>& command, int l
 }
 
 std::string FindCompanion(const std::string& program, const std::vector<std::string>& places) {
-  char path[4096];
-  const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
-  if (length <= 0) return "";
-  std::string folder(path, size_t(length));
-  folder.resize(folder.rfind('/'));
   for (const std::string& place : places) {
-    const std::string candidate = folder + "/" + place + program;
+    const std::string candidate = OwnFolder() + place + program;
     if (access(candidate.c_str(), X_OK) == 0) return candidate;
   }
   return "";

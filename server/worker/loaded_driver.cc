@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/worker/loaded_driver.h"
 
-#include <limits.h>
 #include <unistd.h>
 
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "proto/base/proc.h"
 #include "proto/base/status_macros.h"
 #include "proto/driverabi/error_names.h"
 #include "proto/logging/log.h"
@@ -16,15 +16,6 @@ namespace cuda_remote::server {
 namespace {
 
 constexpr char kSoftware[] = "libsoftgpu.so";
-
-// The folder of this program, with a slash.
-std::string Folder() {
-  char path[PATH_MAX];
-  const ssize_t length = readlink("/proc/self/exe", path, sizeof path);
-  if (length <= 0) return "./";
-  const std::string whole(path, size_t(length));
-  return whole.substr(0, whole.rfind('/') + 1);
-}
 
 // Loads one library and counts its devices, whose facts are not known yet. kNotFound: the library itself is all right,
 // it just shows no GPU.
@@ -51,7 +42,7 @@ absl::StatusOr<LoadedDriver> TryAll() {
   absl::StatusOr<LoadedDriver> own = Try("libcuda.so.1");
   if (own.ok()) return own;
   absl::Status last = own.status();
-  for (const std::string& place : {Folder(), Folder() + "../lib/", Folder() + "../softgpu/"}) {
+  for (const std::string& place : {OwnFolder(), OwnFolder() + "../lib/", OwnFolder() + "../softgpu/"}) {
     const std::string candidate = place + kSoftware;
     if (access(candidate.c_str(), R_OK) != 0) continue;
     absl::StatusOr<LoadedDriver> software = Try(candidate);

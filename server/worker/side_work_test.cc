@@ -21,6 +21,7 @@
 
 #include "proto/chunkhash/chunk_hash.h"
 #include "proto/driverabi/job_addresses.h"
+#include "proto/driverabi/requests.h"
 #include "server/driver/driver_table.h"
 #include "server/worker/side_reads.h"
 #include "server/worker/testing/client.h"

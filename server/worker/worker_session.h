@@ -377,7 +377,6 @@ class WorkerSession : public Session {
     uint64_t stream;  // as on the wire: the driver may give the handle of a stream that is gone to another one
     ContextRef context;
     uint64_t address;
-    uint64_t bytes;
   };
   std::list<PendingFree>& pending_frees() { return pending_frees_; }
   // Frees what the streams have passed; `wait`: waits for all of it. Leaves the current context as it was.

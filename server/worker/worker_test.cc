@@ -608,7 +608,6 @@ TEST_F(WorkerTest, PitchedMemory) {
   wire::OpMemAlloc_Request in;
   in.pitch_width = 1000;
   in.pitch_height = 10;
-  in.pitch_element = 4;
   ASSERT_EQ(client().Call(kOpMemAlloc, in), CUDA_SUCCESS);
   const auto out = client().Decode<wire::OpMemAlloc_Reply>();
   EXPECT_EQ(out.pitch, 1024u);

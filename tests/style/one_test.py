@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Finds second ones of what the project has once: clocks, hashes, hexadecimal texts, owners of descriptors, readers of
-/proc/PID/maps, progress bars, the addresses of a job's memory, and types of errors.
+/proc/PID/maps and /proc/PID/stat, searches of /proc, readers of links, progress bars, the addresses of a job's memory, and
+types of errors.
 
 Usage: one_test.py [ROOT]     ROOT: the workspace (default: the one that this file, links followed, is in)
 Exit code 0 if there is one of each, else every violation and exit code 1.
@@ -57,6 +58,39 @@ ONE = (
             "checkpoint/engine/criu/criu_preload.cc",  # in CRIU, with nothing but the C library
         ) + STAND_ALONE,
         "use proto/base/mappings.h",
+    ),
+    (
+        "reader of /proc/PID/stat",
+        re.compile(r'"/stat"|/self/stat"'),
+        (
+            "proto/base/proc.cc",
+            "proto/base/base_test.cc",
+            "checkpoint/transaction/give_way.cc",  # of threads, and by an open folder: the number may be another's by now
+        ) + STAND_ALONE,
+        "use StatOf of proto/base/proc.h",
+    ),
+    (
+        "search of /proc",
+        re.compile(r'(?:opendir|directory_iterator)\s*\(\s*"/proc"'),
+        ("proto/base/proc.cc",) + STAND_ALONE,
+        "use AllProcesses of proto/base/proc.h",
+    ),
+    (
+        "reader of links",
+        re.compile(r"(?<![\w.>])readlink\s*\("),
+        (
+            "proto/base/proc.cc",
+            "bench/instructions/own_ring.h",  # counts instructions: without the project's libraries
+            "checkpoint/engine/criu/criu_preload.cc",  # in CRIU, with nothing but the C library
+            "server/softgpu/api/vmm.cc",  # the software GPU has none of the project's libraries but proto/driverabi
+        ) + STAND_ALONE,
+        "use ReadLink of proto/base/proc.h",
+    ),
+    (
+        "test for a number",
+        re.compile(r"\bbool IsNumber\("),
+        ("proto/base/proc.",) + STAND_ALONE,
+        "use IsNumber of proto/base/proc.h",
     ),
     (
         "progress bar",

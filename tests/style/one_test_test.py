@@ -29,6 +29,10 @@ SECOND_ONES = (
     ('constexpr char kDigits[] = "0123456789abcdef";', "a second hexadecimal text"),
     ('std::ifstream maps("/proc/self/maps");', "a second reader of /proc/PID/maps"),
     ('std::ifstream maps(process + "/maps");', "a second reader of /proc/PID/maps"),
+    ('std::ifstream in("/proc/" + std::to_string(pid) + "/stat");', "a second reader of /proc/PID/stat"),
+    ('DIR* const list = opendir("/proc");', "a second search of /proc"),
+    ('const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));', "a second reader of links"),
+    ("bool IsNumber(const std::string& text) {", "a second test for a number"),
     ('fprintf(stderr, "\\r%s\\x1b[K", bar);', "a second progress bar"),
     ("constexpr uint64_t kHere = 0x220000000000;", "has a name in proto/driverabi/job_addresses.h"),
     ("File::~File() { close(fd_); }", "File closes one in its destructor"),
@@ -53,6 +57,7 @@ ALLOWED = (
     "file.close();",
     "void Close() { close(fd_); }",
     "~File() { file_.Close(); }",
+    'std::ifstream in("/proc/" + std::to_string(pid) + "/status");',
     "uint64_t address = 0x2200000000001;",
     'text.find_first_not_of("0123456789abcdef")',
 )

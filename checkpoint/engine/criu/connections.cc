@@ -2,7 +2,6 @@
 #include "checkpoint/engine/criu/connections.h"
 
 #include <arpa/inet.h>
-#include <dirent.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -19,6 +18,7 @@
 #include <sstream>
 
 #include "checkpoint/engine/criu/criu_image.h"
+#include "proto/base/proc.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -52,16 +52,12 @@ bool ParseEndpoint(const std::string& text, Endpoint* endpoint) {
 // Calls `socket` with each descriptor of these processes that is a socket, and its inode.
 void ForEachSocket(const std::vector<int>& pids, const std::function<void(int pid, int fd, uint64_t inode)>& socket) {
   for (int pid : pids) {
-    const std::string folder = "/proc/" + std::to_string(pid) + "/fd";
-    DIR* const list = opendir(folder.c_str());
-    if (!list) continue;
-    while (const dirent* const entry = readdir(list)) {
-      char target[64] = {};
-      if (readlink((folder + "/" + entry->d_name).c_str(), target, sizeof(target) - 1) <= 0) continue;
+    const std::string folder = "/proc/" + std::to_string(pid) + "/fd/";
+    for (const int number : NumbersIn(pid, "fd")) {
       unsigned long long inode;
-      if (sscanf(target, "socket:[%llu]", &inode) == 1) socket(pid, atoi(entry->d_name), inode);
+      const std::string target = ReadLink(folder + std::to_string(number));
+      if (sscanf(target.c_str(), "socket:[%llu]", &inode) == 1) socket(pid, number, inode);
     }
-    closedir(list);
   }
 }
 

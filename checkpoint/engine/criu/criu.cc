@@ -52,6 +52,7 @@
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/network.h"
 #include "checkpoint/job/stand_ins.h"
+#include "proto/base/proc.h"
 #include "proto/base/status_macros.h"
 #include "proto/base/unique_fd.h"
 #include "proto/codec/text.h"
@@ -268,21 +269,8 @@ class Standstill {
 
 // The group of processes that has the job's terminal, as numbered inside; 0 if there is none any more.
 int TerminalGroup(const Job& job) {
-  std::ifstream in("/proc/" + std::to_string(job.pid()) + "/stat");
-  std::string text, state;
-  std::getline(in, text, '\0');
-  const size_t name_end = text.rfind(')');
-  if (name_end == std::string::npos) return 0;
-  std::istringstream fields(text.substr(name_end + 1));
-  int parent, group, session, terminal, foreground = 0;
-  fields >> state >> parent >> group >> session >> terminal >> foreground;
+  const int foreground = StatOf(job.pid()).foreground;
   return foreground > 0 ? InnerPid(foreground) : 0;
-}
-
-std::string ReadLink(const std::string& path) {
-  char target[4096];
-  const ssize_t length = readlink(path.c_str(), target, sizeof(target));
-  return length > 0 ? std::string(target, size_t(length)) : std::string();
 }
 
 // The files that are the program's standard streams.
@@ -370,9 +358,7 @@ absl::Status FindInheritedFiles(const Job& job, const std::vector<int>& pids, Pr
 }
 
 std::string ProcessText(int pid) {
-  std::ifstream in("/proc/" + std::to_string(pid) + "/comm");
-  std::string name;
-  std::getline(in, name);
+  const std::string name = CommOf(pid);
   return "process " + std::to_string(pid) + (name.empty() ? "" : " (" + Printable(name) + ")");
 }
 
@@ -420,14 +406,13 @@ absl::Status CheckOnlyOnce(const Job& job, const std::vector<int>& pids) {
   }
   int found = 0;
   const uint64_t own = PidNamespace(getpid());
-  const std::unique_ptr<DIR, int (*)(DIR*)> list(opendir("/proc"), closedir);
-  while (const dirent* const entry = list && found == 0 ? readdir(list.get()) : nullptr) {
-    const int pid = atoi(entry->d_name);
-    const uint64_t its = pid > 0 ? PidNamespace(pid) : 0;
+  for (const int pid : AllProcesses()) {
+    const uint64_t its = PidNamespace(pid);
     if (its == 0 || its == own || its == job.pid_namespace() || !IsRunning(pid)) continue;
     int above = pid;
     while (above > 0 && above != job.init_pid()) above = ParentOf(above);
     if (above == job.init_pid()) found = pid;
+    if (found != 0) break;
   }
   return found == 0 ? absl::OkStatus() : refuse(found, "PID");
 }
@@ -915,10 +900,7 @@ std::string KeepCriuLog(const std::string& text, const std::string& kept) {
 uint64_t SavedBytes(const Job& job) {
   uint64_t kib = 0;
   for (const int pid : ProcessesOf(job)) {
-    std::ifstream status("/proc/" + std::to_string(pid) + "/status");
-    for (std::string line; std::getline(status, line);) {
-      if (line.rfind("RssAnon:", 0) == 0) kib += strtoull(line.c_str() + strlen("RssAnon:"), nullptr, 10);
-    }
+    for (const uint64_t number : StatusNumbers(pid, "RssAnon", 10)) kib += number;
   }
   return kib << 10;
 }

@@ -15,10 +15,10 @@
 #include <unistd.h>
 
 #include <fstream>
-#include <sstream>
 
 #include "checkpoint/engine/criu/criu.h"
 #include "proto/base/hash.h"
+#include "proto/base/proc.h"
 #include "proto/base/read_file.h"
 
 namespace cuda_remote::checkpoint {
@@ -40,14 +40,8 @@ std::string FirstLine(const std::string& path) {
 
 // When process 1 started, in ticks after the system did: a container that is started again may have other privileges.
 std::string StartOfFirstProcess() {
-  const std::string stat = FirstLine("/proc/1/stat");
-  // The name, in parentheses, may have spaces; the start is the 20th field behind it.
-  const size_t name_end = stat.rfind(')');
-  if (name_end == std::string::npos) return {};
-  std::istringstream fields(stat.substr(name_end + 1));
-  std::string field;
-  for (int i = 0; i < 20; ++i) fields >> field;
-  return field;
+  const uint64_t start = StatOf(1).start;
+  return start == 0 ? "" : std::to_string(start);
 }
 
 // A file with something in it that only root can have written.

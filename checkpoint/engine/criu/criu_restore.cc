@@ -23,6 +23,7 @@
 #include "checkpoint/engine/criu/free_numbers.h"
 #include "checkpoint/engine/criu/hold.h"
 #include "checkpoint/job/own_ptys.h"
+#include "proto/base/proc.h"
 #include "proto/base/status_macros.h"
 #include "proto/base/unique_fd.h"
 #include "proto/errors/absl_status.h"
@@ -83,16 +84,14 @@ void CriuRestore::CloseOpened() {
 }
 
 absl::Status CriuRestore::ShowImage(int image) {
-  char path[PATH_MAX];
-  const ssize_t length = readlink(("/proc/self/fd/" + std::to_string(image)).c_str(), path, sizeof(path));
   const std::string folder = directory_ + kShownImage;
   RemoveShownImage();
   const int copy = openat(image, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR* const list = copy >= 0 ? fdopendir(copy) : nullptr;
   // What was verified is what CRIU reads: a link only where nobody else can put another image under that name.
-  const std::string real(path, size_t(std::max<ssize_t>(length, 0)));
+  const std::string real = ReadLink("/proc/self/fd/" + std::to_string(image));
   // A user's rights do not lead to the image by its path.
-  const bool linked = !account_ && length > 0 && CheckFolder(real, FolderUse::kLook).ok();
+  const bool linked = !account_ && !real.empty() && CheckFolder(real, FolderUse::kLook).ok();
   bool ok = list && mkdir(folder.c_str(), 0700) == 0;
   while (const dirent* const entry = ok ? readdir(list) : nullptr) {
     const std::string name = entry->d_name;

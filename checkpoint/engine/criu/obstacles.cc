@@ -20,7 +20,9 @@
 #include <set>
 #include <utility>
 
+#include "checkpoint/engine/criu/descriptors.h"
 #include "checkpoint/job/job.h"
+#include "proto/base/proc.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -67,23 +69,7 @@ struct UnixSocket {
   std::string name;
 };
 
-std::string ReadLink(const std::string& path) {
-  char target[4096];
-  const ssize_t length = readlink(path.c_str(), target, sizeof(target));
-  return length > 0 ? std::string(target, size_t(length)) : std::string();
-}
-
 bool StartsWith(const std::string& text, const char* prefix) { return text.compare(0, strlen(prefix), prefix) == 0; }
-
-std::string StatusField(int pid, const std::string& name) {
-  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.compare(0, name.size() + 1, name + ":") != 0) continue;
-    const size_t at = line.find_first_not_of(" \t", name.size() + 1);
-    return at == std::string::npos ? std::string() : line.substr(at);
-  }
-  return {};
-}
 
 // Whether the process is CRIU, which may have been started through a loader (ld.so .../criu dump).
 bool IsCriu(const std::string& pid) {
@@ -150,20 +136,12 @@ std::map<uint32_t, UnixSocket> UnixSockets() {
 // The process that has this socket, for the message; empty if that cannot be found.
 std::string OwnerOf(uint32_t inode, int* pid) {
   const std::string wanted = kSocket + std::to_string(inode) + "]";
-  std::string found;
-  DIR* const processes = opendir("/proc");
-  while (const dirent* const process = processes && found.empty() ? readdir(processes) : nullptr) {
-    if (atoi(process->d_name) <= 0) continue;
-    const std::string folder = std::string("/proc/") + process->d_name + "/fd";
-    DIR* const list = opendir(folder.c_str());
-    while (const dirent* const entry = list && found.empty() ? readdir(list) : nullptr) {
-      if (ReadLink(folder + "/" + entry->d_name) == wanted)
-        found = StatusField(*pid = atoi(process->d_name), "Name") + " (PID " + process->d_name + ")";
-    }
-    if (list) closedir(list);
-  }
-  if (processes) closedir(processes);
-  return found;
+  return FindUserOfFile([](int) { return true; },
+                        [&](const std::string& process, const std::string& number) {
+                          if (ReadLink(process + "/fd/" + number) != wanted) return false;
+                          *pid = atoi(process.c_str() + strlen("/proc/"));
+                          return true;
+                        });
 }
 
 // The sockets that a session, a relay and an agent have.

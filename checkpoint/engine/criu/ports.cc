@@ -16,6 +16,7 @@
 
 #include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/engine/criu/descriptors.h"
+#include "proto/base/proc.h"
 #include "proto/base/unique_fd.h"
 
 namespace cuda_remote::checkpoint {
@@ -119,9 +120,7 @@ std::string HolderOf(uint32_t inode) {
   const std::string wanted = "socket:[" + std::to_string(inode) + "]";
   return FindUserOfFile([](int) { return true; },
                         [&](const std::string& process, const std::string& number) {
-                          char target[64];
-                          const ssize_t length = readlink((process + "/fd/" + number).c_str(), target, sizeof target);
-                          return length > 0 && std::string_view(target, size_t(length)) == wanted;
+                          return ReadLink(process + "/fd/" + number) == wanted;
                         });
 }
 

@@ -22,6 +22,7 @@
 #include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/engine/criu/hold.h"
 #include "proto/base/mappings.h"
+#include "proto/base/proc.h"
 #include "proto/base/status_macros.h"
 #include "proto/errors/absl_status.h"
 
@@ -153,12 +154,9 @@ void ForEachDescriptor(
     const std::string& process,
     const std::function<void(const std::string& path, uint64_t inode, const std::string& link)>& body) {
   ForEachEntry(process + "/fd", [&](const std::string& name) {
-    char target[4096];
-    const std::string path = process + "/fd/" + name;
-    const ssize_t length = readlink(path.c_str(), target, sizeof(target));
+    const std::string path = process + "/fd/" + name, target = ReadLink(path);
     struct stat facts;
-    if (length > 0 && target[0] == '/' && stat(path.c_str(), &facts) == 0)
-      body(std::string(target, size_t(length)), facts.st_ino, path);
+    if (BeginsWith(target, "/") && stat(path.c_str(), &facts) == 0) body(target, facts.st_ino, path);
   });
 }
 
@@ -169,9 +167,7 @@ std::set<std::string> SocketsOf(const std::map<int, std::vector<Mapping>>& proce
   for (const auto& [pid, mappings] : processes) {
     const std::string folder = "/proc/" + std::to_string(pid) + "/fd";
     ForEachEntry(folder, [&](const std::string& name) {
-      char target[64];
-      const ssize_t length = readlink((folder + "/" + name).c_str(), target, sizeof(target));
-      const std::string text(target, size_t(std::max<ssize_t>(length, 0)));
+      const std::string text = ReadLink(folder + "/" + name);
       if (BeginsWith(text, kSocket)) inodes.insert(text.substr(strlen(kSocket), text.size() - strlen(kSocket) - 1));
     });
   }
@@ -198,17 +194,17 @@ bool IsElsewhere(const std::string& link, const struct stat& facts) {
 // A process that has the file open or mapped; 0 if there is none.
 int UserOf(const std::string& path, const struct stat& facts) {
   int user = 0;
-  ForEachEntry("/proc", [&](const std::string& name) {
-    if (user != 0 || atoi(name.c_str()) <= 0) return;
+  for (const int pid : AllProcesses()) {
     const auto look = [&](const std::string& used, uint64_t number, const std::string& link) {
-      if (used == path && number == facts.st_ino && !IsElsewhere(link, facts)) user = atoi(name.c_str());
+      if (used == path && number == facts.st_ino && !IsElsewhere(link, facts)) user = pid;
     };
-    const std::string process = "/proc/" + name;
+    const std::string process = "/proc/" + std::to_string(pid);
     ForEachMappedFile(
         process, MappingsOf(process),
         [&](const std::string& used, uint64_t number, bool, const std::string& link) { look(used, number, link); });
     ForEachDescriptor(process, look);
-  });
+    if (user != 0) break;
+  }
   return user;
 }
 
@@ -331,21 +327,20 @@ void FindSharedFiles(const std::map<int, std::vector<Mapping>>& processes, const
   // What others have as well is not the job's to bring back. Looking at all processes takes time, and nobody has it
   // while the job stands still.
   if (std::any_of(found.begin(), found.end(), [&](const auto& one) { return known.count(one.first) == 0; })) {
-    ForEachEntry("/proc", [&](const std::string& name) {
-      const int pid = atoi(name.c_str());
-      if (pid <= 0 || processes.count(pid) != 0) return;
+    for (const int pid : AllProcesses()) {
+      if (processes.count(pid) != 0) continue;
       const auto leave_out = [&](const std::string& opened, uint64_t inode, const std::string& link) {
         const std::string path = IsTemporary(opened) ? PresentName(opened, inode) : opened;
         const auto at = found.find(path);
         if (at != found.end() && at->second.st_ino == inode && !IsElsewhere(link, at->second)) found.erase(at);
       };
-      const std::string process = "/proc/" + name;
+      const std::string process = "/proc/" + std::to_string(pid);
       ForEachMappedFile(process, MappingsOf(process),
                         [&](const std::string& path, uint64_t inode, bool, const std::string& link) {
                           leave_out(path, inode, link);
                         });
       ForEachDescriptor(process, leave_out);
-    });
+    }
   }
   // The folders in which they are, first those further up. Temporary folders themselves are everywhere.
   std::map<std::string, struct stat> folders;

@@ -71,7 +71,7 @@ CUresult Custom_cuLaunchKernel(Session& session, const Request&, const wire::cuL
   void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, g_parameters, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
                    CU_LAUNCH_PARAM_END};
   const DriverTable& driver = session.driver();
-  if (in.attributes.empty() && !in.cooperative) {
+  if (in.attributes.empty()) {
     return driver.cuLaunchKernel(function, in.grid_x, in.grid_y, in.grid_z, in.block_x, in.block_y, in.block_z,
                                  in.shared_bytes, stream, nullptr, bytes != 0 ? extra : nullptr);
   }
@@ -79,12 +79,6 @@ CUresult Custom_cuLaunchKernel(Session& session, const Request&, const wire::cuL
   if (!CopyArray(in.attributes, in.attributes.size() / sizeof(CUlaunchAttribute), &attributes))
     return kMalformedRequest;
   if (const CUresult result = TranslateAttributes(session, &attributes); result != CUDA_SUCCESS) return result;
-  if (in.cooperative) {
-    CUlaunchAttribute cooperative = {};
-    cooperative.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
-    cooperative.value.cooperative = 1;
-    attributes.push_back(cooperative);
-  }
   CUlaunchConfig config = {};
   config.gridDimX = in.grid_x;
   config.gridDimY = in.grid_y;

@@ -15,6 +15,7 @@
 
 #include "proto/base/unique_fd.h"
 #include "proto/codec/operations.gen.h"
+#include "proto/driverabi/requests.h"
 #include "proto/mirror/fetched.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/handlers.gen.h"
@@ -33,10 +34,8 @@ constexpr uint64_t kShortCopy = 256 << 10;
 // Bytes of a reply: no client asks for more.
 constexpr uint64_t kMostCarried = 32 << 20;
 
-// OpManagedUnmap's values of `action`.
-enum Action : uint32_t { kFree = 0, kClear = 1, kWaitOnly = 2 };
-// OpManagedFetch's values of `wait`.
-enum Wait : uint32_t { kAtOnce = 0, kForAll = 1, kForStream = 2, kUnlessBusy = 3, kUnlessStreamBusy = 4 };
+using driverabi::kAtOnce, driverabi::kForStream, driverabi::kUnlessBusy, driverabi::kUnlessStreamBusy;
+using driverabi::kUnmapClear, driverabi::kUnmapFree, driverabi::kUnmapWaitOnly;
 
 bool FileHolds(int fd, uint64_t offset, uint64_t bytes) {
   struct stat facts;
@@ -180,16 +179,16 @@ CUresult OpManagedUnmap(Session& session, const Request&, const wire::OpManagedU
                         wire::OpManagedUnmap_Reply*, ReplyBuilder* reply) {
   WorkerSession& worker = Worker(session);
   ManagedMemory* const managed = &worker.managed_memory();
-  if (in.action > kWaitOnly) return kMalformedRequest;
+  if (in.action > kUnmapWaitOnly) return kMalformedRequest;
   const uint64_t bytes = managed->BytesAt(in.address);
-  if (bytes == 0 && in.action != kWaitOnly) return CUDA_ERROR_INVALID_VALUE;
-  if (in.action == kFree) worker.ranges().Erase(in.address);
+  if (bytes == 0 && in.action != kUnmapWaitOnly) return CUDA_ERROR_INVALID_VALUE;
+  if (in.action == kUnmapFree) worker.ranges().Erase(in.address);
   worker.PrepareManagedMemory();
   DeviceArena* const arena = &worker.arena();
   const DriverTable* const driver = &session.driver();
   const auto finish = [managed, arena, bytes, address = in.address, action = in.action] {
-    if (action == kWaitOnly) return CUDA_SUCCESS;
-    if (action == kClear) return managed->Clear(address);
+    if (action == kUnmapWaitOnly) return CUDA_SUCCESS;
+    if (action == kUnmapClear) return managed->Clear(address);
     const CUresult result = managed->Unmap(address);
     arena->Discharge(bytes);
     return result;

@@ -3,11 +3,12 @@
 //
 // A plain free waits, as natively, until nothing can use the memory any more - but not here: a waiter does, unless
 // nothing can be running. A stream-ordered free leaves an event in its stream; the memory is free when the event has
-// passed, and at once for an allocation of the same size in the same stream.
+// passed. (For the stream's next allocation of the same size the client keeps it: client/session/freed_memory.h.)
 
 #include <cuda.h>
 
 #include "proto/codec/operations.gen.h"
+#include "proto/driverabi/requests.h"
 #include "proto/logging/log.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/handlers.gen.h"
@@ -20,26 +21,8 @@
 namespace cuda_remote::server {
 namespace {
 
-constexpr uint32_t kStreamOrdered = 1;
-constexpr uint32_t kManaged = 2;
 // Row pitch of pitched memory: what the driver itself uses on all GPUs of the last decade.
 constexpr uint64_t kPitch = 512;
-
-// An allocation whose free stands in the same stream: by the time that the new owner's work runs, the old one's is
-// done.
-uint64_t ReuseInStream(WorkerSession& worker, uint64_t stream, uint64_t bytes, int device) {
-  auto& pending = worker.pending_frees();
-  for (auto it = pending.begin(); it != pending.end(); ++it) {
-    if (it->stream != stream || it->bytes != bytes || it->context.id != worker.current_ref().id) continue;
-    const ContextInfo* const context = worker.FindContext(worker.CurrentContext());
-    if (context == nullptr || context->device != device) continue;
-    const uint64_t address = it->address;
-    worker.driver().cuEventDestroy_v2(it->event);
-    pending.erase(it);
-    return address;
-  }
-  return 0;
-}
 
 // Whether a pool has room: it may have been made with a limit. Its memory is the arena's, so the driver does not count.
 bool FitsIntoPool(WorkerSession& worker, uint64_t pool, uint64_t bytes) {
@@ -57,7 +40,6 @@ bool FitsIntoPool(WorkerSession& worker, uint64_t pool, uint64_t bytes) {
 CUresult OpMemAlloc(Session& session, const Request&, const wire::OpMemAlloc_Request& in, wire::OpMemAlloc_Reply* out,
                     ReplyBuilder*) {
   WorkerSession& worker = Worker(session);
-  if (in.flags & kManaged) return CUDA_ERROR_NOT_SUPPORTED;
   if (in.flags == driverabi::kAllocateSnapshot) {
     const ContextRef context = worker.ContextOn(in.device);
     if (context.id == 0) return CUDA_ERROR_INVALID_CONTEXT;
@@ -66,7 +48,7 @@ CUresult OpMemAlloc(Session& session, const Request&, const wire::OpMemAlloc_Req
     MakeCurrent(session.driver(), worker.current_ref());
     return result;
   }
-  if (in.flags & ~(kStreamOrdered | kManaged)) return kMalformedRequest;
+  if (in.flags & ~driverabi::kAllocateStreamOrdered) return kMalformedRequest;
   worker.ipc().ForgetOffers();  // of a move that has come to nothing: a job that moves makes no calls
   if (in.device < 0 || size_t(in.device) >= worker.loaded().devices.size()) return CUDA_ERROR_INVALID_DEVICE;
   uint64_t bytes = in.bytes;
@@ -79,7 +61,7 @@ CUresult OpMemAlloc(Session& session, const Request&, const wire::OpMemAlloc_Req
     bytes = pitch * in.pitch_height;
   }
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-  const bool ordered = (in.flags & kStreamOrdered) != 0;
+  const bool ordered = (in.flags & driverabi::kAllocateStreamOrdered) != 0;
   CUstream stream = nullptr;
   if (ordered && !session.RealStream(in.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   uint64_t pool = 0;
@@ -93,21 +75,18 @@ CUresult OpMemAlloc(Session& session, const Request&, const wire::OpMemAlloc_Req
   // No call of the driver's would give the error of a kernel that failed.
   if (const CUresult stuck = StickyError(session.driver()); stuck != CUDA_SUCCESS) return stuck;
   if (in.at == 0 && !FitsIntoPool(worker, pool, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  // Drivers may want a context to map memory, and the record of a pool's memory names none.
+  const bool borrows = worker.current_ref().id == 0;
+  if (borrows) MakeCurrent(session.driver(), worker.ContextOn(in.device));
+  if (!worker.pending_frees().empty() && CapturesInProgress() == 0) worker.CollectPendingFrees(false);
   uint64_t address = 0;
-  if (ordered && in.at == 0) address = ReuseInStream(worker, in.stream, bytes, in.device);
-  if (address == 0) {
-    // Drivers may want a context to map memory, and the record of a pool's memory names none.
-    const bool borrows = worker.current_ref().id == 0;
-    if (borrows) MakeCurrent(session.driver(), worker.ContextOn(in.device));
-    if (!worker.pending_frees().empty() && CapturesInProgress() == 0) worker.CollectPendingFrees(false);
-    CUresult result = worker.arena().Allocate(in.device, bytes, in.at, &address);
-    if (result == CUDA_ERROR_OUT_OF_MEMORY && !worker.pending_frees().empty() && CapturesInProgress() == 0) {
-      worker.CollectPendingFrees(true);
-      result = worker.arena().Allocate(in.device, bytes, in.at, &address);
-    }
-    if (borrows) MakeCurrent(session.driver(), worker.current_ref());
-    if (result != CUDA_SUCCESS) return result;
+  CUresult result = worker.arena().Allocate(in.device, bytes, in.at, &address);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY && !worker.pending_frees().empty() && CapturesInProgress() == 0) {
+    worker.CollectPendingFrees(true);
+    result = worker.arena().Allocate(in.device, bytes, in.at, &address);
   }
+  if (borrows) MakeCurrent(session.driver(), worker.current_ref());
+  if (result != CUDA_SUCCESS) return result;
   DeviceRange range;
   range.bytes = bytes;
   range.kind = ordered ? DeviceRange::kStreamOrdered : DeviceRange::kAllocation;
@@ -148,7 +127,7 @@ CUresult OpMemFree(Session& session, const Request&, const wire::OpMemFree_Reque
       driver->cuEventDestroy_v2(event);
       return result;
     }
-    worker.pending_frees().push_back({event, in.stream, worker.current_ref(), in.address, range->bytes});
+    worker.pending_frees().push_back({event, in.stream, worker.current_ref(), in.address});
     worker.ranges().Erase(in.address);
     return CUDA_SUCCESS;
   }

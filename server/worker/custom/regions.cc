@@ -19,6 +19,7 @@
 #include "proto/chunkhash/chunk_hash.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/driverabi/address_search.h"
+#include "proto/driverabi/requests.h"
 #include "proto/logging/log.h"
 #include "proto/threads/mutex.h"
 #include "server/dispatch/malformed.h"
@@ -32,11 +33,7 @@
 namespace cuda_remote::server {
 namespace {
 
-constexpr uint32_t kAllocation = 1;
-constexpr uint32_t kModuleSymbol = 2;
-constexpr uint32_t kLibrarySymbol = 3;
-constexpr uint32_t kArrayContents = 4;
-constexpr uint32_t kKernelHeap = 5;
+using driverabi::RegionKind;
 
 // Bytes of regions in one reply; well below the longest message.
 constexpr size_t kReplyBytes = 512 << 10;
@@ -100,7 +97,7 @@ void FindSymbols(WorkerSession& worker, uint64_t object, const ModuleFacts& modu
     one.name = symbol.name;
     one.region.address = address;
     one.region.bytes = bytes;
-    one.region.kind = module.library ? kLibrarySymbol : kModuleSymbol;
+    one.region.kind = uint32_t(module.library ? RegionKind::kLibrarySymbol : RegionKind::kModuleSymbol);
     one.region.object = object;
     one.region.context = context_handle;
     one.region.device = context.device;
@@ -136,11 +133,11 @@ void FindHeap(WorkerSession& worker, uint64_t context_handle, std::vector<FoundS
   one.region.bytes = heap->bytes;
   // A green context's kernels have the heap of its primary one's.
   const auto same = [&](const FoundSymbol& other) {
-    return other.region.kind == kKernelHeap && other.region.address == one.region.address &&
+    return other.region.kind == uint32_t(RegionKind::kHeap) && other.region.address == one.region.address &&
            other.region.device == context->device;
   };
   if (std::any_of(found->begin(), found->end(), same)) return;
-  one.region.kind = kKernelHeap;
+  one.region.kind = uint32_t(RegionKind::kHeap);
   one.region.object = one.region.context = context_handle;
   one.region.device = context->device;
   found->push_back(std::move(one));
@@ -183,7 +180,7 @@ std::vector<FoundSymbol> CollectRegions(WorkerSession& worker, std::vector<std::
     FoundSymbol one;
     one.region.address = address;
     one.region.bytes = range.bytes;
-    one.region.kind = kAllocation;
+    one.region.kind = uint32_t(RegionKind::kAllocation);
     one.region.context = ContextOfRange(worker, range);
     one.region.device = range.device;
     found.push_back(std::move(one));
@@ -224,7 +221,7 @@ std::vector<FoundSymbol> CollectRegions(WorkerSession& worker, std::vector<std::
     if (layout->bytes == 0) return;
     FoundSymbol one;
     one.region.bytes = layout->bytes;
-    one.region.kind = kArrayContents;
+    one.region.kind = uint32_t(RegionKind::kArray);
     one.region.object = entry.handle;
     one.region.context = layout->context;
     one.region.device = layout->device;

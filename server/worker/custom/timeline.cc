@@ -8,15 +8,12 @@
 
 #include "proto/base/clock.h"
 #include "proto/codec/operations.gen.h"
+#include "proto/driverabi/requests.h"
 #include "server/worker/custom/handlers.gen.h"
 #include "server/worker/worker_session.h"
 
 namespace cuda_remote::server {
 namespace {
-
-constexpr uint32_t kBegin = 1;
-constexpr uint32_t kEnd = 2;
-constexpr uint32_t kRead = 3;
 
 // An event takes up to 50 bytes of a message that may be 1 MiB long.
 constexpr size_t kEventsInReply = 8000;
@@ -27,14 +24,14 @@ CUresult OpTimeline(Session& session, const Request&, const wire::OpTimeline_Req
                     ReplyBuilder*) {
   Timeline& timeline = Worker(session).timeline();
   switch (in.action) {
-    case kBegin:
+    case driverabi::kTimelineBegin:
       timeline.Begin(in.capacity);
       break;
-    case kEnd:
+    case driverabi::kTimelineEnd:
       if (!timeline.on()) return CUDA_ERROR_NOT_READY;
       timeline.End();
       break;
-    case kRead: {
+    case driverabi::kTimelineRead: {
       std::set<uint32_t> calls;
       for (const Timeline::Event& event : timeline.Read(in.first, kEventsInReply)) {
         out->sequences.push_back(event.sequence);
