@@ -31,6 +31,8 @@
 #include "proto/control/buffer_memory.h"
 #include "proto/control/credentials.h"
 #include "proto/control/eager_poll.h"
+#include "proto/control/listener.h"
+#include "proto/control/log_limit.h"
 #include "proto/errors/annotate.h"
 #include "proto/folder/private_folder.h"
 #include "proto/logging/log.h"
@@ -38,8 +40,6 @@
 #include "server/supervisor/control_service.h"
 #include "server/supervisor/identity.h"
 #include "server/supervisor/init_tls.h"
-#include "server/supervisor/listener.h"
-#include "server/supervisor/log_limit.h"
 #include "server/supervisor/metrics.h"
 #include "server/supervisor/restrict.h"
 #include "server/supervisor/server_poller.h"
@@ -125,7 +125,7 @@ class LastGrpcError {
  private:
   Mutex mutex_;
   std::string line_ CR_GUARDED_BY(mutex_) = "gRPC does not say why";
-  LogLimit limit_ CR_GUARDED_BY(mutex_);
+  control::LogLimit limit_ CR_GUARDED_BY(mutex_);
 };
 LastGrpcError g_last_grpc_error;
 
@@ -355,7 +355,7 @@ absl::StatusOr<Options> ReadAgain(int argc, char** argv) {
 }
 
 // What SIGHUP does: the policy, the certificates and the log level are read again; nothing that runs is touched.
-void Reload(int argc, char** argv, const Options& running, control::ServerTls* tls, Listener* listener,
+void Reload(int argc, char** argv, const Options& running, control::ServerTls* tls, control::Listener* listener,
             Supervisor* supervisor) {
   const absl::StatusOr<Options> read = ReadAgain(argc, argv);
   if (!read.ok()) {
@@ -515,7 +515,13 @@ int Main(int argc, char** argv) {
     return kExitUsage;
   }
   std::unique_ptr<control::ServerTls> tls;
-  Listener listener;
+  control::Listener listener([](bool error, const std::string& line) {
+    if (error) {
+      logging::Error("{}", line);
+    } else {
+      logging::Warn("{}", line);
+    }
+  });
   if (!options.listen.empty()) {
     if (insecure) {
       if (!options.tls.empty() || !options.tokens.empty()) {
@@ -587,7 +593,8 @@ int Main(int argc, char** argv) {
   }
   poller.Start();
   if (acceptor) {
-    supervisor.SetProven([&listener](const IpAddress& address, uint16_t port) { listener.Proven(address, port); });
+    supervisor.SetProven(
+        [&listener](const control::IpAddress& address, uint16_t port) { listener.Proven(address, port); });
     const size_t most = options.max_connections > 0 ? size_t(options.max_connections) : descriptors / kConnectionShare;
     listener.Start(most, [&acceptor](int fd) {
       grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
