@@ -1355,6 +1355,48 @@ def stalled_drain(context):
         his.wait(LIMIT)
 
 
+# Stops every process with this user's number that is called so, again and again, and says which was the first.
+STOP_CALLED = """
+import os, signal, sys, time
+first = True
+while True:
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.stat("/proc/" + pid).st_uid != os.getuid() or open(f"/proc/{pid}/comm").read().strip() != sys.argv[1]: continue
+            os.kill(int(pid), signal.SIGSTOP)
+        except OSError: continue
+        if first: print(pid, flush=True)
+        first = False
+    time.sleep(0.0005)
+"""
+
+
+@case
+def stopped_helpers(context):
+    """Who stops the process that cr-hostd has made his, or CRIU, keeps no operator waiting, who may also interrupt it."""
+    host = Host(context, more=["--operator", str(ATTACKER)])
+    child = start_sleeper(host, "hers")
+    image = host.home + "/image"
+    for name, interrupted in (("cr-hostd", False), ("cr-hostd", True), ("criu", False), ("criu", True)):
+        stopping = context.start(VICTIM, [PYTHON, "-c", STOP_CALLED, name])
+        saving = host.begin(ATTACKER, "cr-checkpoint", "hers", image, "--user", str(VICTIM))
+        stopped = int(stopping.stdout.readline())
+        if interrupted:
+            saving.send_signal(signal.SIGINT)
+        code, said = saving.wait(LIMIT), saving.stderr.read()
+        stopping.kill()
+        stopping.wait(LIMIT)
+        if code != (3 if interrupted else 1) or (not interrupted and "was stopped" not in said):
+            raise Failure(f"{name}, {interrupted}: cr-checkpoint ended with {code}: {said}")
+        harness.wait_for(lambda: not os.path.exists(f"/proc/{stopped}"), LIMIT, lambda: f"the stopped {name} is still there")
+        if child.poll() is not None or os.path.exists(image):
+            raise Failure("the job has ended, or there is an image")
+    # Nothing of this is left: the job can be saved.
+    worked(context.run(ATTACKER, [context.tool("cr-checkpoint"), "hers", image, "--user", str(VICTIM)], **host.env({})))
+    belongs_to(image, VICTIM)
+    spool_is_empty(host)
+
+
 @contextlib.contextmanager
 def small_state(host, size):
     """cr-hostd's folder is a file system of this size."""
