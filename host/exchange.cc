@@ -6,6 +6,8 @@
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -183,6 +185,10 @@ absl::StatusOr<std::unique_ptr<ImageGiver>> ImageGiver::Begin(const checkpoint::
     // It comes to its end, whatever is sent to the group.
     for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) signal(number, SIG_IGN);
     if (checkpoint::Become(account)) {
+      // It still has what its parent had in memory.
+      const rlimit none = {0, 0};
+      setrlimit(RLIMIT_CORE, &none);
+      prctl(PR_SET_DUMPABLE, 0);
       try {
         GiveAsUser(own, path, keep, ends[1]);
       } catch (const std::exception& problem) {

@@ -1362,8 +1362,8 @@ first = True
 while True:
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if os.stat("/proc/" + pid).st_uid != os.getuid() or open(f"/proc/{pid}/comm").read().strip() != sys.argv[1]: continue
-            os.kill(int(pid), signal.SIGSTOP)
+            if open(f"/proc/{pid}/comm").read().strip() != sys.argv[1]: continue
+            os.kill(int(pid), signal.SIGSTOP)  # fails for those of other users
         except OSError: continue
         if first: print(pid, flush=True)
         first = False

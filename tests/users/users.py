@@ -1151,6 +1151,19 @@ def rights_in_user_job(context):
         raise Failure("the job was disturbed, or there is an image")
 
 
+@case
+def folder_of_user_job(context):
+    """The folder of a job of root's for a user is the user's to list, and not that of the user's group."""
+    job = context.lab.folder + "/job"
+    child = context.start(0, [context.tool("cr-run"), "--user", str(VICTIM), "--job-dir", job, "--", "/bin/sleep", "600"])
+    harness.wait_for(lambda: os.path.exists(job + "/job.json") or child.poll() is not None, LIMIT, lambda: "the job does not run")
+    look = [PYTHON, "-c", "import os, sys; os.listdir(sys.argv[1])", job]
+    for user, group, may in ((VICTIM, VICTIM, True), (VICTIM, ATTACKER, True), (ATTACKER, VICTIM, False), (ATTACKER, ATTACKER, False)):
+        ended = subprocess.run(look, capture_output=True, text=True, timeout=LIMIT, cwd="/", user=user, group=group, extra_groups=[])
+        if (ended.returncode == 0) != may or (not may and "Permission denied" not in ended.stderr):
+            raise Failure(f"user {user} with group {group} and the job's folder: {ended.stderr or 'may list it'}")
+
+
 HOLDS = """
 import os, sys, time
 held, go, out = open(sys.argv[1], "r+"), sys.argv[2], sys.argv[3]
