@@ -256,6 +256,9 @@ void AddOptions(CLI::App* app, Options* options, Lists* lists) {
   app->add_flag("!--unrestricted", options->restrict_workers,
                 "workers keep their capabilities and may make all system calls; only to find out whether a driver "
                 "needs one of them");
+  app->add_flag("--randomize-addresses", options->random_addresses,
+                "workers keep address space randomisation, which makes errors in the driver harder to exploit. Jobs of "
+                "this server cannot be saved or moved");
   app->add_flag("--userfaultfd", options->give_userfaultfd,
                 "pass /dev/userfaultfd, which ordinary users may not open, to programs of this machine, so that their "
                 "managed memory can be on the GPU. This gives them what vm.unprivileged_userfaultfd=1 would give all "

@@ -52,6 +52,7 @@ struct Options {
   bool serves_others = false;           // local users besides the server's own were admitted at the start
   bool restrict_workers = true;         // not --unrestricted
   bool give_userfaultfd = false;        // --userfaultfd
+  bool random_addresses = false;        // --randomize-addresses
   Policy policy;
 };
 
