@@ -168,6 +168,8 @@ class Server {
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);
     try {
+      // It starts processes of users.
+      if (const absl::Status hidden = key_.HideFromChildren(); !hidden.ok()) _exit(Fail(hidden));
       ServeRequest(socket, settings_, key_);
     } catch (const std::exception& error) {
       fprintf(stderr, "%s: %s\n", kTool, error.what());
@@ -219,7 +221,12 @@ absl::StatusOr<pid_t> StartNetwork(const Settings& settings, const Key& key, int
     close(lock);
     int code = 1;
     try {
-      if (getppid() == parent) code = ServeHosts(settings, key, ready[1]);
+      const absl::Status hidden = key.HideFromChildren();
+      if (!hidden.ok()) {
+        Fail(hidden);
+      } else if (getppid() == parent) {
+        code = ServeHosts(settings, key, ready[1]);
+      }
     } catch (const std::exception& problem) {
       fprintf(stderr, "%s: %s\n", kTool, problem.what());
     }

@@ -3,8 +3,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -29,6 +32,8 @@ namespace {
 
 constexpr size_t kPart = 1u << 20;
 constexpr char kImage[] = "image";
+// How often is looked whether the user's process makes progress.
+constexpr int kLookMs = 100;
 // One in so many blocks of the file system stays free.
 constexpr uint64_t kKeptFree = 20;
 
@@ -66,7 +71,12 @@ absl::Status CopyFile(int from, const ckptfmt::OpenedFolder& to, const std::stri
 }
 
 // In the user's process: the image's files and folders, the manifest last.
-absl::Status CopyImage(const ckptfmt::OpenedFolder& from, const ckptfmt::OpenedFolder& to) {
+absl::Status CopyImage(const ckptfmt::OpenedFolder& from, const ckptfmt::OpenedFolder& to, int socket) {
+  const auto is_awaited = [socket](const char*, size_t) {
+    char byte;
+    return recv(socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0 ? absl::CancelledError("interrupted")
+                                                                : absl::OkStatus();
+  };
   std::vector<std::string> folders, paths = {ckptfmt::kSignatureName};
   for (const char* name : {ckptfmt::kClientFolder, ckptfmt::kMemoryFolder, ckptfmt::kProcessesFolder}) {
     struct stat facts;
@@ -83,7 +93,7 @@ absl::Status CopyImage(const ckptfmt::OpenedFolder& from, const ckptfmt::OpenedF
     if (!file.ok()) return file.status();
     struct stat facts;
     if (fstat(file->get(), &facts) != 0) return ckptfmt::SystemError("look at", from.FullPath(path), errno);
-    if (absl::Status status = CopyFile(file->get(), to, path, uint64_t(facts.st_size), nullptr); !status.ok())
+    if (absl::Status status = CopyFile(file->get(), to, path, uint64_t(facts.st_size), is_awaited); !status.ok())
       return status;
   }
   for (const std::string& name : folders) {
@@ -142,7 +152,7 @@ void GiveAsUser(int own, const std::string& path, size_t keep, int socket) {
   bool given = false, copied = false;
   if (recv(socket, &word, 1, 0) == 1) {
     const int fd = openat(own, kImage, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-    status = fd >= 0 ? CopyImage(ckptfmt::OpenedFolder(UniqueFd(fd), kImage), *partial)
+    status = fd >= 0 ? CopyImage(ckptfmt::OpenedFolder(UniqueFd(fd), kImage), *partial, socket)
                      : ckptfmt::SystemError("open", kImage, errno);
     copied = status.ok();
     if (!copied) ckptfmt::RemoveFolder(&*partial).IgnoreError();
@@ -165,7 +175,8 @@ void GiveAsUser(int own, const std::string& path, size_t keep, int socket) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ImageGiver>> ImageGiver::Begin(const checkpoint::Account& account, int own,
-                                                              const std::string& path, size_t keep) {
+                                                              const std::string& path, size_t keep,
+                                                              std::function<bool()> cancelled) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) return ErrnoStatus("socketpair");
   const pid_t child = fork();
@@ -174,6 +185,10 @@ absl::StatusOr<std::unique_ptr<ImageGiver>> ImageGiver::Begin(const checkpoint::
     // It comes to its end, whatever is sent to the group.
     for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) signal(number, SIG_IGN);
     if (checkpoint::Become(account)) {
+      // It still has what its parent had in memory.
+      const rlimit none = {0, 0};
+      setrlimit(RLIMIT_CORE, &none);
+      prctl(PR_SET_DUMPABLE, 0);
       try {
         GiveAsUser(own, path, keep, ends[1]);
       } catch (const std::exception& problem) {
@@ -188,15 +203,19 @@ absl::StatusOr<std::unique_ptr<ImageGiver>> ImageGiver::Begin(const checkpoint::
     close(ends[0]);
     return ErrnoStatus("fork", why);
   }
-  std::unique_ptr<ImageGiver> giver(new ImageGiver(child, ends[0]));
-  CR_ASSIGN_OR_RETURN(giver->dir_, giver->Await(nullptr));
-  return giver;
+  return std::unique_ptr<ImageGiver>(new ImageGiver(child, ends[0], NameOf(account), std::move(cancelled)));
 }
 
-ImageGiver::~ImageGiver() {
+ImageGiver::~ImageGiver() { End(checkpoint::StallWatch::kPatient); }
+
+void ImageGiver::End(const checkpoint::StallWatch::Limits& limits) {
   socket_.Close();
-  while (waitpid(child_, nullptr, 0) < 0 && errno == EINTR) {
-  }
+  if (child_ > 0) checkpoint::ReapWithoutStall(std::exchange(child_, -1), limits);
+}
+
+absl::Status ImageGiver::AwaitPlace() {
+  CR_ASSIGN_OR_RETURN(dir_, Await(nullptr));
+  return absl::OkStatus();
 }
 
 // The answer to `word`; null: to its beginning.
@@ -205,6 +224,16 @@ absl::StatusOr<std::string> ImageGiver::Await(const char* word) {
   char text[8192];
   ssize_t got;
   if (word && send(socket_.get(), word, 1, MSG_NOSIGNAL) != 1) return died;
+  checkpoint::StallWatch watch(child_);
+  pollfd waiting{socket_.get(), POLLIN, 0};
+  while (poll(&waiting, 1, kLookMs) <= 0) {
+    const bool stalled = watch.IsStalled();
+    if (!stalled && !cancelled_()) continue;
+    End(checkpoint::StallWatch::kHurried);
+    if (!stalled) return absl::CancelledError("interrupted");
+    return absl::DeadlineExceededError("the process that writes the image with the rights of " + user_ +
+                                       " was stopped, or has made no progress for minutes; cr-hostd has ended it");
+  }
   do {
     got = recv(socket_.get(), text, sizeof(text), 0);
   } while (got < 0 && errno == EINTR);

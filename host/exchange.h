@@ -8,12 +8,15 @@
 
 #include <sys/types.h>
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/job/account.h"
+#include "checkpoint/job/stall_watch.h"
 #include "ckptfmt/file.h"
 #include "ckptfmt/index.h"
 #include "host/signature.h"
@@ -22,20 +25,25 @@
 namespace cuda_remote::host {
 
 // Gives a user an image: a process with her rights, which makes DIR.partial at first, and copies the image when it is
-// there. Until then nothing stands under DIR. Ends with this object, and removes DIR.partial if nothing was given.
+// there. Until then nothing stands under DIR. Ends with this object, and removes DIR.partial if nothing was given. The
+// user may stop the process: it is killed if it makes no progress, and then DIR.partial stays.
 // The image may be the next one in a store (ckptfmt/image_store.h), which the process has locked meanwhile. Data files
 // that it shares with others have come there before the rest (earlier_images.h).
 class ImageGiver {
  public:
   // `own`: the folder with the image's folder "image", once it is there. The user cannot reach it by a path. `path`:
   // from this process's working folder. `keep`: not 0: the path is a store's, of which so many images of the job stay.
+  // `cancelled`: asked now and then while this waits for the process; then what waits fails.
   static absl::StatusOr<std::unique_ptr<ImageGiver>> Begin(const checkpoint::Account& account, int own,
-                                                           const std::string& path, size_t keep);
+                                                           const std::string& path, size_t keep,
+                                                           std::function<bool()> cancelled);
   ~ImageGiver();
   ImageGiver(const ImageGiver&) = delete;
   ImageGiver& operator=(const ImageGiver&) = delete;
 
-  // The image's name, once it is complete.
+  // Before anything else: waits until the process has made DIR.partial.
+  absl::Status AwaitPlace();
+  // After AwaitPlace: the image's name, once it is complete.
   const std::string& dir() const { return dir_; }
   // Copies the image, whose files are the user's by now, to the disk, where it has no name yet.
   absl::Status Copy();
@@ -43,10 +51,15 @@ class ImageGiver {
   absl::StatusOr<std::string> Publish();
 
  private:
-  ImageGiver(pid_t child, int socket) : child_(child), socket_(socket) {}
+  ImageGiver(pid_t child, int socket, std::string user, std::function<bool()> cancelled)
+      : child_(child), socket_(socket), user_(std::move(user)), cancelled_(std::move(cancelled)) {}
   absl::StatusOr<std::string> Await(const char* word);
-  const pid_t child_;
+  // The process sees that nobody waits for it.
+  void End(const checkpoint::StallWatch::Limits& limits);
+  pid_t child_;
   UniqueFd socket_;
+  const std::string user_;  // for messages
+  const std::function<bool()> cancelled_;
   std::string dir_;
 };
 

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -48,10 +49,12 @@
 #include "host/request.pb.h"
 #include "host/sets.h"
 #include "host/wire.h"
+#include "proto/base/descriptor_limit.h"
 #include "proto/base/status_macros.h"
 #include "proto/base/unique_fd.h"
 #include "proto/codec/text.h"
 #include "proto/control/credentials.h"
+#include "proto/control/listener.h"
 #include "proto/errors/absl_status.h"
 
 namespace cuda_remote::host {
@@ -70,6 +73,8 @@ constexpr char kNotSigned[] =
 constexpr char kNoPlace[] =
     "too many jobs, of this user or of all, come or are saved at the same time; try again later";
 constexpr char kCancelled[] = "the host that asked for it has cancelled";
+// Part of the descriptors that connections may take.
+constexpr size_t kConnectionShare = 4;
 constexpr int kListenAttempts = 20, kListenPauseUs = 100000;
 
 // The user whom the source vouches for must be the same one here.
@@ -586,7 +591,8 @@ class Saving {
 
 class Service final : public Hosts::Service {
  public:
-  Service(const Settings& settings, const Key& key) : settings_(settings), key_(key) {}
+  Service(const Settings& settings, const Key& key, control::Listener* listener)
+      : settings_(settings), key_(key), listener_(listener) {}
 
   grpc::Status Move(grpc::ServerContext* context, Stream* stream) override {
     if (const grpc::Status status = Admit(*context); !status.ok()) return status;
@@ -691,8 +697,12 @@ class Service final : public Hosts::Service {
                               : std::vector<grpc::string_ref>();
     const std::string subject = subjects.size() == 1 ? std::string(subjects[0].data(), subjects[0].size()) : "";
     const auto& hosts = settings_.hosts;
-    if (!subject.empty() && (hosts.empty() || std::find(hosts.begin(), hosts.end(), subject) != hosts.end()))
+    if (!subject.empty() && (hosts.empty() || std::find(hosts.begin(), hosts.end(), subject) != hosts.end())) {
+      control::IpAddress address;
+      uint16_t port;
+      if (control::ReadPeer(context.peer(), &address, &port)) listener_->Proven(address, port);
       return grpc::Status::OK;
+    }
     fprintf(stderr, "cr-hostd: refused %s with the certificate of %s\n", Printable(context.peer()).c_str(),
             Printable(subject).c_str());
     return grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
@@ -701,30 +711,41 @@ class Service final : public Hosts::Service {
 
   const Settings& settings_;
   const Key& key_;
+  control::Listener* const listener_;
   Places places_;
 };
 
-// `tls` gets the certificates, which gRPC looks at again and again: they must live as long as the server.
+// Serves what the listener accepts. `tls` gets the certificates, which gRPC looks at again and again: they must live as
+// long as the server.
 absl::StatusOr<std::unique_ptr<grpc::Server>> Listen(const Settings& settings, Service* service,
-                                                     std::unique_ptr<control::ServerTls>* tls) {
+                                                     std::unique_ptr<control::ServerTls>* tls,
+                                                     control::Listener* listener) {
   CR_ASSIGN_OR_RETURN(*tls, control::ServerTls::Create(settings.tls));
   const auto credentials = (*tls)->Credentials(/*tokens=*/false);
   if (!credentials) return absl::FailedPreconditionError("gRPC does not take the certificates");
-  std::unique_ptr<grpc::Server> server;
   // The one of a cr-hostd that was killed a moment ago may still be there.
-  for (int attempt = 0; !server && attempt < kListenAttempts; ++attempt) {
-    if (attempt > 0) usleep(kListenPauseUs);
-    grpc::ServerBuilder builder;
-    control::SetServerArguments(&builder);
-    int port = 0;
-    builder.AddListeningPort(settings.listen, credentials, &port);
-    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-    builder.RegisterService(service);
-    server = builder.BuildAndStart();
-    if (port == 0) server.reset();
+  absl::Status listens = listener->Listen(settings.listen);
+  for (int attempt = 1; absl::IsFailedPrecondition(listens) && attempt < kListenAttempts; ++attempt) {
+    usleep(kListenPauseUs);
+    listens = listener->Listen(settings.listen);
   }
-  if (server) return server;
-  return absl::UnavailableError("cannot listen at " + settings.listen + "; is the address free, and this host's own?");
+  CR_RETURN_IF_ERROR(listens);
+  grpc::ServerBuilder builder;
+  control::SetServerArguments(&builder);
+  const std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor =
+      builder.experimental().AddExternalConnectionAcceptor(
+          grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials);
+  builder.RegisterService(service);
+  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  if (!server) return absl::UnavailableError("gRPC does not serve " + settings.listen);
+  rlimit limit = {};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  listener->Start(size_t(limit.rlim_cur) / kConnectionShare, [acceptor](int fd) {
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+    connection.fd = fd;
+    acceptor->HandleNewConnection(&connection);
+  });
+  return server;
 }
 
 }  // namespace
@@ -746,10 +767,13 @@ int ServeHosts(const Settings& settings, const Key& key, int ready) {
     say(std::string(status.message()));
     return 1;
   };
-  Service service(settings, key);
+  // A connection from another host takes one, and so does each file of a job that comes.
+  RaiseDescriptorLimit();
+  control::Listener listener([](bool, const std::string& line) { fprintf(stderr, "cr-hostd: %s\n", line.c_str()); });
+  Service service(settings, key, &listener);
   std::unique_ptr<control::ServerTls> tls;
   absl::StatusOr<std::unique_ptr<grpc::Server>> server = nullptr;
-  if (!settings.listen.empty()) server = Listen(settings, &service, &tls);
+  if (!settings.listen.empty()) server = Listen(settings, &service, &tls, &listener);
   if (!server.ok()) return fail(server.status());
   absl::StatusOr<std::unique_ptr<metrics::Exporter>> exporter = nullptr;
   if (!settings.metrics.empty()) exporter = ServeMetrics(settings);

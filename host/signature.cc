@@ -7,6 +7,7 @@
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -126,19 +127,38 @@ absl::Status Key::Load(const std::string& path) {
                                        " must belong to root, and nobody else may read it (chown root, chmod 600)");
   }
   if (got < ssize_t(kKeyBytes) || got > ssize_t(kMostKeyBytes)) {
+    OPENSSL_cleanse(bytes, sizeof(bytes));
     return absl::FailedPreconditionError(
         "the key " + path + " must have 32 to 4096 bytes; copy it from another host, or remove it for a new one");
   }
-  bytes_.assign(bytes, size_t(got));
+  void* const page = mmap(nullptr, kMostKeyBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const bool mapped = page != MAP_FAILED && madvise(page, kMostKeyBytes, MADV_DONTDUMP) == 0;
+  const absl::Status failed = mapped ? absl::OkStatus() : ErrnoStatus("no memory for the key");
+  if (mapped) {
+    page_ = static_cast<unsigned char*>(page);
+    bytes_ = size_t(got);
+    memcpy(page_, bytes, bytes_);
+  }
   OPENSSL_cleanse(bytes, sizeof(bytes));
-  return absl::OkStatus();
+  return failed;
+}
+
+Key::~Key() {
+  if (!page_) return;
+  OPENSSL_cleanse(page_, kMostKeyBytes);
+  munmap(page_, kMostKeyBytes);
+}
+
+absl::Status Key::HideFromChildren() const {
+  if (madvise(page_, kMostKeyBytes, MADV_WIPEONFORK) == 0) return absl::OkStatus();
+  return ErrnoStatus("cannot keep the key from processes of users");
 }
 
 std::string Key::CodeOf(std::string_view bytes) const {
   unsigned char code[EVP_MAX_MD_SIZE];
   unsigned length = 0;
-  HMAC(EVP_sha256(), bytes_.data(), int(bytes_.size()), reinterpret_cast<const unsigned char*>(bytes.data()),
-       bytes.size(), code, &length);
+  HMAC(EVP_sha256(), page_, int(bytes_), reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(), code,
+       &length);
   return std::string(reinterpret_cast<const char*>(code), length);
 }
 

@@ -27,10 +27,19 @@ namespace cuda_remote::host {
 inline constexpr uint64_t kMostSignatureBytes = 64u << 20;
 inline constexpr size_t kHashBytes = 32;  // of SHA-256
 
+// The key is in one page of memory, which is in no core file.
 class Key {
  public:
+  Key() = default;
+  ~Key();
+  Key(const Key&) = delete;
+  Key& operator=(const Key&) = delete;
+
   // Reads the key at `path`, which only root may read; makes one if there is none.
   absl::Status Load(const std::string& path);
+
+  // From now on, children of this process do not have the key: they may become a user's.
+  absl::Status HideFromChildren() const;
 
   // HMAC-SHA256.
   std::string CodeOf(std::string_view bytes) const;
@@ -40,7 +49,8 @@ class Key {
   std::string Id() const;
 
  private:
-  std::string bytes_;
+  unsigned char* page_ = nullptr;
+  size_t bytes_ = 0;
 };
 
 // SHA-256, of bytes as they pass.

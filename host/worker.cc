@@ -271,6 +271,7 @@ class Worker {
   absl::Status MoveImage();
   absl::Status AnnounceMove(const std::string& image);
   absl::Status WatchFor(const std::function<absl::Status()>& work);
+  absl::Status WatchGiver(const std::function<absl::Status()>& work);
   void KeepDoubtful();
   int FinishMove(int code);
   // Of a checkpoint or a restart over several hosts: of the one who asks for it, and of a part.
@@ -847,11 +848,20 @@ std::vector<std::string> Worker::PathsToShareWith() const {
   return EarlierInSets(image_, {sets.begin(), sets.end()});
 }
 
+// Something that waits for the user's process. The tool, which waits for the answer, hears of a signal, too.
+absl::Status Worker::WatchGiver(const std::function<absl::Status()>& work) {
+  const absl::Status done = WatchFor(work);
+  if (cancelled_) kill(child_, SIGTERM);
+  return done;
+}
+
 // The user gets a folder for the image; and the tool, if it is one of several, the earlier ones to share with.
 absl::StatusOr<std::string> Worker::BeginImage() {
   giver_.reset();
   earlier_.reset();
-  CR_ASSIGN_OR_RETURN(giver_, ImageGiver::Begin(peer_.account, spool_fd_, image_, keep_));
+  CR_ASSIGN_OR_RETURN(
+      giver_, ImageGiver::Begin(peer_.account, spool_fd_, image_, keep_, [this] { return cancelled_ || peer_gone_; }));
+  CR_RETURN_IF_ERROR(WatchGiver([&] { return giver_->AwaitPlace(); }));
   if (!Shares()) return image_;
   RemoveOwnFolder(spool_ + kImages);
   CR_ASSIGN_OR_RETURN(earlier_,
@@ -872,9 +882,13 @@ absl::Status Worker::GiveImage() {
   CR_RETURN_IF_ERROR(SignImage(folder, key_, peer_.account.user, part, earlier_ ? &earlier_->chunks() : nullptr));
   if (earlier_) CR_RETURN_IF_ERROR(earlier_->PlaceFiles(folder));
   CR_RETURN_IF_ERROR(GiveFiles(peer_.account, spool_fd_));
-  CR_RETURN_IF_ERROR(giver_->Copy());
+  CR_RETURN_IF_ERROR(WatchGiver([&] { return giver_->Copy(); }));
   if (IsMember()) CR_RETURN_IF_ERROR(AwaitOthers(SAVE_COMPLETE));
-  CR_ASSIGN_OR_RETURN(const std::string note, giver_->Publish());
+  std::string note;
+  CR_RETURN_IF_ERROR(WatchGiver([&] {
+    CR_ASSIGN_OR_RETURN(note, giver_->Publish());
+    return absl::OkStatus();
+  }));
   if (!note.empty()) Tell(Reply::NOTE, 0, note);
   return absl::OkStatus();
 }
@@ -1289,8 +1303,8 @@ absl::Status Worker::WatchFor(const std::function<absl::Status()>& work) {
   close(over[0]);
   if (tool >= 0) close(tool);
   if (tool_gone && !cancelled_) return absl::UnavailableError(kToolHasDied);
-  // A checkpoint over several hosts may have been decided before.
-  if (!cancelled_ || (group_ && done.ok())) return done;
+  // A checkpoint over several hosts may have been decided before, and the user may have the image.
+  if (!cancelled_ || ((group_ || giver_) && done.ok())) return done;
   return absl::CancelledError("interrupted");
 }
 

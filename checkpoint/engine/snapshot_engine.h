@@ -50,6 +50,8 @@ struct SavedSummary {
 struct SaveOptions {
   // Connections with processes outside the job are closed after a restart; else such a job is not saved.
   bool close_tcp = false;
+  // Asked while the engine's own processes, which may be a user's, are awaited: whether to give up. Null: never.
+  std::function<bool()> cancelled;
 };
 
 // How a job is to be restored.

@@ -18,6 +18,7 @@
 #include "checkpoint/job/caller.h"
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
+#include "checkpoint/job/stall_watch.h"
 #include "proto/base/status_macros.h"
 #include "proto/channel/handshake.h"
 #include "proto/errors/absl_status.h"
@@ -99,8 +100,9 @@ absl::StatusOr<pid_t> StartDaemon(std::vector<std::string> command, int log, con
   close(ready[0]);
   if (ok) return child;
   if (child > 0) {
-    kill(child, SIGTERM);
-    if (!detached) waitpid(child, nullptr, 0);
+    // It may be a user's, who may have stopped it.
+    kill(child, detached ? SIGKILL : SIGTERM);
+    if (!detached) ReapWithoutStall(child, StallWatch::kHurried);
   }
   if (detached) ShowLog(log);
   return absl::FailedPreconditionError(command[0] + " did not start; see its message above");
@@ -200,14 +202,9 @@ std::vector<pid_t> GpuHosts::Started() const {
 
 GpuHost::~GpuHost() {
   if (!process_ || detached_) return;
-  kill(process_, SIGTERM);
   // A server needs a moment for its workers.
-  for (int i = 0; i < 500; ++i) {
-    if (waitpid(process_, nullptr, WNOHANG) != 0) return;
-    usleep(10000);
-  }
-  kill(process_, SIGKILL);
-  waitpid(process_, nullptr, 0);
+  kill(process_, SIGTERM);
+  ReapWithoutStall(process_, StallWatch::kHurried);
 }
 
 }  // namespace cuda_remote::checkpoint

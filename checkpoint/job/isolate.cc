@@ -29,6 +29,7 @@
 #include "checkpoint/job/io_uring.h"
 #include "checkpoint/job/mptcp.h"
 #include "checkpoint/job/own_ptys.h"
+#include "checkpoint/job/stall_watch.h"
 #include "proto/base/proc.h"
 #include "proto/base/status_macros.h"
 #include "proto/errors/absl_status.h"
@@ -38,6 +39,11 @@ extern char** environ;
 
 namespace cuda_remote::checkpoint {
 namespace {
+
+// How often is looked whether a start or a restore makes progress: there may be many processes. Some may be stopped,
+// and are restored so.
+constexpr int kLooksAtProgress = 20;
+constexpr StallWatch::Limits kRestoring = {StallWatch::kPatient.idle_ms, StallWatch::kPatient.idle_ms};
 
 sigset_t g_before;
 bool g_blocked = false;
@@ -475,12 +481,14 @@ absl::Status AwaitIsolated(Isolated* isolated, int* code) {
   // A restore takes as long as reading the image takes; signals that come meanwhile end it.
   Report got{};
   ssize_t bytes = 0;
-  bool interrupted = false;
+  bool interrupted = false, stalled = false;
+  StallWatch watch(isolated->init);
   pollfd waiting{isolated->report, POLLIN, 0};
-  while (!interrupted && poll(&waiting, 1, 100) <= 0) {
+  for (int looks = 1; !interrupted && !stalled && poll(&waiting, 1, 100) <= 0; ++looks) {
     interrupted = Interrupted();
+    stalled = looks % kLooksAtProgress == 0 && watch.IsStalled(kRestoring);
   }
-  if (!interrupted) bytes = recv(isolated->report, &got, sizeof(got), 0);
+  if (!interrupted && !stalled) bytes = recv(isolated->report, &got, sizeof(got), 0);
   if (bytes == ssize_t(sizeof(got)) && got.kind == Report::kStarted) {
     isolated->inner_pid = got.value;
     isolated->pid = OuterPid(isolated->init, got.value);
@@ -488,6 +496,8 @@ absl::Status AwaitIsolated(Isolated* isolated, int* code) {
   }
   EndIsolated(isolated);
   if (interrupted) return absl::CancelledError("interrupted");
+  if (stalled)
+    return absl::DeadlineExceededError("what starts the job's processes has made no progress for 10 minutes");
   if (bytes <= 0) return absl::InternalError("the job's init process died");
   *code = got.value;
   return absl::FailedPreconditionError(absl::string_view(got.text, strnlen(got.text, sizeof(got.text))));

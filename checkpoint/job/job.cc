@@ -13,6 +13,7 @@
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -229,6 +230,33 @@ absl::Status ClaimJobFolder(const std::string& directory) {
   }
 }
 
+namespace {
+
+// An access control list, as the kernel has it in an attribute (linux/posix_acl_xattr.h).
+struct AclEntry {
+  uint16_t tag, rights;
+  uint32_t id;
+};
+constexpr uint32_t kAclVersion = 2, kAclNobody = ~uint32_t{0};
+constexpr uint16_t kAclOwner = 0x01, kAclUser = 0x02, kAclGroup = 0x04, kAclMask = 0x10, kAclOthers = 0x20;
+constexpr uint16_t kAclAll = 7, kAclEnterAndList = 5;
+
+// Lets this user, and not the user's group, enter and list root's folder. Where a file system has no such lists, the
+// group may do so, too.
+bool LetRead(const std::string& directory, const Account& account) {
+  const AclEntry entries[] = {{kAclOwner, kAclAll, kAclNobody},
+                              {kAclUser, kAclEnterAndList, account.user},
+                              {kAclGroup, 0, kAclNobody},
+                              {kAclMask, kAclEnterAndList, kAclNobody},
+                              {kAclOthers, 0, kAclNobody}};
+  std::string list(reinterpret_cast<const char*>(&kAclVersion), sizeof(kAclVersion));
+  list.append(reinterpret_cast<const char*>(entries), sizeof(entries));
+  if (setxattr(directory.c_str(), "system.posix_acl_access", list.data(), list.size(), 0) == 0) return true;
+  return chown(directory.c_str(), uid_t(-1), account.group) == 0 && chmod(directory.c_str(), 0750) == 0;
+}
+
+}  // namespace
+
 absl::Status OpenToUser(const std::string& directory, const std::string& seen_as, const Account& account) {
   const std::string own = directory + kSocketFolder;
   std::vector<std::string> above;
@@ -242,8 +270,8 @@ absl::Status OpenToUser(const std::string& directory, const std::string& seen_as
   for (const std::string& folder : above) {
     if (stat(folder.c_str(), &facts) == 0 && facts.st_uid == geteuid()) chmod(folder.c_str(), facts.st_mode | 0111);
   }
-  // For the user and his group, who may look at it: a cr-run in the job looks whether it is in use.
-  if (chown(directory.c_str(), uid_t(-1), account.group) != 0 || chmod(directory.c_str(), 0750) != 0) {
+  // The user may look at it: a cr-run in the job looks whether it is in use.
+  if (!LetRead(directory, account)) {
     return ErrnoStatus("cannot let " + NameOf(account) + " into the folder " + directory);
   }
   if ((mkdir(own.c_str(), 0700) != 0 && errno != EEXIST) || lstat(own.c_str(), &facts) != 0 ||

@@ -209,6 +209,7 @@ class Saving {
         live_(job, directory, claim_, &images_),
         transaction_(job_, &live_, engine, keeper) {
     save_.close_tcp = options.close_tcp;
+    save_.cancelled = cancelled_;
   }
   ~Saving() { DropSnapshots(); }
 

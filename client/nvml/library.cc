@@ -13,6 +13,7 @@
 
 #include "client/nvml/job_server.h"
 #include "proto/base/clock.h"
+#include "proto/base/environment.h"
 #include "proto/threads/mutex.h"
 
 // Only the address of one counts.
@@ -51,7 +52,7 @@ State& GetState() {
   // Never destroyed: exit handlers of programs ask too.
   static State* const state = [] {
     State* const made = new State;
-    const char* const log = getenv("CUDA_REMOTE_NVML_LOG");
+    const char* const log = TrustedVariable("CUDA_REMOTE_NVML_LOG");
     made->log = log && *log && strcmp(log, "0") != 0;
     // A child must not find the mutex held by a thread that it does not have, nor a question half asked.
     pthread_atfork([]() CR_UNGUARDED { GetState().mutex.lock(); }, []() CR_UNGUARDED { GetState().mutex.unlock(); },

@@ -16,6 +16,7 @@
 #include <atomic>
 
 #include "client/preload/environment.h"
+#include "proto/base/environment.h"
 
 extern "C" {
 extern char** environ;
@@ -49,12 +50,14 @@ Next next_execve("execve"), next_execvpe("execvpe"), next_fexecve("fexecve"), ne
 #define NEXT(function) reinterpret_cast<decltype(&(function))>(next_##function.Get())
 
 // This library by the name that the loader was told, which is in the folder "lib" of the job's folder, and what is
-// beside it there. Empty: that is not an absolute path, and nothing is changed.
+// beside it there. Empty: that is not an absolute path, or the program has more rights than its caller; nothing is
+// changed.
 char g_library[PATH_MAX], g_driver[PATH_MAX], g_nvml[PATH_MAX];
 
 const char* LibraryPath() {
   if (g_library[0]) return g_library;
   Dl_info facts;
+  if (HasMoreRightsThanCaller()) return nullptr;
   if (dladdr(g_library, &facts) == 0 || facts.dli_fname[0] != '/') return nullptr;
   const size_t folder = size_t(strrchr(facts.dli_fname, '/') + 1 - facts.dli_fname), length = strlen(facts.dli_fname);
   constexpr char kDriver[] = "libcuda.so.1", kNvml[] = "libnvidia-ml.so.1";

@@ -146,6 +146,8 @@ absl::StatusOr<std::unique_ptr<RelayStream>> RelaySession::Open(const std::strin
     case grpc::StatusCode::INTERNAL:
       return absl::UnavailableError(control::StatusText(status));
     case grpc::StatusCode::UNIMPLEMENTED:
+      // A session was there already: on its way without TLS, the name of the call was damaged.
+      if (checked_ && !resume_token_.empty()) return absl::UnavailableError(control::StatusText(status));
       return absl::UnimplementedError("the program that answers there is not a cr-server of this release");
     default:
       return absl::FailedPreconditionError(control::StatusText(status));

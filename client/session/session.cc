@@ -16,6 +16,7 @@
 #include "client/session/relay_process.h"
 #include "client/trace/control.h"
 #include "client/trace/trace.h"
+#include "proto/base/environment.h"
 #include "proto/base/proc.h"
 #include "proto/base/text.h"
 #include "proto/channel/handshake.h"
@@ -51,6 +52,12 @@ CUresult Session::Connect(Session** session) {
   *session = Get();
   if (*session) return (*session)->lost();
   if (g_connect_result != CUDA_SUCCESS) return g_connect_result;
+  if (HasMoreRightsThanCaller()) {
+    LogLine(
+        "no GPU for this program: it runs with rights that its caller does not have (set-user-ID, set-group-ID or file "
+        "capabilities), and the caller would choose its GPU server; start it as the user that it is to run as");
+    return g_connect_result = CUDA_ERROR_NO_DEVICE;
+  }
   Session* const opened = new (std::nothrow) Session;
   if (!opened) return CUDA_ERROR_OUT_OF_MEMORY;
   opened->settings_ = ReadSettings();

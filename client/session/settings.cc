@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "proto/base/environment.h"
 #include "proto/driverabi/driver_settings.h"
 #include "proto/folder/this_job.h"
 
@@ -10,7 +11,7 @@ namespace cuda_remote::client {
 namespace {
 
 std::string Variable(const char* name) {
-  const char* value = getenv(name);
+  const char* const value = TrustedVariable(name);
   return value ? value : "";
 }
 
@@ -43,7 +44,7 @@ Settings ReadSettings() {
   const std::string mapped = Variable("CUDA_REMOTE_MAPPED");
   if (mapped == "track") settings.mapped_writers = ManagedMirror::Writers::kReported;
   if (mapped == "compare") settings.mapped_writers = ManagedMirror::Writers::kAnybody;
-  settings.has_visible_devices = getenv("CUDA_VISIBLE_DEVICES") != nullptr;
+  settings.has_visible_devices = TrustedVariable("CUDA_VISIBLE_DEVICES") != nullptr;
   settings.visible_devices = Variable("CUDA_VISIBLE_DEVICES");
   return settings;
 }

@@ -18,6 +18,7 @@
 
 #include "client/trace/recorder.h"
 #include "client/trace/trace.h"
+#include "proto/base/environment.h"
 #include "proto/base/status_macros.h"
 #include "proto/threads/mutex.h"
 
@@ -58,7 +59,7 @@ bool g_timeline_done CR_GUARDED_BY(g_output) = false;  // the environment's
 uint64_t g_written_calls CR_GUARDED_BY(g_output) = 0;
 
 std::string Variable(const char* name) {
-  const char* const value = getenv(name);
+  const char* const value = TrustedVariable(name);
   return value ? value : "";
 }
 
@@ -106,24 +107,40 @@ Report MakeReport(bool finished) {
 void ComplainLocked(const std::string& path) CR_REQUIRES(g_output) {
   if (g_complained) return;
   g_complained = true;
-  dprintf(STDERR_FILENO, "cuda-remote: cannot write %s: %s\n", path.c_str(), strerror(errno));
+  const char* const why =
+      errno == EEXIST ? "something that this user cannot replace has this name; choose another name" : strerror(errno);
+  dprintf(STDERR_FILENO, "cuda-remote: cannot write %s: %s\n", path.c_str(), why);
 }
 
-// A new file at `path`, whole or not at all; `write` fills it.
+// Whether nothing is at `path`, or what this user has put there: a plain file or a link. Else errno says why not.
+bool IsOwnOrMissing(const std::string& path, uid_t user) {
+  struct stat there;
+  if (lstat(path.c_str(), &there) != 0) return errno == ENOENT;
+  if (there.st_uid == user && (S_ISREG(there.st_mode) || S_ISLNK(there.st_mode))) return true;
+  errno = EEXIST;
+  return false;
+}
+
+// A new file at `path`, whole or not at all, for this user alone; `write` fills it. Nothing of another user's is
+// replaced, as in a folder that others may write to.
 template <typename Write>
 void ReplaceFileLocked(const std::string& path, Write write) CR_REQUIRES(g_output) {
-  const std::string temporary = path + ".new";
-  // In a folder that others may write to, that name may be a link of theirs to a file of this user's.
-  unlink(temporary.c_str());
-  const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+  // The number of another process of this user's may be in the name, too. Others' files and links stay there.
+  std::string temporary = path + ".XXXXXX";
+  const int fd = mkostemp(temporary.data(), O_CLOEXEC);  // mode 0600; never through a link
   if (fd < 0) {
-    ComplainLocked(temporary);
+    ComplainLocked(path);
     return;
   }
-  const bool written = write(fd);
-  if (!written) ComplainLocked(temporary);
+  // Some file servers give root's files to another user.
+  struct stat made;
+  const bool written = write(fd) && fstat(fd, &made) == 0 && IsOwnOrMissing(path, made.st_uid) &&
+                       rename(temporary.c_str(), path.c_str()) == 0;
+  if (!written) {
+    ComplainLocked(path);
+    unlink(temporary.c_str());
+  }
   close(fd);
-  if (!written || rename(temporary.c_str(), path.c_str()) != 0) unlink(temporary.c_str());
 }
 
 // Makes the name that the user gave, if it is not the file's own, lead to the file last begun. A file of that name that
@@ -132,9 +149,11 @@ void Point(const std::string& pattern, const std::string& path) {
   std::string plain = pattern;
   if (plain.find('%') != std::string::npos) return;
   if (plain[0] != '/') plain = g_wanted->directory + "/" + plain;
-  struct stat there;
+  struct stat file, there;
+  if (lstat(path.c_str(), &file) != 0 || !IsOwnOrMissing(plain, file.st_uid)) return;
   if (lstat(plain.c_str(), &there) == 0 && !S_ISLNK(there.st_mode)) return;
   const std::string temporary = path + ".link";
+  if (!IsOwnOrMissing(temporary, file.st_uid)) return;
   unlink(temporary.c_str());
   if (symlink(path.substr(path.rfind('/') + 1).c_str(), temporary.c_str()) != 0) return;
   if (rename(temporary.c_str(), plain.c_str()) != 0) unlink(temporary.c_str());

@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "proto/base/clock.h"
+#include "proto/base/environment.h"
 #include "proto/base/status_macros.h"
 #include "proto/base/unique_fd.h"
 #include "proto/channel/handshake.h"
@@ -42,7 +43,7 @@ constexpr uint64_t kReplyPiece = 256 << 10;
 constexpr uint32_t kBulk = 32 << 10;
 constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE (Linux 5.14), which older headers lack
 // For tests: what has been given back is overwritten at once, not only when the ring comes round.
-const bool kPoison = getenv("CUDA_REMOTE_POISON") != nullptr;
+const bool kPoison = TrustedVariable("CUDA_REMOTE_POISON") != nullptr;
 constexpr uint32_t kRequestFlags = kFlagNoReply | kFlagReplay | kFlagMorePayload;
 
 }  // namespace

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "proto/base/environment.h"
+
 namespace cuda_remote::driverabi {
 namespace {
 
@@ -60,7 +62,7 @@ std::string_view ValueOf(const DriverSettings& settings, std::string_view name) 
 DriverSettings OwnDriverSettings() {
   DriverSettings settings;
   for (const auto& known : kKnown) {
-    const char* const value = getenv(known.name);
+    const char* const value = TrustedVariable(known.name);
     if (value && IsValue(value)) settings.emplace_back(known.name, value);
   }
   return settings;
@@ -90,7 +92,7 @@ bool ParseDriverSettings(std::string_view text, DriverSettings* settings) {
 }
 
 bool HasDriverSetting(const std::string& name, const std::string& value) {
-  const char* const own = getenv(name.c_str());
+  const char* const own = TrustedVariable(name.c_str());
   if (own) return value == own;
   return std::any_of(std::begin(kKnown), std::end(kKnown), [&](const auto& known) {
     return name == known.name && known.standard && value == known.standard;

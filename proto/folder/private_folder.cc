@@ -13,6 +13,7 @@
 #include <deque>
 #include <utility>
 
+#include "proto/base/environment.h"
 #include "proto/base/status_macros.h"
 
 namespace cuda_remote {
@@ -239,7 +240,7 @@ std::vector<std::string> RuntimeFolders() {
     return stat(path.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode) && facts.st_uid == user;
   };
   std::vector<std::string> folders;
-  const char* const named = getenv("XDG_RUNTIME_DIR");
+  const char* const named = TrustedVariable("XDG_RUNTIME_DIR");
   std::string runtime = named ? named : "";
   while (runtime.size() > 1 && runtime.back() == '/') runtime.pop_back();
   if (!runtime.empty() && runtime[0] == '/' && runtime != of_user &&

@@ -30,8 +30,9 @@ void AddOne(const std::string& name, const std::string& help, MetricType type, d
 
 class Exporter {
  public:
-  // Answers at `address` (HOST:PORT, port 0: any free one) until the object ends, from threads of its own, which call
-  // `collect` for each question, perhaps at the same time. Fails if it cannot listen there.
+  // Answers at `address` (HOST:PORT, port 0: any free one) until the object ends, from a thread of its own, which calls
+  // `collect` for each question. Clients that send or read nothing keep no other one waiting. Fails if it cannot listen
+  // there.
   static absl::StatusOr<std::unique_ptr<Exporter>> Start(const std::string& address,
                                                          std::function<std::vector<MetricFamily>()> collect);
   ~Exporter();
@@ -41,9 +42,9 @@ class Exporter {
   int port() const;
 
  private:
-  struct Parts;
-  explicit Exporter(std::unique_ptr<Parts> parts);
-  const std::unique_ptr<Parts> parts_;
+  class Server;
+  explicit Exporter(std::unique_ptr<Server> server);
+  const std::unique_ptr<Server> server_;
 };
 
 }  // namespace cuda_remote::metrics

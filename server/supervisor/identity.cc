@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "proto/codec/text.h"
-#include "server/supervisor/address_list.h"
+#include "proto/control/address_list.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -27,27 +27,6 @@ bool TakePrefix(std::string_view* text, std::string_view prefix) {
   return true;
 }
 
-// gRPC's name of a peer, "ipv4:10.1.2.3:555" or "ipv6:%5Bfd00::1%5D:555", is a URI.
-bool ReadPeer(std::string_view name, IpAddress* address, uint16_t* port) {
-  std::string text;
-  for (size_t i = 0; i < name.size(); ++i) {
-    if (name[i] == '%' && i + 2 < name.size()) {
-      text += char(strtol(std::string(name.substr(i + 1, 2)).c_str(), nullptr, 16));
-      i += 2;
-    } else {
-      text += name[i];
-    }
-  }
-  std::string_view host = text;
-  if (!TakePrefix(&host, "ipv4:") && !TakePrefix(&host, "ipv6:")) return false;
-  const size_t colon = host.rfind(':');
-  if (colon == std::string_view::npos) return false;
-  *port = uint16_t(atoi(std::string(host.substr(colon + 1)).c_str()));
-  host = host.substr(0, colon);
-  if (!host.empty() && host.front() == '[') host = host.substr(1, host.find(']') - 1);
-  return ParseIpAddress(host.substr(0, host.find('%')), address);  // without a zone
-}
-
 }  // namespace
 
 std::string UserIdentity(uint32_t uid) { return kUser + std::to_string(uid); }
@@ -61,7 +40,7 @@ Peer PeerOf(const grpc::ServerContext& context, bool tls) {
     peer.identity = UserIdentity(geteuid());
     return peer;
   }
-  const bool known = ReadPeer(name, &peer.address, &peer.port);
+  const bool known = control::ReadPeer(name, &peer.address, &peer.port);
   const std::shared_ptr<const grpc::AuthContext> facts = context.auth_context();
   if (facts && facts->IsPeerAuthenticated()) {
     const std::vector<grpc::string_ref> subjects = facts->FindPropertyValues(GRPC_X509_SUBJECT_PROPERTY_NAME);
@@ -79,7 +58,7 @@ Peer PeerOf(const grpc::ServerContext& context, bool tls) {
     return peer;
   }
   peer.unprotected = true;
-  if (known) peer.identity = kAddress + IpAddressText(peer.address);
+  if (known) peer.identity = kAddress + control::IpAddressText(peer.address);
   return peer;
 }
 
@@ -94,10 +73,10 @@ absl::StatusOr<std::string> ParseIdentity(std::string_view text) {
     return UserIdentity(user->pw_uid);
   }
   if (TakePrefix(&rest, kAddress)) {
-    IpAddress address;
-    if (!ParseIpAddress(rest, &address))
+    control::IpAddress address;
+    if (!control::ParseIpAddress(rest, &address))
       return absl::InvalidArgumentError(quoted + " has no IP address behind its colon");
-    return kAddress + IpAddressText(address);
+    return kAddress + control::IpAddressText(address);
   }
   if (TakePrefix(&rest, kToken)) {
     if (rest.empty()) return absl::InvalidArgumentError(quoted + " has no name behind its colon");

@@ -22,18 +22,18 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "server/supervisor/address_list.h"
+#include "proto/control/address_list.h"
 
 namespace cuda_remote::server {
 
 std::string UserIdentity(uint32_t uid);
 
 struct Peer {
-  std::string identity;      // empty: there is none; its certificate has no usable subject, or it shows none
-  std::string token;         // what it has shown instead of a certificate; it may be anything
-  bool local = false;        // at the server's own gRPC socket, so the user who runs it, or root
-  bool unprotected = false;  // TCP without TLS: what is sent needs checksums
-  IpAddress address{};       // unless local
+  std::string identity;          // empty: there is none; its certificate has no usable subject, or it shows none
+  std::string token;             // what it has shown instead of a certificate; it may be anything
+  bool local = false;            // at the server's own gRPC socket, so the user who runs it, or root
+  bool unprotected = false;      // TCP without TLS: what is sent needs checksums
+  control::IpAddress address{};  // unless local
   uint16_t port = 0;
 };
 // `tls`: the server's TCP connections have TLS.

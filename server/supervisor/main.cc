@@ -32,6 +32,8 @@
 #include "proto/control/buffer_memory.h"
 #include "proto/control/credentials.h"
 #include "proto/control/eager_poll.h"
+#include "proto/control/listener.h"
+#include "proto/control/log_limit.h"
 #include "proto/errors/annotate.h"
 #include "proto/folder/private_folder.h"
 #include "proto/logging/log.h"
@@ -39,8 +41,6 @@
 #include "server/supervisor/control_service.h"
 #include "server/supervisor/identity.h"
 #include "server/supervisor/init_tls.h"
-#include "server/supervisor/listener.h"
-#include "server/supervisor/log_limit.h"
 #include "server/supervisor/metrics.h"
 #include "server/supervisor/restrict.h"
 #include "server/supervisor/server_poller.h"
@@ -126,7 +126,7 @@ class LastGrpcError {
  private:
   Mutex mutex_;
   std::string line_ CR_GUARDED_BY(mutex_) = "gRPC does not say why";
-  LogLimit limit_ CR_GUARDED_BY(mutex_);
+  control::LogLimit limit_ CR_GUARDED_BY(mutex_);
 };
 LastGrpcError g_last_grpc_error;
 
@@ -257,6 +257,9 @@ void AddOptions(CLI::App* app, Options* options, Lists* lists) {
   app->add_flag("!--unrestricted", options->restrict_workers,
                 "workers keep their capabilities and may make all system calls; only to find out whether a driver "
                 "needs one of them");
+  app->add_flag("--randomize-addresses", options->random_addresses,
+                "workers keep address space randomisation, which makes errors in the driver harder to exploit. Jobs of "
+                "this server cannot be saved or moved");
   app->add_flag("--userfaultfd", options->give_userfaultfd,
                 "pass /dev/userfaultfd, which ordinary users may not open, to programs of this machine, so that their "
                 "managed memory can be on the GPU. This gives them what vm.unprivileged_userfaultfd=1 would give all "
@@ -356,7 +359,7 @@ absl::StatusOr<Options> ReadAgain(int argc, char** argv) {
 }
 
 // What SIGHUP does: the policy, the certificates and the log level are read again; nothing that runs is touched.
-void Reload(int argc, char** argv, const Options& running, control::ServerTls* tls, Listener* listener,
+void Reload(int argc, char** argv, const Options& running, control::ServerTls* tls, control::Listener* listener,
             Supervisor* supervisor) {
   const absl::StatusOr<Options> read = ReadAgain(argc, argv);
   if (!read.ok()) {
@@ -513,7 +516,13 @@ int Main(int argc, char** argv) {
     return kExitUsage;
   }
   std::unique_ptr<control::ServerTls> tls;
-  Listener listener;
+  control::Listener listener([](bool error, const std::string& line) {
+    if (error) {
+      logging::Error("{}", line);
+    } else {
+      logging::Warn("{}", line);
+    }
+  });
   if (!options.listen.empty()) {
     if (insecure) {
       if (!options.tls.empty() || !options.tokens.empty()) {
@@ -585,7 +594,8 @@ int Main(int argc, char** argv) {
   }
   poller.Start();
   if (acceptor) {
-    supervisor.SetProven([&listener](const IpAddress& address, uint16_t port) { listener.Proven(address, port); });
+    supervisor.SetProven(
+        [&listener](const control::IpAddress& address, uint16_t port) { listener.Proven(address, port); });
     const size_t most = options.max_connections > 0 ? size_t(options.max_connections) : descriptors / kConnectionShare;
     listener.Start(most, [&acceptor](int fd) {
       grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;

@@ -11,8 +11,8 @@
 #include <set>
 #include <string>
 
+#include "proto/control/address_list.h"
 #include "proto/control/credentials.h"
-#include "server/supervisor/address_list.h"
 #include "server/supervisor/restrict.h"
 #include "server/supervisor/tokens.h"
 
@@ -23,7 +23,7 @@ struct Policy {
   std::set<std::string> operators;  // --operator: identities (identity.h) that see and end all sessions
   std::set<uid_t> users;            // --allow-user: local users who are served besides the server's own
   std::set<gid_t> groups;           // --allow-group
-  AddressList insecure;             // --insecure-tcp: hosts that are served without TLS
+  control::AddressList insecure;    // --insecure-tcp: hosts that are served without TLS
   TokenNames tokens;                // --tokens
   uint64_t memory_limit = 0;        // device memory of one session; 0: no limit
   uint64_t user_memory_limit = 0;   // of all sessions of one identity other than the server's own user; 0: no limit
@@ -52,6 +52,7 @@ struct Options {
   bool serves_others = false;           // local users besides the server's own were admitted at the start
   bool restrict_workers = true;         // not --unrestricted
   bool give_userfaultfd = false;        // --userfaultfd
+  bool random_addresses = false;        // --randomize-addresses
   Policy policy;
 };
 

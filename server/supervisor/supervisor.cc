@@ -749,6 +749,7 @@ void Supervisor::StartWorker(const WorkerKind& kind) {
   if (!kind.gpus.empty()) command.insert(command.end(), {"--gpu", Numbers(kind.gpus)});
   // Others run as the same user.
   if (kind.guest) command.push_back("--secret");
+  if (options_.random_addresses) command.push_back("--randomize-addresses");
   if (policy_.memory_limit > 0) command.insert(command.end(), {"--memory-limit", std::to_string(policy_.memory_limit)});
   const absl::StatusOr<pid_t> pid = SpawnWorker(command, sockets[1], kind.guest ? guest_limits_ : own_limits_);
   close(sockets[1]);

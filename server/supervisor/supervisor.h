@@ -29,10 +29,10 @@
 #include "proto/base/clock.h"
 #include "proto/base/unique_fd.h"
 #include "proto/channel/channel_types.h"
+#include "proto/control/log_limit.h"
 #include "proto/nvml/query.h"
 #include "proto/threads/mutex.h"
 #include "server/supervisor/identity.h"
-#include "server/supervisor/log_limit.h"
 #include "server/supervisor/monitor.h"
 #include "server/supervisor/options.h"
 #include "server/supervisor/restrict.h"
@@ -143,7 +143,7 @@ class Supervisor {
   void SetPolicy(const Policy& policy);
   // Who is at the other end of a gRPC call. A call by somebody is reported to `proven` (SetProven).
   Caller CallerOf(const grpc::ServerContext& context);
-  void SetProven(std::function<void(const IpAddress&, uint16_t)> proven) { proven_ = std::move(proven); }
+  void SetProven(std::function<void(const control::IpAddress&, uint16_t)> proven) { proven_ = std::move(proven); }
   // A client whose Hello has arrived some other way: gets a worker, which answers on `socket` (taken over).
   uint64_t SubmitClient(int socket, const Hello& hello, const std::string& transport, const std::string& peer,
                         const std::string& owner);
@@ -259,7 +259,7 @@ class Supervisor {
   void Wake();
 
   const Options options_;
-  std::function<void(const IpAddress&, uint16_t)> proven_;
+  std::function<void(const control::IpAddress&, uint16_t)> proven_;
   std::string name_;
   Moment started_;
   UniqueFd lock_fd_;
@@ -272,8 +272,8 @@ class Supervisor {
   std::list<NewClient> new_clients_ CR_GUARDED_BY(mutex_);
   size_t most_new_clients_ CR_GUARDED_BY(mutex_) = 0;
   Moment accept_again_ CR_GUARDED_BY(mutex_){};  // no descriptors until then
-  LogLimit accept_log_ CR_GUARDED_BY(mutex_), refused_log_ CR_GUARDED_BY(mutex_), hello_log_ CR_GUARDED_BY(mutex_),
-      start_log_ CR_GUARDED_BY(mutex_);
+  control::LogLimit accept_log_ CR_GUARDED_BY(mutex_), refused_log_ CR_GUARDED_BY(mutex_),
+      hello_log_ CR_GUARDED_BY(mutex_), start_log_ CR_GUARDED_BY(mutex_);
   std::map<std::string, std::string> groups_ CR_GUARDED_BY(mutex_);  // by owner
   std::map<std::string, Budget> budgets_ CR_GUARDED_BY(mutex_);      // by owner, too
   std::map<std::pair<std::string, uint32_t>, Placed> places_

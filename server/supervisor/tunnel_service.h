@@ -26,9 +26,9 @@
 #include "absl/status/statusor.h"
 #include "proto/base/clock.h"
 #include "proto/control/control.pb.h"
+#include "proto/control/log_limit.h"
 #include "proto/control/tunnel_end.h"
 #include "proto/threads/mutex.h"
-#include "server/supervisor/log_limit.h"
 #include "server/supervisor/server_poller.h"
 #include "server/supervisor/supervisor.h"
 
@@ -72,7 +72,7 @@ class TunnelService final : public grpc::Service {
   Condition changed_;
   std::map<std::string, std::shared_ptr<Tunnel>> tunnels_ CR_GUARDED_BY(mutex_);  // by resume token
   std::list<Opening> openings_ CR_GUARDED_BY(mutex_);
-  LogLimit opening_log_ CR_GUARDED_BY(mutex_);
+  control::LogLimit opening_log_ CR_GUARDED_BY(mutex_);
   bool stopping_ CR_GUARDED_BY(mutex_) = false;
   int watchers_ CR_GUARDED_BY(mutex_) = 0;
   std::thread janitor_;

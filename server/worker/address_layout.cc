@@ -21,11 +21,17 @@ constexpr char kAnchor[] = R"(.version 6.3
 .visible .entry cuda_remote_anchor_kernel() { ret; }
 )";
 
+bool g_random = false;
+
 }  // namespace
 
-void FixAddressLayout(char** argv) {
+bool HasRandomAddresses() { return g_random; }
+
+void FixAddressLayout(char** argv, bool random) {
   // One heap for all threads: a heap for each would be mapped when a thread first needs it, whenever that is.
   mallopt(M_ARENA_MAX, 1);
+  g_random = random;
+  if (random) return;
   constexpr unsigned long kAsk = 0xffffffff;
   const int now = personality(kAsk);
   if (now >= 0 && (now & ADDR_NO_RANDOMIZE)) {

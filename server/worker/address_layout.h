@@ -18,8 +18,11 @@
 namespace cuda_remote::server {
 
 // Turns address space randomisation off, which takes a new start of the program: first thing in main. Returns if that
-// has been done, or cannot be (a line is logged then).
-void FixAddressLayout(char** argv);
+// has been done, or cannot be (a line is logged then). `random`: leaves it on; the session can then not be saved.
+void FixAddressLayout(char** argv, bool random);
+
+// Whether it was left on.
+bool HasRandomAddresses();
 
 // Loads what the driver would load at its first compilation of PTX - or not at all, if its cache on disk has the
 // result.

@@ -60,6 +60,7 @@ struct Options {
   std::vector<int> gpus;  // empty: all
   uint64_t memory_limit = 0;
   bool secret = false;
+  bool random_addresses = false;
   // A second start of this process for a session with GPUs or settings of its own (Restart).
   int assigned_fd = -1;
   int client_fd = -1;
@@ -375,6 +376,8 @@ int main(int argc, char** argv) {
   app.add_option("--driver", options.driver, "CUDA driver library (default: the machine's own, else the software GPU)");
   app.add_option("--gpu", options.gpus, "serve these GPUs only (ordinals, with commas; default: all)")->delimiter(',');
   app.add_flag("--secret", options.secret, "other processes of the same user cannot look into this one");
+  app.add_flag("--randomize-addresses", options.random_addresses,
+               "keep address space randomisation; the session cannot be saved or moved");
   app.add_option("--assigned-fd", options.assigned_fd, "of cr-worker itself: the session that it was given");
   app.add_option("--client-fd", options.client_fd, "of cr-worker itself: that session's client");
   app.add_option("--budget-fd", options.budget_fd, "of cr-worker itself: the memory budget of that session's owner");
@@ -386,7 +389,7 @@ int main(int argc, char** argv) {
   }
   // Standard output belongs to the GPU's printf.
   cuda_remote::server::LogTo(2, options.log_level);
-  cuda_remote::server::FixAddressLayout(argv);
+  cuda_remote::server::FixAddressLayout(argv, options.random_addresses);
   // Memory that can be shared takes a descriptor for each allocation of some drivers.
   cuda_remote::RaiseDescriptorLimit();
   if (options.secret) prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);

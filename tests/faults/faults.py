@@ -1350,6 +1350,41 @@ def kernel_heap_refused(context):
 
 
 @case
+def random_addresses(context):
+    """With --randomize-addresses, programs compute the same, workers are randomised, and nothing is saved or moved."""
+    lab = context.lab
+    command = context.app("stencil", 16)
+    servers = {name: lab.server(name, extra=extra) for name, extra in (("fixed", ()), ("random", ("--randomize-addresses",)))}
+    no_randomization = 0x0040000  # ADDR_NO_RANDOMIZE
+    for name, server in servers.items():
+        wait_for(server.workers, 60, server.describe)
+        for pid in server.workers():
+            def personality(path=f"/proc/{pid}/personality"):
+                with open(path) as f:
+                    return int(f.read(), 16)
+
+            # A worker is started a second time to fix its addresses.
+            if name == "fixed":
+                wait_for(lambda: personality() & no_randomization, 60, lambda: f"worker {pid} has the personality {personality():x}")
+            elif personality() & no_randomization:
+                raise Failure(f"worker {pid} has no random addresses")
+    job = lab.job("job", command, servers["random"].unix, pause_at=[5])
+    job.wait_paused(5, 60)
+    image = context.path("image")
+    for tool in (
+        [lab.tool("cr-checkpoint"), job.id, image],
+        [lab.tool("cr-checkpoint"), "--stop", job.id, image],
+        [lab.tool("cr-migrate"), job.id, "--to", servers["fixed"].unix],
+    ):
+        must_fail(lab.start(harness.Process(lab, f"tool{len(lab.processes)}", tool)), mention="cr-server --randomize-addresses")
+    if os.path.exists(image) or not job.running():
+        raise Failure(f"there is an image, or no job\n{job.describe()}")
+    job.go(5)
+    job.expect_success(60)
+    harness.same("with random addresses", job.stdout(), context.expected(command))
+
+
+@case
 def client_killed(context):
     """kill -9 in mid-call: the server frees the session's worker; the other job is not disturbed."""
     lab = context.lab

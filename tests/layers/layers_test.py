@@ -343,6 +343,31 @@ def check_mutexes(root, problems):
     return f"{count} files"
 
 
+# A library in a set-user-ID program must not obey the caller's variables: TrustedVariable knows whether it is in one.
+READS_ENVIRONMENT = re.compile(r"(?<![\w.>])(?:std::|::)?(?:(?:__)?(?:secure_)?getenv|environ)\b")
+ENVIRONMENT = "proto/base/environment.h"
+# What else is loaded into programs that are not ours.
+OTHER_LIBRARIES = ("checkpoint/engine/criu/criu_preload.cc",)
+# These pass the environment on to programs that they start, and believe nothing of it.
+PASS_ENVIRONMENT_ON = ("client/preload/calls.cc", "client/session/relay_process.cc")
+
+
+def check_environment(root, problems):
+    count = 0
+    for path in files(root, MAY_INCLUDE):
+        in_library = path.startswith(tuple(folder + "/" for folder in IN_LIBRARY)) or path in OTHER_LIBRARIES
+        if not path.endswith(SOURCE) or not in_library or is_test(path) or path == ENVIRONMENT:
+            continue
+        count += 1
+        for number, line in lines_without_comments(os.path.join(root, path)):
+            found = READS_ENVIRONMENT.search(line)
+            if found and not (found.group(0).endswith("environ") and path in PASS_ENVIRONMENT_ON):
+                problems.append(f"{path}:{number}: {found.group(0)}: libraries read variables with TrustedVariable ({ENVIRONMENT})")
+    missing = [path for path in (ENVIRONMENT, *OTHER_LIBRARIES) if not os.path.exists(os.path.join(root, path))]
+    problems += [f"{path}: check_environment names it, and it is not there" for path in missing]
+    return f"{count} files"
+
+
 LICENSE = "SPDX-License-Identifier: Apache-2.0"
 
 
@@ -397,7 +422,7 @@ def main():
     if not os.path.exists(os.path.join(root, "WORKSPACE")):
         sys.exit(f"layers_test: no WORKSPACE in {root}; give the workspace's folder as argument")
     problems = []
-    for check in (check_includes, check_deps, check_engine, check_packages, check_readmes, check_call_facts, check_mutexes, check_text):
+    for check in (check_includes, check_deps, check_engine, check_packages, check_readmes, check_call_facts, check_mutexes, check_environment, check_text):
         before = len(problems)
         looked_at = check(root, problems)
         if looked_at.startswith("0 "):

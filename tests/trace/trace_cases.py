@@ -11,6 +11,7 @@ import argparse
 import glob
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -213,7 +214,7 @@ def tool(lab, program):
     lab.run("no-totals", [lab.tool("cr-trace"), plain.id, "--totals"], 20, expect=1)
     shown = lab.run("totals", [lab.tool("cr-trace"), counted.id, "--totals"], 20).stdout().decode()
     check("cuInit" in shown and "so far" in shown, "the totals", shown)
-    check(not [p for p in os.listdir(lab.folder) if p.endswith(".new")], "half-written files", *os.listdir(lab.folder))
+    check(not [p for p in os.listdir(lab.folder) if re.search(r"\.(json|txt)\.\w{6}$", p)], "half-written files", *os.listdir(lab.folder))
     lab.run("nobody", [lab.tool("cr-trace"), "no-such-job"], 20, expect=4)
     # A tool that is killed leaves the job running, and recording ends by itself.
     killed = lab.start(harness.Process(lab, "killed", [lab.tool("cr-trace"), plain.id, "--seconds", "0.2"]))

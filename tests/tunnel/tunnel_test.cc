@@ -164,6 +164,9 @@ class Proxy {
   uint64_t bytes() const { return bytes_; }
   void Cut() { cut_ = true; }
   void Refuse(bool refuse) { refuse_ = refuse; }
+  // Where new connections go, and how many there were.
+  void SetTarget(int port) { target_ = port; }
+  int connections() const { return connections_; }
   // Changes one bit in about each so many bytes, in either direction.
   void FlipEvery(uint64_t bytes) { flip_every_ = bytes; }
   int flips() const { return flips_; }
@@ -230,6 +233,7 @@ class Proxy {
           address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
           if (connect(server, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) {
             links.push_back({client, server});
+            ++connections_;
           } else {
             close(client);
             close(server);
@@ -239,7 +243,8 @@ class Proxy {
     }
     for (auto link = links.begin(); link != links.end();) link = drop(link);
   }
-  const int target_;
+  std::atomic<int> target_;
+  std::atomic<int> connections_{0};
   UniqueFd listen_;
   int port_ = 0;
   std::atomic<bool> stop_{false}, cut_{false}, refuse_{false};
@@ -566,6 +571,32 @@ TEST_F(Tunnel, ConnectionThatDoesNotComeBackEndsTheSession) {
   EXPECT_TRUE(Eventually([&] {
     return Ps({"--server", "unix:" + Session(), "--json"}).find("\"sessions\": []") != std::string::npos;
   }));
+}
+
+// A bit of the call's name that changes on its way makes a server say that it does not know the call. While a session
+// waits to be resumed, that is no reason to give it up.
+TEST_F(Tunnel, AServerThatDoesNotKnowTheCallIsAskedAgain) {
+  StartServer();
+  grpc::ServerBuilder builder;
+  int unknowing_port = 0;
+  control::Control::Service others;  // without tunnels
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &unknowing_port);
+  builder.RegisterService(&others);
+  const std::unique_ptr<grpc::Server> unknowing = builder.BuildAndStart();
+  ASSERT_TRUE(unknowing);
+  Proxy proxy(port_);
+  StartRelay(proxy.port());
+  auto channel = Connect(Relay());
+  ASSERT_TRUE(channel);
+  Reply reply;
+  ASSERT_EQ(channel->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
+  const int before = proxy.connections();
+  proxy.SetTarget(unknowing_port);
+  proxy.Cut();
+  // With the second connection, the answer to the first one was taken as no refusal.
+  EXPECT_TRUE(Eventually([&] { return proxy.connections() >= before + 2; }));
+  proxy.SetTarget(port_);
+  EXPECT_EQ(channel->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk) << channel->end_reason();
 }
 
 TEST_F(Tunnel, ServerGoneForGoodIsReported) {

@@ -15,9 +15,11 @@ import hashlib
 import hmac
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
+import ssl
 import stat
 import struct
 import subprocess
@@ -594,6 +596,39 @@ def metrics(context):
     ended(child, 121)
     shows(jobs=0, draining=1, requests_total__run=1, request_failures_total__run=0)
     server.terminate()
+
+
+@case
+def silent(context):
+    """More silent connections than cr-hostd's soft limit of descriptors keep away neither hosts nor Prometheus."""
+    cert, key = context.lab.folder + "/host.pem", context.lab.folder + "/host.key"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-keyout", key, "-out",
+         cert, "-subj", "/CN=host", "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True,
+    )  # fmt: skip
+    listen, metrics = harness.free_port(), harness.free_port()
+    more = ["--tls-cert", cert, "--tls-key", key, "--tls-ca", cert, "--listen", f"127.0.0.1:{listen}", "--metrics", f"127.0.0.1:{metrics}"]
+    limits, count = resource.getrlimit(resource.RLIMIT_NOFILE), 1000
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 8192))
+    try:
+        Host(context, more=more)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 8192), max(limits[1], 8192)))
+    with contextlib.ExitStack() as open_ones:
+        for number in range(count):
+            for port in (listen, metrics):
+                source = (f"127.1.{number % 50}.1", 0)
+                open_ones.enter_context(socket.create_connection(("127.0.0.1", port), LIMIT, source))
+        with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=LIMIT) as answer:
+            if b"cuda_remote_host_jobs" not in answer.read():
+                raise Failure("the metrics are not there")
+        tls = ssl.create_default_context(cafile=cert)
+        tls.load_cert_chain(cert, key)
+        tls.set_alpn_protocols(["h2"])
+        with tls.wrap_socket(socket.create_connection(("127.0.0.1", listen), LIMIT), server_hostname="127.0.0.1") as other:
+            other.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5))  # and no settings
+            if len(other.recv(9)) != 9:
+                raise Failure("cr-hostd does not speak HTTP/2 to another host")
 
 
 OPERATORS = 900_002  # a group
@@ -1318,6 +1353,48 @@ def stalled_drain(context):
     if his.poll() is None:
         his.terminate()
         his.wait(LIMIT)
+
+
+# Stops every process with this user's number that is called so, again and again, and says which was the first.
+STOP_CALLED = """
+import os, signal, sys, time
+first = True
+while True:
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if open(f"/proc/{pid}/comm").read().strip() != sys.argv[1]: continue
+            os.kill(int(pid), signal.SIGSTOP)  # fails for those of other users
+        except OSError: continue
+        if first: print(pid, flush=True)
+        first = False
+    time.sleep(0.0005)
+"""
+
+
+@case
+def stopped_helpers(context):
+    """Who stops the process that cr-hostd has made his, or CRIU, keeps no operator waiting, who may also interrupt it."""
+    host = Host(context, more=["--operator", str(ATTACKER)])
+    child = start_sleeper(host, "hers")
+    image = host.home + "/image"
+    for name, interrupted in (("cr-hostd", False), ("cr-hostd", True), ("criu", False), ("criu", True)):
+        stopping = context.start(VICTIM, [PYTHON, "-c", STOP_CALLED, name])
+        saving = host.begin(ATTACKER, "cr-checkpoint", "hers", image, "--user", str(VICTIM))
+        stopped = int(stopping.stdout.readline())
+        if interrupted:
+            saving.send_signal(signal.SIGINT)
+        code, said = saving.wait(LIMIT), saving.stderr.read()
+        stopping.kill()
+        stopping.wait(LIMIT)
+        if code != (3 if interrupted else 1) or (not interrupted and "was stopped" not in said):
+            raise Failure(f"{name}, {interrupted}: cr-checkpoint ended with {code}: {said}")
+        harness.wait_for(lambda: not os.path.exists(f"/proc/{stopped}"), LIMIT, lambda: f"the stopped {name} is still there")
+        if child.poll() is not None or os.path.exists(image):
+            raise Failure("the job has ended, or there is an image")
+    # Nothing of this is left: the job can be saved.
+    worked(context.run(ATTACKER, [context.tool("cr-checkpoint"), "hers", image, "--user", str(VICTIM)], **host.env({})))
+    belongs_to(image, VICTIM)
+    spool_is_empty(host)
 
 
 @contextlib.contextmanager

@@ -320,6 +320,66 @@ def trace_file(context):
 
 
 @case
+def trace_file_of_another(context):
+    """What another user has put in the place of a trace stays, also where the victim could replace it; traces are closed to others."""
+    home, shared = context.folder("home", 0o700, VICTIM), context.folder("open", 0o777)
+    places = {"plain": "open(sys.argv[1], 'w').write('hers')", "link": "os.symlink('hers', sys.argv[1])", "fifo": "os.mkfifo(sys.argv[1])"}
+    for name, text in places.items():
+        path = f"{shared}/t-{name}.json"
+        context.python(ATTACKER, "import os, sys; " + text, path)
+        before = os.lstat(path)
+        ended = worked(context.run(
+            VICTIM, [context.tool("cr-run"), "--job-dir", f"{home}/{name}", "--"] + context.command(), CUDA_REMOTE_TRACE=shared + "/t-%j.json"
+        ))  # fmt: skip
+        if (os.lstat(path).st_ino, os.lstat(path).st_uid) != (before.st_ino, ATTACKER) or os.listdir(shared) != [f"t-{name}.json"]:
+            raise Failure(f"the attacker's {name} was replaced, or files are left: {os.listdir(shared)}")
+        if f"cannot write {path}" not in ended.stderr:
+            raise Failure(f"nobody says that the trace is missing:\n{ended.stderr}")
+        os.unlink(path)
+    worked(context.run(
+        VICTIM, [context.tool("cr-run"), "--job-dir", home + "/own", "--"] + context.command(), umask=0,
+        CUDA_REMOTE_TRACE=home + "/own-%j.json", CUDA_REMOTE_TIMELINE=home + "/line-%j.json",
+    ))  # fmt: skip
+    for name in ("own-own.json", "line-own.json"):
+        mode = stat.S_IMODE(os.stat(f"{home}/{name}").st_mode)
+        if mode != 0o600:
+            raise Failure(f"{name} has mode {mode:o}")
+
+
+# What a program with the libraries says of itself.
+ASKS = """
+import ctypes, os
+cuda, nvml = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libnvidia-ml.so.1")
+print(os.getuid(), os.geteuid(), cuda.cuInit(0), cuda.cuInit(0), nvml.nvmlInit_v2())
+"""
+CUDA_NO_DEVICE, NVML_NO_DRIVER = 100, 9
+
+
+@case
+def set_user_id(context):
+    """A set-user-ID program in the attacker's job obeys none of the attacker's variables, and gets no GPU."""
+    home = context.folder("home", 0o700, VICTIM)
+    profile = home + "/.profile"
+    context.python(VICTIM, "import sys; open(sys.argv[1], 'w').write('as it was')", profile)
+    program = os.path.join(context.product, "asks")
+    shutil.copy(PYTHON, program)
+    jobs = context.folder("jobs", 0o755)
+    traces = {"CUDA_REMOTE_TRACE": home + "/.%j", "CUDA_REMOTE_TIMELINE": home + "/timeline", "CUDA_REMOTE_NVML_LOG": "1"}
+    for name, owner, mode, found in (("control", ATTACKER, 0o755, [0, 0, 0]), ("profile", VICTIM, 0o4755, None)):
+        os.chown(program, owner, owner)
+        os.chmod(program, mode)
+        run = [context.tool("cr-run"), "--user", str(ATTACKER), "--job-dir", f"{jobs}/{name}", "--", program, "-c", ASKS]
+        ended = worked(context.run(0, run, **traces))
+        expected = [ATTACKER, owner] + (found or [CUDA_NO_DEVICE, CUDA_NO_DEVICE, NVML_NO_DRIVER])
+        if ended.stdout.split() != [str(one) for one in expected]:
+            raise Failure(f"{name}: expected {expected}, got {ended.stdout}\n{ended.stderr}")
+    if open(profile).read() != "as it was" or os.listdir(home) != [".profile"]:
+        raise Failure(f"the attacker has changed the victim's files: {os.listdir(home)}")
+    if ended.stderr.count("cuda-remote") != 1 or "rights that its caller does not have" not in ended.stderr:
+        raise Failure(f"not one line says why there is no GPU:\n{ended.stderr}")
+
+
+@case
 def foreign_job(context):
     """A job folder that another user has made: root's tools and the victim's neither believe nor touch what is in it."""
     job = os.path.join(context.shared, "job")
@@ -1089,6 +1149,19 @@ def rights_in_user_job(context):
     refused(context.run(0, [context.tool("cr-checkpoint"), job, image]), "(sleep) has other rights than the job", str(VICTIM))
     if child.poll() is not None or os.path.exists(image):
         raise Failure("the job was disturbed, or there is an image")
+
+
+@case
+def folder_of_user_job(context):
+    """The folder of a job of root's for a user is the user's to list, and not that of the user's group."""
+    job = context.lab.folder + "/job"
+    child = context.start(0, [context.tool("cr-run"), "--user", str(VICTIM), "--job-dir", job, "--", "/bin/sleep", "600"])
+    harness.wait_for(lambda: os.path.exists(job + "/job.json") or child.poll() is not None, LIMIT, lambda: "the job does not run")
+    look = [PYTHON, "-c", "import os, sys; os.listdir(sys.argv[1])", job]
+    for user, group, may in ((VICTIM, VICTIM, True), (VICTIM, ATTACKER, True), (ATTACKER, VICTIM, False), (ATTACKER, ATTACKER, False)):
+        ended = subprocess.run(look, capture_output=True, text=True, timeout=LIMIT, cwd="/", user=user, group=group, extra_groups=[])
+        if (ended.returncode == 0) != may or (not may and "Permission denied" not in ended.stderr):
+            raise Failure(f"user {user} with group {group} and the job's folder: {ended.stderr or 'may list it'}")
 
 
 HOLDS = """

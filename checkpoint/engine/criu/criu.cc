@@ -27,6 +27,7 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <utility>
@@ -51,6 +52,7 @@
 #include "checkpoint/job/gpu_devices.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/network.h"
+#include "checkpoint/job/stall_watch.h"
 #include "checkpoint/job/stand_ins.h"
 #include "proto/base/proc.h"
 #include "proto/base/status_macros.h"
@@ -113,14 +115,17 @@ void PassOnKill(pid_t inside) {
   sigprocmask(SIG_UNBLOCK, &set, nullptr);
 }
 
-// Waits for a child of InsideJob. False if what it waits for was killed because `give_up`, asked now and then, said so.
-bool Await(pid_t child, const std::function<bool()>& give_up, int* status) {
+// Asked now and then while the process of this number, a child, is awaited: whether to give up.
+using GiveUp = std::function<bool(pid_t)>;
+
+// Waits for a child of InsideJob. False if what it waits for was killed because `give_up` said so.
+bool Await(pid_t child, const GiveUp& give_up, int* status) {
   const int fd = give_up ? int(syscall(SYS_pidfd_open, child, 0)) : -1;
   bool killed = false;
   while (fd >= 0 && !killed) {
     pollfd waiting{fd, POLLIN, 0};
     if (poll(&waiting, 1, kLookMs) > 0) break;
-    killed = give_up();
+    killed = give_up(child);
     if (killed) kill(child, SIGTERM);
   }
   if (fd >= 0) close(fd);
@@ -138,8 +143,7 @@ bool IsUsersFolder(const Job& job) { return job.users_own() && !IsIsolated(job);
 // Runs `body` in a child that is inside the job's namespaces. Returns its exit code, or why it was not started. The
 // child and what it executes are killed if `give_up` says so (null: never), with 253 as the exit code. A CRIU with a
 // user's rights cannot save an IPC namespace, and is in that, too: then it sees none.
-absl::StatusOr<int> InsideJob(const Job& job, const std::function<int()>& body,
-                              const std::function<bool()>& give_up = nullptr) {
+absl::StatusOr<int> InsideJob(const Job& job, const std::function<int()>& body, const GiveUp& give_up = nullptr) {
   // Of a job without namespaces of its own: this process's.
   const std::string proc = "/proc/" + (IsIsolated(job) ? std::to_string(job.init_pid()) : "self") + "/ns/";
   const int pids = open((proc + "pid").c_str(), O_RDONLY | O_CLOEXEC);
@@ -911,7 +915,8 @@ std::string DumpLog(const Job& job, const std::string& image_folder, const std::
 
 absl::Status DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
                            const std::string& work_folder, bool leave_stopped,
-                           const std::function<absl::Status()>& still, PageReceiver* pages, DumpFacts* found) {
+                           const std::function<absl::Status()>& still, PageReceiver* pages, DumpFacts* found,
+                           const std::function<bool()>& cancelled) {
   CR_ASSIGN_OR_RETURN(const std::string criu, FindCriu());
   // By descriptor: the job's mount namespace may not see where the image goes.
   const std::optional<Account> account = AccountOf(job);
@@ -996,8 +1001,15 @@ absl::Status DumpProcesses(const Job& job, const ProcessFacts& facts, const std:
   };
   // What fails besides CRIU.
   absl::Status status = account ? LendFolder(*account, image.get()) : absl::OkStatus();
-  const absl::StatusOr<int> code =
-      status.ok() ? InsideJob(job, execute, [&] { return wait.IsLost(); }) : absl::StatusOr<int>(status);
+  // Of a user's job, CRIU has the user's number: the user may stop it.
+  std::optional<StallWatch> watch;
+  bool stalled = false;
+  const auto give_up = [&](pid_t helper) {
+    if (!watch) watch.emplace(helper, [pages] { return pages->progress(); });
+    stalled = watch->IsStalled(cancelled && cancelled() ? StallWatch::kHurried : StallWatch::kPatient);
+    return stalled || wait.IsLost();
+  };
+  const absl::StatusOr<int> code = status.ok() ? InsideJob(job, execute, give_up) : absl::StatusOr<int>(status);
   const bool dumped = code.ok() && *code == 0;
   // Also if something that CRIU has started has this open.
   shutdown(page_socket.get(), SHUT_WR);
@@ -1026,6 +1038,11 @@ absl::Status DumpProcesses(const Job& job, const ProcessFacts& facts, const std:
   lock.Close();
   unlink((log_folder + "/stats-dump").c_str());
   if (dumped && !status.ok()) return status;
+  if (stalled) {
+    return absl::DeadlineExceededError(
+        "CRIU was stopped, as its user may do, or has made no progress for minutes; it was ended, and nothing is "
+        "saved");
+  }
   if (wait.lost())
     return absl::UnavailableError("CRIU did not notice that a process of the job had ended, and was stopped");
   if (dumped) {

@@ -54,10 +54,12 @@ struct DumpFacts {
 
 // Saves the job's processes into `image_folder`. Afterwards they run on, or are stopped (`leave_stopped`). CRIU's log
 // is DumpLog. Of a user's own job, `work_folder` is touched with his rights only. `still`: SnapshotEngine::OnStill; may
-// be null. `pages`: a new one, which then has files to finish.
+// be null. `pages`: a new one, which then has files to finish. `cancelled`: SaveOptions::cancelled. CRIU is ended if it
+// makes no progress.
 absl::Status DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
                            const std::string& work_folder, bool leave_stopped,
-                           const std::function<absl::Status()>& still, PageReceiver* pages, DumpFacts* found);
+                           const std::function<absl::Status()>& still, PageReceiver* pages, DumpFacts* found,
+                           const std::function<bool()>& cancelled = nullptr);
 
 std::string DumpLog(const Job& job, const std::string& image_folder, const std::string& work_folder);
 

@@ -344,6 +344,7 @@ absl::Status CriuEngine::PrepareStart(Plan* plan) {
 
 absl::Status CriuEngine::Describe(const Job& job, const SaveOptions& options, std::string* facts) {
   const AsRoot root;
+  cancelled_ = options.cancelled;
   ProcessFacts found;
   if (!facts->empty()) FactsFromJson(*facts, &found);
   CR_RETURN_IF_ERROR(DescribeProcesses(job, options.close_tcp, &found));
@@ -371,7 +372,7 @@ absl::Status CriuEngine::Dump(const Job& job, const std::string& facts, const st
   std::unique_ptr<PageReceiver> pages = std::move(prepared_);
   if (!pages) pages = std::make_unique<PageReceiver>(SavedBytes(job));
   const absl::Status status =
-      DumpProcesses(job, known, image, work, after == After::kStop, still_, pages.get(), &last_);
+      DumpProcesses(job, known, image, work, after == After::kStop, still_, pages.get(), &last_, cancelled_);
   if (status.ok()) {
     saved_ = std::move(pages);
     if (!logs_.empty()) unlink(kept.c_str());  // of an attempt that failed

@@ -51,6 +51,7 @@ class CriuEngine final : public SnapshotEngine {
  private:
   std::string logs_;
   std::function<absl::Status()> still_;
+  std::function<bool()> cancelled_;                 // of the Describe before a Dump
   std::unique_ptr<PageReceiver> prepared_, saved_;  // of the Dump that comes next, and of the last one
   std::vector<KeptFile> kept_;                      // of the last Dump, until they are copied
   DumpFacts last_;

@@ -39,6 +39,7 @@
 #endif
 
 #include "checkpoint/engine/criu/pages_socket.h"
+#include "proto/base/environment.h"
 #include "proto/base/pagemap_scan.h"
 
 namespace {
@@ -47,6 +48,7 @@ using cuda_remote::kPageIsGuard;
 using cuda_remote::kPagemapScan;
 using cuda_remote::ScanArguments;
 using cuda_remote::ScanRegion;
+using cuda_remote::TrustedVariable;
 using cuda_remote::checkpoint::HiddenPages;
 using cuda_remote::checkpoint::kMostHidden;
 using cuda_remote::checkpoint::kPagesSocketVariable;
@@ -69,7 +71,7 @@ struct {
 int g_pages_socket = -1;
 
 __attribute__((constructor)) void FindPagesSocket() {
-  const char* const number = getenv(kPagesSocketVariable);
+  const char* const number = TrustedVariable(kPagesSocketVariable);
   if (number != nullptr) g_pages_socket = atoi(number);
 }
 

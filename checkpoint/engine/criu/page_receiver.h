@@ -52,6 +52,11 @@ class PageReceiver {
   // After CRIU has ended and its end is closed: waits for what it has sent. Fails if that is not all of a dump, or if a
   // file cannot be written; without a message if the reason is that CRIU has ended, which then says why.
   absl::Status Received();
+  // A number that grows while something is received or written. Any thread.
+  uint64_t progress() const CR_EXCLUDES(mutex_) {
+    MutexLock lock(&mutex_);
+    return received_ + written_;
+  }
   // After Received: how much of it was hidden from CRIU.
   uint64_t hidden_bytes() const { return hidden_bytes_; }
   // Waits until all files are written. They are not flushed to the disk. Fails without a message as Received.
@@ -108,7 +113,7 @@ class PageReceiver {
   std::deque<Message> hidden_;         // of the open image, in the order of their addresses, not added yet
   uint64_t hidden_bytes_ = 0;
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
   Condition changed_;
   std::deque<Piece> pieces_ CR_GUARDED_BY(mutex_);                                   // oldest first
   uint64_t received_ CR_GUARDED_BY(mutex_) = 0, written_ CR_GUARDED_BY(mutex_) = 0;  // bytes, through the buffer

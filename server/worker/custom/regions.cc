@@ -23,6 +23,7 @@
 #include "proto/logging/log.h"
 #include "proto/threads/mutex.h"
 #include "server/dispatch/malformed.h"
+#include "server/worker/address_layout.h"
 #include "server/worker/custom/array_contents.h"
 #include "server/worker/custom/handlers.gen.h"
 #include "server/worker/custom/offers.h"
@@ -172,6 +173,12 @@ void FindShared(WorkerSession& worker, const std::set<uint64_t>& together, std::
 
 std::vector<FoundSymbol> CollectRegions(WorkerSession& worker, std::vector<std::string>* refusals) {
   std::vector<FoundSymbol> found;
+  if (HasRandomAddresses()) {
+    refusals->push_back(
+        "the processes of its GPU server have random addresses (cr-server --randomize-addresses), which a restart "
+        "could "
+        "not give back");
+  }
   for (const auto& [address, range] : worker.ranges().all()) {
     if (range.kind == DeviceRange::kSymbol) continue;    // found below, named or not
     if (range.kind == DeviceRange::kManaged) continue;   // the client's process has it

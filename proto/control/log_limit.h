@@ -2,8 +2,8 @@
 // Bounds how many log lines one kind of event can cause: what strangers can trigger must not fill the log.
 //
 // Not thread-safe.
-#ifndef CUDA_REMOTE_SERVER_SUPERVISOR_LOG_LIMIT_H_
-#define CUDA_REMOTE_SERVER_SUPERVISOR_LOG_LIMIT_H_
+#ifndef CUDA_REMOTE_PROTO_CONTROL_LOG_LIMIT_H_
+#define CUDA_REMOTE_PROTO_CONTROL_LOG_LIMIT_H_
 
 #include <algorithm>
 #include <chrono>
@@ -12,7 +12,7 @@
 
 #include "proto/base/clock.h"
 
-namespace cuda_remote::server {
+namespace cuda_remote::control {
 
 class LogLimit {
  public:
@@ -46,6 +46,6 @@ class LogLimit {
   uint64_t left_out_ = 0;
 };
 
-}  // namespace cuda_remote::server
+}  // namespace cuda_remote::control
 
-#endif  // CUDA_REMOTE_SERVER_SUPERVISOR_LOG_LIMIT_H_
+#endif  // CUDA_REMOTE_PROTO_CONTROL_LOG_LIMIT_H_

@@ -2,8 +2,8 @@
 // Lists of network addresses: which hosts --insecure-tcp admits, and which host a connection counts for.
 //
 // Thread-safe: no state. Nothing here throws but std::bad_alloc.
-#ifndef CUDA_REMOTE_SERVER_SUPERVISOR_ADDRESS_LIST_H_
-#define CUDA_REMOTE_SERVER_SUPERVISOR_ADDRESS_LIST_H_
+#ifndef CUDA_REMOTE_PROTO_CONTROL_ADDRESS_LIST_H_
+#define CUDA_REMOTE_PROTO_CONTROL_ADDRESS_LIST_H_
 
 #include <sys/socket.h>
 
@@ -15,7 +15,7 @@
 
 #include "absl/status/status.h"
 
-namespace cuda_remote::server {
+namespace cuda_remote::control {
 
 // An IP address: 16 bytes, with IPv4 addresses in their IPv6 form (::ffff:a.b.c.d).
 using IpAddress = std::array<uint8_t, 16>;
@@ -23,6 +23,8 @@ using IpAddress = std::array<uint8_t, 16>;
 // False if it is no numeric IPv4 or IPv6 address. Names of hosts are not looked up.
 bool ParseIpAddress(std::string_view text, IpAddress* address);
 bool ReadSocketAddress(const sockaddr* from, socklen_t length, IpAddress* address, uint16_t* port);
+// gRPC's name of a client that it serves (ServerContext::peer). False if that is no TCP connection's.
+bool ReadPeer(std::string_view name, IpAddress* address, uint16_t* port);
 std::string IpAddressText(const IpAddress& address);
 
 // What counts as one host for limits: an IPv4 address, or the /64 network of an IPv6 address, whose lower half its
@@ -46,6 +48,6 @@ class AddressList {
   std::vector<Range> ranges_;
 };
 
-}  // namespace cuda_remote::server
+}  // namespace cuda_remote::control
 
-#endif  // CUDA_REMOTE_SERVER_SUPERVISOR_ADDRESS_LIST_H_
+#endif  // CUDA_REMOTE_PROTO_CONTROL_ADDRESS_LIST_H_

@@ -5,10 +5,10 @@
 #include <string_view>
 #include <vector>
 
-#include "server/supervisor/address_list.h"
+#include "proto/control/address_list.h"
 #include "tests/fuzz/seeds.h"
 
-using namespace cuda_remote::server;  // NOLINT: a test program
+using namespace cuda_remote::control;  // NOLINT: a test program
 
 namespace {
 void Check(bool ok) {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/supervisor/address_list.h"
+#include "proto/control/address_list.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
-namespace cuda_remote::server {
+namespace cuda_remote::control {
 namespace {
 
 constexpr uint8_t kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
@@ -49,6 +50,28 @@ bool ReadSocketAddress(const sockaddr* from, socklen_t length, IpAddress* addres
     return true;
   }
   return false;
+}
+
+// The name, "ipv4:10.1.2.3:555" or "ipv6:%5Bfd00::1%5D:555", is a URI.
+bool ReadPeer(std::string_view name, IpAddress* address, uint16_t* port) {
+  constexpr size_t kScheme = 5;
+  std::string text;
+  for (size_t i = 0; i < name.size(); ++i) {
+    if (name[i] == '%' && i + 2 < name.size()) {
+      text += char(strtol(std::string(name.substr(i + 1, 2)).c_str(), nullptr, 16));
+      i += 2;
+    } else {
+      text += name[i];
+    }
+  }
+  if (text.compare(0, kScheme, "ipv4:") != 0 && text.compare(0, kScheme, "ipv6:") != 0) return false;
+  std::string_view host = std::string_view(text).substr(kScheme);
+  const size_t colon = host.rfind(':');
+  if (colon == std::string_view::npos) return false;
+  *port = uint16_t(atoi(std::string(host.substr(colon + 1)).c_str()));
+  host = host.substr(0, colon);
+  if (!host.empty() && host.front() == '[') host = host.substr(1, host.find(']') - 1);
+  return ParseIpAddress(host.substr(0, host.find('%')), address);  // without a zone
 }
 
 std::string IpAddressText(const IpAddress& address) {
@@ -94,4 +117,4 @@ bool AddressList::Contains(const IpAddress& address) const {
                      [&](const Range& range) { return Masked(address, range.bits) == range.first; });
 }
 
-}  // namespace cuda_remote::server
+}  // namespace cuda_remote::control

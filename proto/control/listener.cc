@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/supervisor/listener.h"
+#include "proto/control/listener.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -11,18 +12,19 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <chrono>
+#include <algorithm>
 #include <memory>
 #include <utility>
 
-#include "proto/logging/log.h"
 #include "proto/threads/mutex.h"
 
-namespace cuda_remote::server {
+namespace cuda_remote::control {
 namespace {
 
 // How long nothing is accepted when there are no descriptors or no memory.
 constexpr int kBackOffMs = 200;
+// How often is looked which unproven connections the server has closed.
+constexpr int kSweepMs = 500;
 // How many connections are accepted before somebody else gets a turn.
 constexpr int kMostAtOnce = 64;
 // Unsent data of a dead peer; as gRPC does with its keep-alive time.
@@ -150,8 +152,19 @@ void Listener::Stop() {
 void Listener::Proven(const IpAddress& address, uint16_t port) {
   MutexLock lock(&mutex_);
   for (Connection& connection : connections_) {
-    if (connection.port == port && connection.address == address) connection.proven = true;
+    if (connection.port == port && connection.address == address) connection.own.Close();
   }
+  known_[HostOf(address)] = ++proofs_;
+  if (known_.size() <= kMostKnown) return;
+  // The host that has shown nothing for the longest time, unless it is still connected.
+  auto oldest = known_.end();
+  for (auto host = known_.begin(); host != known_.end(); ++host) {
+    const bool connected = std::any_of(connections_.begin(), connections_.end(), [&](const Connection& connection) {
+      return connection.proven() && connection.host == host->first;
+    });
+    if (!connected && (oldest == known_.end() || host->second < oldest->second)) oldest = host;
+  }
+  if (oldest != known_.end()) known_.erase(oldest);
 }
 
 void Listener::Sweep() {
@@ -161,24 +174,51 @@ void Listener::Sweep() {
   });
 }
 
-std::string Listener::Refusal(const IpAddress& address) {
+bool Listener::CloseSilent(const IpAddress* host, std::vector<IpAddress>* closed) {
+  std::map<IpAddress, size_t> counts;
+  for (const Connection& connection : connections_) {
+    if (connection.proven() || (host ? connection.host != *host : IsKnown(connection.host))) continue;
+    ++counts[connection.host];
+  }
+  size_t most = 0;
+  for (const auto& [one, count] : counts) most = std::max(most, count);
+  for (auto connection = connections_.begin(); most > 0 && connection != connections_.end(); ++connection) {
+    const auto found = counts.find(connection->host);
+    if (connection->proven() || found == counts.end() || found->second != most) continue;
+    // A reset, and the server sees the end of the connection. It may be using `fd`, so that stays open.
+    const linger none{1, 0};
+    setsockopt(connection->own.get(), SOL_SOCKET, SO_LINGER, &none, sizeof(none));
+    shutdown(connection->own.get(), SHUT_RDWR);
+    closed->push_back(connection->address);
+    connections_.erase(connection);
+    return true;
+  }
+  return false;
+}
+
+std::string Listener::MakeRoom(const IpAddress& address, std::vector<IpAddress>* closed) {
   if (allowed_ && !allowed_->Contains(address)) return "it is not on the list of --insecure-tcp";
   const IpAddress host = HostOf(address);
-  size_t of_host = 0, unproven_of_host = 0, unproven = 0;
-  for (const Connection& connection : connections_) {
-    const bool same = connection.host == host;
-    of_host += same;
-    unproven += !connection.proven;
-    unproven_of_host += same && !connection.proven;
+  const bool known = IsKnown(host);
+  const size_t places = known ? most_connections_ : most_connections_ - most_connections_ / kShareOfKnown;
+  for (bool swept = false;; swept = true) {
+    size_t of_host = 0, unproven_of_host = 0, unproven_strangers = 0;
+    for (const Connection& connection : connections_) {
+      const bool same = connection.host == host;
+      of_host += same;
+      unproven_strangers += !connection.proven() && !IsKnown(connection.host);
+      unproven_of_host += same && !connection.proven();
+    }
+    const bool host_is_full = unproven_of_host >= kMostUnproven || of_host >= kMostOfHost;
+    const bool all_full = (!known && unproven_strangers >= kMostUnprovenOfAll) || connections_.size() >= places;
+    if (!host_is_full && !all_full) return "";
+    if (!swept) {
+      Sweep();  // some may be closed by now
+    } else if (!CloseSilent(host_is_full ? &host : nullptr, closed)) {
+      return host_is_full ? "that host has " + std::to_string(kMostOfHost) + " connections already"
+                          : "there are " + std::to_string(connections_.size()) + " connections already";
+    }
   }
-  if (unproven_of_host >= kMostUnproven)
-    return "that host has " + std::to_string(kMostUnproven) + " connections that have not shown who they are";
-  if (of_host >= kMostOfHost) return "that host has " + std::to_string(kMostOfHost) + " connections already";
-  if (unproven >= kMostUnprovenOfAll)
-    return std::to_string(kMostUnprovenOfAll) + " connections have not shown who they are";
-  if (connections_.size() >= most_connections_)
-    return "there are " + std::to_string(most_connections_) + " connections already (--max-connections)";
-  return "";
 }
 
 void Listener::Accept(int listen_fd) {
@@ -191,36 +231,44 @@ void Listener::Accept(int listen_fd) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno == EAGAIN) return;
       const int failure = errno;
-      if (failed_log_.Allow(&more)) logging::Error("cannot accept a connection: {}{}", strerror(failure), more);
+      if (failed_log_.Allow(&more)) log_(true, std::string("cannot accept a connection: ") + strerror(failure) + more);
       // The connection stays where it is; to look again at once would only take the processor.
       pollfd waiting{wake_fd_, POLLIN, 0};
       poll(&waiting, 1, kBackOffMs);
       return;
     }
-    Connection connection{};
+    Connection connection;
     struct stat facts;
     std::string why;
+    std::vector<IpAddress> closed;
     const bool known =
         ReadSocketAddress(reinterpret_cast<sockaddr*>(&from), length, &connection.address, &connection.port) &&
         fstat(fd, &facts) == 0;
+    const IpAddress address = connection.address;
     if (!known) why = "its address is not known";
     if (why.empty()) {
       MutexLock lock(&mutex_);
-      why = Refusal(connection.address);
-      if (!why.empty()) {
-        Sweep();  // some may be closed by now
-        why = Refusal(connection.address);
+      why = MakeRoom(address, &closed);
+      if (why.empty()) {
+        connection.own.Reset(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+        if (!connection.own.ok()) why = strerror(errno);
       }
       if (why.empty()) {
         connection.fd = fd;
         connection.inode = facts.st_ino;
-        connection.host = HostOf(connection.address);
-        connections_.push_back(connection);
+        connection.host = HostOf(address);
+        connections_.push_back(std::move(connection));
+      }
+    }
+    for (const IpAddress& one : closed) {
+      if (closed_log_.Allow(&more)) {
+        log_(false, "closed a connection from " + IpAddressText(one) +
+                        " to make room: it and others have not shown who they are" + more);
       }
     }
     if (!why.empty()) {
       if (refused_log_.Allow(&more))
-        logging::Warn("turned away a connection from {}: {}{}", IpAddressText(connection.address), why, more);
+        log_(false, "turned away a connection from " + IpAddressText(address) + ": " + why + more);
       // A reset: the port does not keep the connection's number for minutes.
       const linger none{1, 0};
       setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof(none));
@@ -238,9 +286,21 @@ void Listener::Loop() {
   std::vector<pollfd> waiting = {{wake_fd_, POLLIN, 0}};
   for (int fd : listen_fds_) waiting.push_back({fd, POLLIN, 0});
   while (true) {
-    if (poll(waiting.data(), waiting.size(), -1) < 0 && errno != EINTR) {
-      logging::Critical("the server stops listening on its TCP port: poll: {}", strerror(errno));
+    bool silent = false;
+    {
+      MutexLock lock(&mutex_);
+      for (const Connection& connection : connections_) silent |= !connection.proven();
+    }
+    const int count = poll(waiting.data(), waiting.size(), silent ? kSweepMs : -1);
+    if (count < 0 && errno != EINTR) {
+      log_(true, std::string("the server stops listening on its TCP port: poll: ") + strerror(errno));
       return;
+    }
+    if (count <= 0) {
+      // What the server has closed, the client sees when `own` is closed, too.
+      MutexLock lock(&mutex_);
+      Sweep();
+      continue;
     }
     if (waiting[0].revents) return;
     for (size_t i = 1; i < waiting.size(); ++i) {
@@ -249,4 +309,4 @@ void Listener::Loop() {
   }
 }
 
-}  // namespace cuda_remote::server
+}  // namespace cuda_remote::control
