@@ -53,6 +53,7 @@
 #include "proto/codec/text.h"
 #include "proto/control/credentials.h"
 #include "proto/errors/absl_status.h"
+#include "proto/logging/log.h"
 
 namespace cuda_remote::host {
 namespace {
@@ -456,8 +457,7 @@ absl::Status Arrival::Run() {
   CR_ASSIGN_OR_RETURN(account_, FindUser(begin_.user()));
   const Places::Place place(places_, account_.user);
   if (!place.taken()) return absl::ResourceExhaustedError(kNoPlace);
-  fprintf(stderr, "cr-hostd: %s: job %s comes from %s\n", NameOf(account_).c_str(), Printable(begin_.job()).c_str(),
-          Printable(begin_.host()).c_str());
+  logging::Info("{}, job {}: it comes from {}", NameOf(account_), Printable(begin_.job()), Printable(begin_.host()));
   MoveDown down;
   *down.mutable_checked() = Check(begin_, account_, settings_, context_);
   const bool fits = down.checked().missing().empty();
@@ -601,8 +601,7 @@ class Service final : public Hosts::Service {
     }
     if (status.ok()) return grpc::Status::OK;
     const std::string error(status.message());
-    fprintf(stderr, "cr-hostd: a move from %s has failed: %s\n", Printable(context->peer()).c_str(),
-            Printable(error).c_str());
+    logging::Warn("a move from {} has failed: {}", Printable(context->peer()), Printable(error));
     // The source goes on with the job if it hears that nothing of it runs here.
     if (unknown) return grpc::Status(grpc::StatusCode::UNAVAILABLE, error);
     MoveDown down;
@@ -635,8 +634,8 @@ class Service final : public Hosts::Service {
     } else {
       const std::string error(status.message());
       down.set_failed(error);
-      fprintf(stderr, "cr-hostd: a checkpoint or restart over hosts, for %s, has failed: %s\n",
-              Printable(context->peer()).c_str(), Printable(error).c_str());
+      logging::Warn("a checkpoint or restart over hosts, for {}, has failed: {}", Printable(context->peer()),
+                    Printable(error));
     }
     stream->Write(down);
     return grpc::Status::OK;
@@ -693,8 +692,7 @@ class Service final : public Hosts::Service {
     const auto& hosts = settings_.hosts;
     if (!subject.empty() && (hosts.empty() || std::find(hosts.begin(), hosts.end(), subject) != hosts.end()))
       return grpc::Status::OK;
-    fprintf(stderr, "cr-hostd: refused %s with the certificate of %s\n", Printable(context.peer()).c_str(),
-            Printable(subject).c_str());
+    logging::Warn("refused {} with the certificate of {}", Printable(context.peer()), Printable(subject));
     return grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
                         "it accepts nothing from a host with the certificate of \"" + subject + "\" (--allow-host)");
   }
@@ -736,7 +734,7 @@ int ServeHosts(const Settings& settings, const Key& key, int ready) {
     close(ready);
   };
   control::SendGrpcLogTo([](bool error, const char* line) {
-    if (error) fprintf(stderr, "cr-hostd: gRPC: %s\n", line);
+    if (error) logging::Warn("gRPC: {}", line);
   });
   sigset_t ends;
   sigemptyset(&ends);
