@@ -527,7 +527,7 @@ TEST_F(IpcTest, OneInherits) {
   // Only the others have it mapped, so nobody would save it.
   EXPECT_NE(maker->Refusals({3, 4, 5}).find("is not fully mapped in the process that made it"), std::string::npos);
   maker.reset();
-  for (int i = 0; i < 500 && first.Regions({4, 5}).regions.empty(); ++i) usleep(10000);
+  for (int i = 0; i < 6000 && first.Regions({4, 5}).regions.empty(); ++i) usleep(10000);
   EXPECT_EQ(first.Regions({4, 5}).regions.size(), 1u);
   EXPECT_EQ(first.Refusals({4, 5}), "");
   EXPECT_NE(first.Refusals({}).find("process 1003 (program3, session 3) shared and no longer has"), std::string::npos);
