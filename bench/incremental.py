@@ -112,7 +112,7 @@ class Measure:
     def checkpoint(self, name, first=None):
         told = self.save()
         listed = json.loads(self.tool("cr-inspect", "--json", self.store))
-        told["store_bytes"] = listed["total"]
+        told["store_bytes"] = listed["total_bytes"]
         # What the store has grown by: no image is removed meanwhile.
         grown = told["store_bytes"] - (first["store_bytes"] if first else 0)
         told["grown_bytes"] = grown

@@ -42,6 +42,7 @@
 #include "proto/control/credentials.h"
 #include "proto/errors/absl_status.h"
 #include "proto/folder/private_folder.h"
+#include "proto/logging/log.h"
 
 namespace cuda_remote::host {
 namespace {
@@ -172,7 +173,7 @@ class Server {
       if (const absl::Status hidden = key_.HideFromChildren(); !hidden.ok()) _exit(Fail(hidden));
       ServeRequest(socket, settings_, key_);
     } catch (const std::exception& error) {
-      fprintf(stderr, "%s: %s\n", kTool, error.what());
+      logging::Error("{}", error.what());
     }
     _exit(0);
   }
@@ -228,7 +229,7 @@ absl::StatusOr<pid_t> StartNetwork(const Settings& settings, const Key& key, int
         code = ServeHosts(settings, key, ready[1]);
       }
     } catch (const std::exception& problem) {
-      fprintf(stderr, "%s: %s\n", kTool, problem.what());
+      logging::Critical("{}", problem.what());
     }
     _exit(code);
   }
@@ -371,6 +372,8 @@ int Main(int argc, char** argv) {
   Key key;
   const absl::Status loaded = key.Load(options.key.empty() ? options.state + "/hostd.key" : options.key);
   if (!loaded.ok()) return Fail(loaded);
+  // What fails before this is the command's own answer; from here on there is a log.
+  logging::SetUp(kTool, "%Y-%m-%d %H:%M:%S.%e %l %n: %v", "info");
   CleanSpool(settings);
   CleanMoveStates(settings.moves);
   const bool serves = !options.listen.empty() || !options.metrics.empty();
@@ -382,7 +385,7 @@ int Main(int argc, char** argv) {
   std::string serving = options.socket;
   if (!options.listen.empty()) serving += " and hosts at " + options.listen;
   if (!port.empty()) serving += " and metrics at " + options.metrics.substr(0, options.metrics.rfind(':')) + ":" + port;
-  fprintf(stderr, "%s: serving %s\n", kTool, serving.c_str());
+  logging::Info("serving {}", serving);
   if (options.ready_fd >= 0) {
     const ssize_t ignored = write(options.ready_fd, "ready\n", 6);
     static_cast<void>(ignored);
@@ -390,7 +393,8 @@ int Main(int argc, char** argv) {
   }
   const bool served = Server(options, settings, key, listener->get(), lock, *network).Run();
   unlink(options.socket.c_str());
-  return served ? 0 : Fail("the process that serves other hosts has died");
+  if (!served) logging::Critical("the process that serves other hosts has died");
+  return served ? 0 : 1;
 }
 
 }  // namespace

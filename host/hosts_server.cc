@@ -56,6 +56,7 @@
 #include "proto/control/credentials.h"
 #include "proto/control/listener.h"
 #include "proto/errors/absl_status.h"
+#include "proto/logging/log.h"
 
 namespace cuda_remote::host {
 namespace {
@@ -461,8 +462,7 @@ absl::Status Arrival::Run() {
   CR_ASSIGN_OR_RETURN(account_, FindUser(begin_.user()));
   const Places::Place place(places_, account_.user);
   if (!place.taken()) return absl::ResourceExhaustedError(kNoPlace);
-  fprintf(stderr, "cr-hostd: %s: job %s comes from %s\n", NameOf(account_).c_str(), Printable(begin_.job()).c_str(),
-          Printable(begin_.host()).c_str());
+  logging::Info("{}, job {}: it comes from {}", NameOf(account_), Printable(begin_.job()), Printable(begin_.host()));
   MoveDown down;
   *down.mutable_checked() = Check(begin_, account_, settings_, context_);
   const bool fits = down.checked().missing().empty();
@@ -607,8 +607,7 @@ class Service final : public Hosts::Service {
     }
     if (status.ok()) return grpc::Status::OK;
     const std::string error(status.message());
-    fprintf(stderr, "cr-hostd: a move from %s has failed: %s\n", Printable(context->peer()).c_str(),
-            Printable(error).c_str());
+    logging::Warn("a move from {} has failed: {}", Printable(context->peer()), Printable(error));
     // The source goes on with the job if it hears that nothing of it runs here.
     if (unknown) return grpc::Status(grpc::StatusCode::UNAVAILABLE, error);
     MoveDown down;
@@ -641,8 +640,8 @@ class Service final : public Hosts::Service {
     } else {
       const std::string error(status.message());
       down.set_failed(error);
-      fprintf(stderr, "cr-hostd: a checkpoint or restart over hosts, for %s, has failed: %s\n",
-              Printable(context->peer()).c_str(), Printable(error).c_str());
+      logging::Warn("a checkpoint or restart over hosts, for {}, has failed: {}", Printable(context->peer()),
+                    Printable(error));
     }
     stream->Write(down);
     return grpc::Status::OK;
@@ -703,8 +702,7 @@ class Service final : public Hosts::Service {
       if (control::ReadPeer(context.peer(), &address, &port)) listener_->Proven(address, port);
       return grpc::Status::OK;
     }
-    fprintf(stderr, "cr-hostd: refused %s with the certificate of %s\n", Printable(context.peer()).c_str(),
-            Printable(subject).c_str());
+    logging::Warn("refused {} with the certificate of {}", Printable(context.peer()), Printable(subject));
     return grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
                         "it accepts nothing from a host with the certificate of \"" + subject + "\" (--allow-host)");
   }
@@ -757,7 +755,7 @@ int ServeHosts(const Settings& settings, const Key& key, int ready) {
     close(ready);
   };
   control::SendGrpcLogTo([](bool error, const char* line) {
-    if (error) fprintf(stderr, "cr-hostd: gRPC: %s\n", line);
+    if (error) logging::Warn("gRPC: {}", line);
   });
   sigset_t ends;
   sigemptyset(&ends);
@@ -769,7 +767,8 @@ int ServeHosts(const Settings& settings, const Key& key, int ready) {
   };
   // A connection from another host takes one, and so does each file of a job that comes.
   RaiseDescriptorLimit();
-  control::Listener listener([](bool, const std::string& line) { fprintf(stderr, "cr-hostd: %s\n", line.c_str()); });
+  control::Listener listener(
+      [](bool error, const std::string& line) { error ? logging::Error("{}", line) : logging::Info("{}", line); });
   Service service(settings, key, &listener);
   std::unique_ptr<control::ServerTls> tls;
   absl::StatusOr<std::unique_ptr<grpc::Server>> server = nullptr;

@@ -70,6 +70,7 @@
 #include "proto/codec/json.h"
 #include "proto/codec/text.h"
 #include "proto/errors/absl_status.h"
+#include "proto/logging/log.h"
 
 namespace cuda_remote::host {
 namespace {
@@ -153,8 +154,9 @@ const std::vector<Tool>& Tools() {
   return *tools;
 }
 
-void Log(const checkpoint::Account& account, const std::string& text) {
-  fprintf(stderr, "cr-hostd: %s: %s\n", NameOf(account).c_str(), Printable(text).c_str());
+// "user 1000 (anna), job train: ..."
+std::string LogLine(const checkpoint::Account& account, const std::string& job, const std::string& text) {
+  return NameOf(account) + (job.empty() ? "" : ", job " + Printable(job)) + ": " + Printable(text);
 }
 
 // What a tool of root's writes to a file of these kinds could mean more than when the user writes it.
@@ -239,7 +241,11 @@ class Worker {
   void AnswerHosts();
   // For the counters.
   std::string tool() const { return tool_ ? tool_->name : ""; }
-  const checkpoint::Account& account() const { return peer_.account; }
+  // A line of cr-hostd's log, with the user and the job.
+  void Log(const std::string& text) const { logging::Info("{}", LogLine(peer_.account, request_.job(), text)); }
+  void LogRefused(const std::string& why) const {
+    logging::Warn("{}", LogLine(peer_.account, request_.job(), "refused: " + why));
+  }
   void Tell(Reply::Kind kind, int value, const std::string& text = {});
 
  private:
@@ -398,7 +404,7 @@ absl::Status Worker::MakeJobsFolder() {
   CR_RETURN_IF_ERROR(MakeFolder(folder.substr(0, folder.rfind('/'))));
   CR_RETURN_IF_ERROR(MakeFolder(folder));
   if (const absl::Status limited = LimitFolder(folder); !limited.ok()) {
-    Log(peer_.account, std::string(limited.message()));
+    logging::Warn("{}", LogLine(peer_.account, request_.job(), std::string(limited.message())));
   }
   CR_RETURN_IF_ERROR(MakeFolder(folder + "/cuda-remote"));
   return MakeFolder(checkpoint::UserJobsFolder(settings_.socket, peer_.account.user));
@@ -431,7 +437,7 @@ absl::Status Worker::ActForOwner() {
   if (tool_->name != std::string("checkpoint"))
     return absl::PermissionDeniedError("operators save other users' jobs, and do nothing else with them");
   CR_ASSIGN_OR_RETURN(const checkpoint::Account owner, checkpoint::FindAccount(request_.user()));
-  Log(peer_.account, "asks as an operator for " + NameOf(owner));
+  Log("asks as an operator for " + NameOf(owner));
   peer_.account = owner;
   request_.clear_environment();
   return absl::OkStatus();
@@ -674,7 +680,7 @@ absl::Status Worker::Begin() {
   if (Arrives()) {
     CR_RETURN_IF_ERROR(FindArrived());
     CR_RETURN_IF_ERROR(ListArguments());
-    Log(peer_.account, "job " + request_.job() + " arrives " + image_);
+    Log("the job arrives from another host, " + image_);
     return StartTool();
   }
   if (AsksForGpus()) {
@@ -685,18 +691,16 @@ absl::Status Worker::Begin() {
   if (IsMember()) {
     CR_RETURN_IF_ERROR(FindMember());
     CR_RETURN_IF_ERROR(ListArguments());
-    Log(peer_.account,
-        "a part of job " + request_.job() + (Rejoins() ? " is restarted" : " is saved") + ", image " + image_);
+    Log(std::string("a part of the job is ") + (Rejoins() ? "restarted" : "saved") + ", image " + image_);
     return StartTool();
   }
   if (Drains()) {
-    Log(peer_.account, "cr-drain");
+    Log("cr-drain");
     CR_RETURN_IF_ERROR(ListArguments());
     return StartTool();
   }
   if (IsGroup()) {
-    Log(peer_.account,
-        std::string(tool_->program) + " of job " + request_.job() + " on several hosts, image " + image_);
+    Log(std::string(tool_->program) + " on the hosts " + host_ + ", image " + image_);
     return BeginGroup();
   }
   if ((tool_->takes_image || tool_->makes_image) && (image_.empty() || image_.find('\0') != std::string::npos))
@@ -709,8 +713,8 @@ absl::Status Worker::Begin() {
   if (tool_->takes_image) CR_RETURN_IF_ERROR(TakeImage(peer_.account, key_, spool_ + kImage, &image_, nullptr));
   CR_RETURN_IF_ERROR(ListArguments());
   if (Moves()) CR_RETURN_IF_ERROR(BeginMove());
-  Log(peer_.account, std::string("cr-") + tool_->name + (request_.job().empty() ? "" : " of job " + request_.job()) +
-                         (image_.empty() ? "" : ", image " + image_));
+  Log(std::string("cr-") + tool_->name + (image_.empty() ? "" : ", image " + image_) +
+      (host_.empty() ? "" : ", to " + host_));
   return StartTool();
 }
 
@@ -1063,13 +1067,18 @@ absl::Status Worker::DoGroup(Outcome* outcome) {
     }
   }
   outcome->seconds = SecondsSince(begun);
+  if (done.ok()) {
+    Log(std::string("the parts on ") + host_ + (Regroups() ? " run" : " are saved") + ", image " + outcome->image);
+  } else {
+    Log(std::string(tool_->program) + " on " + host_ + " has failed: " + std::string(done.message()));
+  }
   return done;
 }
 
 void Worker::TellGroup(const Outcome& outcome) {
   if (json_) {
     JsonWriter json(JsonWriter::kSpaced);
-    json.Begin('{');
+    json.BeginOutput();
     json.Member("image", outcome.image);
     json.Member("hosts", host_);
     json.RealMember("seconds", outcome.seconds, 3);
@@ -1377,7 +1386,11 @@ int Worker::FinishMove(int code) {
   if (moved_ || doubtful_) {
     // Whatever has become of the tool.
     if (checkpoint::JobIsAlive(job_)) kill(job_.init_pid(), SIGKILL);
-    if (doubtful_) return 1;
+    if (doubtful_) {
+      Log(host_ + " does not say whether the job has moved there");
+      return 1;
+    }
+    Log("moved to " + host_);
     const std::string said = told(tool_output_), name = "\"paused_seconds\": ";
     const size_t at = said.find(name);
     const double paused = at == std::string::npos ? 0 : atof(said.c_str() + at + name.size());
@@ -1390,7 +1403,7 @@ int Worker::FinishMove(int code) {
     settings_.counters->paused_us += uint64_t(paused * 1e6);
     if (json_) {
       JsonWriter json(JsonWriter::kSpaced);
-      json.Begin('{');
+      json.BeginOutput();
       json.Member("host", host_);
       json.RealMember("seconds", seconds, 3);
       json.RealMember("paused_seconds", paused, 3);
@@ -1417,6 +1430,7 @@ int Worker::FinishMove(int code) {
   if (error.empty() && move_problem_.empty()) error = cancelled_ ? "interrupted" : told(tool_errors_);
   if (!move_problem_.empty()) error = move_problem_;
   while (!error.empty() && error.back() == '\n') error.pop_back();
+  Log("was not moved to " + host_ + ": " + error);
   Tell(Reply::NOTE, 0,
        request_.job() + " was not moved: " + error +
            (checkpoint::JobIsAlive(job_) ? "; the job continues where it was" : ""));
@@ -1449,7 +1463,7 @@ int Worker::FollowTool() {
     }
     if (changed == child_) {
       const int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-      Log(peer_.account, std::string("cr-") + tool_->name + " has ended with " + std::to_string(code));
+      Log(std::string("cr-") + tool_->name + " has ended with " + std::to_string(code));
       close(signals);
       if (announcements_ >= 0) close(announcements_);
       announcements_ = -1;
@@ -1499,7 +1513,7 @@ void ServeRequest(int socket, const Settings& settings, const Key& key) {
   }
   count(true);
   const std::string error(begun.message());
-  Log(worker.account(), "refused: " + error);
+  worker.LogRefused(error);
   Reply reply;
   reply.set_kind(worker.IsElsewhere() ? Reply::ELSEWHERE : Reply::REFUSED);
   reply.set_text(Printable(error));

@@ -13,8 +13,14 @@ import re
 import subprocess
 import sys
 
+DAEMONS = ("cr-server", "cr-hostd")
 OPTION = re.compile(r"^  (-{1,2}[A-Za-z]\S*)(?: (.*?))?(?:\s{2,}(\S.*))?$")
 POSITIONAL = re.compile(r"^  ([A-Z]\S*)(?: (.*?))?(?:\s{2,}(\S.*))?$")
+
+
+def section_of(name):
+    """Of the manual: 8 has what the system's administrator starts, 1 what users call."""
+    return 8 if name in DAEMONS else 1
 
 
 class Item:
@@ -86,7 +92,7 @@ def manual(helped):
     others = ("cr-run", "cr-server", "cr-hostd", "cr-ps", "cr-checkpoint", "cr-restart", "cr-migrate", "cr-drain", "cr-inspect", "cr-trace",
               "cr-mpirun", "cr-sbatch", "cr-slurm-run")
     short = helped.summary.rstrip(".")
-    out = [f'.TH {helped.name.upper()} 1 "" "cuda-remote {version}" "cuda-remote"',
+    out = [f'.TH {helped.name.upper()} {section_of(helped.name)} "" "cuda-remote {version}" "cuda-remote"',
            ".SH NAME", f"{roff(helped.name)} \\- {roff(short[0].lower() + short[1:])}",
            ".SH SYNOPSIS", roff(helped.usage),
            ".SH DESCRIPTION"]
@@ -102,7 +108,7 @@ def manual(helped):
     out += [".SH EXAMPLES", ".nf"] + [roff(line) for line in examples] + [".fi"]
     if exits:
         out += [".SH EXIT STATUS", roff(" ".join(exits))]
-    out += [".SH SEE ALSO", ", ".join(f"\\fB{roff(name)}\\fR(1)" for name in others if name != helped.name)]
+    out += [".SH SEE ALSO", ", ".join(f"\\fB{roff(name)}\\fR({section_of(name)})" for name in others if name != helped.name)]
     return "\n".join(out) + "\n"
 
 
@@ -146,6 +152,9 @@ def completion(helped):
                   '    jobs+=" $(ls "$folder/cuda-remote/jobs" 2>/dev/null)"',
                   "  done",
                   '  jobs+=" $(ls "/tmp/cuda-remote-$UID/jobs" 2>/dev/null)"',
+                  "  # Those that cr-hostd has started.",
+                  "  folder=${CUDA_REMOTE_HOSTD:-/run/cuda-remote/hostd.sock}",
+                  '  jobs+=" $(ls "${folder%/*}/users/$UID/cuda-remote/jobs" 2>/dev/null)"',
                   '  mapfile -t COMPREPLY < <(compgen -W "$jobs" -- "$current"; compgen -f -- "$current")']
     else:
         lines += ['  mapfile -t COMPREPLY < <(compgen -f -- "$current")']

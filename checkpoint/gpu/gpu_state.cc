@@ -79,16 +79,41 @@ absl::StatusOr<std::unique_ptr<ClientChannel>> OpenSession(const std::string& pa
                                 channel.status().message());
 }
 
-void TellSaved(const std::string& address, uint64_t session, uint64_t unix_ms, uint64_t bytes) {
-  if (unix_ms == 0) return;
+namespace {
+
+void Tell(const std::string& address, uint64_t session, control::NoteSavedRequest note) {
   const std::optional<std::string> path = SocketPathOf(address);
   if (!path) return;
+  note.set_id(session);
   control::ControlCall call;
-  control::NoteSavedRequest* const saved = call.mutable_note_saved();
-  saved->set_id(session);
-  saved->set_unix_ms(unix_ms);
-  saved->set_bytes(bytes);
+  *call.mutable_note_saved() = std::move(note);
   control::CallOnSocket(*path, call, kTellMs).IgnoreError();
+}
+
+control::NoteSavedRequest SavedNote(uint64_t unix_ms, uint64_t bytes) {
+  control::NoteSavedRequest note;
+  note.set_unix_ms(unix_ms);
+  note.set_bytes(bytes);
+  return note;
+}
+
+}  // namespace
+
+void TellSaved(const std::string& address, uint64_t session, uint64_t unix_ms, uint64_t bytes) {
+  if (unix_ms != 0) Tell(address, session, SavedNote(unix_ms, bytes));
+}
+
+void TellStopped(const std::string& address, uint64_t session, uint64_t unix_ms, uint64_t bytes) {
+  control::NoteSavedRequest note = SavedNote(unix_ms, bytes);
+  note.set_end(control::NoteSavedRequest::STOPPED);
+  Tell(address, session, std::move(note));
+}
+
+void TellMoved(const std::string& address, uint64_t session, const std::string& to) {
+  control::NoteSavedRequest note;
+  note.set_end(control::NoteSavedRequest::MOVED);
+  note.set_to(to);
+  Tell(address, session, std::move(note));
 }
 
 std::string NotReplayableIn(const replay::Log& log) {

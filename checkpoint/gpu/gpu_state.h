@@ -42,8 +42,13 @@ std::string NotReplayableIn(const replay::Log& log);
 bool AskFreeMemory(const std::string& address, int gpu, uint64_t* bytes);
 
 // Reports to the server at `address` (GpuHost::server()) when the session's job was saved last, and the image's size,
-// for cr-ps. Nothing depends on it, so failures are ignored.
+// for cr-ps and the server's log; `unix_ms` 0: never, and nothing is reported. Nothing depends on it, so failures are
+// ignored.
 void TellSaved(const std::string& address, uint64_t session, uint64_t unix_ms, uint64_t bytes);
+// The same just before the session ends, because its job was saved and is ended.
+void TellStopped(const std::string& address, uint64_t session, uint64_t unix_ms, uint64_t bytes);
+// Just before the session ends, because its job continues at the server `to`.
+void TellMoved(const std::string& address, uint64_t session, const std::string& to);
 
 // Waits until the GPU is idle. Fails if the GPU has an error, or a stream capture is in progress.
 absl::Status Drain(ClientChannel* channel);

@@ -276,7 +276,8 @@ TEST_F(JobTest, Liveness) {
   // Dead, but its parent has not looked yet.
   const pid_t child = fork();
   if (child == 0) _exit(0);
-  usleep(100000);
+  siginfo_t ended;
+  ASSERT_EQ(waitid(P_PID, id_t(child), &ended, WEXITED | WNOWAIT), 0);
   job.set_init_pid(child);
   EXPECT_FALSE(JobIsAlive(job));
   waitpid(child, nullptr, 0);

@@ -91,6 +91,8 @@ class LiveProcess final : public JobProcess {
 
   const CudaProcess& process() const { return process_; }
   const agent::Info& info() const { return info_; }
+  // Of its session, as the process names it.
+  std::string server() const { return info_.server.empty() ? GpuServerOf(directory_) : info_.server; }
   // After Take: the process's channel, for the tool's own requests; its log; the number of its next call.
   ClientChannel* channel() { return channel_.get(); }
   const replay::Log& log() const { return log_; }

@@ -549,7 +549,19 @@ absl::Status Moving::Switch() {
   give_way_.End();
   // Processes that connect from now on belong to the others. Until the transaction has ended, none does.
   ServerChange change(directory_);
-  const auto decide = [&] { return WriteJobServer(directory_, host_->server(), options_.gpu, scope_); };
+  const auto decide = [&] {
+    std::vector<std::string> from;
+    for (const Move& move : moves_) from.push_back(move.process->server());
+    CR_RETURN_IF_ERROR(WriteJobServer(directory_, host_->server(), options_.gpu, scope_));
+    // Before the old sessions end, so that their servers can log why.
+    for (size_t i = 0; i < moves_.size(); ++i) {
+      const Move& move = moves_[i];
+      const ActAs user(AccountOf(job_));
+      TellMoved(from[i], move.process->info().session,
+                move.to.place.server.empty() ? options_.to : move.to.place.server);
+    }
+    return absl::OkStatus();
+  };
   CR_RETURN_IF_ERROR(transaction_.Switch(decide));
   change.Keep();
   return absl::OkStatus();

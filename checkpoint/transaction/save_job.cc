@@ -295,8 +295,8 @@ absl::Status Saving::Run() {
   CR_RETURN_IF_ERROR(WriteLogs());
   CR_RETURN_IF_ERROR(ReadSnapshots());
   CR_RETURN_IF_ERROR(Finish());
-  if (options_.stop) End();
   outcome_->sizes = image_->sizes();
+  if (options_.stop) End();
   RemoveOldImages();
   if (!options_.stop) NoteSaved();
   outcome_->seconds = SecondsSince(start_);
@@ -572,6 +572,10 @@ absl::Status Saving::Finish() {
 void Saving::End() {
   // It may have been killed, and another one runs in its folder.
   if (JobIsAlive(job_)) NoteStopped(directory_, ImagePath());
+  for (const auto& process : live_.processes()) {
+    const ActAs user(AccountOf(job_));
+    TellStopped(process->server(), process->info().session, UnixMs(), outcome_->sizes.total_bytes);
+  }
   if (!transaction_.End()) report_.Say("the job could not be ended; it is stopped");
   outcome_->paused = transaction_.HeldSeconds();
   report_.Done("ending the job");
@@ -606,7 +610,7 @@ void Saving::NoteSaved() {
   if (!written.ok()) report_.Say(std::string(written.message()));
   for (const auto& process : live_.processes()) {
     const ActAs user(AccountOf(job_));
-    TellSaved(GpuServerOf(directory_), process->info().session, told->saved_unix_ms(), told->saved_bytes());
+    TellSaved(process->server(), process->info().session, told->saved_unix_ms(), told->saved_bytes());
   }
 }
 

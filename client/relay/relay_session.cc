@@ -15,6 +15,7 @@
 #include "client/relay/relay_lanes.h"
 #include "client/relay/relay_stream.h"
 #include "proto/base/clock.h"
+#include "proto/channel/end_reasons.h"
 #include "proto/channel/handshake.h"
 #include "proto/control/control.grpc.pb.h"
 #include "proto/control/credentials.h"
@@ -211,8 +212,7 @@ void RelaySession::WatchClient() {
     const ChannelStatus status = ReceivePacket(socket_.get(), &packet, 0);
     if (status == ChannelStatus::kTimeout) continue;
     // Descriptors cannot be sent on; a client that tries has not read the Welcome.
-    const std::string reason =
-        status == ChannelStatus::kClosed ? "the client is gone" : "unexpected packet from the client";
+    const std::string reason = status == ChannelStatus::kClosed ? kClientGone : "unexpected packet from the client";
     stopped_.store(true);
     MutexLock lock(&mutex_);
     if (stop_reason_.empty()) stop_reason_ = reason;
@@ -269,8 +269,7 @@ void RelaySession::Run() {
     end_ = std::make_unique<TunnelEnd>(TunnelEnd::Side::kRelay, memory, checked_);
     if (stopped_.load()) end_->End(stop_reason_);
   }
-  if (SendPacket(socket_.get(), PacketType::kWelcome, body, memory->fd()) != ChannelStatus::kOk)
-    end_->End("the client is gone");
+  if (SendPacket(socket_.get(), PacketType::kWelcome, body, memory->fd()) != ChannelStatus::kOk) end_->End(kClientGone);
   logging::Info("session {}: pid {} {} on {}", welcome.session, hello.pid, hello.program, address_);
   std::thread watcher = StartThread([this] { WatchClient(); });
   if (!watcher.joinable()) end_->End("the system gives cr-relay no more threads");

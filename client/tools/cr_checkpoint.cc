@@ -158,7 +158,7 @@ void Tell(const Options& options, const SaveJobOutcome& outcome) {
   const TransferTimes& reading = outcome.saving.reading;
   if (options.json) {
     JsonWriter json(JsonWriter::kSpaced);
-    json.Begin('{');
+    json.BeginOutput();
     json.Member("image", outcome.image);
     json.RealMember("seconds", outcome.seconds, 3);
     json.RealMember("paused_seconds", outcome.paused, 3);

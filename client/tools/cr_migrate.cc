@@ -64,7 +64,7 @@ void Tell(const Options& options, const MoveJobOutcome& outcome) {
   const CopiedBytes& copied = outcome.copied;
   if (options.json) {
     JsonWriter json(JsonWriter::kSpaced);
-    json.Begin('{');
+    json.BeginOutput();
     json.RealMember("seconds", outcome.seconds, 3);
     json.RealMember("paused_seconds", outcome.paused, 3);
     json.RealMember("ahead_seconds", outcome.ahead, 3);

@@ -89,10 +89,10 @@ void AddJobs(const std::vector<LocalJob>& jobs, JsonWriter* json) {
     json->Begin('{');
     json->Member("directory", job.directory);
     json->Member("name", job.job.name());
-    json->Member("pid", job.job.pid());
+    json->MemberIf("pid", job.job.pid());
     if (job.job.has_user()) json->Member("user", uint64_t(job.job.user().id()));
     json->Member("running", job.alive);
-    json->Member("server", job.server);
+    json->MemberIf("server", job.server);
     json->Member("processes", uint64_t(job.processes.size()));
     json->Begin("process_list", '[');
     for (const auto& [inner, pid] : job.processes) {
@@ -100,15 +100,15 @@ void AddJobs(const std::vector<LocalJob>& jobs, JsonWriter* json) {
       json->Member("pid", pid);
       json->Member("pid_in_job", inner);
       json->Member("program", CommandNameOf(pid));
-      json->Member("session", SessionOf(job, pid));
+      json->MemberIf("session", SessionOf(job, pid));
       json->End('}');
     }
     json->End(']');
     json->Member("started_unix_ms", uint64_t(job.job.started_unix_ms()));
-    json->Member("saved_unix_ms", job.job.saved_unix_ms());
-    json->Member("saved_image", job.job.saved_image());
-    json->Member("restarted_from", job.job.image());
-    json->Member("no_checkpoint", job.job.no_checkpoint());
+    json->MemberIf("saved_unix_ms", job.job.saved_unix_ms());
+    json->MemberIf("saved_image", job.job.saved_image());
+    json->MemberIf("restarted_from", job.job.image());
+    json->MemberIf("no_checkpoint", job.job.no_checkpoint());
     json->Begin("machine_gpu", '[');
     for (const DeviceUser& user : job.device_users) {
       json->Begin('{');
@@ -211,19 +211,19 @@ void AddServer(const control::ServerInfo& server, JsonWriter* json) {
   json->Member("sessions", server.sessions());
   json->Member("sessions_ever", server.sessions_ever());
   json->RealMember("seconds", server.seconds(), 3);
-  json->Member("driver", server.driver());
+  json->MemberIf("driver", server.driver());
   json->Member("software_gpu", server.software_gpu());
-  json->Member("worker_error", server.worker_error());
+  json->MemberIf("worker_error", server.worker_error());
   json->End('}');
   const control::Limits& limits = server.limits();
   json->Line(2);
   json->Begin("limits", '{');
-  json->Member("sessions", limits.sessions());
-  json->Member("session_memory", limits.session_memory());
-  json->Member("session_gpus", limits.session_gpus());
-  json->Member("user_sessions", limits.user_sessions());
-  json->Member("user_memory", limits.user_memory());
-  json->Member("user_gpus", limits.user_gpus());
+  json->MemberIf("sessions", limits.sessions());
+  json->MemberIf("session_memory_bytes", limits.session_memory());
+  json->MemberIf("session_gpus", limits.session_gpus());
+  json->MemberIf("user_sessions", limits.user_sessions());
+  json->MemberIf("user_memory_bytes", limits.user_memory());
+  json->MemberIf("user_gpus", limits.user_gpus());
   json->End('}');
   json->Line(2);
   json->Begin("usage", '[');
@@ -243,7 +243,7 @@ void AddServer(const control::ServerInfo& server, JsonWriter* json) {
 void PrintJson(const control::ServerInfo& server, const control::ListSessionsReply& list,
                const std::vector<LocalProcess>& processes, const std::vector<LocalJob>& jobs) {
   JsonWriter json(JsonWriter::kSpaced);
-  json.Begin('{');
+  json.BeginOutput();
   // Without a server there are only jobs.
   if (server.pid() != 0) AddServer(server, &json);
   json.Line(2);
@@ -256,12 +256,12 @@ void PrintJson(const control::ServerInfo& server, const control::ListSessionsRep
     json.Member("id", s.id());
     json.Member("pid", s.pid());
     json.Member("program", s.program());
-    json.Member("job", s.job());
+    json.MemberIf("job", s.job());
     json.Member("transport", s.transport());
-    json.Member("peer", s.peer());
-    json.Member("worker_pid", s.worker_pid());
+    json.MemberIf("peer", s.peer());
+    json.MemberIf("worker_pid", s.worker_pid());
     json.Member("gpu", s.gpu());
-    json.Member("driver", s.driver());
+    json.MemberIf("driver", s.driver());
     json.RealMember("seconds", s.seconds(), 3);
     json.Member("device_bytes", s.device_bytes());
     json.Member("calls", s.calls());
@@ -270,12 +270,12 @@ void PrintJson(const control::ServerInfo& server, const control::ListSessionsRep
     json.RealMember("calls_per_second", s.calls_per_second(), 1);
     json.RealMember("bytes_per_second", s.bytes_per_second(), 1);
     json.Member("replaying", s.replaying());
-    json.Member("saved_unix_ms", s.saved_unix_ms());
-    json.Member("saved_bytes", s.saved_bytes());
+    json.MemberIf("saved_unix_ms", s.saved_unix_ms());
+    json.MemberIf("saved_bytes", s.saved_bytes());
     json.Member("owner", s.owner());
     AddNumbers("gpus", s.gpus(), &json);
-    json.Member("host_pid", here.pid);
-    json.Member("directory", here.job ? here.job->directory : "");
+    json.MemberIf("host_pid", here.pid);
+    if (here.job) json.Member("directory", here.job->directory);
     json.End('}');
   }
   json.End(']');

@@ -84,32 +84,36 @@ void PrintHosts(const host::HostReports& reports) {
 
 void PrintHostsAsJson(const host::HostReports& reports) {
   JsonWriter json(JsonWriter::kSpaced);
-  json.Begin('{');
+  json.BeginOutput();
   json.Line(2);
   json.Begin("hosts", '[');
   for (const host::HostReport& host : reports.hosts()) {
     json.Line(4);
     json.Begin('{');
     json.Member("host", host.host());
-    json.Member("error", host.error());
-    json.Member("version", host.version());
-    json.Member("kernel", host.kernel());
-    json.Member("engine_version", host.engine_version());
+    if (!host.error().empty()) {
+      json.Member("error", host.error());
+      json.End('}');
+      continue;
+    }
+    json.Member("product_version", host.version());
+    json.MemberIf("kernel", host.kernel());
+    json.MemberIf("engine_version", host.engine_version());
     json.Member("free_bytes", host.free_bytes());
-    json.Member("draining", host.draining());
+    json.MemberIf("draining", host.draining());
     json.Begin("jobs", '[');
     for (const host::HostJob& job : host.jobs()) {
       json.Begin('{');
       json.Member("name", job.name());
       json.Member("user", uint64_t(job.user()));
-      json.Member("user_name", job.user_name());
-      json.Member("pid", job.pid());
+      json.MemberIf("user_name", job.user_name());
+      json.MemberIf("pid", job.pid());
       json.Member("processes", uint64_t(job.processes()));
       json.Member("running", job.running());
       json.Member("started_unix_ms", uint64_t(job.started_unix_ms()));
-      json.Member("saved_unix_ms", job.saved_unix_ms());
-      json.Member("server", job.server());
-      json.Member("no_checkpoint", job.no_checkpoint());
+      json.MemberIf("saved_unix_ms", job.saved_unix_ms());
+      json.MemberIf("server", job.server());
+      json.MemberIf("no_checkpoint", job.no_checkpoint());
       json.Begin("command", '[');
       for (const std::string& word : job.command()) json.Value(word);
       json.End(']');
@@ -120,11 +124,15 @@ void PrintHostsAsJson(const host::HostReports& reports) {
     for (const host::HostServer& server : host.servers()) {
       json.Begin('{');
       json.Member("address", server.address());
-      json.Member("error", server.error());
-      json.Member("driver", server.driver());
+      if (!server.error().empty()) {
+        json.Member("error", server.error());
+        json.End('}');
+        continue;
+      }
+      json.MemberIf("driver", server.driver());
       json.Member("software_gpu", server.software_gpu());
       json.Member("sessions", uint64_t(server.sessions()));
-      json.Member("most_sessions", uint64_t(server.most_sessions()));
+      json.MemberIf("most_sessions", uint64_t(server.most_sessions()));
       json.Begin("gpus", '[');
       for (const host::HostGpu& gpu : server.gpus()) {
         json.Begin('{');
@@ -132,7 +140,7 @@ void PrintHostsAsJson(const host::HostReports& reports) {
         json.Member("uuid", gpu.uuid());
         json.Member("compute_capability",
                     std::to_string(gpu.compute_major()) + "." + std::to_string(gpu.compute_minor()));
-        json.Member("total_memory", gpu.total_memory());
+        json.Member("total_memory_bytes", gpu.total_memory());
         json.End('}');
       }
       json.End(']');

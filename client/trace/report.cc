@@ -56,7 +56,7 @@ std::string TextReport(const Report& report) {
 
 std::string JsonReport(const Report& report) {
   JsonWriter json(JsonWriter::kSpaced);
-  json.Begin('{');
+  json.BeginOutput();
   json.Member("program", report.program);
   json.Member("pid", report.pid);
   json.RealMember("seconds", report.seconds, 6);
@@ -72,7 +72,7 @@ std::string JsonReport(const Report& report) {
     json.Member("sent_bytes", row.sent);
     json.Member("received_bytes", row.received);
     json.RealMember("total_us", row.total_ns / 1e3, 3);
-    json.RealMember("mean_us", row.count ? row.total_ns / 1e3 / row.count : 0.0, 3);
+    if (row.count != 0) json.RealMember("mean_us", row.total_ns / 1e3 / row.count, 3);
     json.RealMember("max_us", row.max_ns / 1e3, 3);
     json.End('}');
   }

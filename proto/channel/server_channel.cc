@@ -22,6 +22,7 @@
 #include "proto/base/environment.h"
 #include "proto/base/status_macros.h"
 #include "proto/base/unique_fd.h"
+#include "proto/channel/end_reasons.h"
 #include "proto/channel/handshake.h"
 #include "proto/ring/ring.h"
 #include "proto/threads/mutex.h"
@@ -361,7 +362,7 @@ class ServerChannel::Impl {
         }
       }
       if (status == ChannelStatus::kClosed) {
-        Finish("the client is gone");
+        Finish(kClientGone);
       } else {
         Fail("unexpected packet on the session's socket");
       }

@@ -10,6 +10,7 @@
 
 #include <string>
 
+#include "proto/base/clock.h"
 #include "proto/base/unique_fd.h"
 
 namespace cuda_remote::cli {
@@ -42,6 +43,7 @@ std::string Shown(int fd) {
 }
 
 TEST(ProgressTest, ATerminalHasABarWithRateAndTimeLeft) {
+  bool soon = false;
   int terminal, program;
   ASSERT_EQ(openpty(&terminal, &program, nullptr, nullptr, nullptr), 0);
   {
@@ -49,8 +51,10 @@ TEST(ProgressTest, ATerminalHasABarWithRateAndTimeLeft) {
     Progress progress("saving GPU memory", false);
     progress.Update(1, uint64_t{1} << 30);  // too early to say anything
     usleep(200000);
+    const Moment shown = Now();
     progress.Update(uint64_t{512} << 20, uint64_t{1} << 30);
-    progress.Update(uint64_t{600} << 20, uint64_t{1} << 30);  // too soon again
+    progress.Update(uint64_t{600} << 20, uint64_t{1} << 30);  // too soon again, unless the machine stood still here
+    soon = SecondsSince(shown) < 0.1;
     progress.Update(uint64_t{1} << 30, uint64_t{1} << 30);
   }
   const std::string text = Shown(terminal);
@@ -59,19 +63,22 @@ TEST(ProgressTest, ATerminalHasABarWithRateAndTimeLeft) {
   EXPECT_NE(text.find("\rsaving GPU memory [" + half + rest + "] 512 MiB of 1.0 GiB, "), std::string::npos) << text;
   EXPECT_NE(text.find("/s, 0 s left \x1b[K"), std::string::npos) << text;
   EXPECT_NE(text.find("[" + full + "] 1.0 GiB of 1.0 GiB, "), std::string::npos) << text;
-  EXPECT_EQ(text.find("600 MiB"), std::string::npos) << text;
+  EXPECT_TRUE(!soon || text.find("600 MiB") == std::string::npos) << text;
   // Standard error of this process has the terminal's end of line.
   EXPECT_EQ(text.substr(text.size() - 2), "\r\n");
 }
 
 TEST(ProgressTest, TheTimeLeftIsThatOfTheRateSoFar) {
+  double seconds = 0;
   int terminal, program;
   ASSERT_EQ(openpty(&terminal, &program, nullptr, nullptr, nullptr), 0);
   {
     const ErrorsTo errors(program);
+    const Moment begun = Now();
     Progress progress("loading", false);
     usleep(250000);
-    progress.Update(1 << 20, 41 << 20);  // 40 times as much is left: 10 s, or somewhat more on a busy machine
+    progress.Update(1 << 20, 41 << 20);  // 40 times as much is left: 10 s, or more on a busy machine
+    seconds = SecondsSince(begun);
   }
   const std::string text = Shown(terminal);
   close(terminal);
@@ -79,7 +86,7 @@ TEST(ProgressTest, TheTimeLeftIsThatOfTheRateSoFar) {
   ASSERT_NE(at, std::string::npos) << text;
   const int left = atoi(text.c_str() + at + 4);
   EXPECT_GE(left, 10) << text;
-  EXPECT_LE(left, 60) << text;
+  EXPECT_LE(left, 40 * seconds + 1) << text;
 }
 
 TEST(ProgressTest, AFileGetsNothingOfAShortStepAndQuietNothingAtAll) {

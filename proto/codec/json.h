@@ -19,9 +19,16 @@ namespace cuda_remote {
 
 class JsonWriter {
  public:
+  // Of docs/json.md. Rises when a field changes its meaning or is no longer there, and not for new fields.
+  static constexpr int kOutputVersion = 1;
   enum Style { kCompact, kSpaced };  // spaced: a blank after commas and colons
   explicit JsonWriter(Style style = kCompact) : spaced_(style == kSpaced) {}
 
+  // The beginning of what a tool prints with --json: one object, whose fields docs/json.md lists.
+  void BeginOutput() {
+    Begin('{');
+    Member("version", kOutputVersion);
+  }
   void Begin(char bracket) {
     Separate();
     text_ += bracket;
@@ -90,6 +97,17 @@ class JsonWriter {
   void Member(std::string_view key, const T& value) {
     Key(key);
     Value(value);
+  }
+  // A key and its value, unless the value is 0, false or empty: a reader takes what is not there as unknown.
+  template <typename T>
+  void MemberIf(std::string_view key, const T& value) {
+    if (value != T()) Member(key, value);
+  }
+  // A key, and a value that is JSON already.
+  void RawMember(std::string_view key, std::string_view json) {
+    Key(key);
+    Separate();
+    text_ += json;
   }
   void HexMember(std::string_view key, uint64_t value) {
     Key(key);

@@ -228,7 +228,8 @@ TEST(Inspect, AStore) {
   ckptfmt::WriteFile(folder / "out.json", Inspect("--json " + store).out);
   const std::string check =
       "python3 -c \"import json,sys; d=json.load(open(sys.argv[1])); a,b=d['images'];"
-      "assert a['shared']==b['shared']==1<<20 and 0<a['own']<10000 and d['total']==(1<<20)+a['own']+b['own'];"
+      "assert a['shared_bytes']==b['shared_bytes']==1<<20 and 0<a['own_bytes']<10000;"
+      "assert d['total_bytes']==(1<<20)+a['own_bytes']+b['own_bytes'];"
       "assert b['image'].endswith('/image-000002') and b['age_seconds']>0\" " +
       (folder / "out.json");
   EXPECT_EQ(system(check.c_str()), 0);
@@ -285,7 +286,9 @@ TEST(Inspect, JsonIsJson) {
   const std::string check =
       "python3 -c \"import json,sys; d=json.load(open(sys.argv[1]));"
       "assert d['records_by_call']['cuStreamCreate']==3 and d['modules'][0]['code']==['PTX compute_80'];"
-      "assert d['modules'][0]['runs'] and len(d['differences'])==1 and d['sizes']['memory']==106\" " +
+      "assert d['modules'][0]['runs'] and len(d['differences'])==1 and d['sizes']['memory_bytes']==106 and "
+      "d['verify']=={'undamaged': True}"
+      " and d['can_run_on']=={'architecture': 'sm_90', 'all_modules': True}\" " +
       file;
   EXPECT_EQ(system(check.c_str()), 0) << result.out;
 }

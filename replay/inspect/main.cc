@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
+#include <map>
 #include <set>
 #include <string>
 
@@ -55,7 +56,9 @@ int Export(const Options& options) {
     status =
         ckptfmt::ExportImage(**image, options.other, [&](uint64_t done, uint64_t total) { line.Update(done, total); });
   }
-  return status.ok() ? kFine : Fail(status);
+  if (!status.ok()) return Fail(status);
+  if (options.json) fputs(PrintExportJson((*image)->dir(), options.other).c_str(), stdout);
+  return Finish(kFine);
 }
 
 absl::Status VerifyOne(const Options& options, const std::string& path) {
@@ -68,12 +71,14 @@ absl::Status VerifyOne(const Options& options, const std::string& path) {
 int RunOnStore(const Options& options, ckptfmt::StoreListing store) {
   int code = kFine;
   std::set<std::string> seen;
+  std::map<std::string, absl::Status> verified;
   for (bool again = true; again;) {
     again = false;
     for (const ckptfmt::StoredImage& image : store.images) {
       if (!seen.insert(image.path).second) continue;
       absl::Status status = image.status;
       if (options.verify && status.ok()) status = VerifyOne(options, image.path);
+      if (options.verify) verified[image.path] = status;
       if (status.ok()) continue;
       // A checkpoint that keeps the last few may have removed it meanwhile: there are newer ones to look at.
       if (!ckptfmt::IsImage(image.path)) {
@@ -89,7 +94,7 @@ int RunOnStore(const Options& options, ckptfmt::StoreListing store) {
   }
   const int64_t now = UnixMs();
   if (options.json) {
-    fputs(PrintStoreJson(store, now).c_str(), stdout);
+    fputs(PrintStoreJson(store, now, verified).c_str(), stdout);
   } else if (options.verify && code == kFine) {
     printf("%s: %zu images, complete and undamaged\n", store.path.c_str(), store.images.size());
   } else if (!options.verify) {
@@ -111,11 +116,19 @@ int Run(const Options& options) {
     if (store.ok()) return RunOnStore(options, *std::move(store));
   }
   absl::StatusOr<Summary> summary = Load(options.dir);
-  if (!summary.ok()) return Fail(summary.status());
+  if (!summary.ok()) {
+    if (options.verify && options.json && absl::IsDataLoss(summary.status()))
+      fputs(PrintDamagedJson(options.dir, summary.status()).c_str(), stdout);
+    return Finish(Fail(summary.status()));
+  }
+  absl::Status verified;
   if (options.verify) {
     cli::Progress line("verifying", options.quiet || options.json);
-    const absl::Status status = Verify(*summary, [&](uint64_t done, uint64_t total) { line.Update(done, total); });
-    if (!status.ok()) return Fail(status);
+    verified = Verify(*summary, [&](uint64_t done, uint64_t total) { line.Update(done, total); });
+  }
+  if (!verified.ok()) {
+    Fail(verified);
+    if (!options.json) return kFailed;
   }
   bool all_run = true;
   const std::string fits = arch ? PrintFits(*summary, arch, &all_run) : "";
@@ -128,7 +141,12 @@ int Run(const Options& options) {
   std::vector<std::string> missing;
   if (options.here) missing = ckptfmt::MissingHere(summary->reader->info().needs);
   if (options.json) {
-    fputs(PrintJson(*summary, arch, options.other.empty() ? nullptr : &differences).c_str(), stdout);
+    Answers answers;
+    answers.arch = arch;
+    if (options.verify) answers.verified = &verified;
+    if (options.here) answers.missing = &missing;
+    if (!options.other.empty()) answers.differences = &differences;
+    fputs(PrintJson(*summary, answers).c_str(), stdout);
   } else if (options.here && !arch && options.other.empty()) {
     for (const std::string& sentence : missing) printf("%s\n", sentence.c_str());
     if (missing.empty()) printf("all files that the image needs are here\n");
@@ -142,6 +160,7 @@ int Run(const Options& options) {
   } else {
     fputs(PrintText(*summary, options.all).c_str(), stdout);
   }
+  if (!verified.ok()) return Finish(kFailed);
   return Finish(all_run && differences.empty() && missing.empty() ? kFine : kNo);
 }
 

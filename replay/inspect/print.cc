@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "replay/inspect/print.h"
 
+#include <google/protobuf/struct.pb.h>
+#include <google/protobuf/util/json_util.h>
 #include <time.h>
 
 #include <algorithm>
@@ -74,6 +76,20 @@ std::string Needs(const ckptfmt::ImageInfo& info, bool all) {
   }
   if (!all && shown > kShort) out += Row("", absl::StrCat("... and ", shown - kShort, " files more (--all)"));
   return out;
+}
+
+void AddTexts(const char* key, const std::vector<std::string>& texts, JsonWriter* json) {
+  json->Begin(key, '[');
+  for (const std::string& text : texts) json->Value(text);
+  json->End(']');
+}
+
+// The answer to --verify about one image.
+void AddVerify(const absl::Status& found, JsonWriter* json) {
+  json->Begin("verify", '{');
+  json->Member("undamaged", found.ok());
+  if (!found.ok()) json->Member("problem", std::string(found.message()));
+  json->End('}');
 }
 
 std::string Entries(const Module& module) {
@@ -195,27 +211,30 @@ std::string PrintStore(const ckptfmt::StoreListing& store, int64_t now_ms) {
   return out + "own: what would be free without this image; the rest of its size is shared with others\n";
 }
 
-std::string PrintStoreJson(const ckptfmt::StoreListing& store, int64_t now_ms) {
+std::string PrintStoreJson(const ckptfmt::StoreListing& store, int64_t now_ms,
+                           const std::map<std::string, absl::Status>& verified) {
   JsonWriter json;
-  json.Begin('{');
+  json.BeginOutput();
   json.Member("store", store.path);
-  json.Member("total", store.total_bytes);
+  json.Member("total_bytes", store.total_bytes);
   json.Begin("images", '[');
   for (const ckptfmt::StoredImage& image : store.images) {
     json.Begin('{');
     json.Member("image", image.path);
     if (image.status.ok()) {
-      json.Member("job", image.info.job);
-      json.Member("job_folder", image.info.job_folder);
-      json.Member("host", image.info.host);
+      json.MemberIf("job", image.info.job);
+      json.MemberIf("job_folder", image.info.job_folder);
+      json.MemberIf("host", image.info.host);
       json.Member("created_unix_ms", image.info.created_unix_ms);
       json.Member("age_seconds", (now_ms - image.info.created_unix_ms) / 1000);
-      json.Member("total", image.sizes.total_bytes);
-      json.Member("own", image.own_bytes);
-      json.Member("shared", image.sizes.total_bytes - image.own_bytes);
+      json.Member("total_bytes", image.sizes.total_bytes);
+      json.Member("own_bytes", image.own_bytes);
+      json.Member("shared_bytes", image.sizes.total_bytes - image.own_bytes);
     } else {
       json.Member("problem", std::string(image.status.message()));
     }
+    const auto answer = verified.find(image.path);
+    if (answer != verified.end()) AddVerify(answer->second, &json);
     json.End('}');
   }
   json.End(']');
@@ -236,35 +255,63 @@ std::string PrintFits(const Summary& summary, uint32_t arch, bool* all_run) {
   return out;
 }
 
-std::string PrintJson(const Summary& summary, uint32_t arch, const std::vector<std::string>* differences) {
+std::string PrintDamagedJson(const std::string& image, const absl::Status& damage) {
+  JsonWriter json;
+  json.BeginOutput();
+  json.Member("image", image);
+  AddVerify(damage, &json);
+  json.End('}');
+  return json.text() + "\n";
+}
+
+std::string PrintExportJson(const std::string& image, const std::string& exported) {
+  JsonWriter json;
+  json.BeginOutput();
+  json.Member("image", image);
+  json.Begin("export", '{');
+  json.Member("image", exported);
+  json.Member("undamaged", true);
+  json.End('}');
+  json.End('}');
+  return json.text() + "\n";
+}
+
+std::string PrintJson(const Summary& summary, const Answers& answers) {
   const ckptfmt::ImageReader& reader = *summary.reader;
   const ckptfmt::ImageInfo& info = reader.info();
   const ckptfmt::ImageSizes& sizes = reader.sizes();
   JsonWriter json;
-  json.Begin('{');
+  json.BeginOutput();
   json.Member("image", reader.dir());
   json.Member("format_version", info.format_version);
-  json.Member("product_version", info.product_version);
-  json.Member("created_unix_ms", info.created_unix_ms);
-  json.Member("host", info.host);
-  json.Member("job", info.job);
-  json.Member("program", info.program);
-  json.Member("pid", info.pid);
-  json.Member("job_folder", info.job_folder);
-  json.Member("engine", info.engine);
+  json.MemberIf("product_version", info.product_version);
+  json.MemberIf("created_unix_ms", info.created_unix_ms);
+  json.MemberIf("host", info.host);
+  json.MemberIf("job", info.job);
+  json.MemberIf("program", info.program);
+  json.MemberIf("pid", info.pid);
+  json.MemberIf("job_folder", info.job_folder);
+  if (info.engine != "none") json.Member("engine", info.engine);
   json.Begin("client_info", '{');
-  for (const auto& [key, value] : info.client_info) json.Member(key, value);
+  for (const auto& [key, value] : info.client_info) {
+    google::protobuf::Struct object;
+    if (google::protobuf::util::JsonStringToMessage(value, &object).ok()) {
+      json.RawMember(key, value);
+    } else {
+      json.Member(key, value);
+    }
+  }
   json.End('}');
   json.Begin("needs", '{');
-  json.Member("kernel", info.needs.kernel);
-  json.Member("engine_version", info.needs.engine_version);
+  json.MemberIf("kernel", info.needs.kernel);
+  json.MemberIf("engine_version", info.needs.engine_version);
   json.Begin("files", '[');
   for (const ckptfmt::NeededFile& file : info.needs.files) {
     json.Begin('{');
     json.Member("path", file.path);
     json.Member("bytes", file.bytes);
-    json.Member("build_id", ckptfmt::PrintBuildId(file.build_id));
-    json.Member("kept", file.kept);
+    json.MemberIf("build_id", ckptfmt::PrintBuildId(file.build_id));
+    json.MemberIf("kept", file.kept);
     json.Member("written", file.written);
     json.End('}');
   }
@@ -276,18 +323,18 @@ std::string PrintJson(const Summary& summary, uint32_t arch, const std::vector<s
     json.Begin('{');
     json.Member("pid", process.pid);
     json.Member("program", process.program);
-    json.Member("server", process.server);
+    json.MemberIf("server", process.server);
     json.Member("shared_memory", process.shared_memory);
-    json.Member("driver_settings", process.driver_settings);
-    json.Member("driver_version", process.driver_version);
+    json.MemberIf("driver_settings", process.driver_settings);
+    json.MemberIf("driver_version", process.driver_version);
     json.Begin("devices", '[');
     for (const ckptfmt::DeviceFacts& device : process.devices) {
       json.Begin('{');
       json.Member("name", device.name);
-      json.Member("uuid", Uuid(device.uuid));
+      if (device.uuid.size() == 16) json.Member("uuid", UuidName(device.uuid));
       json.Member("compute_capability", absl::StrCat(device.compute_major, ".", device.compute_minor));
-      json.Member("total_memory", device.total_memory);
-      json.Member("pci_bus_id", device.pci_bus_id);
+      json.Member("total_memory_bytes", device.total_memory);
+      json.MemberIf("pci_bus_id", device.pci_bus_id);
       json.End('}');
     }
     json.End(']');
@@ -296,14 +343,14 @@ std::string PrintJson(const Summary& summary, uint32_t arch, const std::vector<s
   }
   json.End(']');
   json.Begin("sizes", '{');
-  json.Member("total", sizes.total_bytes);
-  json.Member("memory", sizes.region_bytes);
-  json.Member("memory_zero", sizes.zero_bytes);
-  json.Member("memory_shared", sizes.shared_bytes);
-  json.Member("memory_stored", sizes.stored_bytes);
-  json.Member("memory_linked", sizes.linked_bytes);
-  json.Member("client", sizes.client_bytes);
-  json.Member("log", sizes.log_bytes);
+  json.Member("total_bytes", sizes.total_bytes);
+  json.Member("memory_bytes", sizes.region_bytes);
+  json.Member("memory_zero_bytes", sizes.zero_bytes);
+  json.Member("memory_shared_bytes", sizes.shared_bytes);
+  json.Member("memory_stored_bytes", sizes.stored_bytes);
+  json.Member("memory_linked_bytes", sizes.linked_bytes);
+  json.Member("client_bytes", sizes.client_bytes);
+  json.Member("log_bytes", sizes.log_bytes);
   json.End('}');
   json.Begin("regions", '[');
   for (const ckptfmt::Region& region : reader.regions()) {
@@ -314,7 +361,7 @@ std::string PrintJson(const Summary& summary, uint32_t arch, const std::vector<s
     json.Member("bytes", region.bytes);
     json.Member("device", region.device);
     if (region.kind != ckptfmt::RegionKind::kAllocation) {
-      json.Member("symbol", region.symbol);
+      json.MemberIf("symbol", region.symbol);
       json.HexMember("object", region.object);
     }
     json.End('}');
@@ -326,9 +373,8 @@ std::string PrintJson(const Summary& summary, uint32_t arch, const std::vector<s
   json.Begin("records_by_call", '{');
   for (const auto& [name, count] : summary.records_by_call) json.Member(name, count);
   json.End('}');
-  json.Begin("not_replayable", '[');
-  for (const std::string& name : summary.not_replayable) json.Value(name);
-  json.End(']');
+  AddTexts("not_replayable", summary.not_replayable, &json);
+  bool all_run = true;
   json.Begin("modules", '[');
   for (const Module& module : summary.modules) {
     json.Begin('{');
@@ -343,8 +389,9 @@ std::string PrintJson(const Summary& summary, uint32_t arch, const std::vector<s
     json.Member("variables", module.variables);
     json.Member("variable_bytes", module.data_bytes);
     if (!module.problem.empty()) json.Member("problem", module.problem);
-    if (arch) {
-      const Fit fit = FitOf(module, arch);
+    if (answers.arch != 0) {
+      const Fit fit = FitOf(module, answers.arch);
+      all_run = all_run && fit.runs;
       json.Member("runs", fit.runs);
       if (fit.runs) json.Member("runs_with", fit.with);
     }
@@ -360,11 +407,20 @@ std::string PrintJson(const Summary& summary, uint32_t arch, const std::vector<s
     json.End('}');
   }
   json.End(']');
-  if (differences) {
-    json.Begin("differences", '[');
-    for (const std::string& difference : *differences) json.Value(difference);
-    json.End(']');
+  if (answers.verified) AddVerify(*answers.verified, &json);
+  if (answers.arch != 0) {
+    json.Begin("can_run_on", '{');
+    json.Member("architecture", absl::StrCat("sm_", answers.arch));
+    json.Member("all_modules", all_run);
+    json.End('}');
   }
+  if (answers.missing) {
+    json.Begin("files_here", '{');
+    json.Member("all", answers.missing->empty());
+    AddTexts("problems", *answers.missing, &json);
+    json.End('}');
+  }
+  if (answers.differences) AddTexts("differences", *answers.differences, &json);
   json.End('}');
   return json.text() + "\n";
 }

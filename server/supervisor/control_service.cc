@@ -86,7 +86,7 @@ grpc::Status ControlService::NoteSaved(grpc::ServerContext* context, const contr
                                        control::NoteSavedReply* reply) {
   Caller caller;
   if (const grpc::Status status = Identify(supervisor_, *context, *request, &caller); !status.ok()) return status;
-  reply->set_found(supervisor_->NoteSaved(request->id(), request->unix_ms(), request->bytes(), caller));
+  reply->set_found(supervisor_->NoteSaved(*request, caller));
   return Done(caller, reply);
 }
 

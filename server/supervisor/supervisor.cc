@@ -25,6 +25,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/short_waits.h"
 #include "proto/base/status_macros.h"
+#include "proto/channel/end_reasons.h"
 #include "proto/channel/handshake.h"
 #include "proto/codec/text.h"
 #include "proto/control/control.pb.h"
@@ -394,8 +395,7 @@ void Supervisor::AnswerControl(int socket, const std::string& bytes, const Calle
       answer.mutable_ended()->set_found(EndOwn(call.end_session().id(), call.end_session().reason(), caller));
       break;
     case control::ControlCall::kNoteSaved: {
-      const control::NoteSavedRequest& saved = call.note_saved();
-      answer.mutable_noted()->set_found(NoteSavedLocked(saved.id(), saved.unix_ms(), saved.bytes(), caller));
+      answer.mutable_noted()->set_found(NoteSavedLocked(call.note_saved(), caller));
       break;
     }
     case control::ControlCall::CALL_NOT_SET:
@@ -700,8 +700,9 @@ void Supervisor::AssignWaiting() {
     worker->state = Worker::kServing;
     worker->session = id;
     const Hello& hello = session.info.hello;
-    logging::Info("session {} of {} started: {} pid {} {}{}{} on worker {}, {}", id, session.info.owner,
-                  session.info.transport, hello.pid, hello.program, hello.job.empty() ? "" : ", job " + hello.job,
+    logging::Info("session {} of {} started{}: {} pid {} {}{}{} on worker {}, {}", id, session.info.owner,
+                  hello.replaying ? " by a restart or a move" : "", session.info.transport, hello.pid, hello.program,
+                  hello.job.empty() ? "" : ", job " + hello.job,
                   session.info.peer.empty() ? "" : ", from " + session.info.peer, worker->pid, worker->ready.driver);
   }
 }
@@ -916,9 +917,13 @@ void Supervisor::EndOfSession(uint64_t id, const std::string& reason, bool crash
   if (found == sessions_.end()) return;
   Session& session = found->second;
   if (session.socket >= 0) Refuse(session.socket, reason);
-  const std::string line =
-      fmt::format("session {} of {} ended after {:.1f} s: {} ({} calls, pid {})", id, session.info.owner,
-                  SecondsSince(session.started), reason, session.info.stats.calls, session.info.hello.pid);
+  const std::string why = !session.end.empty()    ? session.end
+                          : reason == kClientGone ? "end: its program has ended, or does not use CUDA any more"
+                                                  : "lost: " + reason;
+  const Hello& hello = session.info.hello;
+  const std::string line = fmt::format("session {} of {} ended after {:.1f} s ({}; {} calls, pid {}{})", id,
+                                       session.info.owner, SecondsSince(session.started), why, session.info.stats.calls,
+                                       hello.pid, hello.job.empty() ? "" : ", job " + hello.job);
   if (crashed) {
     logging::Error("{}", line);
   } else {
@@ -1017,27 +1022,37 @@ bool Supervisor::EndOwn(uint64_t id, const std::string& reason, const Caller& ca
   const std::string by = caller.is_operator ? "ended by the operator" : "ended by its owner";
   const std::string why = Printable(std::string_view(reason).substr(0, kMostReason));
   logging::Info("session {} is ended by request of {}", id, caller.identity);
+  found->second.end = "request: " + (why.empty() ? by : by + ": " + why);
   return EndSessionLocked(id, why.empty() ? by : by + ": " + why);
 }
 
-bool Supervisor::NoteSaved(uint64_t id, uint64_t unix_ms, uint64_t bytes, const Caller& caller) {
+bool Supervisor::NoteSaved(const control::NoteSavedRequest& note, const Caller& caller) {
   MutexLock lock(&mutex_);
-  return NoteSavedLocked(id, unix_ms, bytes, caller);
+  return NoteSavedLocked(note, caller);
 }
 
-bool Supervisor::NoteSavedLocked(uint64_t id, uint64_t unix_ms, uint64_t bytes, const Caller& caller) {
-  const auto found = sessions_.find(id);
+bool Supervisor::NoteSavedLocked(const control::NoteSavedRequest& note, const Caller& caller) {
+  const auto found = sessions_.find(note.id());
   if (found == sessions_.end() || !caller.MayTouch(found->second.info.owner)) return false;
+  SessionInfo& info = found->second.info;
+  if (note.end() == control::NoteSavedRequest::STOPPED) {
+    found->second.end = "stop: its job was saved, and ended by cr-checkpoint --stop";
+  } else if (note.end() == control::NoteSavedRequest::MOVED) {
+    found->second.end = "move: its job has moved to " + Printable(std::string_view(note.to()).substr(0, kMostReason));
+  }
+  if (note.unix_ms() == 0) return true;
   // A tool that has restarted or moved the job reports an image from before the session.
   const int64_t now = UnixMs();
   const int64_t began =
       now - std::chrono::duration_cast<std::chrono::milliseconds>(Now() - found->second.started).count();
-  if (int64_t(unix_ms) >= began) {
+  if (int64_t(note.unix_ms()) >= began) {
     ++totals_.checkpoints;
-    totals_.checkpoint_bytes += bytes;
+    totals_.checkpoint_bytes += note.bytes();
+    logging::Info("session {} of {}: its job{} was saved, {} bytes", note.id(), info.owner,
+                  info.hello.job.empty() ? "" : " " + info.hello.job, note.bytes());
   }
-  found->second.info.saved_unix_ms = unix_ms;
-  found->second.info.saved_bytes = bytes;
+  info.saved_unix_ms = note.unix_ms();
+  info.saved_bytes = note.bytes();
   return true;
 }
 

@@ -39,6 +39,10 @@
 #include "server/worker_link/memory_budget.h"
 #include "server/worker_link/worker_link.h"
 
+namespace cuda_remote::control {
+class NoteSavedRequest;
+}
+
 namespace cuda_remote::server {
 
 // A session as cr-ps shows it.
@@ -154,7 +158,7 @@ class Supervisor {
   // Likewise, for reasons of the server's own.
   bool EndSessionItself(uint64_t id, const std::string& reason);
   // Notes that a session's job was saved; false as for EndSession.
-  bool NoteSaved(uint64_t id, uint64_t unix_ms, uint64_t bytes, const Caller& caller);
+  bool NoteSaved(const control::NoteSavedRequest& note, const Caller& caller);
   // Those that the caller may touch.
   std::vector<SessionInfo> Sessions(const Caller& caller);
   ServerFacts Facts(const Caller& caller);
@@ -187,6 +191,7 @@ class Supervisor {
     int socket = -1;  // until a worker has it
     bool waiting = true;
     bool placed = false;  // info.gpus is what it will be
+    std::string end;      // for the log: what kind of end its client's leaving is, and why; empty: the program's own
   };
   // The GPUs that a process was given last, so that its next session and its questions find the same ones.
   struct Placed {
@@ -206,7 +211,7 @@ class Supervisor {
   Caller LocalCaller(uint32_t uid) const CR_REQUIRES(mutex_);
   bool IsLimited(const std::string& owner) const CR_REQUIRES(mutex_);
   bool EndOwn(uint64_t id, const std::string& reason, const Caller& caller) CR_REQUIRES(mutex_);
-  bool NoteSavedLocked(uint64_t id, uint64_t unix_ms, uint64_t bytes, const Caller& caller) CR_REQUIRES(mutex_);
+  bool NoteSavedLocked(const control::NoteSavedRequest& note, const Caller& caller) CR_REQUIRES(mutex_);
   std::vector<SessionInfo> SessionsOf(const Caller& caller) CR_REQUIRES(mutex_);
   ServerFacts FactsFor(const Caller& caller) CR_REQUIRES(mutex_);
   Usage UsageOf(const std::string& owner) const CR_REQUIRES(mutex_);

@@ -56,7 +56,7 @@ class Context:
     def sessions(self, server):
         """The GPUs of each session of a server, by the process's number in the job."""
         command = [self.lab.tool("cr-ps"), "--json", "--server", server.unix]
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=harness.patient(LIMIT))
         if asked.returncode != 0:
             raise Failure(f"cr-ps: {asked.stderr}")
         return {session["pid"]: session["gpus"] or [session["gpu"]] for session in json.loads(asked.stdout)["sessions"]}

@@ -87,7 +87,7 @@ class Context:
 
     def sessions(self, server):
         command = [self.lab.tool("cr-ps"), "--json", "--server", server.unix]
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=harness.patient(LIMIT))
         if asked.returncode != 0:
             raise Failure(f"cr-ps: {asked.stderr}")
         return json.loads(asked.stdout)["sessions"]

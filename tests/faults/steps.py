@@ -84,7 +84,7 @@ class Ranks:
         """The sessions of a server, by the process's number in the job."""
         server = server or self.server
         asked = subprocess.run(
-            [self.lab.tool("cr-ps"), "--json", "--server", server.unix], capture_output=True, text=True, timeout=LIMIT
+            [self.lab.tool("cr-ps"), "--json", "--server", server.unix], capture_output=True, text=True, timeout=harness.patient(LIMIT)
         )
         if asked.returncode != 0:
             raise Failure(f"cr-ps: {asked.stderr}")
@@ -157,7 +157,7 @@ class Ranks:
 
         There is no help against that; the tool names both.
         """
-        time.sleep(0.5)
+        harness.pause(0.5)
         for number in self.living():
             words = rf"PID {self.rank(number)[1]} ended with status 0x(5|d)\n"
             if not re.search(words, self.job.stderr() + self.carrier.stderr()):
@@ -693,7 +693,7 @@ def kill_new_worker_in_each_step(context, **job):
         new = ranks.sessions(ranks.servers[1])
         victim = pick.choice(ranks.living())
         pid = ranks.rank(victim)[1]
-        killed = new[pid]["worker_pid"] if pid in new else None
+        killed = new.get(pid, {}).get("worker_pid")
         if killed:
             os.kill(killed, signal.SIGKILL)
         open(steps + ".go", "w").close()

@@ -23,7 +23,9 @@ import threading
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "users"))
 sys.path.insert(0, os.path.join(HERE, "..", "users"))
+sys.path.insert(0, os.path.join(HERE, "..", "product"))
 import hostd  # noqa: E402
+import json_fields  # noqa: E402
 import users  # noqa: E402
 from hostd import ended, has_only_rights_of  # noqa: E402
 from users import LIMIT, VICTIM, Failure, harness, paused_at, refused, worked  # noqa: E402
@@ -300,10 +302,18 @@ def goes_on(lab, child, want, steps):
     lab.b.is_clean()
 
 
+def as_documented(section, text):
+    """What a tool has printed with --json, which has all fields of that section of docs/json.md and no others."""
+    fields = json_fields.Section(section)
+    output = fields.check(text)
+    fields.complete()
+    return output
+
+
 def last_image(machine):
     """What cr-ps says of the only job there: its last image, and when that was made."""
     [job] = json.loads(worked(machine.run(VICTIM, "cr-ps", "--json")).stdout)["jobs"]
-    return job["saved_image"], job["saved_unix_ms"]
+    return job.get("saved_image"), job.get("saved_unix_ms")
 
 
 @case
@@ -319,12 +329,12 @@ def moved(context):
     if "in a file with a name" not in want:
         raise Failure(f"the script does not find its file: {want}")
     child = lab.begin(lab.a, script, 3, 9, 15)
-    done = json.loads(worked(lab.move(lab.a, lab.b, "--json")).stdout)
+    done = as_documented("cr-migrate --whole", worked(lab.move(lab.a, lab.b, "--json")).stdout)
     if done["host"] != lab.b.address or not 0 < done["paused_seconds"] <= done["seconds"]:
         raise Failure(f"cr-migrate reports {done}")
     if done["rounds"] != len(done["bytes_before"]) or 0 in [done["rounds"], done["bytes_in_pause"], *done["bytes_before"]]:
         raise Failure(f"cr-migrate reports {done}")
-    _, said = child.communicate(timeout=LIMIT)
+    _, said = child.communicate(timeout=harness.patient(LIMIT))
     if child.returncode != 121 or f"the job was moved to {lab.b.address}" not in said:
         raise Failure(f"cr-run ended with {child.returncode}: {said}")
     if lab.a.has_job("hers"):
@@ -335,7 +345,7 @@ def moved(context):
         raise Failure("the job is not in B's network")
     lab.a.is_clean()
     lab.b.is_clean()
-    if last_image(lab.b) != ("", 0):
+    if last_image(lab.b) != (None, None):
         raise Failure(f"a job that was moved and never saved has the image {last_image(lab.b)}")
     worked(lab.b.run(VICTIM, "cr-checkpoint", "hers", lab.home + "/image"))
     saved = last_image(lab.b)
@@ -1138,7 +1148,7 @@ def group_over(context, network):
     if ":" in network:
         lab.use_ipv6()
     ring = Ring(lab, 3, 9, network=network)
-    done = json.loads(worked(lab.a.run(VICTIM, *ring.save("--json"))).stdout)
+    done = as_documented("cr-checkpoint --hosts", worked(lab.a.run(VICTIM, *ring.save("--json"))).stdout)
     if done["image"] != ring.image or not 0 < done["paused_seconds"] <= done["seconds"]:
         raise Failure(f"cr-checkpoint reports {done}")
     ring.goes_round("after the checkpoint")
@@ -1714,7 +1724,7 @@ def group_sets(context):
             raise Failure(f"cr-checkpoint has ended before step {step}: {saving.stderr.read()}")
         act()
         open(steps + ".go", "w").close()
-        _, said = saving.communicate(timeout=LIMIT)
+        _, said = saving.communicate(timeout=harness.patient(LIMIT))
         lab.a.restart(more=ALLOWED)
         return saving.returncode, said
 
@@ -2410,22 +2420,24 @@ def listed(context):
     on_b = lab.b.begin(VICTIM, "cr-run", "--name", "other", "--", "/bin/sleep", "600")
     harness.wait_for(lambda: lab.b.has_job("other"), LIMIT, lambda: "no job other on B")
 
+    fields = json_fields.Section("cr-ps --hosts")
+
     def hosts(machine, user, *which, code=0):
         done = machine.run(user, "cr-ps", "--json", "--hosts", *which)
         if done.returncode != code:
             raise Failure(f"cr-ps ended with {done.returncode}: {done.stderr}")
-        return json.loads(done.stdout)["hosts"]
+        return fields.check(done.stdout)["hosts"]
 
-    names = lambda reports: [[job["name"] for job in report["jobs"]] for report in reports]
+    names = lambda reports: [[job["name"] for job in report.get("jobs", [])] for report in reports]
     here, there = hosts(lab.a, VICTIM)
     if names([here, there]) != [["hers"], ["other"]] or (here["host"], there["host"]) != ("a", lab.b.address):
         raise Failure(f"cr-ps --hosts shows {here} {there}")
     job = here["jobs"][0]
     if job["user"] != VICTIM or job["processes"] < 2 or job["pid"] != lab.a.facts("hers")["pid"] or not job["running"]:
         raise Failure(f"cr-ps --hosts shows {job}")
-    if here["free_bytes"] == 0 or here["draining"] or not here["engine_version"]:
+    if here["free_bytes"] == 0 or "draining" in here or "engine_version" not in here:
         raise Failure(f"cr-ps --hosts shows {here}")
-    if [bool(server["error"]) for server in here["servers"]] != [True]:
+    if ["error" in server for server in here["servers"]] != [True]:
         raise Failure(f"a GPU server that is not there answers: {here['servers']}")
     if names(hosts(lab.a, users.ATTACKER)) != [[], []]:
         raise Failure("another user's jobs are shown")
@@ -2435,7 +2447,7 @@ def listed(context):
     if names(hosts(lab.a, 0)) != [["hers"], ["other"]]:
         raise Failure("root does not see all jobs")
     answered, silent = hosts(lab.b, VICTIM, f"{lab.a.address}:{PORT},10.99.0.77:1", code=1)
-    if names([answered]) != [["hers"]] or "does not answer" not in silent["error"] or silent["jobs"]:
+    if names([answered]) != [["hers"]] or "does not answer" not in silent["error"] or "jobs" in silent:
         raise Failure(f"cr-ps --hosts shows {answered} {silent}")
     table = worked(lab.a.run(VICTIM, "cr-ps", "--hosts")).stdout
     for text in ("GPU SERVERS", lab.b.address, "open", "hers", "other", "/bin/sleep 600"):
@@ -2447,23 +2459,36 @@ def listed(context):
     harness.wait_for(lambda: harness.connects(path), LIMIT, lambda: "no server on B")
     lab.b.restart(more=["--gpu-server", f"unix:{lab.folder}/server"])
     (there,) = hosts(lab.a, VICTIM, lab.b.address)
-    if len(there["servers"]) != 1 or there["servers"][0]["error"] or len(there["servers"][0]["gpus"]) != 2:
+    if len(there["servers"]) != 1 or "error" in there["servers"][0] or len(there["servers"][0]["gpus"]) != 2:
         raise Failure(f"cr-ps --hosts shows {there}")
     gpu = there["servers"][0]["gpus"][1]
-    if not gpu["name"] or gpu["total_memory"] == 0 or gpu["compute_capability"] != "9.0" or not gpu["uuid"].startswith("GPU-"):
+    if not gpu["name"] or gpu["total_memory_bytes"] == 0 or gpu["compute_capability"] != "9.0" or not gpu["uuid"].startswith("GPU-"):
         raise Failure(f"cr-ps --hosts shows {gpu}")
     if f"2 x {gpu['name']}" not in worked(lab.a.run(VICTIM, "cr-ps", "--hosts", lab.b.address)).stdout:
         raise Failure("cr-ps --hosts does not name the GPUs")
+    # A job that was saved, and one of root's at that server, which cannot be saved.
+    worked(lab.b.run(VICTIM, "cr-checkpoint", "other", lab.home + "/other.image"))
+    roots = lab.b.begin(0, "cr-run", "--name", "roots", "--plain", "--server", f"unix:{lab.folder}/server", "--", "/bin/sleep", "600")
+    found = lambda: {job["name"]: job for job in hosts(lab.a, 0, lab.b.address)[0]["jobs"]}
+    harness.wait_for(lambda: "roots" in found(), LIMIT, lambda: f"root's job is not shown: {found()}")
+    if "saved_unix_ms" not in found()["other"] or not {"no_checkpoint", "server", "user_name"} <= found()["roots"].keys():
+        raise Failure(f"cr-ps --hosts shows {found()}")
+    roots.terminate()
+    roots.wait(LIMIT)
     server.terminate()
     server.wait(LIMIT)
     # Who is not admitted learns nothing.
     lab.b.restart(more=["--allow-host", "CN=other"])
     here, there = hosts(lab.a, VICTIM, f"{lab.a.address},{lab.b.address}", code=1)
-    if "accepts nothing from a host with the certificate of" not in there["error"] or there["jobs"]:
+    if "accepts nothing from a host with the certificate of" not in there["error"] or "jobs" in there:
         raise Failure(f"B tells a stranger {there}")
     on_b.terminate()
     on_b.wait(LIMIT)
     goes_on(lab, child, want, [3])
+    worked(lab.a.run(0, "cr-drain", "--save", lab.folder + "/saved"))
+    if "draining" not in hosts(lab.a, 0, code=1)[0]:
+        raise Failure("cr-ps --hosts does not show that A is drained")
+    fields.complete()
 
 
 @case

@@ -121,7 +121,7 @@ class Context:
         who = {"user": user, "group": user, "extra_groups": []} if user else {}
         try:
             ended = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=limit,
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=harness.patient(limit),
                 env=self.environment(variables), cwd="/", **who,
             )  # fmt: skip
         except subprocess.TimeoutExpired as ended:
@@ -600,13 +600,13 @@ def upgraded(context):
 
     def upgrade(time):
         listed = json.loads(context.run([context.tool("cr-inspect"), "--json", image]).stdout)["needs"]
-        kept = [file for file in listed["files"] if file["kept"]]
+        kept = [file for file in listed["files"] if "kept" in file]
         kept.sort(key=lambda file: file["kept"])
         names = ["libcuda-remote-preload.so", "libcuda-remote.so"]
-        if [file["kept"] for file in kept] != ["client/kept/" + name for name in names] or not all(file["build_id"] for file in kept):
+        if [file["kept"] for file in kept] != ["client/kept/" + name for name in names] or not all("build_id" in file for file in kept):
             raise Failure(f"the image has no copy of the client library, or of the preloaded one: {listed}")
         libc = [file for file in listed["files"] if os.path.basename(file["path"]) == "libc.so.6"]
-        if len(libc) != 1 or not libc[0]["build_id"] or not listed["kernel"] or not listed["engine_version"]:
+        if len(libc) != 1 or "build_id" not in libc[0] or not {"kernel", "engine_version"} <= listed.keys():
             raise Failure(f"the image does not say what it needs: {listed}")
         if time == 1:
             # As a package manager does it: another file under the same name.
@@ -863,8 +863,8 @@ def without_cr_run(context):
     sessions = json.loads(context.run([context.tool("cr-ps"), "--server", servers[1], "--json"]).stdout)["sessions"]
     if len(sessions) != 1:
         raise Failure(f"the process is not on the second server: {sessions}")
-    trace = context.start("trace", [context.tool("cr-trace"), str(child.pid), "--seconds", "2"])
-    time.sleep(0.5)
+    trace = context.start("trace", [context.tool("cr-trace"), str(child.pid), "--seconds", "5"])
+    harness.pause(0.5)
     open(sync + ".go.5", "w").close()
     trace.expect_success(LIMIT)
     if "cuLaunchKernel" not in trace.stdout().decode():
@@ -1234,14 +1234,14 @@ class Terminal:
 
     def expect(self, pattern, limit=LIMIT):
         """Reads until `pattern` comes, and takes all up to its end."""
-        deadline = time.monotonic() + limit
+        patience = harness.Limit(limit)
         while True:
             found = re.search(pattern, self.text)
             if found:
                 before = self.text[: found.end()]
                 self.text = self.text[found.end() :]
                 return before
-            if time.monotonic() > deadline or not self.read():
+            if patience.over() or not self.read():
                 raise Failure(f"the terminal did not show {pattern!r}:\n{self.text[-2000:]!r}")
 
     def prompt(self):
@@ -1377,7 +1377,7 @@ while True:
     terminal.type("fg\n")
     terminal.expect(r"cr-run .*\n")
     terminal.expect(r"tick \d+\r\n")
-    time.sleep(0.5)
+    harness.pause(0.5)
     terminal.type("\x03")
     harness.wait_for(lambda: not state_of(mark), LIMIT, lambda: f"Ctrl-C did not end it: {state_of(mark)}")
     terminal.prompt()
@@ -1424,7 +1424,7 @@ def terminal_keys(context):
         raise Failure("another exit code after an interrupt that the program has caught")
     # Ctrl-D ends its input.
     terminal.type(f"{run} -- bash -c 'cat; echo over'\n")
-    time.sleep(0.3)
+    harness.pause(0.3)
     terminal.type("line\n\x04")
     terminal.expect("over\r\n")
     terminal.prompt()
@@ -1451,7 +1451,7 @@ def terminal_background(context):
             raise Failure(f"the shell lost its input: {shows}")
     terminal.type("fg\n")
     terminal.expect("cr-run .*\n")
-    time.sleep(1)
+    harness.pause(1)
     terminal.type("input\n")
     terminal.expect("got-input\r\n")
     terminal.prompt()
@@ -1466,7 +1466,7 @@ def terminal_shell(context):
     if "no job control" in shows or "cannot set terminal" in shows:
         raise Failure(f"no job control: {shows}")
     terminal.type("sleep 1000\n")
-    time.sleep(0.5)
+    harness.pause(0.5)
     terminal.type("\x1a")
     terminal.expect(r"Stopped\s+sleep 1000")
     terminal.prompt()
@@ -1489,7 +1489,7 @@ def terminal_none(context):
     count = context.script(mark, "while :; do sleep 0.05; done\n")
     terminal.type(f"{run_in_terminal(context)} -- {count} </dev/null >/dev/null 2>&1\n")
     harness.wait_for(lambda: state_of(mark), LIMIT, lambda: "the program did not start")
-    time.sleep(0.5)
+    harness.pause(0.5)
     terminal.type("\x1a")
     terminal.expect(r"Stopped.*\n")
     harness.wait_for(lambda: set(state_of(mark)) == {"T"}, LIMIT, lambda: f"the program is not stopped: {state_of(mark)}")
@@ -1809,6 +1809,56 @@ def jobs_here(context):
 
 
 @case
+def ends_in_log(context):
+    """cr-server's log says that a job was saved or has moved, and how each session has ended."""
+    servers = {}
+    for name in ("from", "to"):
+        servers[name] = context.start(name, [context.tool("cr-server"), "--dir", context.folder(name), "--workers", "0"])
+        harness.wait_for(lambda: harness.connects(context.path(f"{name}/session.sock")), LIMIT, servers[name].describe)
+    address = {name: "unix:" + context.path(f"{name}/session.sock") for name in servers}
+    image = context.path("image")
+
+    def begin(name):
+        job = context.start(
+            name, [context.tool("cr-run"), "--server", address["from"], "--name", name, "--", context.program, "--steps", "10"],
+            CR_TEST_SYNC_FILE=context.path(name), CR_TEST_PAUSE_AT="3",
+        )  # fmt: skip
+        stands_and_is_listed(context, job, name, context.path(name))
+        return job
+
+    def logged(server, job, *texts):
+        lines = lambda: [line for line in servers[server].stderr().splitlines() if f"job {job}" in line and all(text in line for text in texts)]
+        harness.wait_for(lambda: len(lines()) == 1, LIMIT, lambda: f"not one line of job {job} with {texts}\n{servers[server].describe()}")
+        if not re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (info|error) cr-server: ", lines()[0]):
+            raise Failure(f"a line without time and level: {lines()}")
+
+    job = begin("itself")
+    open(context.path("itself.go.3"), "w").close()
+    job.expect_success(LIMIT)
+    logged("from", "itself", "ended after", "(end: its program has ended")
+
+    begin("moved")
+    context.run([context.tool("cr-checkpoint"), "moved", image])
+    logged("from", "moved", "was saved, ", " bytes")
+    context.run([context.tool("cr-migrate"), "moved", "--to", address["to"]])
+    logged("from", "moved", "ended after", f"(move: its job has moved to {address['to']}")
+    logged("to", "moved", "started by a restart or a move")
+    context.run([context.tool("cr-checkpoint"), "--stop", "moved", image])
+    logged("to", "moved", "ended after", "(stop: its job was saved, and ended by cr-checkpoint --stop")
+
+    for name in ("asked", "lost"):
+        begin(name)
+        sessions = json.loads(context.run([context.tool("cr-ps"), "--server", address["from"], "--json"]).stdout)["sessions"]
+        [session] = [one for one in sessions if one["job"] == name]
+        if name == "asked":
+            context.run([context.tool("cr-ps"), "--server", address["from"], "--end", str(session["id"]), "--reason", "we test"])
+            logged("from", name, "ended after", "(request: ended by the operator: we test")
+        else:
+            os.kill(session["worker_pid"], signal.SIGKILL)
+            logged("from", name, "ended after", "(lost: worker ")
+
+
+@case
 def processes_here(context):
     """cr-ps lists the processes of each job, with CUDA and without, and their sessions."""
     ps = context.tool("cr-ps")
@@ -1819,13 +1869,13 @@ def processes_here(context):
     job = context.start("job", [context.tool("cr-run"), "--name", "two", "--", script])
     stands_and_is_listed(context, job, "two", *syncs)
     [listed] = jobs_of(context)
-    found = sorted((one["program"], one["session"] != 0) for one in listed["process_list"])
+    found = sorted((one["program"], "session" in one) for one in listed["process_list"])
     same("processes", found, [("bash", False), ("globals", True), ("globals", True)])
-    same("sessions", len({one["session"] for one in listed["process_list"]}), 3)
+    same("sessions", len({one.get("session") for one in listed["process_list"]}), 3)
     text = context.run([ps]).stdout
     for one in listed["process_list"]:
-        same("program", os.path.realpath(f"/proc/{one['pid']}/exe") == os.path.realpath(context.program), one["session"] != 0)
-        what = f"session {one['session']}" if one["session"] else "no GPU session"
+        same("program", os.path.realpath(f"/proc/{one['pid']}/exe") == os.path.realpath(context.program), "session" in one)
+        what = f"session {one['session']}" if "session" in one else "no GPU session"
         if not re.search(rf"^ +{one['pid']} {one['program']}, {what}$", text, re.M):
             raise Failure(f"{one} is not in the list:\n{text}")
     for sync in syncs:
@@ -1865,7 +1915,7 @@ def sessions_of_servers(context):
     for (_, pid, host_pid, job_name), want in ((at_second, pids[0]), (at_third, pids[1])):
         same("the process in the job, its number here, and the job", (pid, inner_pid(host_pid), job_name), (want, want, "two"))
     [listed] = jobs_of(context)
-    same("processes with a session", len([one for one in listed["process_list"] if one["session"]]), 2)
+    same("processes with a session", len([one for one in listed["process_list"] if "session" in one]), 2)
     for sync in syncs:
         open(sync + ".go.3", "w").close()
     job.expect_success(LIMIT)
@@ -2010,13 +2060,13 @@ def stopped(context):
 
     def sessions():
         [listed] = jobs_of(context)
-        return {one["pid"]: one["session"] for one in listed["process_list"] if one["program"] == "globals"}
+        return {one["pid"]: one.get("session") for one in listed["process_list"] if one["program"] == "globals"}
 
     before = sessions()
     pid = min(before)
     os.kill(pid, signal.SIGSTOP)
     harness.wait_for(lambda: harness.state_of(pid) == "T", LIMIT, job.describe)
-    same("sessions", sessions(), {**before, pid: 0})
+    same("sessions", sessions(), {**before, pid: None})
     for command in (
         ["cr-checkpoint", "two", context.path("image")],
         ["cr-migrate", "two", "--to", "unix:" + context.path("server/session.sock")],
@@ -2064,7 +2114,7 @@ def same_name(context):
         open(noted + ".go", "w").close()
         tool.expect_success(LIMIT)
         [listed] = jobs_of(context)
-        same("saved", (listed["saved_unix_ms"], listed["saved_image"]), (0, ""))
+        same("saved", (listed.get("saved_unix_ms"), listed.get("saved_image")), (None, None))
         same("stopped", os.path.exists(jobs + "/train/stopped"), False)
         open(context.path(f"second{number}") + ".go.3", "w").close()
         second.expect_success(LIMIT)

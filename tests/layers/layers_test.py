@@ -240,7 +240,7 @@ def check_engine(root, problems):
 def check_packages(root, problems):
     """A header that is here because somebody once installed its package would be missing on the next machine."""
     setup = open(os.path.join(root, "tools/setup"), encoding="utf-8").read()
-    installed = set(re.search(r"packages=\((.*?)\n\)", setup, re.S).group(1).split())
+    kinds = {kind: set(text.split()) for kind, text in re.findall(r"^(\w+)_packages=\((.*?)\)$", setup, re.S | re.M)}
     found = set()
     for path in files(root, MAY_INCLUDE):
         if not path.endswith(SOURCE):
@@ -253,8 +253,11 @@ def check_packages(root, problems):
             package = PACKAGE_OF.get(folder)
             if package:
                 found.add(package)
-                if package not in installed:
-                    problems.append(f"{path}:{number}: <{match.group(2)}> is of {package}, which tools/setup does not install")
+                only_tests = is_test(path) or path.startswith(("tests/", "bench/"))
+                if package not in kinds["build"] | (kinds["test"] if only_tests else set()):
+                    problems.append(
+                        f"{path}:{number}: <{match.group(2)}> is of {package}, which tools/setup "
+                        f"{'--test' if only_tests else '--build'} does not install")
             elif "/" in match.group(2) and folder not in ALWAYS_THERE:
                 problems.append(f"{path}:{number}: PACKAGE_OF in layers_test.py does not say whose <{match.group(2)}> is")
     return f"{len(found)} packages"

@@ -94,11 +94,14 @@ class Process:
         return self.child.poll() is None
 
     def wait(self, limit):
-        """The exit code; raises Failure after `limit` seconds."""
-        try:
-            return self.child.wait(limit)
-        except subprocess.TimeoutExpired:
-            raise Failure(f"{self.name} did not end within {limit} s\n{self.describe()}")
+        """The exit code; raises Failure after `limit` seconds (Limit)."""
+        patience = Limit(limit)
+        while not patience.over():
+            try:
+                return self.child.wait(1)
+            except subprocess.TimeoutExpired:
+                continue
+        raise Failure(f"{self.name} did not end within {limit} s\n{self.describe()}")
 
     def expect_success(self, limit):
         code = self.wait(limit)
@@ -130,7 +133,7 @@ class Process:
                 self.child.wait(3)
             except subprocess.TimeoutExpired:
                 self.kill()
-                self.child.wait(5)
+                self.child.wait(patient(5))
 
 
 class Server(Process):
@@ -286,12 +289,43 @@ def free_port():
         return s.getsockname()[1]
 
 
+def slowness():
+    """How many times longer everything takes now than on an idle machine: the processes that want to run, for each processor."""
+    with open("/proc/loadavg") as f:
+        average, _, _, counts, _ = f.read().split()
+    return max(1.0, max(float(average), int(counts.split("/")[0])) / os.cpu_count())
+
+
+class Limit:
+    """A time limit, in seconds of an idle machine. On a busy one it is over later: it is there for what hangs."""
+
+    def __init__(self, seconds):
+        self.left, self.looked = seconds, time.monotonic()
+
+    def over(self):
+        """To be asked about once a second or more often."""
+        now = time.monotonic()
+        self.left -= (now - self.looked) / slowness()
+        self.looked = now
+        return self.left < 0
+
+
+def patient(seconds):
+    """The same for functions that take a number: `seconds`, and more on a busy machine or one that becomes busy."""
+    return seconds * max(10, slowness())
+
+
+def pause(seconds):
+    """For what nothing tells of: sleeps so long on an idle machine, and longer on a busy one."""
+    time.sleep(seconds * slowness())
+
+
 def wait_for(condition, limit, message):
-    """Polls until `condition()` is true; raises Failure with `message()` after `limit` seconds."""
-    deadline = time.monotonic() + limit
+    """Polls until `condition()` is true; raises Failure with `message()` after `limit` seconds (Limit)."""
+    patience = Limit(limit)
     pause = 0.005
     while not condition():
-        if time.monotonic() > deadline:
+        if patience.over():
             raise Failure(f"after {limit} s: {message()}")
         time.sleep(pause)
         pause = min(pause * 1.5, 0.1)

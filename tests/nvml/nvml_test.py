@@ -74,7 +74,7 @@ def saved_session(lab, server):
         return json.loads(text)["sessions"]
 
     # An image has the same bytes once.
-    good = lambda s: s["saved_unix_ms"] and s["saved_bytes"] > 0 and s["device_bytes"] >= BYTES
+    good = lambda s: s.get("saved_unix_ms") and s["saved_bytes"] > 0 and s["device_bytes"] >= BYTES
     harness.wait_for(
         lambda: [good(s) for s in look()] == [True],
         LIMIT,

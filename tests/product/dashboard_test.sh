@@ -29,11 +29,11 @@ job=$!
   --gpu-server "unix:$work/server/session.sock" 2>"$work/hostd.log" &
 hostd=$!
 for _ in $(seq 600); do
-  grep -q '^cr-hostd: serving' "$work/hostd.log" && break
+  grep -q 'info cr-hostd: serving' "$work/hostd.log" && break
   kill -0 $hostd || { cat "$work/hostd.log"; exit 1; }
   sleep 0.1
 done
-host_port=$(sed -n 's/^cr-hostd: serving .* metrics at 127.0.0.1:\([0-9]*\)$/\1/p' "$work/hostd.log")
+host_port=$(sed -n 's/.* cr-hostd: serving .* metrics at 127.0.0.1:\([0-9]*\)$/\1/p' "$work/hostd.log")
 /usr/bin/python3 tests/product/dashboard_check.py "http://127.0.0.1:$port/metrics" \
   "http://127.0.0.1:$host_port/metrics" packaging/grafana.json docs/metrics.md \
   "$work/rules.yml" || { cat "$work/log" "$work/job.log" "$work/hostd.log"; exit 1; }

@@ -31,6 +31,9 @@ for name in cr-run cr-server cr-hostd cr-checkpoint cr-restart cr-migrate cr-dra
     grep -qE -- "^(.*, )?\\\\fB$option\\\\fR" <<<"$page" || problem "$name.1 lacks $option"
     complete_words "$name" "$option" | grep -qx -- "$option" || problem "the completion of $name lacks $option"
   done
+  chapter=1
+  case $name in cr-server | cr-hostd) chapter=8 ;; esac
+  grep -q "^\.TH ${name^^} $chapter " "$work/$name.1" || problem "the manual page of $name is not in section $chapter"
   for section in NAME SYNOPSIS DESCRIPTION OPTIONS EXAMPLES "EXIT STATUS"; do
     grep -qx ".SH $section" "$work/$name.1" || problem "$name.1 has no section $section"
   done
@@ -41,6 +44,11 @@ done
 [[ $(complete_words cr-server --log-level w) == warn ]] || problem "cr-server --log-level w is not completed"
 mkdir -p "$work/runtime/cuda-remote/jobs/train"
 [[ $(XDG_RUNTIME_DIR=$work/runtime complete_words cr-checkpoint tra) == train ]] || problem "names of jobs are not completed"
+# cr-hostd's are beside its socket.
+mkdir -p "$work/hostd/users/$UID/cuda-remote/jobs/heat"
+[[ $(CUDA_REMOTE_HOSTD=$work/hostd/hostd.sock complete_words cr-migrate hea) == heat ]] ||
+  problem "names of cr-hostd's jobs are not completed"
+grep -q 'fBcr\\-server\\fR(8)' "$work/cr-run.1" || problem "cr-run.1 does not refer to cr-server(8)"
 complete_words cr-run --server unix:x bas | grep -qx bash || problem "cr-run does not complete names of programs"
 grep -q 'Serves this machine' "$work/cr-server.1" || problem "cr-server.1 does not say what cr-server does"
 

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# How tools/setup-cuda finds a CUDA toolkit, or installs one from a package repository, and that tools/demo and tools/test
-# do so first. Each case has a copy of this machine's root (an overlay in memory) without the machine's own toolkit. The
+# How tools/setup-cuda finds a CUDA toolkit, or installs one from a package repository, and that tools/demo, tools/install and
+# tools/test do so first, and set up what they need and no more. Each case has a copy of this machine's root (an overlay in memory) without the machine's own toolkit. The
 # toolkits and the packages are stand-ins: an nvcc that prints a version, and empty headers and libraries. So is bazel.
 set -u
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
@@ -13,14 +13,22 @@ work=$(mktemp -d)
 trap 'cd /; umount -l "$work"; rmdir "$work"' EXIT
 mount -t tmpfs tmpfs "$work" || fail "cannot mount a tmpfs"
 mkdir -p "$work"/{up,work,root,parts,repository,source/tools,source/proto/api}
-cp -L tools/{demo,setup,setup-cuda,test} "$work/source/tools/"
+cp -L tools/{demo,install,setup,setup-cuda,test} "$work/source/tools/"
 # What tools/setup does after the toolkit.
-for other in setup-criu setup-roots setup-slurm setup-torch; do ln -s /bin/true "$work/source/tools/$other"; done
+for other in setup-criu setup-roots setup-slurm setup-torch; do
+  printf '#!/bin/sh\necho %s >>/tmp/set-up\n' "$other" >"$work/source/tools/$other"
+  chmod 755 "$work/source/tools/$other"
+done
 cat >"$work/bazel" <<'END'
 #!/bin/sh
 case $1 in
   --version) echo "bazel 4.2.3" ;;
-  test) echo "//stand:in_test  PASSED in 0.1s" ;;
+  test)
+    for option; do
+      case $option in --build_event_json_file=*) events=${option#*=} ;; esac
+    done
+    echo '{"id":{"testSummary":{"label":"//stand:in_test"}},"testSummary":{"overallStatus":"PASSED"}}' >"$events"
+    ;;
 esac
 echo "bazel $*" >>/tmp/bazel.log
 END
@@ -126,6 +134,33 @@ for tool in demo test; do
   grep -q 'bazel \(build\|test\)' "$root/tmp/bazel.log" || fail "tools/$tool does not build"
 done
 unset tool
+
+echo "== what each tool sets up: tools/demo and tools/install not what only tests need"
+new_root
+cp "$work/bazel" "$root/usr/bin/bazel"
+toolkit "$root/usr/local/cuda" 13.0
+# As on a machine on which nobody has tested or packed anything.
+only_for_tests='lintian|podman|mmdebstrap|mpich|clang-tidy-14|valgrind'
+sed -i -E "/^Package: ($only_for_tests|debhelper)\$/,/^\$/s/^Status: .*/Status: deinstall ok config-files/" "$root/var/lib/dpkg/status"
+sets_up() {
+  rm -f "$root/tmp/set-up"
+  tool=$1 setup_cuda "${@:3}"
+  [[ $(sort "$root/tmp/set-up" 2>/dev/null | paste -sd' ') == "$2" ]] || fail "tools/$1 has set up $(cat "$root/tmp/set-up"), not $2"
+}
+sets_up demo setup-criu --
+sets_up install setup-criu -- /opt/installed
+grep -qE "installing: .*($only_for_tests)" "$work/log" && fail "tools/install installs what only tests need"
+tool=setup setup_cuda -- --build --check || fail "tools/setup --build wants more than the build needs"
+for kind in --test --package ''; do
+  tool=setup setup_cuda -- ${kind:+$kind} --check && fail "tools/setup $kind misses nothing"
+  grep -q 'missing packages: .*debhelper' "$work/log" || fail "tools/setup $kind does not miss debhelper"
+  grep -q 'missing packages: .*lintian' "$work/log"
+  [[ $? == $([[ $kind == --package ]] && echo 1 || echo 0) ]] || fail "tools/setup $kind and the packages of tests"
+done
+new_root
+cp "$work/bazel" "$root/usr/bin/bazel"
+toolkit "$root/usr/local/cuda" 13.0
+sets_up test 'setup-criu setup-roots setup-slurm setup-torch' --
 
 echo "== a toolkit elsewhere: CUDA_HOME, a version beside, conda, wheels; an old one"
 new_root

@@ -347,7 +347,7 @@ class SharingTest : public testing::Test {
       _exit(127);
     }
     // There before it is listened at.
-    for (int i = 0; i < 500 && !ConnectUnix(Socket()).ok(); ++i) usleep(20000);
+    for (int i = 0; i < 6000 && !ConnectUnix(Socket()).ok(); ++i) usleep(20000);
     return pid;
   }
 

@@ -56,8 +56,8 @@ SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 ReturnToService=2
 MpiDefault=none
-KillWait=30
-SlurmdTimeout=10
+KillWait={kill}
+SlurmdTimeout={lost}
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
@@ -114,7 +114,9 @@ class Cluster:
         plugins = f"PluginDir={os.path.realpath(plugins)}" if os.path.isdir(plugins) else ""
         words = {"folder": self.folder, "controller": self.controller, "plugins": plugins, "more": more}
         with open(self.path("slurm.conf"), "w") as f:
-            f.write(CONFIGURATION.format(nodes=self.node_lines(gres, cpus), **words))
+            # On a machine that has other work, saving a job takes longer, and a slow node must not count as lost.
+            limits = {"kill": int(30 * harness.slowness()), "lost": int(10 * harness.slowness())}
+            f.write(CONFIGURATION.format(nodes=self.node_lines(gres, cpus), **limits, **words))
         with open(os.open(self.path("munge/key"), os.O_WRONLY | os.O_CREAT, 0o600), "wb") as f:
             f.write(os.urandom(128))
         munge = self.path("munge/socket")
@@ -158,7 +160,7 @@ class Cluster:
         environment["PATH"] = ":".join(self.context.slurm) + ":" + os.environ.get("PATH", "/usr/bin:/bin")
         environment = {key: value for key, value in environment.items() if value is not None}
         done = subprocess.run([self.context.find(program), *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True, timeout=LIMIT, env=environment, cwd=self.context.folder,
+                              stderr=subprocess.PIPE, text=True, timeout=harness.patient(LIMIT), env=environment, cwd=self.context.folder,
                               **as_user(user))  # fmt: skip
         if expect is not None and done.returncode != expect:
             raise Failure(f"{program} {' '.join(words)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
@@ -484,7 +486,7 @@ class Context:
     def uninterrupted(self, script):
         environment = {**os.environ, **self.lab.env, **self.lab.native_environment()}
         environment = {key: value for key, value in environment.items() if value is not None}
-        done = subprocess.run(["/bin/bash", script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=LIMIT,
+        done = subprocess.run(["/bin/bash", script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=harness.patient(LIMIT),
                               env=environment, cwd=self.folder, **as_user(self.user))  # fmt: skip
         if done.returncode != 0:
             raise Failure(f"the uninterrupted run ended with {done.returncode}: {done.stdout}")
@@ -1072,7 +1074,7 @@ def user_remote_gpu(context):
         words = [*cluster.hosts[host].enter, "setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--"]
         command = [*words, context.lab.tool("cr-ps"), "--server", server, "--json"]
         return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                              timeout=LIMIT, env={**os.environ, **tls})  # fmt: skip
+                              timeout=harness.patient(LIMIT), env={**os.environ, **tls})  # fmt: skip
 
     done = sessions("n1", context.user, tls)
     if done.returncode != 0 or "globals" not in done.stdout:

@@ -25,7 +25,6 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 import urllib.request
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -110,7 +109,7 @@ class Host:
 def ended(child, code=0):
     """What a process has written, once it has ended with this code."""
     try:
-        out, errors = child.communicate(timeout=LIMIT)
+        out, errors = child.communicate(timeout=harness.patient(LIMIT))
     except subprocess.TimeoutExpired:
         raise Failure(f"{child.args} does not end")
     if child.returncode != code:
@@ -518,7 +517,7 @@ def surroundings(context):
     host = Host(context)
     command = [PYTHON, "-c", SURROUNDINGS, host.home, context.tool("cr-run")]
     run = lambda words, **more: subprocess.run(
-        command + words, input="one\ntwo\n", capture_output=True, text=True, timeout=LIMIT, cwd="/", user=VICTIM, group=VICTIM,
+        command + words, input="one\ntwo\n", capture_output=True, text=True, timeout=harness.patient(LIMIT), cwd="/", user=VICTIM, group=VICTIM,
         extra_groups=[BOTH], env=context.environment(host.env({"WORD": "and more words"})), **more,
     )  # fmt: skip
     got = worked(run(["--name", "shown", "--", "sh", "-c", SHOW])).stdout
@@ -565,9 +564,9 @@ def metrics(context):
     host = Host(context, more=more)
 
     def scraped():
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=harness.patient(LIMIT)) as answer:
             text = answer.read().decode()
-        checked = subprocess.run([promtool(), "check", "metrics"], input=text, capture_output=True, text=True, timeout=LIMIT)
+        checked = subprocess.run([promtool(), "check", "metrics"], input=text, capture_output=True, text=True, timeout=harness.patient(LIMIT))
         if checked.returncode != 0:
             raise Failure(f"promtool says {checked.stdout}{checked.stderr}")
         lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("cuda_remote_host_")]
@@ -644,7 +643,7 @@ def operators(context):
 
     def ask(user, tool, *words, group=None):
         return subprocess.run(
-            [context.tool(tool), *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT, cwd="/", user=user,
+            [context.tool(tool), *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=harness.patient(LIMIT), cwd="/", user=user,
             group=user, extra_groups=[group] if group else [], env=context.environment(host.env({})),
         )  # fmt: skip
 
@@ -804,8 +803,8 @@ class StoredJob:
         told = json.loads(worked(self.host.run(VICTIM, "cr-inspect", "--json", "--verify", self.store)).stdout)
         files = sum(len(leaves) for _, _, leaves in os.walk(self.store))
         # Signatures are not counted; small files take whole blocks.
-        if harness.disk_bytes(self.store) > told["total"] + 8192 * files:
-            raise Failure(f"{self.store} takes {harness.disk_bytes(self.store)} bytes, and its images need {told['total']}")
+        if harness.disk_bytes(self.store) > told["total_bytes"] + 8192 * files:
+            raise Failure(f"{self.store} takes {harness.disk_bytes(self.store)} bytes, and its images need {told['total_bytes']}")
         names = [os.path.basename(image["image"]) for image in told["images"]]
         if sorted(os.listdir(self.store)) != [*names, "lock"]:
             raise Failure(f"{self.store} holds {sorted(os.listdir(self.store))}, and the images are {names}")
@@ -854,7 +853,7 @@ def shared_store(context):
     harness.wait_for(several, LIMIT, lambda: f"--every has made {job.numbers()}")
     os.kill(saving.pid, signal.SIGTERM)
     ended(saving, 3)
-    if (last := job.listed()[-1])["own"] > same["client_bytes"] + 0.03 * memory(first) + (1 << 20):
+    if (last := job.listed()[-1])["own_bytes"] > same["client_bytes"] + 0.03 * memory(first) + (1 << 20):
         raise Failure(f"an image of --every takes space for the same memory: {last}")
     # An image that was saved by itself has another signature; nothing is shared with it.
     worked(host.run(VICTIM, "cr-checkpoint", "hers", job.image(90)))
@@ -1267,7 +1266,7 @@ def terminal(context):
     draining.terminate()
     draining.wait(LIMIT)
     # The signal comes to root's tool, which waits, by way of cr-checkpoint and cr-hostd. Nothing tells when.
-    time.sleep(2)
+    harness.pause(2)
     open(steps + ".go", "w").close()
     harness.wait_for(lambda: not tools_of(host), LIMIT, lambda: "the checkpoint goes on without cr-drain")
     # cr-hostd's worker removes the unfinished one after its tool has ended.

@@ -83,7 +83,7 @@ class Context:
         """The ended process, with its output as text."""
         try:
             return subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=limit,
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=harness.patient(limit),
                 env=self.environment(variables), cwd="/", user=user, group=user, extra_groups=[], umask=umask,
             )  # fmt: skip
         except subprocess.TimeoutExpired as ended:
@@ -693,7 +693,7 @@ def job_of_user(context):
             continue
         for step in (9, 15):
             open(f"{sync}.go.{step}", "w").close()
-        out, errors = again.communicate(timeout=LIMIT)
+        out, errors = again.communicate(timeout=harness.patient(LIMIT))
         if again.returncode != 0 or out != want:
             raise Failure(f"the restarted job ended with {again.returncode}:\n{out}\n{errors}\nexpected\n{want}")
 
@@ -800,7 +800,7 @@ def own_job(context):
                     if os.lstat(path).st_uid != VICTIM:
                         raise Failure(f"root's tools have left {path} in the user's folder")
         open(sync + ".go.3", "w").close()
-        out, errors = child.communicate(timeout=LIMIT)
+        out, errors = child.communicate(timeout=harness.patient(LIMIT))
         if child.returncode != 0 or out != want:
             raise Failure(f"the job {name} ended with {child.returncode}:\n{out}\n{errors}\nexpected\n{want}")
     shutil.rmtree(runtime)
@@ -886,7 +886,7 @@ def own_job_saved(context):
                 paused_at(sync, 15, again)
                 root("cr-checkpoint", "--stop", f"{name}@{VICTIM}", image)
                 again.wait(LIMIT)
-        out, errors = again.communicate(timeout=LIMIT)
+        out, errors = again.communicate(timeout=harness.patient(LIMIT))
         if again.returncode != 0 or out != want:
             raise Failure(f"the restarted job ended with {again.returncode}:\n{out}\n{errors}\nexpected\n{want}")
         if os.path.exists(job) or os.path.exists(place):
@@ -991,7 +991,7 @@ def own_job_tool_killed(context):
                 raise Failure(f"at step {number}: the tool was not killed")
             worked(context.run(0, save))
     open(sync + ".go.3", "w").close()
-    out, errors = child.communicate(timeout=LIMIT)
+    out, errors = child.communicate(timeout=harness.patient(LIMIT))
     if child.returncode != 0 or out != want:
         raise Failure(f"the job ended with {child.returncode}:\n{out}\n{errors}\nexpected\n{want}")
 

@@ -21,6 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <optional>
@@ -178,8 +179,8 @@ class Memory {
                       {1 << 20, PROT_READ | PROT_WRITE, false}};
 };
 
-// The program that is saved: counts on standard output, in a shared mapping, while a thread serves a socket. `port`:
-// see Connections; -1: without them.
+// The program that is saved: counts on standard output, in a shared mapping, while a thread serves a socket. Before its
+// last step it waits until there is a file "go" in `folder`. `port`: see Connections; -1: without them.
 int Subject(const char* folder, int steps, int port) {
   static std::string path;
   path = std::string(folder) + "/agent.sock";
@@ -210,6 +211,7 @@ int Subject(const char* folder, int steps, int port) {
   if (port >= 0) connections.emplace(port);
   Memory pieces;
   while (*count < steps) {
+    while (*count == steps - 1 && access((std::string(folder) + "/go").c_str(), F_OK) != 0) usleep(5000);
     if (!pieces.IsRight(*count)) {
       printf("the memory is wrong\n");
       return 1;
@@ -332,6 +334,19 @@ class SnapshotTest : public testing::Test {
     Describe();
   }
 
+  // Lets the program make its last step.
+  void Go() { std::ofstream(folder_ + "/job/go"); }
+
+  // Waits until the program has written `more` more lines than `path` has in `before`, or stands before its last step.
+  void AwaitLines(const std::string& path, int steps, int more, const std::string& before = "") {
+    const auto lines = [](const std::string& text) { return int(std::count(text.begin(), text.end(), '\n')); };
+    const int wanted = std::min(lines(before) + more, steps - 1);
+    while (lines(Contents(path)) < wanted) {
+      ASSERT_EQ(kill(job_.pid(), 0), 0) << "the program has ended: " << Contents(path);
+      usleep(5000);
+    }
+  }
+
   int Wait() {
     WaitForwarding(isolated_.init, true);
     int status = -1;
@@ -364,7 +379,7 @@ TEST_F(SnapshotTest, TwiceWithOutputInAFile) {
   const int out = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   StartSubject(60, out);
   close(out);
-  usleep(200000);
+  AwaitLines(path, 60, 5);
   EXPECT_TRUE(Serves());
   Save("/image", true);
   Kill();
@@ -374,11 +389,12 @@ TEST_F(SnapshotTest, TwiceWithOutputInAFile) {
   EXPECT_EQ(Contents(path), before) << "it went on after the checkpoint";
   Restore("/image", 2);
   EXPECT_TRUE(Serves());
-  usleep(100000);
+  AwaitLines(path, 60, 5, before);
   Save("/image2", true);
   Kill();
   Restore("/image2", 2);
   EXPECT_TRUE(Serves());
+  Go();
   EXPECT_EQ(Wait(), kExit);
   EXPECT_EQ(Contents(path), Expected(60));
 }
@@ -388,9 +404,10 @@ TEST_F(SnapshotTest, GoesOnAfterASave) {
   const int out = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   StartSubject(50, out);
   close(out);
-  usleep(100000);
+  AwaitLines(path, 50, 3);
   Save("/image", false);
   EXPECT_TRUE(Serves());
+  Go();
   EXPECT_EQ(Wait(), kExit);
   EXPECT_EQ(Contents(path), Expected(50));
 }
@@ -400,9 +417,10 @@ TEST_F(SnapshotTest, StoppedAndContinued) {
   const int out = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   StartSubject(50, out);
   close(out);
-  usleep(100000);
+  AwaitLines(path, 50, 3);
   Save("/image", true);
   EXPECT_TRUE(ContinueProcesses(job_));
+  Go();
   EXPECT_EQ(Wait(), kExit);
   EXPECT_EQ(Contents(path), Expected(50));
 }
@@ -413,16 +431,17 @@ TEST_F(SnapshotTest, OutputInAPipe) {
   ASSERT_EQ(pipe2(second, O_CLOEXEC), 0);
   StartSubject(40, first[1]);
   close(first[1]);
-  usleep(200000);
-  Save("/image", true);
-  Kill();
   std::string text;
   char buffer[4096];
-  ssize_t got;
+  ssize_t got = read(first[0], buffer, sizeof(buffer));
+  ASSERT_GT(got, 0);
+  text.append(buffer, size_t(got));
+  Save("/image", true);
+  Kill();
   while ((got = read(first[0], buffer, sizeof(buffer))) > 0) text.append(buffer, size_t(got));
-  EXPECT_GT(text.size(), 4u);
   Restore("/image", second[1]);
   close(second[1]);
+  Go();
   EXPECT_EQ(Wait(), kExit);
   while ((got = read(second[0], buffer, sizeof(buffer))) > 0) text.append(buffer, size_t(got));
   EXPECT_EQ(text, Expected(40));
@@ -433,16 +452,17 @@ TEST_F(SnapshotTest, ConnectionsWithItselfAreKept) {
   const int out = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   StartSubject(150, out, 0);
   close(out);
-  usleep(200000);
+  AwaitLines(path, 150, 5);
   Save("/image", false);
-  usleep(200000);
+  AwaitLines(path, 150, 5, Contents(path));
   Save("/image2", true);
   EXPECT_TRUE(ContinueProcesses(job_)) << "as after a checkpoint --stop that has failed at last";
-  usleep(200000);
+  AwaitLines(path, 150, 5, Contents(path));
   ASSERT_EQ(system(("rm -r " + folder_ + "/image2/*").c_str()), 0);
   Save("/image2", true);
   Kill();
   Restore("/image2", 2);
+  Go();
   EXPECT_EQ(Wait(), kExit);
   EXPECT_EQ(Contents(path), Expected(150, " self") + "all came\n");
 }
@@ -457,19 +477,20 @@ TEST_F(SnapshotTest, ConnectionsWithOthersAreRefusedOrClosed) {
   close(out);
   const int peer = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
   ASSERT_GE(peer, 0);
-  usleep(200000);
+  AwaitLines(path, 120, 5);
   std::string error(DescribeProcesses(job_, close_tcp_, &facts_).message());
   EXPECT_NE(error.find("-> 127.0.0.1:" + std::to_string(ntohs(address.sin_port)) + ";"), std::string::npos) << error;
   EXPECT_NE(error.find("--tcp-close"), std::string::npos) << error;
   close_tcp_ = true;
   Save("/image", false);
-  usleep(200000);
+  AwaitLines(path, 120, 5, Contents(path));
   const std::string before = Contents(path);
   EXPECT_EQ(before.find("lost"), std::string::npos) << "the saved job goes on as if nothing had been\n" << before;
   ASSERT_EQ(system(("rm -r " + folder_ + "/image/*").c_str()), 0);
   Save("/image", true);
   Kill();
   Restore("/image", 2);
+  Go();
   EXPECT_EQ(Wait(), kExit);
   close(peer);
   close(listener);
@@ -483,6 +504,7 @@ TEST_F(SnapshotTest, EndedJobIsRefused) {
   const int out = open("/dev/null", O_WRONLY | O_CLOEXEC);
   StartSubject(1, out);
   close(out);
+  Go();
   EXPECT_EQ(Wait(), kExit);
   std::string error(DescribeProcesses(job_, close_tcp_, &facts_).message());
   EXPECT_NE(error.find("ended"), std::string::npos) << error;

@@ -790,7 +790,7 @@ class TreeTest : public testing::Test {
 
   void StartSubject(const std::string& name, bool io_uring = false) {
     Start({ReadLink("/proc/self/exe"), kSubject, name, g_folder}, io_uring);
-    for (int i = 0; i < 1000 && !Exists(g_folder + "/ready"); ++i) usleep(10000);
+    for (int i = 0; i < 6000 && !Exists(g_folder + "/ready"); ++i) usleep(10000);
     ASSERT_TRUE(Exists(g_folder + "/ready")) << Contents(g_folder + "/failed");
   }
 
@@ -924,7 +924,7 @@ std::string LinksLeft() {
     if (entry.path().filename().string().rfind("link_remap.", 0) == 0) links.push_back(entry.path().string());
   }
   const auto is_gone = [](const std::string& path) { return !Exists(path); };
-  for (int i = 0; i < 1000 && !links.empty(); ++i) {
+  for (int i = 0; i < 6000 && !links.empty(); ++i) {
     links.erase(std::remove_if(links.begin(), links.end(), is_gone), links.end());
     if (!links.empty()) usleep(10000);
   }
@@ -1122,7 +1122,7 @@ TEST_F(TreeTest, ProcessThatLosesItsParentMeanwhile) {
   ASSERT_EQ(DescribeProcesses(job_, /*close_tcp=*/false, &facts_), absl::OkStatus());
   Touch("leave");
   ProcessFacts now;
-  for (int i = 0; i < 500 && DescribeProcesses(job_, /*close_tcp=*/false, &now).ok(); ++i) usleep(10000);
+  for (int i = 0; i < 6000 && DescribeProcesses(job_, /*close_tcp=*/false, &now).ok(); ++i) usleep(10000);
   for (const bool stop : {false, true}) {
     found_ = {};
     PageReceiver pages(SavedBytes(job_));
@@ -1134,7 +1134,7 @@ TEST_F(TreeTest, ProcessThatLosesItsParentMeanwhile) {
   }
   // It continues, and can be saved without that process.
   Touch("end-orphan");
-  for (int i = 0; i < 500 && !DescribeProcesses(job_, /*close_tcp=*/false, &now).ok(); ++i) usleep(10000);
+  for (int i = 0; i < 6000 && !DescribeProcesses(job_, /*close_tcp=*/false, &now).ok(); ++i) usleep(10000);
   ASSERT_NO_FATAL_FAILURE(Save(true));
   ASSERT_NO_FATAL_FAILURE(Kill());
   ASSERT_NO_FATAL_FAILURE(Restore());
@@ -1157,7 +1157,7 @@ TEST_F(TreeTest, ConnectionThatWasGivenUpPasses) {
   }
   EmptyImage();
   Touch("accept");
-  for (int i = 0; i < 500 && !Exists(g_folder + "/accepted"); ++i) usleep(10000);
+  for (int i = 0; i < 6000 && !Exists(g_folder + "/accepted"); ++i) usleep(10000);
   ASSERT_NO_FATAL_FAILURE(Save(true));
   ASSERT_NO_FATAL_FAILURE(Kill());
   ASSERT_NO_FATAL_FAILURE(Restore());
@@ -1172,7 +1172,7 @@ TEST_F(TreeTest, ProcessOfInitIsRefused) {
   EXPECT_NE(error.find("(left-behind) of the job has outlived"), std::string::npos) << error;
   EXPECT_NE(error.find("cr-run --adopt"), std::string::npos) << error;
   Touch("end-orphan");
-  for (int i = 0; i < 500 && !DescribeProcesses(job_, /*close_tcp=*/false, &facts_).ok(); ++i) usleep(10000);
+  for (int i = 0; i < 6000 && !DescribeProcesses(job_, /*close_tcp=*/false, &facts_).ok(); ++i) usleep(10000);
   ASSERT_NO_FATAL_FAILURE(Save(true));
   ASSERT_NO_FATAL_FAILURE(Kill());
   ASSERT_NO_FATAL_FAILURE(Restore());
@@ -1184,16 +1184,16 @@ TEST_F(TreeTest, ProcessOfAnEndedLeaderIsRefused) {
   adopt_ = true;
   std::string error;
   ASSERT_NO_FATAL_FAILURE(Start({ReadLink("/proc/self/exe"), kSubject, "LeaderEnded", g_folder}));
-  for (int i = 0; i < 1000 && !Exists(g_folder + "/orphan"); ++i) usleep(10000);
+  for (int i = 0; i < 6000 && !Exists(g_folder + "/orphan"); ++i) usleep(10000);
   const std::string expected =
       "(left-behind) of the job has outlived the process that started it, and the one that made its session";
-  for (int i = 0; i < 500 && error.find(expected) == std::string::npos; ++i) {
+  for (int i = 0; i < 6000 && error.find(expected) == std::string::npos; ++i) {
     error = std::string(DescribeProcesses(job_, /*close_tcp=*/false, &facts_).message());
     usleep(10000);
   }
   EXPECT_NE(error.find(expected), std::string::npos) << error;
   Touch("end-orphan");
-  for (int i = 0; i < 1000 && !Exists(g_folder + "/ready"); ++i) usleep(10000);
+  for (int i = 0; i < 6000 && !Exists(g_folder + "/ready"); ++i) usleep(10000);
   ASSERT_NO_FATAL_FAILURE(Save(true));
   ASSERT_NO_FATAL_FAILURE(Kill());
   ASSERT_NO_FATAL_FAILURE(Restore());
