@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
@@ -19,6 +18,7 @@
 #include <sstream>
 
 #include "checkpoint/engine/criu/criu_image.h"
+#include "checkpoint/engine/criu/descriptors.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -83,15 +83,6 @@ std::map<uint64_t, Connection> ConnectionsSeenBy(int pid) {
     found.merge(ParseProcTcp(lines));
   }
   return found;
-}
-
-// A duplicate of a process's descriptor; -1: there is none.
-int DuplicateOf(int pid, int number) {
-  const int process = int(syscall(SYS_pidfd_open, pid, 0));
-  if (process < 0) return -1;
-  const int duplicate = int(syscall(SYS_pidfd_getfd, process, number, 0));
-  close(process);
-  return duplicate;
 }
 
 // An integer in as many bytes as before: all but the last say that there are more.

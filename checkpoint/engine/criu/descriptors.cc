@@ -3,6 +3,8 @@
 
 #include <dirent.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <fstream>
 
@@ -27,6 +29,14 @@ std::string FindUserOfFile(const std::function<bool(int pid)>& is_wanted,
   }
   if (processes) closedir(processes);
   return found;
+}
+
+int DuplicateOf(int pid, int number) {
+  const int process = int(syscall(SYS_pidfd_open, pid, 0));
+  if (process < 0) return -1;
+  const int duplicate = int(syscall(SYS_pidfd_getfd, process, number, 0));
+  close(process);
+  return duplicate;
 }
 
 }  // namespace cuda_remote::checkpoint
