@@ -182,6 +182,9 @@ bool SavedConnections(std::string_view image, std::vector<Connection>* connectio
     const auto here = [&] { return size_t(facts.data().data() - image.data()); };
     while (facts.next()) {
       switch (facts.tag_and_type()) {
+        case tag_and_type(1, pbf_wire_type::varint):
+          connection.number = facts.get_uint32();
+          break;
         case tag_and_type(5, pbf_wire_type::varint):
           protocol = facts.get_uint32();
           break;

@@ -734,6 +734,7 @@ absl::Status SettleImage(const Job& job, const ProcessFacts& facts, const std::v
   // What is in a queue now may have been read at another try.
   found->failure_passes = true;
   CR_RETURN_IF_ERROR(CheckLosses(image_folder, ProcessesOf(job)));
+  CR_RETURN_IF_ERROR(CheckQueues(image_folder, ProcessesOf(job)));
   found->failure_passes = false;
   CR_RETURN_IF_ERROR(SettleQueues(image_folder));
   CR_RETURN_IF_ERROR(SettleLinks(facts, image_folder));

@@ -40,6 +40,8 @@ protozero::pbf_tag_type FieldOf(FileKind kind) {
       return 16;
     case FileKind::kNetlinkSocket:
       return 7;
+    case FileKind::kTimer:
+      return 12;
   }
   return 0;
 }
@@ -235,43 +237,79 @@ bool ReadDescriptorTable(std::string_view image, uint32_t* table) {
   return read && found;
 }
 
-bool EmptyMessages(std::string* image, std::string_view mark) {
-  if (image->size() < 8 || Word(*image, 0) != kCommonMagic || Word(*image, 4) != kQueuesMagic) return false;
-  std::string out = image->substr(0, 8);
+namespace {
+
+// Calls `use` with each SkPacketEntry (images/sk-packet.proto) of sk-queues.img, and the message's contents behind it.
+bool ForEachMessage(std::string_view image,
+                    const std::function<void(protozero::data_view entry, std::string_view contents)>& use) {
+  if (image.size() < 8 || Word(image, 0) != kCommonMagic || Word(image, 4) != kQueuesMagic) return false;
   try {
-    // A SkPacketEntry (images/sk-packet.proto) each, and the message's contents.
-    for (size_t at = 8; at < image->size();) {
-      if (image->size() - at < 4) return false;
-      const size_t bytes = Word(*image, at);
-      if (bytes > image->size() - at - 4) return false;
-      const protozero::data_view entry(image->data() + at + 4, bytes);
+    for (size_t at = 8; at < image.size();) {
+      if (image.size() - at < 4) return false;
+      const size_t bytes = Word(image, at);
+      if (bytes > image.size() - at - 4) return false;
+      const protozero::data_view entry(image.data() + at + 4, bytes);
       at += 4 + bytes;
       uint32_t length = 0;
       for (protozero::pbf_reader field(entry); field.next(2, protozero::pbf_wire_type::varint);)
         length = field.get_uint32();
-      if (length > image->size() - at) return false;
-      std::string_view contents(image->data() + at, length);
+      if (length > image.size() - at) return false;
+      use(entry, image.substr(at, length));
       at += length;
-      std::string changed;
-      protozero::pbf_writer writer(changed);
-      const bool empty = contents == mark;
-      if (empty) contents = {};
-      for (protozero::pbf_reader field(entry); field.next();) {
-        if (empty && field.tag() == 2) {
-          field.skip();
-          writer.add_uint32(2, 0);
-        } else {
-          CopyField(&field, &writer);
-        }
-      }
-      const auto size = uint32_t(changed.size());
-      out.append(reinterpret_cast<const char*>(&size), sizeof(size)).append(changed).append(contents);
     }
   } catch (const protozero::exception&) {
     return false;
   }
-  *image = std::move(out);
   return true;
+}
+
+}  // namespace
+
+bool ReadMessages(std::string_view image,
+                  const std::function<void(uint32_t socket, const std::vector<uint64_t>& files)>& entry) {
+  return ForEachMessage(image, [&](protozero::data_view message, std::string_view) {
+    uint32_t socket = 0;
+    std::vector<uint64_t> files;
+    for (protozero::pbf_reader field(message); field.next();) {
+      if (field.tag() == 1 && field.wire_type() == protozero::pbf_wire_type::varint) {
+        socket = field.get_uint32();
+      } else if (field.tag() == 4 && field.wire_type() == protozero::pbf_wire_type::length_delimited) {
+        for (protozero::pbf_reader rights = field.get_message(); rights.next();) {
+          if (rights.tag() != 2) {
+            rights.skip();
+            continue;
+          }
+          const std::vector<uint64_t> some = NumbersIn(&rights);
+          files.insert(files.end(), some.begin(), some.end());
+        }
+      } else {
+        field.skip();
+      }
+    }
+    entry(socket, files);
+  });
+}
+
+bool EmptyMessages(std::string* image, std::string_view mark) {
+  std::string out = image->substr(0, 8);
+  const bool read = ForEachMessage(*image, [&](protozero::data_view entry, std::string_view contents) {
+    const bool empty = contents == mark;
+    if (empty) contents = {};
+    std::string changed;
+    protozero::pbf_writer writer(changed);
+    for (protozero::pbf_reader field(entry); field.next();) {
+      if (empty && field.tag() == 2) {
+        field.skip();
+        writer.add_uint32(2, 0);
+      } else {
+        CopyField(&field, &writer);
+      }
+    }
+    const auto size = uint32_t(changed.size());
+    out.append(reinterpret_cast<const char*>(&size), sizeof(size)).append(changed).append(contents);
+  });
+  if (read) *image = std::move(out);
+  return read;
 }
 
 bool ChangeFiles(std::string* image, const std::function<bool(std::string_view path, FileChange* change)>& change) {

@@ -17,7 +17,7 @@
 namespace cuda_remote::checkpoint {
 
 // The kinds of open files that are read, by their numbers in CRIU (FdTypes in its images/fdinfo.proto).
-enum class FileKind : uint32_t { kRegular = 1, kInternetSocket = 4, kUnixSocket = 5, kNetlinkSocket = 13 };
+enum class FileKind : uint32_t { kRegular = 1, kInternetSocket = 4, kUnixSocket = 5, kNetlinkSocket = 13, kTimer = 17 };
 
 // The bytes of one of those files. False if there is none.
 bool ReadImageFile(const std::string& path, std::string* bytes);
@@ -52,6 +52,11 @@ bool ReadDescriptors(std::string_view image, std::map<int, uint32_t>* files);
 
 // The number of the fdinfo-*.img that belongs to a process: from CRIU's ids-*.img, as above.
 bool ReadDescriptorTable(std::string_view image, uint32_t* table);
+
+// Calls `entry` for each message in CRIU's sk-queues.img: with the number in files.img of the socket in whose queue it
+// is, and the numbers of the files in it (SCM_RIGHTS). As above.
+bool ReadMessages(std::string_view image,
+                  const std::function<void(uint32_t socket, const std::vector<uint64_t>& files)>& entry);
 
 // Makes the messages in CRIU's sk-queues.img whose contents are `mark` messages without contents. False if `image` is
 // not such a file. Any input is safe.

@@ -3,6 +3,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/netlink.h>
+#include <linux/sock_diag.h>
+#include <linux/unix_diag.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <stdint.h>
@@ -46,7 +49,7 @@ struct {
 __attribute__((constructor)) void OpenFacts() {
   const char* const folder = getenv(kSocketFactsVariable);
   if (folder != nullptr)
-    g_facts = openat(atoi(folder), kSocketFactsName, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    g_facts = openat(atoi(folder), kSocketFactsName, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
 }
 
 long Get(int fd, int level, int option, void* value, socklen_t* bytes) {
@@ -188,6 +191,8 @@ bool HasLevel(int level, int family, int protocol) {
       return family == AF_INET6;
     case kLevelNetlink:
       return family == AF_NETLINK;
+    case kLevelUdp:
+      return internet && (protocol == IPPROTO_UDP || protocol == IPPROTO_UDPLITE);
     default:
       return internet && level == protocol;
   }
@@ -227,30 +232,6 @@ bool IsEnd(int fd, int type) {
   return true;
 }
 
-constexpr Loss kTimerInQueue = {"has a Unix socket with a timerfd in its queue (SCM_RIGHTS)",
-                                "have the program receive it before the checkpoint"};
-constexpr Loss kQueueInQueue = {
-    "has a Unix socket in whose queue is another one with something in its own queue (SCM_RIGHTS)",
-    "have the program receive it before the checkpoint"};
-
-// Looks at the files in a message that CRIU has found in the queue of `fd`.
-bool NoteFilesIn(int fd, msghdr* message) {
-  for (cmsghdr* part = CMSG_FIRSTHDR(message); part != nullptr; part = CMSG_NXTHDR(message, part)) {
-    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
-    for (size_t i = 0; i < (part->cmsg_len - CMSG_LEN(0)) / sizeof(int); ++i) {
-      int file, bytes = 0;
-      memcpy(&file, CMSG_DATA(part) + i * sizeof(file), sizeof(file));
-      char path[64], target[64] = "";
-      snprintf(path, sizeof(path), "/proc/self/fd/%d", file);
-      const ssize_t length = readlink(path, target, sizeof(target) - 1);
-      if (length > 0 && strcmp(target, "anon_inode:[timerfd]") == 0 && !NoteLoss(fd, kTimerInQueue)) return false;
-      const bool is_unix = NumberOf(file, SO_DOMAIN) == AF_UNIX;
-      if (is_unix && ioctl(file, FIONREAD, &bytes) == 0 && bytes > 0 && !NoteLoss(fd, kQueueInQueue)) return false;
-    }
-  }
-  return true;
-}
-
 bool NoteNewSocket(int fd) {
   const uint64_t inode = InodeOf(fd);
   if (IsNoted(inode)) return true;
@@ -266,6 +247,30 @@ bool NoteNewSocket(int fd) {
   }
   if (family == AF_INET || family == AF_INET6) NoteMemberships(fd);
   return g_notes.Write();
+}
+
+// The kernel reports of a queue of packets how long its first one is, or all are. CRIU looks into no queue of length 0,
+// and there may be empty ones. So no queue has that length.
+void LengthenQueues(char* answers, size_t bytes) {
+  constexpr uint8_t kListens = 10;
+  for (auto* header = reinterpret_cast<nlmsghdr*>(answers); NLMSG_OK(header, bytes);
+       header = NLMSG_NEXT(header, bytes)) {
+    if (header->nlmsg_type != SOCK_DIAG_BY_FAMILY || header->nlmsg_len < NLMSG_LENGTH(sizeof(unix_diag_msg))) continue;
+    auto* const facts = static_cast<unix_diag_msg*>(NLMSG_DATA(header));
+    const bool packets = facts->udiag_type == SOCK_DGRAM || facts->udiag_type == SOCK_SEQPACKET;
+    if (facts->udiag_family != AF_UNIX || !packets || facts->udiag_state == kListens) continue;
+    char* at = reinterpret_cast<char*>(facts + 1);
+    char* const end = reinterpret_cast<char*>(header) + header->nlmsg_len;
+    for (nlattr attribute; at + sizeof(attribute) <= end; at += NLA_ALIGN(attribute.nla_len)) {
+      memcpy(&attribute, at, sizeof(attribute));
+      if (attribute.nla_len < sizeof(attribute) || attribute.nla_len > end - at) break;
+      unix_diag_rqlen lengths;
+      if (attribute.nla_type != UNIX_DIAG_RQLEN || attribute.nla_len < sizeof(attribute) + sizeof(lengths)) continue;
+      memcpy(&lengths, at + sizeof(attribute), sizeof(lengths));
+      if (lengths.udiag_rqueue == 0) lengths.udiag_rqueue = 1;
+      memcpy(at + sizeof(attribute), &lengths, sizeof(lengths));
+    }
+  }
 }
 
 }  // namespace
@@ -290,6 +295,13 @@ bool HoldsBackTerminal(int fd) {
 }
 
 ssize_t ReceiveForCriu(int fd, msghdr* message, int flags) {
+  if (g_facts >= 0 && flags == 0 && message->msg_iovlen == 1 && message->msg_namelen == sizeof(sockaddr_nl)) {
+    const ssize_t got = syscall(SYS_recvmsg, fd, message, flags);
+    const auto* const sender = static_cast<const sockaddr*>(message->msg_name);
+    if (got > 0 && sender != nullptr && sender->sa_family == AF_NETLINK)
+      LengthenQueues(static_cast<char*>(message->msg_iov[0].iov_base), size_t(got));
+    return got;
+  }
   int type = 0;
   const bool looks = g_facts >= 0 && (flags & MSG_PEEK) != 0 && message->msg_iovlen == 1 &&
                      message->msg_iov[0].iov_len >= kEmptyDatagramBytes;
@@ -301,7 +313,6 @@ ssize_t ReceiveForCriu(int fd, msghdr* message, int flags) {
   } else {
     got = syscall(SYS_recvmsg, fd, message, flags);
     if (!looks || got < 0) return got;
-    if (!NoteFilesIn(fd, message)) return -1;
     if (got > 0 || !IsUnixOfPackets(fd, &type) || IsEnd(fd, type)) return got;
   }
   memcpy(message->msg_iov[0].iov_base, kEmptyDatagram, kEmptyDatagramBytes);

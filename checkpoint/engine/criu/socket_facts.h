@@ -40,8 +40,10 @@ struct SocketOption {
 // Levels of options.
 inline constexpr int kLevelIp = 0, kLevelSocket = 1, kLevelTcp = 6, kLevelUdp = 17, kLevelIpv6 = 41,
                      kLevelUdpLite = 136, kLevelNetlink = 270;
-// Of a connected socket this is not what the program has set.
-inline constexpr int kTcpMaxSeg = 2;
+// Of a connected socket this is not what the program has set, which is this at most.
+inline constexpr int kTcpMaxSeg = 2, kMostMaxSeg = 32767;
+// Sockets of streams have it, and do not let it be set.
+inline constexpr int kIpMulticastTtl = 33;
 // An old value of this is one that cannot be set: -1 stands for it.
 inline constexpr int kTxRehash = 74;
 
@@ -70,7 +72,7 @@ inline constexpr SocketOption kSocketOptions[] = {
     {kLevelIp, 25, 4, "IP_RECVFRAGSIZE"},
     {kLevelIp, 26, 4, "IP_RECVERR_RFC4884"},
     {kLevelIp, 32, 4, "IP_MULTICAST_IF"},
-    {kLevelIp, 33, 4, "IP_MULTICAST_TTL"},
+    {kLevelIp, kIpMulticastTtl, 4, "IP_MULTICAST_TTL"},
     {kLevelIp, 34, 4, "IP_MULTICAST_LOOP"},
     {kLevelIp, 49, 4, "IP_MULTICAST_ALL"},
     {kLevelIp, 50, 4, "IP_UNICAST_IF"},

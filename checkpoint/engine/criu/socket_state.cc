@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/engine/criu/socket_state.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <net/if.h>
 #include <netinet/in.h>
@@ -12,10 +13,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <memory>
 #include <set>
 #include <tuple>
 #include <utility>
 
+#include "checkpoint/engine/criu/connections.h"
 #include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/engine/criu/descriptors.h"
 #include "checkpoint/job/job.h"
@@ -66,10 +69,17 @@ std::string NameOfOption(const SocketFact& fact) {
   return "option " + std::to_string(fact.option) + " of level " + std::to_string(fact.level);
 }
 
-bool IsConnected(int socket) {
+// Whether a value is the kernel's own, and cannot be set.
+bool IsKernels(int socket, const NotedFact& noted) {
+  int value = 0, type = 0;
+  socklen_t bytes = sizeof(type);
   sockaddr_storage address;
-  socklen_t bytes = sizeof(address);
-  return getpeername(socket, reinterpret_cast<sockaddr*>(&address), &bytes) == 0;
+  if (noted.value.size() == sizeof(value)) memcpy(&value, noted.value.data(), sizeof(value));
+  if (noted.fact.level == kLevelIp && noted.fact.option == kIpMulticastTtl)
+    return getsockopt(socket, SOL_SOCKET, SO_TYPE, &type, &bytes) == 0 && type == SOCK_STREAM;
+  bytes = sizeof(address);
+  return noted.fact.level == kLevelTcp && noted.fact.option == kTcpMaxSeg &&
+         (value > kMostMaxSeg || getpeername(socket, reinterpret_cast<sockaddr*>(&address), &bytes) == 0);
 }
 
 // Returns false, and errno, if it cannot be set.
@@ -81,7 +91,7 @@ bool SetOption(int socket, const NotedFact& noted) {
       std::string_view(now.data(), bytes) == noted.value) {
     return true;
   }
-  if (fact.level == kLevelTcp && fact.option == kTcpMaxSeg && IsConnected(socket)) return true;
+  if (IsKernels(socket, noted)) return true;
   std::string value = noted.value;
   if (fact.level == kLevelSocket && fact.option == kTxRehash && value == std::string("\xff\0\0\0", 4))
     value.assign(4, '\xff');
@@ -134,6 +144,58 @@ std::map<uint32_t, uint64_t> SavedSockets(const std::string& image_folder) {
   return found;
 }
 
+// What CRIU would have to make for a queue alone, and cannot (CRIU 4.2: prepare_timerfds, prepare_tcp_socks and
+// add_fake_unix_queuers).
+struct Unrestorable {
+  std::map<uint32_t, const char*> files;  // by number in files.img: what they are
+  std::map<uint32_t, uint64_t> sockets;   // inodes of Unix sockets
+};
+
+bool FindUnrestorable(std::string_view image, Unrestorable* found) {
+  struct UnixSocket {
+    uint32_t number = 0, type = 0, state = 0;
+    uint64_t inode = 0, peer = 0;
+  };
+  std::vector<UnixSocket> all;
+  std::set<uint64_t> peers;
+  const bool read = ReadFilesImage(image, FileKind::kUnixSocket, [&](protozero::pbf_reader fields) {
+    // A UnixSkEntry (CRIU's images/sk-unix.proto).
+    UnixSocket one;
+    while (fields.next()) {
+      const bool number = fields.wire_type() == protozero::pbf_wire_type::varint;
+      if (number && fields.tag() == 1) {
+        one.number = fields.get_uint32();
+      } else if (number && fields.tag() == 2) {
+        one.inode = fields.get_uint32();
+      } else if (number && fields.tag() == 3) {
+        one.type = fields.get_uint32();
+      } else if (number && fields.tag() == 4) {
+        one.state = fields.get_uint32();
+      } else if (number && fields.tag() == 8) {
+        one.peer = fields.get_uint32();
+      } else {
+        fields.skip();
+      }
+    }
+    all.push_back(one);
+    peers.insert(one.peer);
+  });
+  constexpr uint32_t kEstablished = 1;
+  for (const UnixSocket& one : all) {
+    found->sockets[one.number] = one.inode;
+    if (peers.count(one.inode) != 0) continue;
+    if (one.type == SOCK_DGRAM) found->files[one.number] = "a datagram socket to which none is connected";
+    if (one.type != SOCK_DGRAM && one.state == kEstablished && one.peer == 0)
+      found->files[one.number] = "a socket whose other end is closed";
+  }
+  std::vector<Connection> connections;
+  if (!SavedConnections(image, &connections)) return false;
+  for (const Connection& connection : connections) found->files[connection.number] = "an end of a TCP connection";
+  return read && ReadFilesImage(image, FileKind::kTimer, [&](protozero::pbf_reader fields) {
+           while (fields.next(1, protozero::pbf_wire_type::varint)) found->files[fields.get_uint32()] = "a timerfd";
+         });
+}
+
 // What a process had open: numbers in files.img by descriptor. `number`: as the job numbers the process.
 std::map<int, uint32_t> SavedDescriptors(const std::string& image_folder, int number) {
   std::map<int, uint32_t> files;
@@ -179,6 +241,36 @@ absl::Status CheckLosses(const std::string& image_folder, const std::vector<int>
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckQueues(const std::string& image_folder, const std::vector<int>& pids) {
+  std::string queues, files;
+  if (!ReadImageFile(image_folder + "/sk-queues.img", &queues)) return absl::OkStatus();
+  std::set<uint64_t> open;
+  const std::unique_ptr<DIR, int (*)(DIR*)> list(opendir(image_folder.c_str()), closedir);
+  while (const dirent* const entry = list ? readdir(list.get()) : nullptr) {
+    std::string table;
+    std::map<int, uint32_t> some;
+    if (strncmp(entry->d_name, "fdinfo-", 7) != 0) continue;
+    if (ReadImageFile(image_folder + "/" + entry->d_name, &table)) ReadDescriptors(table, &some);
+    for (const auto& [descriptor, file] : some) open.insert(file);
+  }
+  Unrestorable found;
+  std::string said;
+  const bool read = ReadImageFile(image_folder + "/files.img", &files) && FindUnrestorable(files, &found) &&
+                    ReadMessages(queues, [&](uint32_t socket, const std::vector<uint64_t>& sent) {
+                      for (const uint64_t file : sent) {
+                        const auto what = found.files.find(uint32_t(file));
+                        if (what == found.files.end() || open.count(file) != 0 || !said.empty()) continue;
+                        const std::string user = UserOf(found.sockets[socket], pids);
+                        said =
+                            (user.empty() ? "the job" : user) + " has a Unix socket in whose queue is " + what->second +
+                            " that no process has open (SCM_RIGHTS), which cannot be saved; have the program receive "
+                            "it before the checkpoint";
+                      }
+                    });
+  if (!read) return absl::UnimplementedError("cannot read this CRIU version's image of the queues of Unix sockets");
+  return said.empty() ? absl::OkStatus() : absl::UnavailableError(said);
 }
 
 std::string NameRefusal(const std::string& errors, const std::vector<int>& pids) {

@@ -32,6 +32,9 @@ bool ParseSocketFacts(std::string_view file, std::map<uint64_t, std::vector<Note
 // the image, and names it, and a process that has it.
 absl::Status CheckLosses(const std::string& image_folder, const std::vector<int>& pids);
 
+// Likewise: whether CRIU can restore what the image has in the queues of Unix sockets.
+absl::Status CheckQueues(const std::string& image_folder, const std::vector<int>& pids);
+
 // CRIU's words for a socket that it could not save, in the user's words, with a process of these that has it. Empty:
 // `errors` names none.
 std::string NameRefusal(const std::string& errors, const std::vector<int>& pids);

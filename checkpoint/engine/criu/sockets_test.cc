@@ -222,6 +222,9 @@ void Options() {
   for (size_t i = 0; i < sockets.size(); ++i) {
     const Values now = ValuesOf(sockets[i].second);
     for (const auto& [name, value] : before[i]) {
+      // Of connections these are the kernel's own.
+      const bool tcp = sockets[i].first.find("connecting") == 0 || sockets[i].first.find("accepted") == 0;
+      if (tcp && (name == "TCP_MAXSEG" || name == "IP_MULTICAST_TTL")) continue;
       if (now.at(name) != value)
         lost += sockets[i].first + "." + name + ": " + Hex(value) + " -> " + Hex(now.at(name)) + "\n";
     }
@@ -414,22 +417,37 @@ void EmptyDatagrams() {
   MUST(pread(file, text, 4, 0) == 4 && strcmp(text, kText) == 0);
 }
 
-// One end of a pair is nowhere but in a queue, and so is one of TCP.
+// What is nowhere but in a queue: ends of pairs, one with something in its own queue, both ends of a pair, one of TCP,
+// and one that listens. A timerfd that is open, too.
 void SocketsInQueues() {
-  const Pair carrier(SOCK_STREAM), carried(SOCK_STREAM);
+  const Pair carrier(SOCK_STREAM), carried(SOCK_STREAM), datagrams(SOCK_DGRAM), both(SOCK_STREAM);
   const Tcp tcp;
-  Send(carrier.far, "a", carried.far);
-  Send(carrier.far, "b", tcp.far);
-  close(carried.far);
-  close(tcp.far);
+  const int memory = memfd_create("file", 0), timer = timerfd_create(CLOCK_MONOTONIC, 0);
+  const itimerspec later = {{0, 0}, {3600, 0}};
+  MUST(write(memory, kText, 4) == 4 && timerfd_settime(timer, 0, &later, nullptr) == 0);
+  Send(carried.near, "deeper", memory);
+  const int sent[] = {carried.far, datagrams.far, both.near, both.far, tcp.far, tcp.listener, timer};
+  for (const int file : sent) Send(carrier.far, "f", file);
+  for (const int file : {carried.far, datagrams.far, both.near, both.far, tcp.listener, memory}) close(file);
   Pause();
-  int first = -1, second = -1;
-  MUST(Receive(carrier.near, &first) == "a" && Receive(carrier.near, &second) == "b");
+  int files[7];
+  for (int& file : files) MUST(Receive(carrier.near, &file) == "f");
+  int deeper = -1;
+  char text[5] = "";
+  MUST(Receive(files[0], &deeper) == "deeper" && pread(deeper, text, 4, 0) == 4 && strcmp(text, kText) == 0);
   Send(carried.near, "unix");
-  Send(tcp.near, "tcp");
-  MUST(Receive(first) == "unix");
-  char text[4] = "";
-  MUST(recv(second, text, 3, MSG_WAITALL) == 3 && strcmp(text, "tcp") == 0);
+  Send(datagrams.near, "datagram");
+  Send(files[2], "both");
+  MUST(Receive(files[0]) == "unix" && Receive(files[1]) == "datagram" && Receive(files[3]) == "both");
+  Send(tcp.near, "over");
+  MUST(recv(files[4], text, 4, MSG_WAITALL) == 4 && strcmp(text, "over") == 0);
+  sockaddr_in address = {};
+  socklen_t bytes = sizeof(address);
+  MUST(getsockname(files[5], reinterpret_cast<sockaddr*>(&address), &bytes) == 0);
+  const int again = socket(AF_INET, SOCK_STREAM, 0);
+  MUST(connect(again, Plain(&address), sizeof(address)) == 0 && accept(files[5], nullptr, nullptr) >= 0);
+  itimerspec left = {};
+  MUST(timerfd_gettime(files[6], &left) == 0 && left.it_value.tv_sec > 3000 && left.it_value.tv_sec <= 3600);
 }
 
 // --- Owners, pipes and half-closed connections
@@ -533,9 +551,7 @@ std::string Drain(int socket) {
   return all + (errno == EAGAIN ? "" : "(" + std::string(strerror(errno)) + ")");
 }
 
-std::string Sends(int socket) {
-  return send(socket, "x", 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1 ? "sends" : std::string(strerror(errno));
-}
+std::string Sends(int socket) { return send(socket, "x", 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1 ? "sends" : "fails"; }
 
 void HalfClosed() {
   signal(SIGPIPE, SIG_IGN);
@@ -624,16 +640,36 @@ void LeaveTimerInQueue() {
   MUST(Receive(pair.near, &file) == "t");
 }
 
-void LeaveQueueInQueue() {
+// A socket that is nowhere else, and whose other end is closed.
+void LeaveClosedInQueue() {
   const Pair pair(SOCK_STREAM), inner(SOCK_STREAM);
-  const int memory = memfd_create("file", 0);
-  Send(inner.far, "m", memory);
+  Send(inner.far, "m");
   Send(pair.far, "s", inner.near);
   close(inner.near);
   close(inner.far);
   Pause();
-  int file = -1, deeper = -1;
-  MUST(Receive(pair.near, &file) == "s" && Receive(file, &deeper) == "m");
+  int file = -1;
+  MUST(Receive(pair.near, &file) == "s" && Receive(file) == "m");
+}
+
+void LeaveTcpInQueue() {
+  const Pair pair(SOCK_STREAM);
+  const Tcp tcp;
+  Send(pair.far, "s", tcp.far);
+  close(tcp.far);
+  Pause();
+  int file = -1;
+  MUST(Receive(pair.near, &file) == "s");
+}
+
+void LeaveUnconnectedInQueue() {
+  const Pair pair(SOCK_STREAM);
+  const int one = socket(AF_UNIX, SOCK_DGRAM, 0);
+  Send(pair.far, "s", one);
+  close(one);
+  Pause();
+  int file = -1;
+  MUST(Receive(pair.near, &file) == "s");
 }
 
 void LeaveUrgentByte() {
@@ -758,7 +794,9 @@ const std::map<std::string, void (*)()> kSubjects = {
     {"HalfClosed", HalfClosed},
     {"Places", Places},
     {"TimerInQueue", LeaveTimerInQueue},
-    {"QueueInQueue", LeaveQueueInQueue},
+    {"ClosedInQueue", LeaveClosedInQueue},
+    {"UnconnectedInQueue", LeaveUnconnectedInQueue},
+    {"TcpInQueue", LeaveTcpInQueue},
     {"UrgentByte", LeaveUrgentByte},
     {"BehindUrgentByte", LeaveDataBehindUrgentByte},
     {"UnixUrgentByte", LeaveUnixUrgentByte},
@@ -891,10 +929,17 @@ TEST_F(SocketsTest, Places) { SaveAndRestore("Places"); }
 
 // Only what stands still shows all of a queue.
 TEST_F(SocketsTest, TimerInAQueueIsRefused) {
-  IsRefused("TimerInQueue", "a Unix socket with a timerfd in its queue", /*look_only=*/false);
+  IsRefused("TimerInQueue", "a Unix socket in whose queue is a timerfd", /*look_only=*/false);
 }
-TEST_F(SocketsTest, QueueInAQueueIsRefused) {
-  IsRefused("QueueInQueue", "a Unix socket in whose queue is another one", /*look_only=*/false);
+TEST_F(SocketsTest, ClosedSocketInAQueueIsRefused) {
+  IsRefused("ClosedInQueue", "a Unix socket in whose queue is a socket whose other end is closed",
+            /*look_only=*/false);
+}
+TEST_F(SocketsTest, TcpConnectionInAQueueIsRefused) {
+  IsRefused("TcpInQueue", "a Unix socket in whose queue is an end of a TCP connection", /*look_only=*/false);
+}
+TEST_F(SocketsTest, UnconnectedSocketInAQueueIsRefused) {
+  IsRefused("UnconnectedInQueue", "a Unix socket in whose queue is a datagram socket", /*look_only=*/false);
 }
 TEST_F(SocketsTest, UrgentByteIsRefused) {
   IsRefused("UrgentByte", "a connection with an urgent byte (MSG_OOB) that nobody has read");
