@@ -15,6 +15,7 @@
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "checkpoint/engine/criu/losses.h"
@@ -36,6 +37,9 @@ struct {
   size_t count = 0;
   Group groups[256];
 } g_groups;
+
+constexpr Loss kSender = {"has a Unix socket with an unread datagram whose sender has an address",
+                          "have the program receive it before the checkpoint, or try again"};
 
 // Sockets that are noted. When it is full, some are noted more than once.
 uint64_t g_noted[1 << 14];
@@ -180,6 +184,16 @@ void NoteMemberships(int fd) {
   }
 }
 
+// CRIU knows the address of a raw socket by its port, and it has none.
+void NoteAddresses(int fd) {
+  sockaddr_storage address = {};
+  auto* const name = reinterpret_cast<sockaddr*>(&address);
+  socklen_t bytes = sizeof(address);
+  if (getsockname(fd, name, &bytes) == 0) g_notes.Add(SocketFact::kAddress, 0, 0, &address, bytes);
+  bytes = sizeof(address);
+  if (getpeername(fd, name, &bytes) == 0) g_notes.Add(SocketFact::kAddress, 0, 1, &address, bytes);
+}
+
 bool HasLevel(int level, int family, int protocol) {
   const bool internet = family == AF_INET || family == AF_INET6;
   switch (level) {
@@ -245,7 +259,10 @@ bool NoteNewSocket(int fd) {
     if (Get(fd, option.level, option.option, value, &bytes) == 0)
       g_notes.Add(SocketFact::kOption, option.level, option.option, value, bytes);
   }
-  if (family == AF_INET || family == AF_INET6) NoteMemberships(fd);
+  if (family == AF_INET || family == AF_INET6) {
+    NoteMemberships(fd);
+    if (NumberOf(fd, SO_TYPE) == SOCK_RAW) NoteAddresses(fd);
+  }
   return g_notes.Write();
 }
 
@@ -291,7 +308,7 @@ bool HoldsBackTerminal(int fd) {
   if (fstat(fd, &facts) != 0 || !S_ISCHR(facts.st_mode) || isatty(fd) == 0) return false;
   const Loss* const loss = LossOf(fd);
   if (loss != nullptr) NoteLoss(fd, *loss);
-  return true;
+  return loss != nullptr;
 }
 
 ssize_t ReceiveForCriu(int fd, msghdr* message, int flags) {
@@ -311,8 +328,17 @@ ssize_t ReceiveForCriu(int fd, msghdr* message, int flags) {
     message->msg_flags = 0;
     message->msg_controllen = 0;
   } else {
+    sockaddr_un sender;
+    if (looks) {
+      message->msg_name = &sender;
+      message->msg_namelen = sizeof(sender);
+    }
     got = syscall(SYS_recvmsg, fd, message, flags);
     if (!looks || got < 0) return got;
+    const bool named = message->msg_namelen > sizeof(sender.sun_family) && IsUnixOfPackets(fd, &type);
+    message->msg_name = nullptr;
+    message->msg_namelen = 0;
+    if (named && type == SOCK_DGRAM && !NoteLoss(fd, kSender)) return -1;
     if (got > 0 || !IsUnixOfPackets(fd, &type) || IsEnd(fd, type)) return got;
   }
   memcpy(message->msg_iov[0].iov_base, kEmptyDatagram, kEmptyDatagramBytes);

@@ -14,8 +14,8 @@ namespace cuda_remote::checkpoint {
 // written.
 bool NoteSocket(int fd);
 
-// Whether `fd` is a terminal that CRIU is about to read empty, to write all back afterwards. That would change what the
-// job finds, so CRIU is to find nothing. Notes it if there is something.
+// Whether `fd` is a terminal that CRIU is about to read empty, to write all back afterwards, and that would change what
+// the job finds. Then it is noted, and CRIU is to find nothing.
 bool HoldsBackTerminal(int fd);
 
 // As recvmsg. Where CRIU looks at the queue of a Unix socket, it finds empty datagrams as kEmptyDatagram, and files

@@ -5,18 +5,20 @@
 #include <fcntl.h>
 #include <linux/netlink.h>
 #include <linux/sockios.h>
+#include <linux/tcp.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <stdint.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <termios.h>
 #include <unistd.h>
 
 namespace cuda_remote::checkpoint {
 namespace {
 
-constexpr int kTcpUlp = 31, kUdpCork = 1, kPassPidfd = 76, kUdpLite = 136;
+constexpr int kClosed = 7, kTcpUlp = 31, kUdpCork = 1, kPassPidfd = 76, kUdpLite = 136;
 // Options of a Unix socket with which what it receives has control messages.
 constexpr int kMessageOptions[] = {SO_PASSCRED, SO_PASSSEC, SO_TIMESTAMP, SO_TIMESTAMPNS, kPassPidfd};
 constexpr char kClose[] = "close it before the checkpoint";
@@ -47,6 +49,8 @@ constexpr Loss kCorked = {"has a UDP socket with UDP_CORK",
                           "have the program send the datagram and clear the option before the checkpoint"};
 constexpr Loss kLayered = {"has a TCP connection on which the kernel works itself, as kernel TLS (TCP_ULP)",
                            "have the program use TLS without the kernel"};
+constexpr Loss kFailed = {"has a TCP socket whose connect() has failed, and has not asked for the error (SO_ERROR)",
+                          "have the program ask for it before the checkpoint, or close the socket"};
 constexpr Loss kUrgent = {"has a connection with an urgent byte (MSG_OOB) that nobody has read",
                           "have the program read it before the checkpoint"};
 constexpr Loss kBehindUrgent = {
@@ -63,7 +67,7 @@ constexpr Loss kGroups = {"has a netlink socket in a group above 32, or in a gro
                           "close it before the checkpoint, or bind it to an address"};
 constexpr Loss kPackets = {"has a pipe with O_DIRECT, whose packets would become one stream",
                            "have the program use a pipe without O_DIRECT, or a Unix socket of type SOCK_SEQPACKET"};
-constexpr Loss kTerminal = {"has a pseudo-terminal with unread data",
+constexpr Loss kTerminal = {"has a pseudo-terminal with unread data that is not in raw mode",
                             "have the program read it before the checkpoint, or try again"};
 
 int OptionOf(int fd, int level, int option) {
@@ -81,6 +85,15 @@ bool Polls(int fd, short events) {
 int Readable(int fd) {
   int bytes = 0;
   return ioctl(fd, FIONREAD, &bytes) == 0 ? bytes : 0;
+}
+
+// Whether a TCP socket has an error, and was never connected: that of a connect() that did not wait.
+bool HasFailed(int fd) {
+  tcp_info facts = {};
+  socklen_t bytes = sizeof(facts);
+  if (!Polls(fd, POLLERR) || getsockopt(fd, IPPROTO_TCP, TCP_INFO, &facts, &bytes) != 0) return false;
+  // The end of a queue of errors is an error, too, but not for a socket without a connection.
+  return facts.tcpi_state == kClosed && facts.tcpi_bytes_acked == 0 && facts.tcpi_bytes_received == 0;
 }
 
 const Loss* LossOfInternetSocket(int fd, int type) {
@@ -102,6 +115,7 @@ const Loss* LossOfInternetSocket(int fd, int type) {
   char layer[16] = "";
   socklen_t bytes = sizeof(layer);
   if (getsockopt(fd, IPPROTO_TCP, kTcpUlp, layer, &bytes) == 0 && bytes > 0 && layer[0] != '\0') return &kLayered;
+  if (HasFailed(fd)) return &kFailed;
   if (Polls(fd, POLLPRI)) return &kUrgent;
   int at_mark = 0;
   return ioctl(fd, SIOCATMARK, &at_mark) == 0 && at_mark != 0 ? &kBehindUrgent : nullptr;
@@ -132,6 +146,18 @@ const Loss* LossOfNetlinkSocket(int fd) {
   }
   const bool named = getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0 && address.nl_pid != 0;
   return any && !named ? &kGroups : nullptr;
+}
+
+// Whether a terminal changes what comes to this end. CRIU writes unread data to the other end once more.
+bool Changes(int fd) {
+  termios settings;
+  unsigned index = 0;
+  int packets = 0;
+  if (tcgetattr(fd, &settings) != 0) return true;
+  const bool is_window = ioctl(fd, TIOCGPTN, &index) == 0;
+  if (is_window) return (settings.c_oflag & OPOST) != 0 || (ioctl(fd, TIOCGPKT, &packets) == 0 && packets != 0);
+  return (settings.c_lflag & (ICANON | ECHO | ECHONL | ISIG)) != 0 ||
+         (settings.c_iflag & (ICRNL | INLCR | IGNCR | ISTRIP | IUCLC | IXON | PARMRK)) != 0;
 }
 
 const Loss* LossOfSocket(int fd) {
@@ -167,7 +193,7 @@ const Loss* LossOf(int fd) {
     const int flags = fcntl(fd, F_GETFL);
     return flags >= 0 && (flags & O_PATH) == 0 && (flags & O_DIRECT) != 0 ? &kPackets : nullptr;
   }
-  if (S_ISCHR(facts.st_mode) && isatty(fd) != 0 && Readable(fd) > 0) return &kTerminal;
+  if (S_ISCHR(facts.st_mode) && isatty(fd) != 0 && Readable(fd) > 0 && Changes(fd)) return &kTerminal;
   return nullptr;
 }
 

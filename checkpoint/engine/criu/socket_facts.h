@@ -19,6 +19,7 @@ struct SocketFact {
   enum Kind : uint32_t {
     kOption = 1,      // value: as getsockopt has it
     kMembership = 2,  // value: a name of kInterfaceBytes, and a group_filter
+    kAddress = 4,     // of a raw socket; value: a sockaddr. Option 0: its own, 1: the other end's
     kLoss = 3,        // value: a text. The state of the socket or terminal would be lost, so there is no image.
   };
   uint64_t inode;  // the socket's

@@ -63,6 +63,7 @@ std::string UserOf(uint64_t inode, const std::vector<int>& pids) {
 
 std::string NameOfOption(const SocketFact& fact) {
   if (fact.kind == SocketFact::kMembership) return "the membership of a multicast group";
+  if (fact.kind == SocketFact::kAddress) return "the address of a raw socket";
   for (const SocketOption& option : kSocketOptions) {
     if (option.level == fact.level && option.option == fact.option) return option.name;
   }
@@ -117,6 +118,32 @@ bool Join(int socket, const NotedFact& noted) {
     return false;
   if (header.gf_fmode == MCAST_EXCLUDE && header.gf_numsrc == 0) return true;
   return setsockopt(socket, noted.fact.level, MCAST_MSFILTER, filter.data(), socklen_t(filter.size())) == 0;
+}
+
+bool SetAddress(int socket, const NotedFact& noted) {
+  const bool peer = noted.fact.option == 1;
+  sockaddr_storage now = {}, wanted = {};
+  socklen_t bytes = sizeof(now);
+  auto* const name = reinterpret_cast<sockaddr*>(&now);
+  memcpy(&wanted, noted.value.data(), std::min(noted.value.size(), sizeof(wanted)));
+  const bool has = (peer ? getpeername(socket, name, &bytes) : getsockname(socket, name, &bytes)) == 0;
+  if (has && std::string_view(reinterpret_cast<const char*>(&now), bytes) == noted.value) return true;
+  const auto* const address = reinterpret_cast<const sockaddr*>(&wanted);
+  bytes = socklen_t(std::min(noted.value.size(), sizeof(wanted)));
+  return (peer ? connect(socket, address, bytes) : bind(socket, address, bytes)) == 0;
+}
+
+bool Set(int socket, const NotedFact& noted) {
+  switch (noted.fact.kind) {
+    case SocketFact::kMembership:
+      return Join(socket, noted);
+    case SocketFact::kAddress:
+      return SetAddress(socket, noted);
+    case SocketFact::kOption:
+      return SetOption(socket, noted);
+    default:
+      return true;
+  }
 }
 
 // The inodes of the sockets in files.img, by their numbers in it.
@@ -310,8 +337,7 @@ std::vector<std::string> RestoreSockets(const std::string& image_folder, const s
       // The image may be the user's own.
       const ActAs user(account);
       for (const NotedFact& fact : noted->second) {
-        const bool set =
-            fact.fact.kind == SocketFact::kMembership ? Join(duplicate.get(), fact) : SetOption(duplicate.get(), fact);
+        const bool set = Set(duplicate.get(), fact);
         const std::string why = set ? "" : strerror(errno);
         const std::string name = NameOfOption(fact.fact);
         if (set || !said.insert(name).second) continue;

@@ -10,6 +10,7 @@
 #include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +22,7 @@
 #include <sys/time.h>
 #include <sys/timerfd.h>
 #include <sys/un.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -334,6 +336,36 @@ void Memberships() {
   for (size_t i = 0; i < members.size(); ++i) {
     if (std::make_pair(members[i].Filter(), members[i].Hears()) != before[i])
       Fail(__LINE__, "member " + std::to_string(i) + ": " + before[i].first + " -> " + members[i].Filter());
+  }
+}
+
+// --- Addresses
+
+std::string AddressOf(int socket, decltype(getsockname)* get) {
+  sockaddr_storage address = {};
+  socklen_t bytes = sizeof(address);
+  if (get(socket, reinterpret_cast<sockaddr*>(&address), &bytes) != 0) return strerror(errno);
+  return std::string(reinterpret_cast<const char*>(&address), bytes);
+}
+
+void Addresses() {
+  std::vector<int> all;
+  for (const int type : {SOCK_RAW, SOCK_DGRAM}) {
+    for (const bool connected : {false, true}) {
+      all.push_back(socket(AF_INET, type, type == SOCK_RAW ? IPPROTO_ICMP : 0));
+      sockaddr_in address = Loopback();
+      MUST(bind(all.back(), Plain(&address), sizeof(address)) == 0);
+      address = Loopback(9);
+      if (connected) MUST(connect(all.back(), Plain(&address), sizeof(address)) == 0);
+      all.push_back(socket(AF_INET, type, type == SOCK_RAW ? IPPROTO_ICMP : 0));
+    }
+  }
+  std::vector<std::pair<std::string, std::string>> before;
+  for (const int one : all) before.emplace_back(AddressOf(one, getsockname), AddressOf(one, getpeername));
+  Pause();
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (AddressOf(all[i], getsockname) != before[i].first || AddressOf(all[i], getpeername) != before[i].second)
+      Fail(__LINE__, "socket " + std::to_string(i));
   }
 }
 
@@ -715,6 +747,22 @@ void LeaveTerminalData(bool typed) {
   MUST(read(typed ? program : window, text, sizeof(text) - 1) == (typed ? 5 : 6) && strncmp(text, "line", 4) == 0);
 }
 
+// With nothing that changes what goes through it.
+void RawTerminal() {
+  const int window = posix_openpt(O_RDWR | O_NOCTTY);
+  MUST(window >= 0 && grantpt(window) == 0 && unlockpt(window) == 0);
+  const int program = open(ptsname(window), O_RDWR | O_NOCTTY);
+  termios settings;
+  MUST(program >= 0 && tcgetattr(program, &settings) == 0);
+  cfmakeraw(&settings);
+  MUST(tcsetattr(program, TCSANOW, &settings) == 0);
+  MUST(write(window, "typed\n\x03", 7) == 7 && write(program, "shown\r\n\n", 8) == 8);
+  Pause();
+  char text[16] = "";
+  MUST(read(program, text, sizeof(text)) == 7 && memcmp(text, "typed\n\x03", 7) == 0);
+  MUST(read(window, text, sizeof(text)) == 8 && memcmp(text, "shown\r\n\n", 8) == 0);
+}
+
 void LeavePackets() {
   int ends[2];
   MUST(pipe2(ends, O_DIRECT) == 0);
@@ -779,14 +827,44 @@ void LeaveUnacceptedTcp() {
   MUST(accept(listener, nullptr, nullptr) >= 0);
 }
 
+void LeaveSender() {
+  sockaddr_un address = UnixName();
+  const int receiver = socket(AF_UNIX, SOCK_DGRAM, 0), sender = socket(AF_UNIX, SOCK_DGRAM, 0);
+  MUST(bind(receiver, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);
+  MUST(connect(sender, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);
+  strncat(address.sun_path, "-2", 2);
+  MUST(bind(sender, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);
+  Send(sender, "text");
+  Pause();
+  sockaddr_un from = {};
+  socklen_t bytes = sizeof(from);
+  char text[8];
+  MUST(recvfrom(receiver, text, sizeof(text), 0, reinterpret_cast<sockaddr*>(&from), &bytes) == 4);
+  MUST(strcmp(from.sun_path, address.sun_path) == 0);
+}
+
+void LeaveFailedConnect() {
+  const int closed = socket(AF_INET, SOCK_STREAM, 0), near = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+  const sockaddr_in address = Bound(closed);
+  close(closed);
+  MUST(connect(near, Plain(&address), sizeof(address)) == -1 && errno == EINPROGRESS);
+  pollfd waiting = {near, POLLOUT, 0};
+  MUST(poll(&waiting, 1, -1) == 1);
+  Pause();
+  int error = 0;
+  socklen_t bytes = sizeof(error);
+  MUST(getsockopt(near, SOL_SOCKET, SO_ERROR, &error, &bytes) == 0 && error == ECONNREFUSED);
+}
+
 void LeaveOtherFamily() {
-  if (socket(AF_ALG, SOCK_SEQPACKET, 0) < 0) Touch("none");
+  if (socket(AF_VSOCK, SOCK_STREAM, 0) < 0 && socket(AF_ALG, SOCK_SEQPACKET, 0) < 0) Touch("none");
   Pause();
 }
 
 const std::map<std::string, void (*)()> kSubjects = {
     {"Options", Options},
     {"Memberships", Memberships},
+    {"Addresses", Addresses},
     {"EmptyDatagrams", EmptyDatagrams},
     {"SocketsInQueues", SocketsInQueues},
     {"Owners", Owners},
@@ -802,10 +880,13 @@ const std::map<std::string, void (*)()> kSubjects = {
     {"UnixUrgentByte", LeaveUnixUrgentByte},
     {"TypedLine", [] { LeaveTerminalData(true); }},
     {"ShownLine", [] { LeaveTerminalData(false); }},
+    {"RawTerminal", RawTerminal},
     {"Packets", LeavePackets},
     {"NetlinkAnswer", LeaveNetlinkAnswer},
     {"Credentials", LeaveCredentials},
     {"Cork", LeaveCork},
+    {"Sender", LeaveSender},
+    {"FailedConnect", LeaveFailedConnect},
     {"OtherFamily", LeaveOtherFamily},
     {"Unaccepted", [] { LeaveUnaccepted(false, false); }},
     {"UnacceptedWithData", [] { LeaveUnaccepted(true, false); }},
@@ -896,7 +977,9 @@ class SocketsTest : public testing::Test {
       int status;
       ProgramStatus(isolated_, &status);
       ASSERT_NO_FATAL_FAILURE(Restore());
-      if (i == 0) ASSERT_EQ(system(("rm -r " + g_folder + "/image/*").c_str()), 0);
+      if (i == 0) {
+        ASSERT_EQ(system(("rm -r " + g_folder + "/image/*").c_str()), 0);
+      }
     }
     Finish();
   }
@@ -904,7 +987,8 @@ class SocketsTest : public testing::Test {
   // A job that has this is refused, with these words, and goes on as if nothing had been.
   void IsRefused(const std::string& name, const std::string& words, bool look_only = true) {
     ASSERT_NO_FATAL_FAILURE(Start(name));
-    if (!Exists("none")) {
+    none_ = Exists("none");
+    if (!none_) {
       const std::string said = Save(true, look_only);
       EXPECT_NE(said.find("(PID " + std::to_string(job_.pid()) + ") has " + words), std::string::npos) << said;
       EXPECT_NE(said.find("which cannot be saved; "), std::string::npos) << said;
@@ -916,16 +1000,19 @@ class SocketsTest : public testing::Test {
   Job job_;
   ProcessFacts facts_;
   DumpFacts found_;
+  bool none_ = false;  // the kernel has no such thing
 };
 
 TEST_F(SocketsTest, Options) { SaveAndRestore("Options"); }
 TEST_F(SocketsTest, Memberships) { SaveAndRestore("Memberships"); }
+TEST_F(SocketsTest, Addresses) { SaveAndRestore("Addresses"); }
 TEST_F(SocketsTest, EmptyDatagrams) { SaveAndRestore("EmptyDatagrams"); }
 TEST_F(SocketsTest, SocketsInQueues) { SaveAndRestore("SocketsInQueues"); }
 TEST_F(SocketsTest, Owners) { SaveAndRestore("Owners"); }
 TEST_F(SocketsTest, Pipes) { SaveAndRestore("Pipes"); }
 TEST_F(SocketsTest, HalfClosed) { SaveAndRestore("HalfClosed"); }
 TEST_F(SocketsTest, Places) { SaveAndRestore("Places"); }
+TEST_F(SocketsTest, RawTerminal) { SaveAndRestore("RawTerminal"); }
 
 // Only what stands still shows all of a queue.
 TEST_F(SocketsTest, TimerInAQueueIsRefused) {
@@ -956,8 +1043,14 @@ TEST_F(SocketsTest, PacketPipeIsRefused) { IsRefused("Packets", "a pipe with O_D
 TEST_F(SocketsTest, NetlinkAnswerIsRefused) { IsRefused("NetlinkAnswer", "a netlink socket with unread data"); }
 TEST_F(SocketsTest, CredentialsAreRefused) { IsRefused("Credentials", "a Unix socket with SO_PASSCRED"); }
 TEST_F(SocketsTest, CorkIsRefused) { IsRefused("Cork", "a UDP socket with UDP_CORK"); }
-TEST_F(SocketsTest, OtherFamilyIsRefused) { IsRefused("OtherFamily", "a socket of the kernel's cryptography"); }
-
+TEST_F(SocketsTest, SenderOfADatagramIsRefused) {
+  IsRefused("Sender", "a Unix socket with an unread datagram whose sender has an address", /*look_only=*/false);
+}
+TEST_F(SocketsTest, FailedConnectIsRefused) { IsRefused("FailedConnect", "a TCP socket whose connect() has failed"); }
+TEST_F(SocketsTest, OtherFamilyIsRefused) {
+  IsRefused("OtherFamily", "a socket ");
+  if (none_) GTEST_SKIP() << "this kernel, or this container, has neither AF_VSOCK nor AF_ALG";
+}
 TEST_F(SocketsTest, ConnectionsThatAreNotAccepted) { SaveAndRestore("Unaccepted"); }
 // CRIU refuses these itself, and does not name the process.
 TEST_F(SocketsTest, ConnectionThatIsNotAcceptedAndHasDataIsRefused) {
