@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
@@ -18,6 +17,7 @@
 #include <sstream>
 
 #include "checkpoint/engine/criu/criu_image.h"
+#include "checkpoint/engine/criu/descriptors.h"
 #include "proto/base/proc.h"
 
 namespace cuda_remote::checkpoint {
@@ -79,15 +79,6 @@ std::map<uint64_t, Connection> ConnectionsSeenBy(int pid) {
     found.merge(ParseProcTcp(lines));
   }
   return found;
-}
-
-// A duplicate of a process's descriptor; -1: there is none.
-int DuplicateOf(int pid, int number) {
-  const int process = int(syscall(SYS_pidfd_open, pid, 0));
-  if (process < 0) return -1;
-  const int duplicate = int(syscall(SYS_pidfd_getfd, process, number, 0));
-  close(process);
-  return duplicate;
 }
 
 // An integer in as many bytes as before: all but the last say that there are more.
@@ -187,6 +178,9 @@ bool SavedConnections(std::string_view image, std::vector<Connection>* connectio
     const auto here = [&] { return size_t(facts.data().data() - image.data()); };
     while (facts.next()) {
       switch (facts.tag_and_type()) {
+        case tag_and_type(1, pbf_wire_type::varint):
+          connection.number = facts.get_uint32();
+          break;
         case tag_and_type(5, pbf_wire_type::varint):
           protocol = facts.get_uint32();
           break;

@@ -29,6 +29,7 @@ struct Connection {
   Endpoint local, remote;
   // In an image: where the state is, one byte, and the local port, of so many bytes.
   size_t state_at = 0, port_at = 0, port_bytes = 0;
+  uint32_t number = 0;  // in an image: the socket's
 
   bool operator<(const Connection& other) const {
     return std::tie(local, remote) < std::tie(other.local, other.remote);

@@ -45,6 +45,7 @@
 #include "checkpoint/engine/criu/process_memory.h"
 #include "checkpoint/engine/criu/saved_rights.h"
 #include "checkpoint/engine/criu/shared_files.h"
+#include "checkpoint/engine/criu/socket_state.h"
 #include "checkpoint/engine/instruction_sets.h"
 #include "checkpoint/engine/kernel_features.h"
 #include "checkpoint/job/account.h"
@@ -719,6 +720,12 @@ absl::Status SettleStates(const std::set<int>& stopped_before, const std::string
 absl::Status SettleImage(const Job& job, const ProcessFacts& facts, const std::vector<int>* before,
                          const std::string& image_folder, DumpFacts* found) {
   CR_RETURN_IF_ERROR(CheckSavedTree(job, before, image_folder, found));
+  // What is in a queue now may have been read at another try.
+  found->failure_passes = true;
+  CR_RETURN_IF_ERROR(CheckLosses(image_folder, ProcessesOf(job)));
+  CR_RETURN_IF_ERROR(CheckQueues(image_folder, ProcessesOf(job)));
+  found->failure_passes = false;
+  CR_RETURN_IF_ERROR(SettleQueues(image_folder));
   CR_RETURN_IF_ERROR(SettleLinks(facts, image_folder));
   CR_RETURN_IF_ERROR(SettleTerminal(job, image_folder));
   if (job.has_network()) CR_RETURN_IF_ERROR(SettleStates(found->stopped_before, image_folder));
@@ -966,6 +973,7 @@ absl::Status DumpProcesses(const Job& job, const ProcessFacts& facts, const std:
   if (!lock.ok()) return ErrnoStatus("cannot lock " + work_folder + "/" + kDumpLock);
   const std::string log = DumpLog(job, image_folder, work_folder);
   unlink(log.c_str());
+  unlink((image_folder + "/" + kSocketFactsName).c_str());  // of another try
   Standstill standstill(job);
   CR_RETURN_IF_ERROR(standstill.Begin(leave_stopped, still));
   found->stopped_before = standstill.stopped_before();
@@ -994,6 +1002,7 @@ absl::Status DumpProcesses(const Job& job, const ProcessFacts& facts, const std:
     for (const UniqueFd& needed : links.locks()) fcntl(needed.get(), F_SETFD, 0);
     if (facts.shared_files_size() > 0) setenv(kSharedFilesVariable, shared_files.c_str(), 1);
     setenv("LD_PRELOAD", preload.c_str(), 1);
+    setenv(kSocketFactsVariable, std::to_string(image.get()).c_str(), 1);
     if (hides) setenv(kPagesSocketVariable, std::to_string(page_socket.get()).c_str(), 1);
     if (account && !Become(*account, CriuCapabilities())) return 126;
     execv(arguments[0], arguments.data());
@@ -1056,8 +1065,10 @@ absl::Status DumpProcesses(const Job& job, const ProcessFacts& facts, const std:
   const std::string errors = CriuErrors(log);
   found->failure_passes = std::any_of(std::begin(kBeingMade), std::end(kBeingMade),
                                       [&errors](const char* text) { return errors.find(text) != std::string::npos; });
-  return absl::FailedPreconditionError("CRIU could not save the job's processes: " +
-                                       (unreceived.empty() ? errors : unreceived));
+  const std::string refusal = NameRefusal(errors, before);
+  return absl::FailedPreconditionError(
+      (refusal.empty() ? "CRIU could not save the job's processes: " : refusal + ". CRIU says: ") +
+      (unreceived.empty() ? errors : unreceived));
 }
 
 void AwaitDumpProcesses(const std::string& work_folder) {

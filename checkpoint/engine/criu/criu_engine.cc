@@ -98,6 +98,7 @@ class CriuProcesses final : public SavedProcesses {
       : job_(job), facts_(std::move(facts)), image_(std::move(image)), logs_(std::move(logs)) {}
 
   absl::Status Check(const RestoreOptions& options) override {
+    say_ = options.say;
     // Of a job that runs as another user: CRIU could not give it more, and nobody should have it try.
     const std::optional<Account> account = AccountOf(job_);
     if (account) CR_RETURN_IF_ERROR(CheckSavedRights(image_, *account));
@@ -119,7 +120,7 @@ class CriuProcesses final : public SavedProcesses {
     }
     CR_RETURN_IF_ERROR(PutKeptLibraries(image_, directory));
     auto restore =
-        std::make_unique<CriuRestore>(job_, facts_, directory, std::move(mounts), logs_, files_image_, network);
+        std::make_unique<CriuRestore>(job_, facts_, directory, std::move(mounts), logs_, files_image_, network, say_);
     CR_RETURN_IF_ERROR(restore->Begin(image_));
     return restore;
   }
@@ -307,7 +308,8 @@ class CriuProcesses final : public SavedProcesses {
   const std::string image_, logs_;
   std::vector<SavedFile> longer_;
   std::set<std::string> replaced_;  // files of the image's that the job needs no more
-  std::string files_image_;         // for CRIU instead of the image's; empty: that
+  std::function<void(const std::string&)> say_;
+  std::string files_image_;  // for CRIU instead of the image's; empty: that
 };
 
 }  // namespace

@@ -15,7 +15,8 @@ namespace {
 
 // CRIU's images: two magic numbers, then entries of a length and a message each.
 constexpr uint32_t kCommonMagic = 0x54564319, kFilesMagic = 0x56303138, kStreamMagic = 0x51465506,
-                   kTerminalMagic = 0x59453036, kLinksMagic = 0x59133954, kCoreMagic = 0x55053847;
+                   kTerminalMagic = 0x59453036, kLinksMagic = 0x59133954, kCoreMagic = 0x55053847,
+                   kDescriptorsMagic = 0x56213732, kTablesMagic = 0x54432030, kQueuesMagic = 0x56264026;
 // CRIU's states of a process (TASK_ALIVE, TASK_STOPPED).
 constexpr char kTaskAlive = 1, kTaskStopped = 3;
 
@@ -29,7 +30,21 @@ uint32_t Word(std::string_view bytes, size_t at) {
 constexpr protozero::pbf_tag_type kPositionField = 3, kNameField = 6, kSizeField = 8, kModeField = 10;
 
 // The field of a FileEntry (images/fdinfo.proto) that a file of this kind is in.
-protozero::pbf_tag_type FieldOf(FileKind kind) { return kind == FileKind::kRegular ? 3 : 4; }
+protozero::pbf_tag_type FieldOf(FileKind kind) {
+  switch (kind) {
+    case FileKind::kRegular:
+      return 3;
+    case FileKind::kInternetSocket:
+      return 4;
+    case FileKind::kUnixSocket:
+      return 16;
+    case FileKind::kNetlinkSocket:
+      return 7;
+    case FileKind::kTimer:
+      return 12;
+  }
+  return 0;
+}
 
 // Copies a field as it is.
 void CopyField(protozero::pbf_reader* from, protozero::pbf_writer* to) {
@@ -190,6 +205,111 @@ bool ReadGhosts(std::string_view image, const std::function<void(uint32_t file, 
 
 bool ReadNameless(std::string_view image, const std::function<void(uint32_t file)>& entry) {
   return ReadRemaps(image, [&](uint32_t file, uint32_t, uint32_t) { entry(file); });
+}
+
+bool ReadDescriptors(std::string_view image, std::map<int, uint32_t>* files) {
+  // An FdinfoEntry (images/fdinfo.proto): the file's number, flags, type, and descriptor.
+  return ReadEntries(image, kDescriptorsMagic, [&](protozero::pbf_reader fields) {
+    uint32_t file = 0;
+    int descriptor = -1;
+    while (fields.next()) {
+      if (fields.wire_type() == protozero::pbf_wire_type::varint && fields.tag() == 1) {
+        file = fields.get_uint32();
+      } else if (fields.wire_type() == protozero::pbf_wire_type::varint && fields.tag() == 4) {
+        descriptor = int(fields.get_uint32());
+      } else {
+        fields.skip();
+      }
+    }
+    (*files)[descriptor] = file;
+  });
+}
+
+bool ReadDescriptorTable(std::string_view image, uint32_t* table) {
+  // A TaskKobjIdsEntry (images/core.proto).
+  bool found = false;
+  const bool read = ReadEntries(image, kTablesMagic, [&](protozero::pbf_reader fields) {
+    while (fields.next(2, protozero::pbf_wire_type::varint)) {
+      *table = fields.get_uint32();
+      found = true;
+    }
+  });
+  return read && found;
+}
+
+namespace {
+
+// Calls `use` with each SkPacketEntry (images/sk-packet.proto) of sk-queues.img, and the message's contents behind it.
+bool ForEachMessage(std::string_view image,
+                    const std::function<void(protozero::data_view entry, std::string_view contents)>& use) {
+  if (image.size() < 8 || Word(image, 0) != kCommonMagic || Word(image, 4) != kQueuesMagic) return false;
+  try {
+    for (size_t at = 8; at < image.size();) {
+      if (image.size() - at < 4) return false;
+      const size_t bytes = Word(image, at);
+      if (bytes > image.size() - at - 4) return false;
+      const protozero::data_view entry(image.data() + at + 4, bytes);
+      at += 4 + bytes;
+      uint32_t length = 0;
+      for (protozero::pbf_reader field(entry); field.next(2, protozero::pbf_wire_type::varint);)
+        length = field.get_uint32();
+      if (length > image.size() - at) return false;
+      use(entry, image.substr(at, length));
+      at += length;
+    }
+  } catch (const protozero::exception&) {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool ReadMessages(std::string_view image,
+                  const std::function<void(uint32_t socket, const std::vector<uint64_t>& files)>& entry) {
+  return ForEachMessage(image, [&](protozero::data_view message, std::string_view) {
+    uint32_t socket = 0;
+    std::vector<uint64_t> files;
+    for (protozero::pbf_reader field(message); field.next();) {
+      if (field.tag() == 1 && field.wire_type() == protozero::pbf_wire_type::varint) {
+        socket = field.get_uint32();
+      } else if (field.tag() == 4 && field.wire_type() == protozero::pbf_wire_type::length_delimited) {
+        for (protozero::pbf_reader rights = field.get_message(); rights.next();) {
+          if (rights.tag() != 2) {
+            rights.skip();
+            continue;
+          }
+          const std::vector<uint64_t> some = NumbersIn(&rights);
+          files.insert(files.end(), some.begin(), some.end());
+        }
+      } else {
+        field.skip();
+      }
+    }
+    entry(socket, files);
+  });
+}
+
+bool EmptyMessages(std::string* image, std::string_view mark) {
+  std::string out = image->substr(0, 8);
+  const bool read = ForEachMessage(*image, [&](protozero::data_view entry, std::string_view contents) {
+    const bool empty = contents == mark;
+    if (empty) contents = {};
+    std::string changed;
+    protozero::pbf_writer writer(changed);
+    for (protozero::pbf_reader field(entry); field.next();) {
+      if (empty && field.tag() == 2) {
+        field.skip();
+        writer.add_uint32(2, 0);
+      } else {
+        CopyField(&field, &writer);
+      }
+    }
+    const auto size = uint32_t(changed.size());
+    out.append(reinterpret_cast<const char*>(&size), sizeof(size)).append(changed).append(contents);
+  });
+  if (read) *image = std::move(out);
+  return read;
 }
 
 bool ChangeFiles(std::string* image, const std::function<bool(std::string_view path, FileChange* change)>& change) {

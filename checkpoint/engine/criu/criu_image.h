@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <protozero/pbf_reader.hpp>
 #include <string>
 #include <string_view>
@@ -16,7 +17,7 @@
 namespace cuda_remote::checkpoint {
 
 // The kinds of open files that are read, by their numbers in CRIU (FdTypes in its images/fdinfo.proto).
-enum class FileKind : uint32_t { kRegular = 1, kInternetSocket = 4 };
+enum class FileKind : uint32_t { kRegular = 1, kInternetSocket = 4, kUnixSocket = 5, kNetlinkSocket = 13, kTimer = 17 };
 
 // The bytes of one of those files. False if there is none.
 bool ReadImageFile(const std::string& path, std::string* bytes);
@@ -31,8 +32,8 @@ bool ReadEntries(std::string_view image, uint32_t magic, const std::function<voi
 // The numbers of a field, packed or not. Throws what protozero throws.
 std::vector<uint64_t> NumbersIn(protozero::pbf_reader* field);
 
-// Calls `entry` with the message of each open file of this kind in CRIU's files.img: RegFileEntry or InetSkEntry. False
-// if `image` is not such a file, or `entry` has thrown what protozero throws. Any input is safe.
+// Calls `entry` with the message of each open file of this kind in CRIU's files.img: RegFileEntry, InetSkEntry and so
+// on. False if `image` is not such a file, or `entry` has thrown what protozero throws. Any input is safe.
 bool ReadFilesImage(std::string_view image, FileKind kind, const std::function<void(protozero::pbf_reader)>& entry);
 
 // Calls `entry` with the TcpStreamEntry of CRIU's tcp-stream-*.img, as above.
@@ -45,6 +46,21 @@ bool ReadLinks(std::string_view image, const std::function<void(uint32_t file, u
 // Likewise, for each deleted file, whose contents CRIU has saved: its number in files.img, and that of
 // ghost-file-*.img.
 bool ReadGhosts(std::string_view image, const std::function<void(uint32_t file, uint32_t ghost)>& entry);
+
+// The numbers in files.img of what a process has open, by descriptor: from CRIU's fdinfo-*.img, as above.
+bool ReadDescriptors(std::string_view image, std::map<int, uint32_t>* files);
+
+// The number of the fdinfo-*.img that belongs to a process: from CRIU's ids-*.img, as above.
+bool ReadDescriptorTable(std::string_view image, uint32_t* table);
+
+// Calls `entry` for each message in CRIU's sk-queues.img: with the number in files.img of the socket in whose queue it
+// is, and the numbers of the files in it (SCM_RIGHTS). As above.
+bool ReadMessages(std::string_view image,
+                  const std::function<void(uint32_t socket, const std::vector<uint64_t>& files)>& entry);
+
+// Makes the messages in CRIU's sk-queues.img whose contents are `mark` messages without contents. False if `image` is
+// not such a file. Any input is safe.
+bool EmptyMessages(std::string* image, std::string_view mark);
 
 // Likewise, for each of those, and for the folders in /proc of processes that have ended: all files that a restore does
 // not look for under their names.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // libcuda-remote-criu.so: is loaded into CRIU while it saves a job (LD_PRELOAD). It changes what CRIU reads of threads
-// that sleep in a system call, and of memory.
+// that sleep in a system call, of memory, and of sockets.
 //
 // Sleeping threads. CRIU stops threads by ptrace. The kernel could continue a poll or a nanosleep afterwards, as after
 // SIGSTOP and SIGCONT, by what it has noted about the thread (restart_block). What CRIU does in the thread deletes
@@ -17,6 +17,9 @@
 // mappings are hidden from it, and cr-checkpoint is told where they are and reads them itself (pages_socket.h). CRIU
 // asks for the pages of such a mapping alone, by PAGEMAP_SCAN (CRIU from 4.0, Linux from 6.7). What it asks for in
 // another way it sees, and sends.
+//
+// Sockets. CRIU saves few of their options, and takes an empty datagram for the end of a queue. Whenever it asks for a
+// socket's family, the socket is looked at (criu_sockets.h).
 //
 // With nothing but the C library's oldest functions: CRIU may have a C library of its own.
 
@@ -38,6 +41,7 @@
 #include <sys/user.h>
 #endif
 
+#include "checkpoint/engine/criu/criu_sockets.h"
 #include "checkpoint/engine/criu/pages_socket.h"
 #include "proto/base/environment.h"
 #include "proto/base/pagemap_scan.h"
@@ -50,8 +54,11 @@ using cuda_remote::ScanArguments;
 using cuda_remote::ScanRegion;
 using cuda_remote::TrustedVariable;
 using cuda_remote::checkpoint::HiddenPages;
+using cuda_remote::checkpoint::HoldsBackTerminal;
 using cuda_remote::checkpoint::kMostHidden;
 using cuda_remote::checkpoint::kPagesSocketVariable;
+using cuda_remote::checkpoint::NoteSocket;
+using cuda_remote::checkpoint::ReceiveForCriu;
 
 constexpr uint64_t kPageBytes = 4096;
 // CRIU asks for a mapping of this length alone, for shorter ones together with their neighbours.
@@ -273,6 +280,24 @@ extern "C" __attribute__((visibility("default"))) int ioctl(int fd, unsigned lon
   const long result = syscall(SYS_ioctl, fd, request, argument);
   if (request != kPagemapScan || result <= 0 || g_pages_socket < 0) return int(result);
   return int(HidePages(fd, *static_cast<const ScanArguments*>(argument), result));
+}
+
+extern "C" __attribute__((visibility("default"))) int getsockopt(int fd, int level, int option, void* value,
+                                                                 socklen_t* bytes) noexcept {
+  if (level == SOL_SOCKET && option == SO_DOMAIN && !NoteSocket(fd)) return -1;
+  return int(syscall(SYS_getsockopt, fd, level, option, value, bytes));
+}
+
+extern "C" __attribute__((visibility("default"))) ssize_t recvmsg(int fd, msghdr* message, int flags) {
+  return ReceiveForCriu(fd, message, flags);
+}
+
+extern "C" __attribute__((visibility("default"))) ssize_t read(int fd, void* to, size_t bytes) {
+  if (HoldsBackTerminal(fd)) {
+    errno = EAGAIN;
+    return -1;
+  }
+  return syscall(SYS_read, fd, to, bytes);
 }
 
 extern "C" __attribute__((visibility("default"))) long ptrace(__ptrace_request request, ...) noexcept {

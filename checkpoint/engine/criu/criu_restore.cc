@@ -22,6 +22,7 @@
 #include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/engine/criu/free_numbers.h"
 #include "checkpoint/engine/criu/hold.h"
+#include "checkpoint/engine/criu/socket_state.h"
 #include "checkpoint/job/own_ptys.h"
 #include "proto/base/proc.h"
 #include "proto/base/status_macros.h"
@@ -177,7 +178,7 @@ absl::Status CriuRestore::Begin(const std::string& image_folder) {
   if (image < 0) return ErrnoStatus("cannot open the saved processes' files");
   opened_.push_back(image);
   if (!files_image_.empty()) CR_RETURN_IF_ERROR(ShowImage(image));
-  const std::string here = "/proc/self/fd/" + std::to_string(image);
+  const std::string& here = image_ = "/proc/self/fd/" + std::to_string(image);
   CR_ASSIGN_OR_RETURN(plan.first_pid, FreeNumberBeside(here));
   std::string files, remaps;
   // There is none where no file was deleted.
@@ -214,6 +215,12 @@ absl::Status CriuRestore::AwaitHeld() {
 
 absl::StatusOr<Isolated> CriuRestore::Finish() {
   RestoreAffinities(facts_, isolated_.init);
+  Job job;
+  job.set_init_pid(isolated_.init);
+  job.set_pid_namespace(PidNamespace(isolated_.init));
+  for (const std::string& what : RestoreSockets(image_, ProcessesOf(job), account_)) {
+    if (say_) say_(what);
+  }
   if (write(hold_, kHoldGo, strlen(kHoldGo)) != ssize_t(strlen(kHoldGo)))
     return ErrnoStatus("cannot resume the restored processes");
   int code = 0;

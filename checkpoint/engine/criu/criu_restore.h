@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -29,9 +30,11 @@ class CriuRestore final : public ProcessRestore {
  public:
   // `directory`: the job's folder from now on, which the job sees where its old one was. `mounts`: what else it sees
   // (stand_ins.h). `logs`: where CRIU's log stays after a failure; empty: nowhere. `files_image`: for CRIU to read
-  // instead of the image's own files.img; empty: that. `network`: as SavedProcesses::Begin has it.
+  // instead of the image's own files.img; empty: that. `network`: as SavedProcesses::Begin has it. `say`: called with a
+  // sentence for each setting of a socket that cannot be as before; may be null.
   CriuRestore(const Job& job, const ProcessFacts& facts, const std::string& directory, std::vector<Mount> mounts,
-              std::string logs = {}, std::string files_image = {}, int network = -1)
+              std::string logs = {}, std::string files_image = {}, int network = -1,
+              std::function<void(const std::string&)> say = {})
       : job_(job),
         facts_(facts),
         directory_(directory),
@@ -39,6 +42,7 @@ class CriuRestore final : public ProcessRestore {
         logs_(std::move(logs)),
         files_image_(std::move(files_image)),
         network_(network),
+        say_(std::move(say)),
         account_(AccountOf(job)) {}
   ~CriuRestore() override;
   CriuRestore(const CriuRestore&) = delete;
@@ -70,9 +74,11 @@ class CriuRestore final : public ProcessRestore {
   const std::vector<Mount> mounts_;
   const std::string logs_, files_image_;
   const int network_;
+  const std::function<void(const std::string&)> say_;
   const std::optional<Account> account_;
   Isolated isolated_;
   bool begun_ = false;
+  std::string image_;  // the folder with the image's files, by a descriptor
   TerminalCopy copy_;
   std::unique_ptr<JobTerminal> terminal_;
   GhostLocks ghosts_;

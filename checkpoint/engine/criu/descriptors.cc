@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/engine/criu/descriptors.h"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include "proto/base/proc.h"
 
 namespace cuda_remote::checkpoint {
@@ -15,6 +18,14 @@ std::string FindUserOfFile(const std::function<bool(int pid)>& is_wanted,
     }
   }
   return {};
+}
+
+int DuplicateOf(int pid, int number) {
+  const int process = int(syscall(SYS_pidfd_open, pid, 0));
+  if (process < 0) return -1;
+  const int duplicate = int(syscall(SYS_pidfd_getfd, process, number, 0));
+  close(process);
+  return duplicate;
 }
 
 }  // namespace cuda_remote::checkpoint

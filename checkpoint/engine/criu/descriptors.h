@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which process has a file open.
+// Open files of other processes.
 #ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_DESCRIPTORS_H_
 #define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_DESCRIPTORS_H_
 
@@ -13,6 +13,9 @@ namespace cuda_remote::checkpoint {
 // of the descriptor, a link in the folder's `fd`.
 std::string FindUserOfFile(const std::function<bool(int pid)>& is_wanted,
                            const std::function<bool(const std::string& process, const std::string& number)>& is_it);
+
+// A duplicate of a process's descriptor, which is the caller's; -1: there is none, or this user may not have it.
+int DuplicateOf(int pid, int number);
 
 }  // namespace cuda_remote::checkpoint
 

@@ -7,6 +7,7 @@
 #include <linux/unix_diag.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -20,20 +21,23 @@
 #include <set>
 #include <utility>
 
+#include "checkpoint/engine/criu/connections.h"
 #include "checkpoint/engine/criu/descriptors.h"
+#include "checkpoint/engine/criu/losses.h"
 #include "checkpoint/job/job.h"
 #include "proto/base/proc.h"
+#include "proto/base/unique_fd.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
 
-constexpr char kSocket[] = "socket:[";
+constexpr char kSocket[] = "socket:[", kPipe[] = "pipe:[";
 constexpr char kAnonymous[] = "anon_inode:";
 // CRIU restores it without EFD_SEMAPHORE.
 constexpr char kEvent[] = "anon_inode:[eventfd]";
 // Character devices that CRIU opens again: memory (null, zero, random, ...), terminals, and the tun device.
 constexpr unsigned kMemoryMajor = 1, kTerminalMajor = 4, kConsoleMajor = 5, kMiscMajor = 10, kTunMinor = 200;
-constexpr unsigned kFirstPseudoMajor = 136, kLastPseudoMajor = 143;
+constexpr unsigned kFirstPseudoMajor = 136, kLastPseudoMajor = 143, kMinors = 256, kMakerMinor = 2;
 // How long to wait for a CRIU whose tool was killed: 10 s.
 constexpr int kMostCriuWaits = 200, kCriuWaitUs = 50000;
 // Anonymous files that CRIU does not know, and what they are for.
@@ -176,9 +180,9 @@ class Search {
 
   std::vector<Found> Run() {
     for (const int pid : pids_) {
-      ForEachFile(pid, [&](const std::string&, const std::string& target) {
-        if (StartsWith(target, kSocket))
-          inside_.insert(uint32_t(strtoul(target.c_str() + strlen(kSocket), nullptr, 10)));
+      ForEachFile(pid, [&](const std::string& path, const std::string& target) {
+        if (StartsWith(target, kSocket)) inside_.insert(InodeIn(target));
+        if (StartsWith(target, "/dev/")) NoteTerminal(pid, path);
       });
     }
     for (const int pid : pids_) {
@@ -227,10 +231,68 @@ class Search {
     }
   }
 
+  static uint32_t InodeIn(const std::string& socket) {
+    return uint32_t(strtoul(socket.c_str() + strlen(kSocket), nullptr, 10));
+  }
+  static int NumberOf(const std::string& path) { return atoi(path.c_str() + path.rfind('/') + 1); }
+
+  // The number of a pseudo-terminal of which a descriptor is an end; -1: it is none. *side: 0 is a window's end.
+  static int TerminalOf(int pid, const std::string& path, int* side) {
+    struct stat facts;
+    if (stat(path.c_str(), &facts) != 0 || !S_ISCHR(facts.st_mode)) return -1;
+    const unsigned kind = major(facts.st_rdev), number = minor(facts.st_rdev);
+    *side = 1;
+    if (kind >= kFirstPseudoMajor && kind <= kLastPseudoMajor)
+      return int((kind - kFirstPseudoMajor) * kMinors + number);
+    if (kind != kConsoleMajor || number != kMakerMinor) return -1;
+    *side = 0;
+    const UniqueFd end(DuplicateOf(pid, NumberOf(path)));
+    unsigned index = 0;
+    return end.ok() && ioctl(end.get(), TIOCGPTN, &index) == 0 ? int(index) : -1;
+  }
+  void NoteTerminal(int pid, const std::string& path) {
+    int side = 0;
+    if (const int number = TerminalOf(pid, path, &side); number >= 0) terminals_[number].insert(side);
+  }
+
+  void LookForLoss(int pid, const std::string& path, uint32_t inode) {
+    const UniqueFd duplicate(DuplicateOf(pid, NumberOf(path)));
+    if (!duplicate.ok()) return;
+    const Loss* loss = LossOf(duplicate.get());
+    if (!loss && inode != 0) {
+      const auto& lines = TcpLines();
+      const auto line = lines.find(inode);
+      if (line != lines.end() && line->second.received > 0 && line->second.state != TcpLine::kListens)
+        loss = LossBehindUrgent(duplicate.get(), line->second.received, line->second.state != TcpLine::kMade);
+    }
+    if (loss) Add(pid, loss->what, loss->advice, inode);
+  }
+
+  // What the first process's network has, by inode.
+  const std::map<uint64_t, TcpLine>& TcpLines() {
+    if (tcp_read_) return tcp_;
+    tcp_read_ = true;
+    for (const char* const table : {"tcp", "tcp6"}) {
+      std::ifstream lines("/proc/" + std::to_string(pids_[0]) + "/net/" + table);
+      TcpLine facts;
+      for (std::string line; std::getline(lines, line);) {
+        if (ParseTcpLine(line, &facts) && facts.inode != 0) tcp_[facts.inode] = facts;
+      }
+    }
+    return tcp_;
+  }
+
   void LookAtFile(int pid, const std::string& path, const std::string& target) {
     struct stat facts;
+    int side = 0;
     if (StartsWith(target, kSocket)) {
-      LookAtSocket(pid, uint32_t(strtoul(target.c_str() + strlen(kSocket), nullptr, 10)));
+      LookAtSocket(pid, InodeIn(target));
+      LookForLoss(pid, path, InodeIn(target));
+    } else if (StartsWith(target, kPipe)) {
+      LookForLoss(pid, path, 0);
+    } else if (StartsWith(target, "/dev/") && terminals_[TerminalOf(pid, path, &side)].size() == 2) {
+      // With one end outside, what a person has typed is no loss.
+      LookForLoss(pid, path, 0);
     } else if (StartsWith(target, kAnonymous)) {
       for (const auto& known : kAnonymousFiles) {
         if (StartsWith(target.substr(strlen(kAnonymous)), known.name)) Add(pid, known.what, known.advice);
@@ -275,16 +337,20 @@ class Search {
     if (IsOurs(name) || IsOurs(socket->second.name)) return;
     int other_pid = 0;
     const std::string owner = OwnerOf(peer, &other_pid);
-    if (IsOurProgram(other_pid)) return;
+    // One that is no process's lies in the queue of another socket, as a rule of the job's own. Else CRIU refuses.
+    if (owner.empty() || IsOurProgram(other_pid)) return;
     Add(pid,
-        "has a connection to " + (owner.empty() ? "another program" : owner) + ", which is not of the job" +
+        "has a connection to " + owner + ", which is not of the job" +
             (name.empty() || name[0] != '/' ? "" : ", at " + name),
         "close the connection before the checkpoint, or start the other program in the same job", inode);
   }
 
   const std::vector<int> pids_;
   const std::map<uint32_t, UnixSocket> sockets_;
-  std::set<uint32_t> inside_;  // the job's sockets
+  std::set<uint32_t> inside_;               // the job's sockets
+  std::map<int, std::set<int>> terminals_;  // the ends of pseudo-terminals that the job has
+  bool tcp_read_ = false;
+  std::map<uint64_t, TcpLine> tcp_;
   int criu_waits_ = 0;
   std::vector<Found> found_;
 };
