@@ -119,7 +119,7 @@ size_t PackedBytes(const CUDA_MEMCPY3D& copy) { return copy.WidthInBytes * copy.
 
 // What the driver refuses, of which it never hears here: it is given a copy of packed rows of pinned memory. Sides that
 // it does hear of may be wrong still.
-CUresult CheckStaged(CUDA_MEMCPY3D copy) {
+CUresult CheckStaged(const CUDA_MEMCPY3D& copy) {
   const auto is_wrong = [](CUmemorytype type, CUdeviceptr device, const void* host) {
     if (type == CU_MEMORYTYPE_DEVICE || type == CU_MEMORYTYPE_ARRAY) return false;
     if (type != CU_MEMORYTYPE_HOST && type != CU_MEMORYTYPE_UNIFIED) return true;
@@ -129,8 +129,18 @@ CUresult CheckStaged(CUDA_MEMCPY3D copy) {
       is_wrong(copy.dstMemoryType, copy.dstDevice, copy.dstHost)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  if (copy.WidthInBytes == 0 || copy.Height == 0 || copy.Depth == 0) return CUDA_ERROR_INVALID_VALUE;
-  return CompleteSides(&copy) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return CheckCopyNode(*Session::Get(), copy);
+}
+
+// Whether the driver takes the copy at all, for one that is refused otherwise.
+CUresult TryCopy(const CUDA_MEMCPY3D& copy) {
+  CUgraph graph = nullptr;
+  CUresult result = Call_cuGraphCreate(&graph, 0);
+  if (result != CUDA_SUCCESS) return result;
+  CUgraphNode node;
+  result = Custom_cuGraphAddMemcpyNode(&node, graph, nullptr, 0, &copy, nullptr);
+  Call_cuGraphDestroy(graph);
+  return result;
 }
 
 void MoveNothing(void*) {}
@@ -648,6 +658,7 @@ CUresult SetStagedNode(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
   if (!is_disguised || before.at_launch) return SetAtLaunch(*session, node, copy);
   if (const CUresult result = CheckStaged(copy); result != CUDA_SUCCESS) return result;
   if (before.type != CU_GRAPH_NODE_TYPE_MEMCPY || !Fits(before.staged.sides, copy)) {
+    if (const CUresult result = TryCopy(copy); result != CUDA_SUCCESS) return result;
     return Call::Unsupported(kName, "a copy node whose sides change between pageable and other memory");
   }
   StagedParams params = before.staged, now;

@@ -59,6 +59,11 @@ CUresult PrepareInstantiation(CUgraph graph, uint64_t flags);
 bool LaunchStaged(CUgraphExec exec, CUstream stream, bool per_thread, const std::function<CUresult()>& launch,
                   CUresult* result);
 
+// What the driver refuses of a copy node: an empty copy, a wrong pitch or height, and a side that leaves its allocation
+// or its pinned memory. The server's driver does not see where those end, because they are parts of larger mappings. In
+// graph_nodes.cc.
+CUresult CheckCopyNode(Session& session, CUDA_MEMCPY3D copy);
+
 // cuGraphMemcpyNodeSetParams and cuGraphExecMemcpyNodeSetParams for copies of memory that the server reaches. In
 // graph_nodes.cc.
 CUresult SetCopyNode(CUgraphNode node, const CUDA_MEMCPY3D& copy);

@@ -115,6 +115,15 @@ char* Case::RegisteredPages() {
   });
 }
 
+CUdeviceptr Case::Freed() {
+  return Once<CUdeviceptr>("freed", [&] {
+    CUdeviceptr p;
+    MAKE(cuMemAlloc(&p, 48 << 20));  // of blocks that nothing else lies in
+    MAKE(cuMemFree(p));
+    return p;
+  });
+}
+
 CUdeviceptr Case::Five() {
   return Once<CUdeviceptr>("five", [&] {
     CUdeviceptr p;
