@@ -132,8 +132,16 @@ CUresult CheckStaged(const CUDA_MEMCPY3D& copy) {
   return CheckCopyNode(*Session::Get(), copy);
 }
 
-// Whether the driver takes the copy at all, for one that is refused otherwise.
-CUresult TryCopy(const CUDA_MEMCPY3D& copy) {
+// What the driver says of a copy that is refused otherwise, if a side is an address that only the driver can know.
+CUresult TryUnknown(Session& session, const CUDA_MEMCPY3D& copy) {
+  const auto is_unknown = [&session](CUmemorytype type, CUdeviceptr address) {
+    if (type != CU_MEMORYTYPE_DEVICE) return false;
+    ReaderLock lock(&session.memory().mutex());
+    return !session.memory().device_ranges().Find(address) && !session.memory().host_ranges().Find(address);
+  };
+  if (!is_unknown(copy.srcMemoryType, copy.srcDevice) && !is_unknown(copy.dstMemoryType, copy.dstDevice)) {
+    return CUDA_SUCCESS;
+  }
   CUgraph graph = nullptr;
   CUresult result = Call_cuGraphCreate(&graph, 0);
   if (result != CUDA_SUCCESS) return result;
@@ -658,7 +666,7 @@ CUresult SetStagedNode(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
   if (!is_disguised || before.at_launch) return SetAtLaunch(*session, node, copy);
   if (const CUresult result = CheckStaged(copy); result != CUDA_SUCCESS) return result;
   if (before.type != CU_GRAPH_NODE_TYPE_MEMCPY || !Fits(before.staged.sides, copy)) {
-    if (const CUresult result = TryCopy(copy); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = TryUnknown(*session, copy); result != CUDA_SUCCESS) return result;
     return Call::Unsupported(kName, "a copy node whose sides change between pageable and other memory");
   }
   StagedParams params = before.staged, now;
