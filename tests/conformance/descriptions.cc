@@ -168,6 +168,12 @@ CUDA_MEMCPY3D* Case::Copy3D(char from, char to, size_t width) {
   return FillCopy(copy, from, to, width);
 }
 
+CUDA_MEMCPY3D* Case::CopyRow() {
+  CUDA_MEMCPY3D copy = *Copy3D('d', 'd');
+  copy.Height = 1;
+  return List<CUDA_MEMCPY3D>({copy});
+}
+
 // A copy of one row from and to mapped memory but for one side, the (s)ource or (d)estination, that is wrong: `how`.
 CUDA_MEMCPY3D* Case::WrongCopy3D(char side, const char* how) {
   const std::string_view wrong = how;

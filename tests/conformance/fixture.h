@@ -146,6 +146,7 @@ class Case {
   CUDA_MEMCPY3D_BATCH_OP* CopyOperations();
   CUDA_MEMCPY2D* Copy2D(char from, char to, size_t width = 16);
   CUDA_MEMCPY3D* Copy3D(char from, char to, size_t width = 16);
+  CUDA_MEMCPY3D* CopyRow();  // the only shape that an executable's node can be given
   CUDA_MEMCPY3D* WrongCopy3D(char side, const char* how);
   CUDA_MEMCPY3D_PEER* Copy3DPeer(char from, char to, size_t width = 16);
   CUmemAccessDesc* Access(int id = -1);

@@ -601,7 +601,7 @@ CUgraphNode Case::KernelNode(int i) {
   NODE("kernel node" + std::to_string(i), cuGraphAddKernelNode(&node, Graph(), nullptr, 0, params));
 }
 CUgraphNode Case::MemcpyNode() {
-  const CUDA_MEMCPY3D* params = Copy3D('d', 'd');
+  const CUDA_MEMCPY3D* params = CopyRow();
   NODE("memcpy node", cuGraphAddMemcpyNode(&node, Graph(), nullptr, 0, params, current_));
 }
 CUgraphNode Case::MemsetNode() {
