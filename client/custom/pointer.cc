@@ -49,55 +49,53 @@ Facts Look(Call& call, uint64_t address) {
   Session& session = call.session();
   Facts facts;
   facts.has_context = call.thread().current_context() != 0;
-  session.virtual_memory().FindReservation(address, &facts.range_start, &facts.range_bytes);
-  const uint64_t memory = session.virtual_memory().MemoryAt(address);
-  ReaderLock lock(&session.memory().mutex());
-  if (const auto* range = session.memory().device_ranges().Find(address)) {
-    facts.known = facts.device = true;
-    facts.start = range->start;
-    facts.bytes = range->bytes;
-    facts.context = range->value.context;
-    facts.ordinal = range->value.device;
-    facts.buffer_id = range->value.buffer_id;
-    facts.block_id = facts.buffer_id;
-    facts.own_mapping = range->value.source == DeviceRange::kMapped;
-    if (facts.own_mapping) {
-      facts.access = range->value.access.Of(std::max(0, call.device()));
-      facts.block_id = memory;
+  {
+    ReaderLock lock(&session.memory().mutex());
+    if (const auto* range = session.memory().device_ranges().Find(address)) {
+      facts.known = facts.device = true;
+      facts.start = range->start;
+      facts.bytes = range->bytes;
+      facts.context = range->value.context;
+      facts.ordinal = range->value.device;
+      facts.buffer_id = range->value.buffer_id;
+      facts.own_mapping = range->value.source == DeviceRange::kMapped;
+      if (facts.own_mapping) facts.access = range->value.access.Of(std::max(0, call.device()));
+      facts.allocated = range->value.source == DeviceRange::kAllocation;
+      facts.stream_ordered = range->value.source == DeviceRange::kStreamOrdered ||
+                             range->value.source == DeviceRange::kPoolImported ||
+                             range->value.source == DeviceRange::kGraph;
+      facts.of_pool = facts.stream_ordered && range->value.source != DeviceRange::kGraph;
+      facts.pool = range->value.pool;
+      facts.managed = range->value.managed;
+      // A managed variable is of no context.
+      if (facts.managed && range->value.source == DeviceRange::kGlobal) facts.context = 0;
+      facts.sync_memops = range->value.sync_memops;
+      facts.handle_types = range->value.handle_types;
+    } else if (const auto* range = session.memory().host_ranges().Find(address)) {
+      facts.known = true;
+      facts.start = range->start;
+      facts.bytes = range->bytes;
+      facts.context = range->value.context;
+      facts.buffer_id = range->value.buffer_id;
+      facts.sync_memops = range->value.sync_memops;
+      if (range->value.registered && (range->value.flags & CU_MEMHOSTREGISTER_READ_ONLY)) {
+        facts.access = CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READ;
+      }
+      // Pinned memory comes to the GPU when a kernel is given it, wherever the GPU is.
+      facts.mapped = range->value.shared || range->value.on_device;
+      const uint64_t offset = address - range->start;
+      facts.device_address = range->value.on_device ? range->value.device + offset : address;
+      facts.host_address = range->value.alias_of ? range->value.alias_of + offset : address;
+      facts.ordinal = range->value.ordinal;
     }
-    facts.allocated = range->value.source == DeviceRange::kAllocation;
-    facts.stream_ordered = range->value.source == DeviceRange::kStreamOrdered ||
-                           range->value.source == DeviceRange::kPoolImported ||
-                           range->value.source == DeviceRange::kGraph;
-    facts.of_pool = facts.stream_ordered && range->value.source != DeviceRange::kGraph;
-    facts.pool = range->value.pool;
-    facts.managed = range->value.managed;
-    // A managed variable is of no context.
-    if (facts.managed && range->value.source == DeviceRange::kGlobal) facts.context = 0;
-    facts.sync_memops = range->value.sync_memops;
-    facts.handle_types = range->value.handle_types;
-  } else if (const auto* range = session.memory().host_ranges().Find(address)) {
-    facts.known = true;
-    facts.start = range->start;
-    facts.bytes = range->bytes;
-    facts.context = range->value.context;
-    facts.buffer_id = range->value.buffer_id;
-    facts.block_id = facts.buffer_id;
-    facts.sync_memops = range->value.sync_memops;
-    if (range->value.registered && (range->value.flags & CU_MEMHOSTREGISTER_READ_ONLY)) {
-      facts.access = CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READ;
-    }
-    // Pinned memory comes to the GPU when a kernel is given it, wherever the GPU is.
-    facts.mapped = range->value.shared || range->value.on_device;
-    const uint64_t offset = address - range->start;
-    facts.device_address = range->value.on_device ? range->value.device + offset : address;
-    facts.host_address = range->value.alias_of ? range->value.alias_of + offset : address;
-    facts.ordinal = range->value.ordinal;
   }
-  if (facts.known && facts.range_bytes == 0) {
-    facts.range_start = facts.start;
-    facts.range_bytes = facts.bytes;
+  facts.range_start = facts.start;
+  facts.range_bytes = facts.bytes;
+  facts.block_id = facts.buffer_id;
+  if (!facts.known || facts.own_mapping) {
+    session.virtual_memory().FindReservation(address, &facts.range_start, &facts.range_bytes);
   }
+  if (facts.own_mapping) facts.block_id = session.virtual_memory().MemoryAt(address);
   return facts;
 }
 
