@@ -237,14 +237,14 @@ void MakeHostMemory() {
   for (const unsigned flags : {0, 1, 2, 3}) {
     void* const pages = Pages(16384);
     CU_CHECK(cuMemHostRegister(pages, 16384, flags));
-    Have("registered " + std::to_string(flags), CUdeviceptr(pages), 16384);
+    Have("registered " + std::to_string(flags), CUdeviceptr(pages), 16384, false);
   }
   void* const pages = Pages(16384);
   CU_CHECK(cuMemHostRegister(pages, 16384, CU_MEMHOSTREGISTER_READ_ONLY));
   Have("registered read-only", CUdeviceptr(pages), 16384, false);
   char* const part = static_cast<char*>(Pages(16384)) + 100;
   CU_CHECK(cuMemHostRegister(part, 5000, 0));
-  Have("registered part", CUdeviceptr(part), 5000);
+  Have("registered part", CUdeviceptr(part), 5000, false);
   Have("page of the registered part", CUdeviceptr(part) - 100, 100, false);
   Have("pageable", CUdeviceptr(Pages(8192)), 8192, false);
 }
