@@ -21,6 +21,7 @@
 #include "client/session/session.h"
 #include "proto/codec/codec.h"
 #include "proto/driverabi/copy_batch.h"
+#include "proto/driverabi/job_addresses.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -184,6 +185,23 @@ bool LeavesAllocation(Session& session, CUdeviceptr address, size_t bytes) {
   ReaderLock lock(&session.memory().mutex());
   const auto* const range = session.memory().device_ranges().Find(address);
   return range && range->value.source != DeviceRange::kMapped && !range->Contains(address, bytes);
+}
+
+bool LeavesMemory(Session& session, uint64_t address, uint64_t bytes) {
+  ReaderLock lock(&session.memory().mutex());
+  AddressMap<DeviceRange>& ranges = session.memory().device_ranges();
+  if (const auto* range = ranges.Find(address)) {
+    uint64_t known = range->start + range->bytes - address;
+    while (known < bytes && range->value.source == DeviceRange::kMapped) {
+      range = ranges.At(address + known);
+      if (!range || range->value.source != DeviceRange::kMapped) break;
+      known += range->bytes;
+    }
+    return known < bytes;
+  }
+  const auto* const pinned = session.memory().host_ranges().Find(address);
+  if (pinned) return !pinned->Contains(address, bytes);
+  return address - driverabi::kArenaBase < driverabi::kArenaBytes;
 }
 
 bool IsSharedHostMemory(Session& session, const void* address, size_t bytes, uint64_t* device) {

@@ -23,6 +23,11 @@ CUresult WaitForStream(Call& call, uint64_t stream);
 // Whether `address` lies in an allocation that ends before [address, address + bytes) does.
 bool LeavesAllocation(Session& session, CUdeviceptr address, size_t bytes);
 
+// Whether the application knows of no memory that holds all of [address, address + bytes), though it must: an
+// allocation or pinned memory ends before, or the address is one that only allocations have. Neighbouring mappings of
+// the application's own count as one. The variables of modules may be unknown here: the server looks at those.
+bool LeavesMemory(Session& session, uint64_t address, uint64_t bytes);
+
 // Whether the server reaches all of [address, address + bytes); `*device` is then where.
 bool IsSharedHostMemory(Session& session, const void* address, size_t bytes, uint64_t* device);
 

@@ -46,14 +46,26 @@ CUresult AddStandIn(const char* name, CUgraphNode* node, CUgraph graph, const CU
   return CUDA_SUCCESS;
 }
 
-CUresult CheckProps(const char* name, const CUDA_MEM_ALLOC_NODE_PARAMS& params) {
+CUresult CheckProps(const char* name, const CUDA_MEM_ALLOC_NODE_PARAMS& params, size_t devices) {
   const CUmemPoolProps& props = params.poolProps;
   if (params.bytesize == 0 || (params.accessDescCount != 0 && !params.accessDescs)) return CUDA_ERROR_INVALID_VALUE;
   if (props.allocType != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
   // CUDA does not share a graph's memory with other processes.
   if (props.handleTypes != CU_MEM_HANDLE_TYPE_NONE) return CUDA_ERROR_NOT_SUPPORTED;
+  if (props.location.type == CU_MEM_LOCATION_TYPE_INVALID) return CUDA_ERROR_INVALID_VALUE;
   if (props.location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
     return Call::Unsupported(name, "memory of a graph that is not a GPU's");
+  }
+  const auto is_device = [devices](int id) { return id >= 0 && size_t(id) < devices; };
+  if (!is_device(props.location.id)) return CUDA_ERROR_INVALID_VALUE;
+  // As natively: each device once, and for reading and writing.
+  for (size_t i = 0; i < params.accessDescCount; ++i) {
+    const CUmemAccessDesc& access = params.accessDescs[i];
+    if (access.flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) return CUDA_ERROR_NOT_SUPPORTED;
+    if (!is_device(access.location.id)) return CUDA_ERROR_INVALID_DEVICE;
+    for (size_t j = 0; j < i; ++j) {
+      if (params.accessDescs[j].location.id == access.location.id) return CUDA_ERROR_INVALID_VALUE;
+    }
   }
   return CUDA_SUCCESS;
 }
@@ -104,11 +116,12 @@ CUresult FindFreed(Session* session, const char* name, uint64_t graph, const CUg
 CUresult AddAllocation(const char* name, CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
                        const CUgraphEdgeData* edges, size_t count, CUDA_MEM_ALLOC_NODE_PARAMS* params) {
   if (!params || !node || (count != 0 && !dependencies)) return CUDA_ERROR_INVALID_VALUE;
-  if (const CUresult result = CheckProps(name, *params); result != CUDA_SUCCESS) return result;
   Session* const session = Session::Get();
   if (!session) return CUDA_ERROR_NOT_INITIALIZED;
+  if (const CUresult result = CheckProps(name, *params, session->devices().size()); result != CUDA_SUCCESS) {
+    return result;
+  }
   const int device = params->poolProps.location.id;
-  if (device < 0 || size_t(device) >= session->devices().size()) return CUDA_ERROR_INVALID_DEVICE;
   if (!session->objects().Usable(Kind::kGraph, reinterpret_cast<uint64_t>(graph))) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckOwn(session, graph); result != CUDA_SUCCESS) return result;
   const uint64_t handle = reinterpret_cast<uint64_t>(graph);

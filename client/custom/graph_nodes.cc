@@ -15,6 +15,7 @@
 
 #include "client/custom/bodies.gen.h"
 #include "client/custom/copy.h"
+#include "client/custom/copy_shape.h"
 #include "client/custom/function_info.h"
 #include "client/custom/graph_memory.h"
 #include "client/custom/graph_names.h"
@@ -120,6 +121,7 @@ void RestoreSide(Session& session, CUmemorytype* type, CUdeviceptr* device, Poin
 }
 
 CUresult FillCopy(Call& call, const CUDA_MEMCPY3D& copy, CUcontext context, NodeMessage* out) {
+  if (const CUresult result = CheckCopyNode(call.session(), copy); result != CUDA_SUCCESS) return result;
   out->copy = copy;
   out->params.type = CU_GRAPH_NODE_TYPE_MEMCPY;
   if (const CUresult result =
@@ -174,6 +176,7 @@ CUresult FillAny(Call& call, const CUgraphNodeParams& node, NodeMessage* out) {
     case CU_GRAPH_NODE_TYPE_MEMSET:
       out->memset = {node.memset.dst,         node.memset.pitch, node.memset.value,
                      node.memset.elementSize, node.memset.width, node.memset.height};
+      if (const CUresult result = CheckFill(call, out->memset); result != CUDA_SUCCESS) return result;
       out->params.type = node.type;
       out->params.memset = {reinterpret_cast<const char*>(&out->memset), sizeof out->memset};
       return CheckContext(call, node.memset.ctx, out);
@@ -435,6 +438,24 @@ constexpr CallInfo SetInfo(const char* name) { return Under(info::k_cuGraphNodeS
 constexpr CallInfo ExecInfo(const char* name) { return Under(info::k_cuGraphExecNodeSetParams, name); }
 
 }  // namespace
+
+CUresult CheckCopyNode(Session& session, CUDA_MEMCPY3D copy) {
+  if (copy.WidthInBytes == 0 || copy.Height == 0 || copy.Depth == 0 || !CompleteSides(&copy)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const auto leaves = [&](CUmemorytype type, CUdeviceptr device, const void* host, uint64_t pitch, uint64_t rows,
+                          uint64_t x, uint64_t y, uint64_t z) {
+    if (type == CU_MEMORYTYPE_ARRAY) return false;
+    const uint64_t address = type == CU_MEMORYTYPE_HOST ? reinterpret_cast<uint64_t>(host) : device;
+    const uint64_t last_row = (z + copy.Depth - 1) * rows + y + copy.Height - 1;
+    return LeavesMemory(session, address, last_row * pitch + x + copy.WidthInBytes);
+  };
+  const bool wrong = leaves(copy.srcMemoryType, copy.srcDevice, copy.srcHost, copy.srcPitch, copy.srcHeight,
+                            copy.srcXInBytes, copy.srcY, copy.srcZ) ||
+                     leaves(copy.dstMemoryType, copy.dstDevice, copy.dstHost, copy.dstPitch, copy.dstHeight,
+                            copy.dstXInBytes, copy.dstY, copy.dstZ);
+  return wrong ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
 
 CUresult Custom_cuGraphAddNode_v2(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies,
                                   const CUgraphEdgeData* dependencyData, size_t numDependencies,

@@ -35,6 +35,13 @@ bool IsMemory(uint64_t address, size_t bytes) {
   return true;
 }
 
+// Whether the application has mapped memory there itself that the current context's device has access to.
+bool IsReachableMapping(Call& call, uint64_t address) {
+  ReaderLock lock(&call.session().memory().mutex());
+  const auto* const range = call.session().memory().device_ranges().Find(address);
+  return range && range->value.source == DeviceRange::kMapped && range->value.access.Of(call.device()) != 0;
+}
+
 CUresult Allocate(const CallInfo& info, void** pp, size_t bytesize, unsigned flags) {
   if (!pp || (flags & ~kAllocFlags)) return CUDA_ERROR_INVALID_VALUE;
   Call call(info);
@@ -144,8 +151,9 @@ CUresult Custom_cuMemHostUnregister(void* p) {
   {
     ReaderLock lock(&session.memory().mutex());
     const auto* range = session.memory().host_ranges().Find(address);
-    if (!p || (range && !range->value.registered)) return CUDA_ERROR_INVALID_VALUE;
-    if (!range || range->start != address || range->value.alias_of) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    // Like the driver: the middle of a registration is a wrong value, and its end is not registered.
+    if (!p || (range && (!range->value.registered || range->start != address))) return CUDA_ERROR_INVALID_VALUE;
+    if (!range || range->value.alias_of) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
   }
   const CUresult result = UnmapFromDevice(call, address);
   // In one step for what records objects: the pages are the application's own, and may be registered again at once.
@@ -160,25 +168,39 @@ CUresult Custom_cuMemHostUnregister(void* p) {
 
 CUresult Custom_cuMemHostGetDevicePointer_v2(CUdeviceptr* pdptr, void* p, unsigned int Flags) {
   if (!pdptr || Flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  *pdptr = 0;
   Call call(info::k_cuMemHostGetDevicePointer_v2);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  const uint64_t address = reinterpret_cast<uint64_t>(p);
   // The same address on the server's machine, and for pinned memory everywhere, as with unified addressing natively.
-  uint64_t device;
-  const CUresult result = MapForDevice(call, reinterpret_cast<uint64_t>(p), &device);
+  uint64_t device = address;
+  const CUresult result = IsReachableMapping(call, address) ? CUDA_SUCCESS : MapForDevice(call, address, &device);
   if (result == CUDA_SUCCESS) *pdptr = device;
   return result;
 }
 
+// The driver maps all pinned memory where addressing is unified, and says so. It answers for managed memory and for the
+// application's own mappings, too.
 CUresult Custom_cuMemHostGetFlags(unsigned int* pFlags, void* p) {
   if (!pFlags) return CUDA_ERROR_INVALID_VALUE;
   Call call(info::k_cuMemHostGetFlags);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  const uint64_t address = reinterpret_cast<uint64_t>(p);
+  if (IsReachableMapping(call, address)) {
+    *pFlags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
+    return CUDA_SUCCESS;
+  }
   Session& session = call.session();
   ReaderLock lock(&session.memory().mutex());
-  const auto* range = session.memory().host_ranges().Find(reinterpret_cast<uint64_t>(p));
-  if (!range || range->value.registered) return CUDA_ERROR_INVALID_VALUE;
-  // The driver maps all pinned memory where addressing is unified, and says so.
-  *pFlags = range->value.flags | CU_MEMHOSTALLOC_DEVICEMAP;
+  if (const auto* const range = session.memory().device_ranges().Find(address)) {
+    if (!range->value.managed) return CUDA_ERROR_INVALID_VALUE;
+    *pFlags = CU_MEMHOSTALLOC_DEVICEMAP;
+    return CUDA_SUCCESS;
+  }
+  const auto* const range = session.memory().host_ranges().Find(address);
+  if (!range) return CUDA_ERROR_INVALID_VALUE;
+  const unsigned shown = range->value.registered ? CU_MEMHOSTREGISTER_PORTABLE : CU_MEMHOSTALLOC_WRITECOMBINED;
+  *pFlags = (range->value.flags & shown) | CU_MEMHOSTALLOC_DEVICEMAP;
   return CUDA_SUCCESS;
 }
 

@@ -253,7 +253,13 @@ CUresult Custom_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream, bool per_thre
   if (call.session().captures().IsCaptured(request.stream)) return CaptureFree(call, request.stream, dptr);
   if (CUresult result; FreeOfGraph(call.session(), dptr, &result)) return result;
   if (KeepFreed(call, dptr, request.stream)) return CUDA_SUCCESS;
-  if (!IsAllocation(call.session(), dptr)) return CUDA_ERROR_INVALID_VALUE;
+  if (!IsAllocation(call.session(), dptr)) {
+    // Managed memory cannot be freed in a stream, as natively.
+    ReaderLock lock(&call.session().memory().mutex());
+    const auto* const range = call.session().memory().device_ranges().At(dptr);
+    const bool managed = range && range->value.source == DeviceRange::kManaged;
+    return managed ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+  }
   request.Encode(&call.message());
   // As in cuMemFree, but the driver may refuse while a stream is captured: then the memory stays the application's. A
   // checkpoint drains the streams first, so by then the memory is free in the stream's order too.

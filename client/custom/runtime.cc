@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/custom/runtime.h"
 
+#include "client/custom/copy.h"
 #include "client/custom/graph_memory.h"
 #include "client/custom/graph_names.h"
 #include "client/custom/managed.h"
@@ -60,6 +61,18 @@ CUresult CheckWithoutMemoryNodes(Call& call, uint64_t graph) { return CheckWitho
 CUresult CheckChildGraph(Call& call, uint64_t graph) {
   const CUresult result = CheckWithoutMemory(call.session(), graph);
   return result == CUDA_SUCCESS ? PrepareCopies(call.session(), graph) : result;
+}
+
+CUresult CheckFill(Call& call, const CUDA_MEMSET_NODE_PARAMS_v1& fill) {
+  if (fill.width == 0 || fill.height == 0) return CUDA_ERROR_INVALID_VALUE;
+  uint64_t row, bytes;
+  // What does not fit an address space is for the driver to judge.
+  if (__builtin_mul_overflow(uint64_t{fill.width}, uint64_t{fill.elementSize}, &row) ||
+      __builtin_mul_overflow(uint64_t{fill.height - 1}, uint64_t{fill.pitch}, &bytes) ||
+      __builtin_add_overflow(bytes, row, &bytes)) {
+    return CUDA_SUCCESS;
+  }
+  return LeavesMemory(call.session(), fill.dst, bytes) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 bool KnowsDeviceRange(Call& call, CUdeviceptr address, uint64_t bytes) {

@@ -84,6 +84,10 @@ CUresult CheckWithoutMemoryNodes(Call& call, uint64_t graph);
 // The same for a graph that is to be a child of another one, which some other graphs cannot be, either.
 CUresult CheckChildGraph(Call& call, uint64_t graph);
 
+// What the driver refuses of a node that fills memory: an empty rectangle, and one that leaves its memory, which the
+// server's driver does not see.
+CUresult CheckFill(Call& call, const CUDA_MEMSET_NODE_PARAMS_v1& fill);
+
 // Whether the client knows [address, address + bytes) to be device memory. A "no" only costs a wait for the server's
 // own answer. Has the server map pinned memory that it does not have yet.
 bool KnowsDeviceRange(Call& call, CUdeviceptr address, uint64_t bytes);

@@ -116,6 +116,25 @@ void Divert(const Sides& sides, StagedCopy* staged, CUDA_MEMCPY3D* copy) {
 
 size_t PackedBytes(const CUDA_MEMCPY3D& copy) { return copy.WidthInBytes * copy.Height * copy.Depth; }
 
+// What the driver says of a copy that is refused otherwise, if a side is an address that only the driver can know.
+CUresult TryUnknown(Session& session, const CUDA_MEMCPY3D& copy) {
+  const auto is_unknown = [&session](CUmemorytype type, CUdeviceptr address) {
+    if (type != CU_MEMORYTYPE_DEVICE) return false;
+    ReaderLock lock(&session.memory().mutex());
+    return !session.memory().device_ranges().Find(address) && !session.memory().host_ranges().Find(address);
+  };
+  if (!is_unknown(copy.srcMemoryType, copy.srcDevice) && !is_unknown(copy.dstMemoryType, copy.dstDevice)) {
+    return CUDA_SUCCESS;
+  }
+  CUgraph graph = nullptr;
+  CUresult result = Call_cuGraphCreate(&graph, 0);
+  if (result != CUDA_SUCCESS) return result;
+  CUgraphNode node;
+  result = Custom_cuGraphAddMemcpyNode(&node, graph, nullptr, 0, &copy, nullptr);
+  Call_cuGraphDestroy(graph);
+  return result;
+}
+
 void MoveNothing(void*) {}
 
 CUDA_HOST_NODE_PARAMS HostNode(StagedCopy* staged, bool enabled) {
@@ -346,7 +365,7 @@ CUresult RenewPieces(Session& session, CUgraph graph, uint64_t exec) {
 
 }  // namespace
 
-CUresult CheckStaged(CUDA_MEMCPY3D copy) {
+CUresult CheckStaged(const CUDA_MEMCPY3D& copy) {
   const auto is_wrong = [](CUmemorytype type, CUdeviceptr device, const void* host) {
     if (type == CU_MEMORYTYPE_DEVICE || type == CU_MEMORYTYPE_ARRAY) return false;
     if (type != CU_MEMORYTYPE_HOST && type != CU_MEMORYTYPE_UNIFIED) return true;
@@ -356,8 +375,7 @@ CUresult CheckStaged(CUDA_MEMCPY3D copy) {
       is_wrong(copy.dstMemoryType, copy.dstDevice, copy.dstHost)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  if (copy.WidthInBytes == 0 || copy.Height == 0 || copy.Depth == 0) return CUDA_ERROR_INVALID_VALUE;
-  return CompleteSides(&copy) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return CheckCopyNode(*Session::Get(), copy);
 }
 
 bool NeedsStaging(const CUDA_MEMCPY3D& copy) {
@@ -397,6 +415,7 @@ CUresult SetStagedNode(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
   if (!session || !FindDisguised(*session, node, &before)) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckStaged(copy); result != CUDA_SUCCESS) return result;
   if (!Fits(before.staged.sides, copy)) {
+    if (const CUresult result = TryUnknown(*session, copy); result != CUDA_SUCCESS) return result;
     return Call::Unsupported(kName, "a copy node whose sides change between pageable and other memory");
   }
   StagedParams params = before.staged, now;

@@ -34,7 +34,7 @@ bool NeedsStaging(const CUDA_MEMCPY3D& copy);
 
 // CUDA_ERROR_INVALID_VALUE for what the driver refuses of such a copy. It never hears of the copy: it is given one of
 // packed rows of pinned memory. Sides that it does hear of may be wrong still.
-CUresult CheckStaged(CUDA_MEMCPY3D copy);
+CUresult CheckStaged(const CUDA_MEMCPY3D& copy);
 
 // cuGraphAddMemcpyNode for such a copy; and changing its node, in the graph and in an executable. A side that is
 // pageable memory can become pinned memory, and that still goes through the node's own piece. `known`: the sides, if
@@ -56,6 +56,11 @@ CUresult PrepareInstantiation(CUgraph graph);
 // waits for the server's answer. False: it has no such node that is enabled, and nothing was done.
 bool LaunchStaged(CUgraphExec exec, CUstream stream, bool per_thread, const std::function<CUresult()>& launch,
                   CUresult* result);
+
+// What the driver refuses of a copy node: an empty copy, a wrong pitch or height, and a side that leaves its allocation
+// or its pinned memory. The server's driver does not see where those end, because they are parts of larger mappings. In
+// graph_nodes.cc.
+CUresult CheckCopyNode(Session& session, CUDA_MEMCPY3D copy);
 
 // Around `update`, which updates an executable from a graph: what is disabled in the executable stays that. The driver
 // leaves copies disabled. The graph's own nodes have host functions that move nothing meanwhile, since the node that

@@ -17,6 +17,7 @@
 #include "client/session/setting_keys.h"
 #include "proto/codec/codec.h"
 #include "proto/codec/decode_as.h"
+#include "proto/codec/wire.h"
 #include "proto/threads/mutex.h"
 
 namespace cuda_remote::client {
@@ -33,7 +34,8 @@ void DropIfUnusedLocked(Session& session, uint64_t handle) CR_REQUIRES(session.o
     session.objects().DropLocked({Kind::kPhysicalMemory, handle});
 }
 
-// What physical memory was made with, or imported as; zeros if the log does not say.
+// What physical memory was made with, or imported as; zeros if the log does not say. What was imported cannot be
+// exported, so it has no handle types.
 CUmemAllocationProp PropertiesLocked(Session& session, uint64_t handle) CR_REQUIRES_SHARED(session.objects().mutex()) {
   CUmemAllocationProp properties{};
   const replay::Record* const record = session.objects().log().Find({Kind::kPhysicalMemory, handle});
@@ -44,6 +46,7 @@ CUmemAllocationProp PropertiesLocked(Session& session, uint64_t handle) CR_REQUI
   if (wire::DecodeAs(record->header.call, record->message, &made)) bytes = made.prop;
   if (wire::DecodeAs(record->header.call, record->message, &imported)) bytes = imported.prop;
   if (bytes.size() == sizeof(properties)) memcpy(&properties, bytes.data(), sizeof(properties));
+  if (bytes.data() == imported.prop.data()) properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
   return properties;
 }
 
@@ -170,7 +173,39 @@ CUresult Custom_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDe
     call.message().clear();
     request.Encode(&call.message());
     call.Modified({Kind::kMapping, mapping.start}, PlacesKey(desc, count));
+    WriterLock lock(&call.session().memory().mutex());
+    auto* const range = call.session().memory().device_ranges().At(mapping.start);
+    for (size_t i = 0; range && i < count; ++i) {
+      if (desc[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+        range->value.access.Set(desc[i].location.id, desc[i].flags);
+      }
+    }
   }
+  return CUDA_SUCCESS;
+}
+
+// Memory that the application has not mapped itself has no access rights to ask for: the driver says 0.
+CUresult Custom_cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr ptr) {
+  if (!flags || !location) return CUDA_ERROR_INVALID_VALUE;
+  *flags = 0;
+  Call call(info::k_cuMemGetAccess);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  {
+    ReaderLock lock(&call.session().memory().mutex());
+    const auto* const range = call.session().memory().device_ranges().Find(ptr);
+    if (!range) {
+      return call.session().memory().host_ranges().Find(ptr) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    }
+    if (range->value.source != DeviceRange::kMapped) return CUDA_SUCCESS;
+  }
+  wire::cuMemGetAccess_Request request;
+  request.location = wire::BytesOf(*location);
+  request.ptr = ptr;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::cuMemGetAccess_Reply reply;
+  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  *flags = reply.flags;
   return CUDA_SUCCESS;
 }
 

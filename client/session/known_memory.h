@@ -18,6 +18,8 @@
 #ifndef CUDA_REMOTE_CLIENT_SESSION_KNOWN_MEMORY_H_
 #define CUDA_REMOTE_CLIENT_SESSION_KNOWN_MEMORY_H_
 
+#include <cuda.h>
+
 #include <atomic>
 #include <cstdint>
 #include <vector>
@@ -30,6 +32,27 @@
 
 namespace cuda_remote::client {
 
+// Which devices have access to memory that the application has mapped itself, a bit for each.
+struct MappedAccess {
+  uint64_t read = 0;
+  uint64_t write = 0;
+  void Set(int device, unsigned flags) {
+    const uint64_t bit = Bit(device);
+    read = flags & CU_MEM_ACCESS_FLAGS_PROT_READ ? read | bit : read & ~bit;
+    write = flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? write | bit : write & ~bit;
+  }
+  // CUmemAccess_flags of one device.
+  unsigned Of(int device) const {
+    const uint64_t bit = Bit(device);
+    return write & bit  ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+           : read & bit ? CU_MEM_ACCESS_FLAGS_PROT_READ
+                        : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  }
+
+ private:
+  static uint64_t Bit(int device) { return device >= 0 && device < 64 ? uint64_t{1} << device : 0; }
+};
+
 // Device memory that the application knows of.
 struct DeviceRange {
   enum Source : uint8_t { kAllocation, kStreamOrdered, kGlobal, kMapped, kManaged, kImported, kPoolImported, kGraph };
@@ -41,6 +64,7 @@ struct DeviceRange {
   bool managed = false;       // kManaged, or a __managed__ variable: the host uses it too
   bool sync_memops = false;   // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, as the application has set it
   unsigned handle_types = 0;  // kMapped: CUmemAllocationHandleType that the memory can be exported as
+  MappedAccess access;        // kMapped
 };
 
 // Pinned host memory.
@@ -58,6 +82,7 @@ struct HostRange {
   uint64_t context = 0;  // virtual handle
   int ordinal = 0;       // its device
   uint64_t buffer_id = 0;
+  bool sync_memops = false;  // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, as the application has set it
 };
 
 class KnownMemory {

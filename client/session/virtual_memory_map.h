@@ -38,6 +38,14 @@ class VirtualMemoryMap {
     const auto* const found = reservations_.Find(address);
     return found && found->Contains(address, bytes) ? found->start : 0;
   }
+  // The reservation in which an address lies; leaves the results alone if there is none.
+  void FindReservation(uint64_t address, uint64_t* start, uint64_t* bytes) CR_EXCLUDES(mutex_) {
+    MutexLock lock(&mutex_);
+    const auto* const found = reservations_.Find(address);
+    if (!found) return;
+    *start = found->start;
+    *bytes = found->bytes;
+  }
 
   void Map(const Mapping& mapping) CR_EXCLUDES(mutex_) {
     MutexLock lock(&mutex_);

@@ -66,7 +66,7 @@ class Arguments:
             if span:
                 values += [str(i) for i in range(int(span.group(1)), int(span.group(2)) + 1)]
             elif operator == "!":
-                values.append(value.replace("$", p.name))
+                values += alternatives(value.replace("$", p.name))
         return values, all(line[1] != "!-" for line in found)
 
     def statements(self, call, operator):
@@ -78,6 +78,15 @@ class Arguments:
         unused = [f"{self.path}:{line[3]}: fits no parameter: {line[0]}" for line in self.lines if line[3] not in self.used]
         if unused:
             raise SystemExit("\n".join(unused))
+
+
+def alternatives(value):
+    """The values that one with {A|B} in it stands for: one with A, one with B."""
+    choice = re.search(r"\{([^{}]*\|[^{}]*)\}", value)
+    if choice is None:
+        return [value]
+    before, after = value[:choice.start()], value[choice.end():]
+    return [whole for one in choice.group(1).split("|") for whole in alternatives(before + one + after)]
 
 
 def is_async(model, call):

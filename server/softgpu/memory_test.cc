@@ -254,7 +254,7 @@ TEST_F(MemoryTest, PinnedAndRegistered) {
   CU_OK(cuMemHostGetDevicePointer_v2(&device, pinned, 0));
   unsigned flags;
   CU_OK(cuMemHostGetFlags(&flags, pinned));
-  EXPECT_TRUE(flags & CU_MEMHOSTALLOC_PORTABLE);
+  EXPECT_EQ(unsigned{CU_MEMHOSTALLOC_DEVICEMAP}, flags);
   std::memset(pinned, 0, 4096);
   ASSERT_EQ(CUDA_SUCCESS, Bump(device, 10, nullptr));
   CU_OK(cuCtxSynchronize());
@@ -270,6 +270,8 @@ TEST_F(MemoryTest, PinnedAndRegistered) {
   ASSERT_EQ(CUDA_SUCCESS, Bump(reinterpret_cast<CUdeviceptr>(file) + 4096, 3, nullptr));
   CU_OK(cuCtxSynchronize());
   EXPECT_EQ(3, static_cast<int*>(file)[1024]);
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemHostUnregister(static_cast<char*>(file) + 4096));
+  CU_IS(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, cuMemHostUnregister(static_cast<char*>(file) + 8192));
   CU_OK(cuMemHostUnregister(file));
   CU_IS(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, cuMemHostUnregister(file));
   munmap(file, 8192);
@@ -486,7 +488,8 @@ TEST_F(MemoryTest, TheKernelsHeapHasAnEnd) {
   CU_OK(cuMemcpyDtoH_v2(&piece, list, sizeof(piece)));
   char byte;
   CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemcpyDtoH_v2(&byte, piece, 1));
-  CU_IS(CUDA_ERROR_NOT_FOUND, cuMemGetAddressRange_v2(nullptr, nullptr, piece));
+  size_t size;
+  CU_IS(CUDA_ERROR_NOT_FOUND, cuMemGetAddressRange_v2(nullptr, &size, piece));
   unsigned type;
   CU_IS(CUDA_ERROR_INVALID_VALUE, cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, piece));
   CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemFree_v2(piece));

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <string_view>
+
 #include "tests/conformance/fixture.h"
 
 namespace cuda_remote::conformance {
@@ -166,6 +168,53 @@ CUDA_MEMCPY3D* Case::Copy3D(char from, char to, size_t width) {
   return FillCopy(copy, from, to, width);
 }
 
+CUDA_MEMCPY3D* Case::CopyRow() {
+  CUDA_MEMCPY3D copy = *Copy3D('d', 'd');
+  copy.Height = 1;
+  return List<CUDA_MEMCPY3D>({copy});
+}
+
+// A copy of one row from and to mapped memory but for one side, the (s)ource or (d)estination, that is wrong: `how`.
+CUDA_MEMCPY3D* Case::WrongCopy3D(char side, const char* how) {
+  const std::string_view wrong = how;
+  const bool ends = wrong.size() > 4 && wrong.substr(wrong.size() - 4) == "long";
+  CUDA_MEMCPY3D copy{};
+  copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.srcDevice = copy.dstDevice = Mapped();
+  copy.WidthInBytes = wrong == "mapped long" ? Granularity() + 1 : ends || wrong == "long" ? kRegionBytes + 1 : 16;
+  copy.Height = copy.Depth = 1;
+  CUmemorytype* const type = side == 's' ? &copy.srcMemoryType : &copy.dstMemoryType;
+  CUdeviceptr* const device = side == 's' ? &copy.srcDevice : &copy.dstDevice;
+  const auto host = [&](char* p) {
+    *type = CU_MEMORYTYPE_HOST;
+    (side == 's' ? const_cast<void*&>(copy.srcHost) : copy.dstHost) = p;
+  };
+  *device = Memory();
+  if (wrong == "null") *device = 0;
+  if (wrong == "host null") host(nullptr);
+  if (wrong == "array null") *type = CU_MEMORYTYPE_ARRAY;
+  if (wrong == "last") *device = Memory() + kRegionBytes - 8;
+  if (wrong == "freed") *device = Freed();
+  if (wrong == "pageable as device") *device = CUdeviceptr(Pages());
+  if (wrong == "mapped long" || wrong == "same") *device = Mapped();
+  if (wrong == "managed long") *device = Managed();
+  if (wrong == "pinned long") host(Pinned());
+  if (wrong == "pinned as device long") *device = CUdeviceptr(Pinned());
+  if (wrong == "registered long") host(RegisteredPages());
+  if (wrong == "no width") copy.WidthInBytes = 0;
+  if (wrong == "no height") copy.Height = 0;
+  if (wrong == "no depth") copy.Depth = 0;
+  if (wrong == "narrow pitch" || wrong == "few rows") {
+    copy.Height = 3;
+    copy.Depth = 2;
+    copy.srcPitch = copy.dstPitch = 64;
+    copy.srcHeight = copy.dstHeight = 4;
+    if (wrong == "narrow pitch") (side == 's' ? copy.srcPitch : copy.dstPitch) = 8;
+    if (wrong == "few rows") (side == 's' ? copy.srcHeight : copy.dstHeight) = 2;
+  }
+  return List<CUDA_MEMCPY3D>({copy});
+}
+
 CUDA_MEMCPY3D_PEER* Case::Copy3DPeer(char from, char to, size_t width) {
   CUDA_MEMCPY3D_PEER copy{};
   copy.Depth = 1;
@@ -257,6 +306,55 @@ CUDA_MEMSET_NODE_PARAMS_v1* Case::MemsetNodeParams(unsigned element) {
   params.width = 8;
   params.height = 1;
   return List<CUDA_MEMSET_NODE_PARAMS_v1>({params});
+}
+
+CUDA_KERNEL_NODE_PARAMS_v1* Case::WrongKernel(const char* how) {
+  const std::string_view wrong = how;
+  CUDA_KERNEL_NODE_PARAMS_v1 params = *KernelNodeParams();
+  if (wrong == "no function") params.func = nullptr;
+  if (wrong == "no grid") params.gridDimY = 0;
+  if (wrong == "no block") params.blockDimX = 0;
+  if (wrong == "wide block") params.blockDimY = 1024;
+  if (wrong == "deep block") params.blockDimZ = 65;
+  if (wrong == "tall grid") params.gridDimY = 65536;
+  if (wrong == "much shared") params.sharedMemBytes = 1 << 30;
+  return List<CUDA_KERNEL_NODE_PARAMS_v1>({params});
+}
+
+CUDA_MEMSET_NODE_PARAMS_v1* Case::WrongFill(const char* how) {
+  const std::string_view wrong = how;
+  CUDA_MEMSET_NODE_PARAMS_v1 params = *MemsetNodeParams(4);
+  params.dst = Memory();
+  if (wrong == "null") params.dst = 0;
+  if (wrong == "freed") params.dst = Freed();
+  if (wrong == "pageable") params.dst = CUdeviceptr(Pages());
+  if (wrong == "odd") params.dst = Memory() + 2;
+  if (wrong == "last") params.dst = Memory() + kRegionBytes - 8;
+  if (wrong == "mapped long") params.dst = Mapped();
+  if (wrong == "managed long") params.dst = Managed();
+  if (wrong == "long" || wrong == "managed long") params.width = kRegionBytes / 4 + 1;
+  if (wrong == "mapped long") params.width = Granularity() / 4 + 1;
+  if (wrong == "no width") params.width = 0;
+  if (wrong == "no height") params.height = 0;
+  if (wrong == "narrow pitch" || wrong == "odd pitch" || wrong == "long rows") {
+    params.height = wrong == "long rows" ? kRegionBytes / 64 + 1 : 3;
+    params.pitch = wrong == "narrow pitch" ? 28 : wrong == "odd pitch" ? 34 : 64;
+  }
+  return List<CUDA_MEMSET_NODE_PARAMS_v1>({params});
+}
+
+CUDA_MEM_ALLOC_NODE_PARAMS* Case::WrongAllocation(const char* how) {
+  const std::string_view wrong = how;
+  CUDA_MEM_ALLOC_NODE_PARAMS params = *MemAllocNodeParams();
+  CUmemAccessDesc* const access = List<CUmemAccessDesc>({*Access(), *Access()});
+  params.accessDescs = access;
+  if (wrong == "no type") params.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_INVALID;
+  if (wrong == "no place") params.poolProps.location.type = CU_MEM_LOCATION_TYPE_INVALID;
+  if (wrong == "device 99") params.poolProps.location.id = 99;
+  if (wrong == "access to read") access[0].flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
+  if (wrong == "access of device 99") access[0].location.id = 99;
+  if (wrong.substr(0, 6) == "access") params.accessDescCount = wrong == "access twice" ? 2 : 1;
+  return List<CUDA_MEM_ALLOC_NODE_PARAMS>({params});
 }
 
 CUDA_HOST_NODE_PARAMS_v1* Case::HostNodeParams() {

@@ -146,6 +146,8 @@ class Case {
   CUDA_MEMCPY3D_BATCH_OP* CopyOperations();
   CUDA_MEMCPY2D* Copy2D(char from, char to, size_t width = 16);
   CUDA_MEMCPY3D* Copy3D(char from, char to, size_t width = 16);
+  CUDA_MEMCPY3D* CopyRow();  // the only shape that an executable's node can be given
+  CUDA_MEMCPY3D* WrongCopy3D(char side, const char* how);
   CUDA_MEMCPY3D_PEER* Copy3DPeer(char from, char to, size_t width = 16);
   CUmemAccessDesc* Access(int id = -1);
   CUmemPoolProps* PoolProps(bool shared = false);
@@ -157,6 +159,9 @@ class Case {
   CUDA_KERNEL_NODE_PARAMS_v1* KernelNodeParams(unsigned threads = 8);
   CUDA_KERNEL_NODE_PARAMS_v2* KernelNodeParamsNew(unsigned threads = 8);
   CUDA_MEMSET_NODE_PARAMS_v1* MemsetNodeParams(unsigned element = 1);
+  CUDA_KERNEL_NODE_PARAMS_v1* WrongKernel(const char* how);
+  CUDA_MEMSET_NODE_PARAMS_v1* WrongFill(const char* how);
+  CUDA_MEM_ALLOC_NODE_PARAMS* WrongAllocation(const char* how);
   CUDA_HOST_NODE_PARAMS_v1* HostNodeParams();
   CUDA_BATCH_MEM_OP_NODE_PARAMS* BatchNodeParams();
   CUDA_MEM_ALLOC_NODE_PARAMS* MemAllocNodeParams(size_t bytes = 4096,
@@ -187,6 +192,7 @@ class Case {
   char* Pages();            // pageable
   char* RegisteredPages();  // other ones, which cuMemHostRegister knows
   CUdeviceptr Five();       // a word that is 5
+  CUdeviceptr Freed();      // an address of memory that is gone
   CUdeviceptr StreamMemory();
   CUdeviceptr SharedPoolMemory();
   template <class T>

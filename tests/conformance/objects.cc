@@ -115,6 +115,15 @@ char* Case::RegisteredPages() {
   });
 }
 
+CUdeviceptr Case::Freed() {
+  return Once<CUdeviceptr>("freed", [&] {
+    CUdeviceptr p;
+    MAKE(cuMemAlloc(&p, 48 << 20));  // of blocks that nothing else lies in
+    MAKE(cuMemFree(p));
+    return p;
+  });
+}
+
 CUdeviceptr Case::Five() {
   return Once<CUdeviceptr>("five", [&] {
     CUdeviceptr p;
@@ -592,7 +601,7 @@ CUgraphNode Case::KernelNode(int i) {
   NODE("kernel node" + std::to_string(i), cuGraphAddKernelNode(&node, Graph(), nullptr, 0, params));
 }
 CUgraphNode Case::MemcpyNode() {
-  const CUDA_MEMCPY3D* params = Copy3D('d', 'd');
+  const CUDA_MEMCPY3D* params = CopyRow();
   NODE("memcpy node", cuGraphAddMemcpyNode(&node, Graph(), nullptr, 0, params, current_));
 }
 CUgraphNode Case::MemsetNode() {

@@ -86,6 +86,7 @@ APPS = {
     "graph_random": 20,
     "graphs": 24,
     "memory": 24,
+    "memory_answers": 8,
     "pools": 24,
     "pools_outlive": 24,
     "threads": 24,

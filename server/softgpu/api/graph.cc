@@ -268,6 +268,11 @@ SOFTGPU_API cuGraphGetEdges(CUgraph handle, CUgraphNode* from, CUgraphNode* to, 
 
 SOFTGPU_API cuGraphInstantiateWithFlags(CUgraphExec* out, CUgraph graph, unsigned long long flags) {
   SOFTGPU_ENTER();
+  // An upload needs a stream, which only the call with parameters has.
+  constexpr unsigned long long kKnown = CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH |
+                                        CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH |
+                                        CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
+  if ((flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
   return Instantiate(out, graph, flags);
 }
 SOFTGPU_API cuGraphInstantiate(CUgraphExec* out, CUgraph graph, CUgraphNode* error_node, char* log, size_t log_bytes) {

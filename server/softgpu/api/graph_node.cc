@@ -9,6 +9,7 @@
 #include "server/softgpu/core/copy.h"
 #include "server/softgpu/core/graph.h"
 #include "server/softgpu/core/launch.h"
+#include "server/softgpu/core/memory_map.h"
 
 namespace cuda_remote::softgpu {
 
@@ -48,6 +49,7 @@ CUresult Add(CUgraphNode* out, CUgraph handle, const CUgraphNode* dependencies, 
     NodePtr node;
     if (CUresult result = FindNode(dependencies[i], &node); result != CUDA_SUCCESS) return result;
     if (node->graph != graph.get()) return CUDA_ERROR_INVALID_VALUE;
+    if (std::find(before.begin(), before.end(), node.get()) != before.end()) return CUDA_ERROR_INVALID_VALUE;
     before.push_back(node.get());
   }
   GraphNode* node = graph->Add(type, std::move(work), std::move(before));
@@ -108,10 +110,24 @@ CUresult KernelTo(CUgraphNode handle, P* params) {
   return CUDA_SUCCESS;
 }
 
+// Whether a side in known memory that is named as the host's leaves that memory. Of other sides MakeCopy knows.
+bool LeavesPinned(CUmemorytype type, const void* host, uint64_t first, uint64_t pitch, uint64_t slice,
+                  const CopyWork& work) {
+  if (type != CU_MEMORYTYPE_HOST || !MemoryMap::Get().Find(reinterpret_cast<uint64_t>(host))) return false;
+  return !MemoryMap::Get().Covers(first, (work.depth - 1) * slice + (work.height - 1) * pitch + work.width);
+}
+
 CUresult CopyFrom(const CUDA_MEMCPY3D* params, CopyWork* work) {
-  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  // An empty copy may be done, but is no node.
+  if (params == nullptr || params->WidthInBytes == 0 || params->Height == 0 || params->Depth == 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   bool from, to;
-  return MakeCopy(*params, work, &from, &to);
+  if (CUresult result = MakeCopy(*params, work, &from, &to); result != CUDA_SUCCESS) return result;
+  const bool leaves =
+      LeavesPinned(params->srcMemoryType, params->srcHost, work->from, work->from_pitch, work->from_slice, *work) ||
+      LeavesPinned(params->dstMemoryType, params->dstHost, work->to, work->to_pitch, work->to_slice, *work);
+  return leaves ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 // `fill` is any version of the memset node parameters.
@@ -119,6 +135,7 @@ template <typename P>
 CUresult MemsetFrom(const P* fill, MemsetWork* work) {
   if (fill == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (fill->elementSize != 1 && fill->elementSize != 2 && fill->elementSize != 4) return CUDA_ERROR_INVALID_VALUE;
+  if (fill->width == 0 || fill->height == 0) return CUDA_ERROR_INVALID_VALUE;  // an empty fill is no node
   return MakeMemset(fill->dst, fill->pitch, fill->value, fill->elementSize, fill->width, fill->height, work);
 }
 
@@ -152,12 +169,21 @@ CUresult ExecNode(CUgraphExec exec_handle, CUgraphNode handle, GraphExecPtr* exe
   return CUDA_SUCCESS;
 }
 
+// Whether it copies or fills more than one row.
+bool HasRows(const Work& work) {
+  if (const auto* const copy = std::get_if<CopyWork>(&work)) return copy->height > 1 || copy->depth > 1;
+  const auto* const fill = std::get_if<MemsetWork>(&work);
+  return fill != nullptr && fill->height > 1;
+}
+
 CUresult SetExecWork(CUgraphExec exec_handle, CUgraphNode handle, CUgraphNodeType type, Work work) {
   RecursiveMutexLock lock(&CaptureMutex());
   GraphExecPtr exec;
   GraphNode* node;
   if (CUresult result = ExecNode(exec_handle, handle, &exec, &node); result != CUDA_SUCCESS) return result;
   if (node->type != type) return CUDA_ERROR_INVALID_VALUE;
+  // Copies and fills of several rows can be changed in graphs only.
+  if (HasRows(node->work) || HasRows(work)) return CUDA_ERROR_INVALID_VALUE;
   const auto* const child = std::get_if<ChildGraphWork>(&work);
   if (!child) return Replace(exec->Own(reinterpret_cast<GraphNode*>(handle)), std::move(work));
   GraphNode* where;
@@ -171,6 +197,12 @@ CUresult SetExecWork(CUgraphExec exec_handle, CUgraphNode handle, CUgraphNodeTyp
   exec->Adopt(*child->graph, inside, false);
   inside->user_objects = child->graph->user_objects;
   return CUDA_SUCCESS;
+}
+
+// As the driver: other nodes cannot be switched off, and not be asked about that.
+bool CanBeDisabled(const GraphNode& node) {
+  return node.type == CU_GRAPH_NODE_TYPE_KERNEL || node.type == CU_GRAPH_NODE_TYPE_MEMCPY ||
+         node.type == CU_GRAPH_NODE_TYPE_MEMSET;
 }
 
 // Whether a graph may become a child graph, memory nodes aside.
@@ -628,16 +660,15 @@ SOFTGPU_API cuGraphNodeGetDependentNodes(CUgraphNode node, CUgraphNode* nodes, s
 SOFTGPU_API cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to,
                                       const CUgraphEdgeData* data, size_t count) {
   SOFTGPU_ENTER();
-  if (!Registry<Graph>::Get().Find(graph) || (count != 0 && (from == nullptr || to == nullptr))) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  const GraphPtr owner = Registry<Graph>::Get().Find(graph);
+  if (!owner || (count != 0 && (from == nullptr || to == nullptr))) return CUDA_ERROR_INVALID_VALUE;
   RecursiveMutexLock lock(&CaptureMutex());
   for (size_t i = 0; i < count; ++i) {
     NodePtr first, second;
     if (CUresult result = FindNode(from[i], &first); result != CUDA_SUCCESS) return result;
     if (CUresult result = FindNode(to[i], &second); result != CUDA_SUCCESS) return result;
     auto& before = second->dependencies;
-    if (first == second || first->graph != second->graph ||
+    if (first == second || first->graph != owner.get() || second->graph != owner.get() ||
         std::find(before.begin(), before.end(), first.get()) != before.end()) {
       return CUDA_ERROR_INVALID_VALUE;
     }
@@ -659,6 +690,7 @@ SOFTGPU_API cuGraphRemoveDependencies(CUgraph graph, const CUgraphNode* from, co
   for (size_t i = 0; i < count; ++i) {
     NodePtr second;
     if (CUresult result = FindNode(to[i], &second); result != CUDA_SUCCESS) return result;
+    if (second->graph != owner.get()) return CUDA_ERROR_INVALID_VALUE;
     auto& before = second->dependencies;
     auto it = std::find(before.begin(), before.end(), reinterpret_cast<GraphNode*>(from[i]));
     if (it == before.end()) return CUDA_ERROR_INVALID_VALUE;
@@ -696,11 +728,7 @@ SOFTGPU_API cuGraphNodeSetEnabled(CUgraphExec exec_handle, CUgraphNode handle, u
   GraphExecPtr exec;
   GraphNode* node;
   if (CUresult result = ExecNode(exec_handle, handle, &exec, &node); result != CUDA_SUCCESS) return result;
-  // As the driver: other nodes cannot be switched off.
-  if (node->type != CU_GRAPH_NODE_TYPE_KERNEL && node->type != CU_GRAPH_NODE_TYPE_MEMCPY &&
-      node->type != CU_GRAPH_NODE_TYPE_MEMSET) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  if (!CanBeDisabled(*node)) return CUDA_ERROR_INVALID_VALUE;
   exec->Own(reinterpret_cast<GraphNode*>(handle))->enabled = enabled != 0;
   return CUDA_SUCCESS;
 }
@@ -710,7 +738,7 @@ SOFTGPU_API cuGraphNodeGetEnabled(CUgraphExec exec_handle, CUgraphNode handle, u
   GraphExecPtr exec;
   GraphNode* node;
   if (CUresult result = ExecNode(exec_handle, handle, &exec, &node); result != CUDA_SUCCESS) return result;
-  if (enabled == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (enabled == nullptr || !CanBeDisabled(*node)) return CUDA_ERROR_INVALID_VALUE;
   *enabled = node->enabled;
   return CUDA_SUCCESS;
 }

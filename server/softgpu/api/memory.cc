@@ -40,11 +40,10 @@ CUresult CheckCurrent() {
 
 SOFTGPU_API cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
   SOFTGPU_ENTER_CONTEXT(context);
-  if (free_bytes == nullptr || total == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Device* device = GetDevice(context->device());
   const uint64_t used = device->used() + IdleInPools(context->device());
-  *total = device->total();
-  *free_bytes = used < device->total() ? device->total() - used : 0;
+  if (total != nullptr) *total = device->total();
+  if (free_bytes != nullptr) *free_bytes = used < device->total() ? device->total() - used : 0;
   return CUDA_SUCCESS;
 }
 
@@ -115,7 +114,12 @@ SOFTGPU_API cuMemFree_v2(CUdeviceptr address) {
 }
 
 SOFTGPU_API cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUdeviceptr address) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER();
+  if (base == nullptr && size == nullptr) return CUDA_SUCCESS;  // so says driver 580, also without a context
+  if (base != nullptr) *base = 0;
+  if (size != nullptr) *size = 0;
+  ContextPtr context;
+  if (CUresult result = UsableContext(&context); result != CUDA_SUCCESS) return result;
   AllocationPtr allocation = MemoryMap::Get().Find(address);
   if (!allocation) return CUDA_ERROR_NOT_FOUND;
   if (base != nullptr) *base = allocation->begin;
@@ -200,8 +204,11 @@ SOFTGPU_API cuMemHostUnregister(void* host) {
   auto registered = [](const Allocation& allocation) { return allocation.kind == MemoryKind::kRegistered; };
   auto address = reinterpret_cast<uint64_t>(host);
   AllocationPtr allocation = MemoryMap::Get().Find(address);
-  if (host == nullptr || (allocation && !registered(*allocation))) return CUDA_ERROR_INVALID_VALUE;
-  if (!allocation || allocation->begin != address) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  // So says driver 580: the middle of a registration is a wrong value, and its end is not registered.
+  if (host == nullptr || (allocation && (!registered(*allocation) || allocation->begin != address))) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (!allocation) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
   // Nothing says that the driver waits for copies here.
   if (GetSettings().late_ms == 0) SynchronizeAllContexts();
   MemoryMap::Get().RemoveIf(address, registered);
@@ -209,10 +216,15 @@ SOFTGPU_API cuMemHostUnregister(void* host) {
 }
 
 SOFTGPU_API cuMemHostGetDevicePointer_v2(CUdeviceptr* address, void* host, unsigned int flags) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER();
   if (address == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  *address = 0;
+  ContextPtr context;
+  if (CUresult result = UsableContext(&context); result != CUDA_SUCCESS) return result;
   AllocationPtr allocation = MemoryMap::Get().Find(reinterpret_cast<uint64_t>(host));
-  if (!allocation || !(allocation->host() || allocation->kind == MemoryKind::kManaged)) return CUDA_ERROR_INVALID_VALUE;
+  if (!allocation || !(allocation->host() || allocation->mapped_for(context->device()))) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   *address = reinterpret_cast<CUdeviceptr>(host);
   return CUDA_SUCCESS;
 }
@@ -221,7 +233,18 @@ SOFTGPU_API cuMemHostGetFlags(unsigned int* flags, void* host) {
   SOFTGPU_ENTER_CONTEXT(context);
   if (flags == nullptr) return CUDA_ERROR_INVALID_VALUE;
   AllocationPtr allocation = MemoryMap::Get().Find(reinterpret_cast<uint64_t>(host));
-  if (!allocation || !allocation->host()) return CUDA_ERROR_INVALID_VALUE;
-  *flags = allocation->flags;
+  if (!allocation) return CUDA_ERROR_INVALID_VALUE;
+  // Unified addressing: always mapped. Which of the other flags driver 580 gives back depends on the kind.
+  if (allocation->kind == MemoryKind::kPinned) {
+    *flags = (allocation->flags & CU_MEMHOSTALLOC_WRITECOMBINED) | CU_MEMHOSTALLOC_DEVICEMAP;
+  } else if (allocation->kind == MemoryKind::kRegistered) {
+    *flags = (allocation->flags & CU_MEMHOSTREGISTER_PORTABLE) | CU_MEMHOSTALLOC_DEVICEMAP;
+  } else if (allocation->kind == MemoryKind::kManaged) {
+    *flags = CU_MEMHOSTALLOC_DEVICEMAP;
+  } else if (allocation->mapped_for(context->device())) {
+    *flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
+  } else {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   return CUDA_SUCCESS;
 }

@@ -4,6 +4,8 @@
 
 #include "server/softgpu/api/api.h"
 #include "server/softgpu/core/memory_map.h"
+#include "server/softgpu/core/pool.h"
+#include "server/softgpu/core/registry.h"
 
 using namespace cuda_remote::softgpu;
 
@@ -18,78 +20,151 @@ void Put(void* data, T value) {
   std::memcpy(data, &value, sizeof(value));  // NOLINT(bugprone-sizeof-expression): it may be a pointer
 }
 
-// `allocation` may be null: what cuPointerGetAttributes says of an unknown address, or *known is false.
-CUresult Attribute(void* data, CUpointer_attribute attribute, CUdeviceptr address, const Allocation* a, bool* known) {
-  *known = a != nullptr;
+// What an address's memory can be exported as.
+unsigned HandleTypes(const Allocation& a) {
+  if (a.kind == MemoryKind::kMapped) return a.flags;
+  const std::shared_ptr<Pool> pool = a.pool != nullptr ? Registry<Pool>::Get().Find(a.pool) : nullptr;
+  return pool && !pool->is_default ? pool->props.handleTypes : CU_MEM_HANDLE_TYPE_NONE;
+}
+
+unsigned AccessFlags(const Allocation& a, int device) {
+  if (a.kind == MemoryKind::kSymbol) return CU_MEM_ACCESS_FLAGS_PROT_READWRITE;  // of constants, too
+  if (a.kind == MemoryKind::kMapped && !a.mapped_for(device)) return CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  return a.kernel_writable ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_READ;
+}
+
+// `range_begin` and `range_size` are what CU_POINTER_ATTRIBUTE_RANGE_* say; a size of 0: nothing.
+struct Asked {
+  CUdeviceptr address = 0;
+  AllocationPtr allocation;
+  uint64_t range_begin = 0;
+  uint64_t range_size = 0;
+};
+
+Asked Ask(CUdeviceptr address) {
+  Asked asked;
+  asked.address = address;
+  asked.allocation = MemoryMap::Get().Find(address);
+  if (!FindReservation(address, &asked.range_begin, &asked.range_size) && asked.allocation) {
+    asked.range_begin = asked.allocation->begin;
+    asked.range_size = asked.allocation->size;
+  }
+  return asked;
+}
+
+// What cuPointerGetAttributes says of an address that is not known. Like driver 580, it leaves a range alone that there
+// is not.
+CUresult AttributeOfUnknown(void* data, CUpointer_attribute attribute, const Asked& asked) {
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
-      Put<CUcontext>(data, a && a->kind != MemoryKind::kMapped && a->kind != MemoryKind::kPool
-                               ? reinterpret_cast<CUcontext>(const_cast<Context*>(a->context))
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
+      Put<uint64_t>(data, 0);
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
+      Put<unsigned>(data, 0);
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+      Put<int>(data, -2);
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+      Put<uint64_t>(data, asked.address);
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+      if (asked.range_size != 0) Put<CUdeviceptr>(data, asked.range_begin);
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+      if (asked.range_size != 0) Put<size_t>(data, asked.range_size);
+      return CUDA_SUCCESS;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+// What cuPointerGetAttribute says of a known address. Where it refuses one, it gives 0, like driver 580.
+CUresult Attribute(void* data, CUpointer_attribute attribute, const Asked& asked) {
+  const Allocation& a = *asked.allocation;
+  const ContextPtr current = CurrentContext();
+  const int device = current ? current->device() : 0;
+  switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+      Put<CUcontext>(data, a.kind != MemoryKind::kMapped && a.kind != MemoryKind::kPool && !a.of_variable
+                               ? reinterpret_cast<CUcontext>(const_cast<Context*>(a.context))
                                : nullptr);
       break;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-      Put<unsigned>(data, a ? TypeOf(*a) : 0);
+      Put<unsigned>(data, TypeOf(a));
       break;
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-      Put<CUdeviceptr>(data, a ? address : 0);
+      Put<CUdeviceptr>(data, 0);
+      if (!current) return CUDA_ERROR_INVALID_CONTEXT;
+      if (AccessFlags(a, device) == 0) return CUDA_ERROR_INVALID_VALUE;
+      Put<CUdeviceptr>(data, asked.address);
       break;
     case CU_POINTER_ATTRIBUTE_HOST_POINTER: {
-      bool host = a && (a->host() || a->kind == MemoryKind::kManaged);
-      Put<uint64_t>(data, host ? address : 0);
-      *known = host;
-      break;
+      const bool host = a.host() || a.kind == MemoryKind::kManaged;
+      Put<uint64_t>(data, host ? asked.address : 0);
+      return host ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     }
     case CU_POINTER_ATTRIBUTE_P2P_TOKENS:
       return CUDA_ERROR_NOT_SUPPORTED;
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
-      Put<unsigned>(data, a && a->sync_memops);
+      Put<unsigned>(data, a.sync_memops);
       break;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
-      Put<unsigned long long>(data, a ? a->id : 0);
+      Put<unsigned long long>(data, a.id);
       break;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-      Put<unsigned>(data, a && a->kind == MemoryKind::kManaged);
+      Put<unsigned>(data, a.kind == MemoryKind::kManaged);
       break;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-      Put<int>(data, a ? a->device : -2);
+      Put<int>(data, a.device);
       break;
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-      Put<unsigned>(data, a && a->kind == MemoryKind::kDevice);
+      Put<unsigned>(data, a.kind == MemoryKind::kDevice);
       break;
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-      Put<CUdeviceptr>(data, a ? a->begin : 0);
+      Put<CUdeviceptr>(data, asked.range_begin);
       break;
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-      Put<size_t>(data, a ? a->size : 0);
+      Put<size_t>(data, asked.range_size);
       break;
     case CU_POINTER_ATTRIBUTE_MAPPED:
-      Put<unsigned>(data, a && a->readable);
+      Put<unsigned>(data, 1);
       break;
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-      Put<unsigned>(data, a && a->kind == MemoryKind::kMapped ? a->flags : 0);
+      Put<uint64_t>(data, HandleTypes(a));
       break;
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
       Put<unsigned>(data, 0);
       break;
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
-      Put<unsigned>(data, !a || !a->readable    ? CU_MEM_ACCESS_FLAGS_PROT_NONE
-                          : !a->kernel_writable ? CU_MEM_ACCESS_FLAGS_PROT_READ
-                                                : CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+      Put<unsigned>(data, AccessFlags(a, device));
       break;
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
-      Put<CUmemoryPool>(data, a ? a->pool : nullptr);
+      Put<CUmemoryPool>(data, a.pool);
       break;
     case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
-      Put<size_t>(data, a ? a->size : 0);
+      Put<size_t>(data, a.size);
       break;
     case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
-      Put<CUdeviceptr>(data, a ? a->begin : 0);
+      Put<CUdeviceptr>(data, a.begin);
       break;
     case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
-      Put<unsigned long long>(data, a ? a->id : 0);
-      break;
-    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
-      Put<unsigned>(data, 0);
+      Put<unsigned long long>(data, a.block_id != 0 ? a.block_id : a.id);
       break;
     default:
       return CUDA_ERROR_INVALID_VALUE;
@@ -102,23 +177,24 @@ CUresult Attribute(void* data, CUpointer_attribute attribute, CUdeviceptr addres
 SOFTGPU_API cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr address) {
   SOFTGPU_ENTER();
   if (data == nullptr || address == 0) return CUDA_ERROR_INVALID_VALUE;
-  AllocationPtr allocation = MemoryMap::Get().Find(address);
-  if (!allocation) return CUDA_ERROR_INVALID_VALUE;
-  bool known;
-  CUresult result = Attribute(data, attribute, address, allocation.get(), &known);
-  return result == CUDA_SUCCESS && !known ? CUDA_ERROR_INVALID_VALUE : result;
+  const Asked asked = Ask(address);
+  return asked.allocation ? Attribute(data, attribute, asked) : CUDA_ERROR_INVALID_VALUE;
 }
 
 SOFTGPU_API cuPointerGetAttributes(unsigned int count, CUpointer_attribute* attributes, void** data,
                                    CUdeviceptr address) {
   SOFTGPU_ENTER();
   if (attributes == nullptr || data == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
-  AllocationPtr allocation = MemoryMap::Get().Find(address);
+  const Asked asked = Ask(address);
+  alignas(16) char unused[16];
   for (unsigned i = 0; i < count; ++i) {
-    bool known;
-    if (CUresult result = Attribute(data[i], attributes[i], address, allocation.get(), &known);
-        result != CUDA_SUCCESS) {
-      return result;
+    if (data[i] == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    // Tokens, and what is no attribute, cannot be in a list.
+    if (const CUresult result = AttributeOfUnknown(unused, attributes[i], asked); result != CUDA_SUCCESS) return result;
+    if (asked.allocation) {
+      Attribute(data[i], attributes[i], asked);
+    } else {
+      AttributeOfUnknown(data[i], attributes[i], asked);
     }
   }
   return CUDA_SUCCESS;
@@ -126,9 +202,11 @@ SOFTGPU_API cuPointerGetAttributes(unsigned int count, CUpointer_attribute* attr
 
 SOFTGPU_API cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr address) {
   SOFTGPU_ENTER();
-  if (value == nullptr || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
+  if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
   AllocationPtr allocation = MemoryMap::Get().Find(address);
   if (!allocation) return CUDA_ERROR_INVALID_VALUE;
+  if (allocation->kind == MemoryKind::kMapped) return CUDA_ERROR_NOT_SUPPORTED;  // so says driver 580
+  if (attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
   bool on = *static_cast<const unsigned*>(value) != 0;
   MemoryMap::Get().Update(allocation, [on](Allocation& a) { a.sync_memops = on; });
   return CUDA_SUCCESS;

@@ -103,7 +103,7 @@ SOFTGPU_API cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
   ContextPtr context;
   StreamPtr stream;
   if (CUresult result = ResolveStream(handle, &context, &stream); result != CUDA_SUCCESS) return result;
-  if (address == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (address == 0) return CUDA_SUCCESS;  // so says driver 580
   if (std::shared_ptr<Capture> capture = CaptureOf(stream)) return CaptureFree(stream, capture, address);
   GraphAllocations gone;
   if (CUresult result; FreeOfGraph(address, &result, &gone)) {
@@ -112,7 +112,10 @@ SOFTGPU_API cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
     return result;
   }
   AllocationPtr allocation = MemoryMap::Get().Find(address);
-  if (!allocation || allocation->begin != address || !IsPoolMemory(*allocation)) return CUDA_ERROR_INVALID_VALUE;
+  if (!allocation || allocation->begin != address) return CUDA_ERROR_INVALID_VALUE;
+  if (allocation->kind == MemoryKind::kManaged && !allocation->of_variable) return CUDA_ERROR_NOT_SUPPORTED;
+  if (!IsPoolMemory(*allocation)) return CUDA_ERROR_INVALID_VALUE;
+  MemoryMap::Get().Update(allocation, [](Allocation& a) { a.freed = true; });
   SettlePool(allocation, false);
   stream->Submit(
       [address] {

@@ -132,6 +132,21 @@ void* MapNothing(uint64_t begin, uint64_t size) {
 
 }  // namespace
 
+namespace cuda_remote::softgpu {
+
+bool FindReservation(uint64_t address, uint64_t* begin, uint64_t* size) {
+  MutexLock lock(&Vm().mutex);
+  auto it = Vm().reservations.upper_bound(address);
+  if (it == Vm().reservations.begin()) return false;
+  --it;
+  if (address - it->first >= it->second) return false;
+  *begin = it->first;
+  *size = it->second;
+  return true;
+}
+
+}  // namespace cuda_remote::softgpu
+
 SOFTGPU_API cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocationProp* prop,
                                           CUmemAllocationGranularity_flags) {
   SOFTGPU_ENTER();
@@ -251,7 +266,7 @@ SOFTGPU_API cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGener
   allocation->kernel_writable = false;
   allocation->reached_by = 0;
   allocation->flags = physical->prop.requestedHandleTypes;
-  allocation->id = physical->id;
+  allocation->block_id = physical->id;
   if (!MemoryMap::Get().Add(allocation)) return CUDA_ERROR_INVALID_VALUE;
   void* got = mmap(reinterpret_cast<void*>(address), size, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE,
                    physical->fd, static_cast<off_t>(physical->offset + offset));
@@ -301,14 +316,14 @@ SOFTGPU_API cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDe
 SOFTGPU_API cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
   SOFTGPU_ENTER();
   if (flags == nullptr || location == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
   AllocationPtr allocation = MemoryMap::Get().Find(address);
-  if (!allocation || allocation->kind != MemoryKind::kMapped) return CUDA_ERROR_INVALID_VALUE;
+  if (!allocation) return CUDA_ERROR_INVALID_VALUE;
+  if (allocation->kind != MemoryKind::kMapped) return CUDA_SUCCESS;  // so says driver 580
   if (location->type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
   if (GetDevice(location->id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  const bool reaches = (allocation->reached_by >> location->id & 1) != 0;
-  *flags = !reaches                      ? CU_MEM_ACCESS_FLAGS_PROT_NONE
-           : allocation->kernel_writable ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-                                         : CU_MEM_ACCESS_FLAGS_PROT_READ;
+  if (!allocation->mapped_for(location->id)) return CUDA_SUCCESS;
+  *flags = allocation->kernel_writable ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_READ;
   return CUDA_SUCCESS;
 }
 

@@ -424,8 +424,16 @@ CUresult TakeGraphMemory(const CUDA_MEM_ALLOC_NODE_PARAMS& params, AllocationPtr
   }
   // A graph's memory is not shared with other processes.
   if (props.handleTypes != CU_MEM_HANDLE_TYPE_NONE) return CUDA_ERROR_NOT_SUPPORTED;
+  if (props.location.type == CU_MEM_LOCATION_TYPE_INVALID) return CUDA_ERROR_INVALID_VALUE;
   if (props.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
-  if (GetDevice(props.location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  if (GetDevice(props.location.id) == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  std::set<int> reach;
+  for (size_t i = 0; i < params.accessDescCount; ++i) {
+    const CUmemAccessDesc& access = params.accessDescs[i];
+    if (access.flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) return CUDA_ERROR_NOT_SUPPORTED;
+    if (GetDevice(access.location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+    if (!reach.insert(access.location.id).second) return CUDA_ERROR_INVALID_VALUE;
+  }
   const CUresult result = AllocateUnmapped(props.location.id, params.bytesize, MemoryKind::kPool, true, allocation);
   if (result != CUDA_SUCCESS) return result;
   (*allocation)->of_graph = true;

@@ -60,7 +60,8 @@ AllocationPtr MemoryMap::Find(uint64_t address) const {
   auto it = by_begin_.upper_bound(address);
   if (it == by_begin_.begin()) return nullptr;
   const AllocationPtr& allocation = std::prev(it)->second;
-  return address < allocation->end() && allocation->flags != kDeviceHeapFlag ? allocation : nullptr;
+  const bool known = allocation->flags != kDeviceHeapFlag && !allocation->freed;
+  return known && address < allocation->end() ? allocation : nullptr;
 }
 
 void MemoryMap::Update(const AllocationPtr& allocation, const std::function<void(Allocation&)>& change) {

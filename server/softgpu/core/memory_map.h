@@ -44,19 +44,26 @@ struct Allocation {
   int device = 0;
   const Context* context = nullptr;
   unsigned flags = 0;
-  uint64_t id = 0;       // CU_POINTER_ATTRIBUTE_BUFFER_ID
-  bool readable = true;  // mapped memory: after cuMemSetAccess
+  uint64_t id = 0;        // CU_POINTER_ATTRIBUTE_BUFFER_ID
+  uint64_t block_id = 0;  // CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID of mapped memory; elsewhere it is `id`
+  bool readable = true;   // mapped memory: after cuMemSetAccess
   bool kernel_writable = true;
   uint64_t reached_by = ~uint64_t{0};  // mapped memory: the devices that have access, a bit for each
   uint64_t budget = 0;                 // bytes of the device's budget
   CUmemoryPool pool = nullptr;
   bool sync_memops = false;
   bool of_graph = false;          // an allocation node's: freed by the rules of graph.h
+  bool of_variable = false;       // a managed variable's
+  bool freed = false;             // in a stream that has not got there yet: no call knows it any more
   std::function<void()> release;  // gives the host memory back
   FileRange file;  // where it lies, for kDevice; no descriptor: nowhere that other processes can be shown
 
   uint64_t end() const { return begin + size; }
   bool host() const { return kind == MemoryKind::kPinned || kind == MemoryKind::kRegistered; }
+  // Whether the application has mapped it itself, and for this device.
+  bool mapped_for(int of_device) const {
+    return kind == MemoryKind::kMapped && readable && (reached_by >> of_device & 1) != 0;
+  }
 };
 using AllocationPtr = std::shared_ptr<Allocation>;
 
@@ -71,7 +78,7 @@ class MemoryMap : public ptx::MemoryMap {
   // The same, if `predicate` holds for it.
   AllocationPtr RemoveIf(uint64_t begin, const std::function<bool(const Allocation&)>& predicate);
   std::vector<AllocationPtr> RemoveAll(const std::function<bool(const Allocation&)>& predicate);
-  // The one that holds the address; null if there is none, or only a kernels' heap.
+  // The one that holds the address; null if there is none, or only a kernels' heap or what was freed in a stream.
   AllocationPtr Find(uint64_t address) const;
   // Changes one under the map's lock.
   void Update(const AllocationPtr& allocation, const std::function<void(Allocation&)>& change);
@@ -105,6 +112,9 @@ class MemoryMap : public ptx::MemoryMap {
 constexpr unsigned kDeviceHeapFlag = 0x80000000;
 
 uint64_t NextBufferId();
+
+// The reservation of virtual addresses (api/vmm.cc) in which an address lies; false if there is none.
+bool FindReservation(uint64_t address, uint64_t* begin, uint64_t* size);
 
 }  // namespace cuda_remote::softgpu
 

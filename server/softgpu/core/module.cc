@@ -191,6 +191,7 @@ CUresult Module::Load(const ContextPtr& context, const std::string& ptx, const V
     allocation->begin = reinterpret_cast<uint64_t>(block.get()) + offsets[i];
     allocation->size = std::max<uint64_t>(global.size, 1);
     allocation->kind = global.managed ? MemoryKind::kManaged : MemoryKind::kSymbol;
+    allocation->of_variable = global.managed;
     allocation->device = context->device();
     allocation->context = context.get();
     allocation->kernel_writable = global.space != ptx::Space::kConst;
@@ -313,6 +314,7 @@ CUresult Library::AllocateManaged() {
     allocation->begin = reinterpret_cast<uint64_t>(block.get()) + offset;
     allocation->size = std::max<uint64_t>(global->size, 1);
     allocation->kind = MemoryKind::kManaged;
+    allocation->of_variable = true;
     allocation->release = [block]() mutable { block.reset(); };
     MemoryMap::Get().Add(allocation);
     managed[global->name] = allocation;
