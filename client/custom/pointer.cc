@@ -57,8 +57,8 @@ Facts Look(Session& session, uint64_t address) {
     facts.bytes = range->bytes;
     facts.context = range->value.context;
     facts.buffer_id = range->value.buffer_id;
-    // Pinned memory comes to the GPU when a kernel is given it, wherever the GPU is.
-    facts.mapped = range->value.shared || range->value.on_device;
+    // It comes to the GPU when a kernel is given it, wherever the GPU is.
+    facts.mapped = true;
     const uint64_t offset = address - range->start;
     facts.device_address = range->value.on_device ? range->value.device + offset : address;
     facts.host_address = range->value.alias_of ? range->value.alias_of + offset : address;
