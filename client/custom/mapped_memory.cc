@@ -114,6 +114,7 @@ bool MakeShared(Session& session, const HostMappings::Pages& pages, unsigned fla
 
 // Ends it.
 void MakePrivate(Session& session, const HostMappings::Pages& pages) {
+  if (pages.bytes == 0) return;
   for (const PageBacking& piece : FindBacking(pages.start, pages.bytes, session.host_arena().fd())) {
     if (piece.kind != PageBacking::kMoved) continue;
     if (MovePagesBack(piece.start, piece.bytes, FaultSource(session))) {

@@ -579,7 +579,7 @@ bool WorkerSession::OwnsHostRange(uint64_t address, uint64_t bytes) const {
 
 bool WorkerSession::OverlapsHostRange(uint64_t address, uint64_t bytes) const {
   const auto next = host_ranges_.lower_bound(address + bytes);
-  if (next == host_ranges_.begin()) return false;
+  if (bytes == 0 || next == host_ranges_.begin()) return false;
   const auto last = std::prev(next);
   return last->first + last->second.bytes > address;
 }

@@ -188,18 +188,26 @@ CUresult OpHostUnmap(Session& session, const Request&, const wire::OpHostUnmap_R
                      ReplyBuilder* reply) {
   WorkerSession& worker = Worker(session);
   HostRange range;
-  if (in.address != 0) {
-    const auto it = worker.host_ranges().find(in.address);
-    if (it == worker.host_ranges().end()) return CUDA_ERROR_INVALID_VALUE;
+  const auto it = worker.host_ranges().find(in.address);
+  if (it != worker.host_ranges().end()) {
     range = it->second;
-    worker.host_ranges().erase(it);
+  } else if (in.address != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
   }
-  std::vector<RegisteredPages::Range> unmapped;
-  if (range.of_pages || in.address == 0) {
-    if (in.page_bytes != 0 && (in.pages + in.page_bytes < in.pages || in.pages % kHostPage != 0 ||
-                               worker.OverlapsHostRange(in.pages, in.page_bytes))) {
+  const bool of_pages = range.of_pages || in.address == 0;
+  if (of_pages && in.page_bytes != 0) {
+    if (in.page_bytes > ~in.pages) return kMalformedRequest;
+    // Not those of others.
+    const uint64_t begin = in.pages, end = in.pages + in.page_bytes;
+    const uint64_t first = std::clamp(in.address, begin, end), last = std::clamp(in.address + range.bytes, first, end);
+    if (begin % kHostPage != 0 || worker.OverlapsHostRange(begin, first - begin) ||
+        worker.OverlapsHostRange(last, end - last)) {
       return kMalformedRequest;
     }
+  }
+  if (in.address != 0) worker.host_ranges().erase(it);
+  std::vector<RegisteredPages::Range> unmapped;
+  if (of_pages) {
     uint64_t own;
     unmapped = worker.registered_pages().Take(in.pages, in.page_bytes, &own);
     worker.arena().Discharge(own);
