@@ -203,7 +203,7 @@ CUresult MapForDevice(Call& call, uint64_t address, uint64_t* device) {
   return CUDA_SUCCESS;
 }
 
-CUresult FindParameters(Call& call, const std::string& block) {
+CUresult FindParameters(Call& call, const std::string& block, bool graph) {
   Session& session = call.session();
   const bool any = session.memory().uses_registered();  // registered memory may lie anywhere
   for (size_t at = 0; at + sizeof(uint64_t) <= block.size(); at += sizeof(uint64_t)) {
@@ -214,6 +214,7 @@ CUresult FindParameters(Call& call, const std::string& block) {
       ReaderLock lock(&session.memory().mutex());
       const auto* const range = session.memory().host_ranges().Find(value);
       if (!range || range->value.on_device) continue;
+      if (!graph && range->value.shared && session.shared_memory()) continue;
     }
     uint64_t device;
     if (const CUresult result = MapForDevice(call, value, &device); result != CUDA_SUCCESS) return result;

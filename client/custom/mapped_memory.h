@@ -30,15 +30,15 @@ CUresult ShareRegistered(Call& call, uint64_t start);
 // CUDA_ERROR_INVALID_VALUE for other memory. `call` has entered; its messages are left alone.
 CUresult MapForDevice(Call& call, uint64_t address, uint64_t* device);
 
-// The same for all such memory whose addresses are among a kernel's parameters. A server that shares it has it anyway:
-// then only what goes into a graph is looked at, which may run on another server later.
-CUresult FindParameters(Call& call, const std::string& block);
+// The same for all such memory whose addresses are among a kernel's parameters. `graph`: they go into one, which may run
+// on another server later. Else memory that the server shares is left out: it has that anyway.
+CUresult FindParameters(Call& call, const std::string& block, bool graph);
 inline CUresult MapParameters(Call& call, const std::string& block, bool graph) {
   Session& session = call.session();
-  const bool shared = session.shared_memory() && !session.memory().uses_unshared();
-  if (shared && !graph && !session.captures().active()) return CUDA_SUCCESS;
+  graph = graph || session.captures().active();
+  if (session.shared_memory() && !session.memory().uses_unshared() && !graph) return CUDA_SUCCESS;
   const bool none = session.host_arena().fd() < 0 && !session.memory().uses_registered();
-  return none ? CUDA_SUCCESS : FindParameters(call, block);
+  return none ? CUDA_SUCCESS : FindParameters(call, block, graph);
 }
 
 // Ends it: `start` is where an allocation or registration begins, which still exists. Takes what the GPU has written

@@ -80,6 +80,22 @@ class WriteStop {
 // written to the swap area earlier.
 bool IsLocked(void* page) { return madvise(page, 1, MADV_COLD) != 0 && errno == EINVAL; }
 
+// While it lives, no handler of a signal runs on this thread, which might write to pages that this thread has stopped.
+class NoSignals {
+ public:
+  NoSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before_);
+  }
+  ~NoSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  NoSignals(const NoSignals&) = delete;
+  NoSignals& operator=(const NoSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
 // Copies with up to four threads, or alone. While writes to pages of this process are stopped, its memory allocator may be, too,
 // so the threads are there before.
 class Copier {
@@ -88,16 +104,13 @@ class Copier {
     constexpr uint64_t kLeast = 4 << 20;  // of a thread
     const auto wanted = int64_t(std::min<uint64_t>({4, bytes / kLeast, uint64_t(ring::UsableProcessors())}));
     if (alone || wanted < 2) return;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
+    const NoSignals none;  // the threads have this mask
     part_ = bytes / uint64_t(wanted);
     for (int64_t i = 1; i < wanted; ++i) {
       std::thread helper = StartThread([this, i] { Help(uint64_t(i)); });
       if (!helper.joinable()) break;
       helpers_.push_back(std::move(helper));
     }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
   ~Copier() {
     if (state_ == kWait) state_ = kLeave;
@@ -285,6 +298,7 @@ bool MoveStep(uint64_t start, uint64_t bytes, bool writable, int fd, uint64_t of
   // Pages that do not exist yet cannot be stopped on older kernels.
   if (madvise(there, bytes, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) != 0) return false;
   Copier copier(bytes, false);
+  const NoSignals none;
   WriteStop stop;
   if (writable && !stop.Stop(start, bytes, false, source)) return false;
   const bool locked = IsLocked(there);
@@ -299,6 +313,7 @@ bool MoveStepBack(uint64_t start, uint64_t bytes, bool writable, const PageFault
   char* const copy = NewPages(bytes);
   if (!copy) return false;
   Copier copier(bytes, false);
+  const NoSignals none;
   WriteStop stop;
   if ((!writable || stop.Stop(start, bytes, true, source)) && Replace(start, bytes, writable, copy, &copier))
     return true;
