@@ -211,6 +211,40 @@ double CopyBeside(size_t bytes, int rounds) {
   return seconds / rounds * 1e6;
 }
 
+// Microseconds to register memory that has been written to, and to end that.
+double RegisterAndEnd(size_t bytes, int rounds) {
+  if (quick) rounds = 2;
+  void* const memory = aligned_alloc(4096, bytes);
+  memset(memory, 1, bytes);
+  double start = 0;
+  for (int i = -1; i < rounds; ++i) {
+    if (i == 0) start = Now();
+    TRY(cudaHostRegister(memory, bytes, cudaHostRegisterDefault));
+    TRY(cudaHostUnregister(memory));
+  }
+  const double seconds = Now() - start;
+  free(memory);
+  return seconds / rounds * 1e6;
+}
+
+// Gigabytes in a second.
+double CopyRegistered(size_t bytes, cudaMemcpyKind kind) {
+  const Mapped mapped(bytes, true);
+  void* device;
+  TRY(cudaMalloc(&device, bytes));
+  const bool to_device = kind == cudaMemcpyHostToDevice;
+  constexpr int kRounds = 5;
+  double start = 0;
+  for (int i = -1; i < kRounds; ++i) {
+    if (i == 0) start = Now();
+    TRY(cudaMemcpyAsync(to_device ? device : mapped.memory, to_device ? mapped.memory : device, bytes, kind));
+    TRY(cudaDeviceSynchronize());
+  }
+  const double seconds = Now() - start;
+  TRY(cudaFree(device));
+  return double(bytes) * kRounds / seconds / 1e9;
+}
+
 // Whole programs, in seconds.
 
 // The host fills two vectors, kernels add one to the other, the host looks at all of the sum.
@@ -373,6 +407,12 @@ int main(int argc, char** argv) {
         [=] { return UseLittle(mapped, registered, 10, 10); });
   }
   Row("pinned: copy 4 KB beside 256 MB", "us", 1, [=] { return CopyBeside(mapped, 100); });
+  Row("registered: register + unregister 4 KB", "us", 3, [=] { return RegisterAndEnd(4096, 300); });
+  Row("registered: register + unregister 1 MB", "us", 3, [=] { return RegisterAndEnd(1 << 20, 50); });
+  Row("registered: register + unregister 1 GB", "us", 1,
+      [=] { return RegisterAndEnd(quick ? size_t{1} << 20 : size_t{1} << 30, 3); });
+  Row("registered copy to device", "GB/s", 3, [=] { return CopyRegistered(mapped, cudaMemcpyHostToDevice); });
+  Row("registered copy to host", "GB/s", 3, [=] { return CopyRegistered(mapped, cudaMemcpyDeviceToHost); });
   Row("managed program: saxpy", "s", 1, [=] { return SaxpyProgram(large); });
   Row("managed program: molecular dynamics", "s", 1, [] { return MoleculesProgram(); });
   Row("managed program: products of matrices", "s", 1, [] { return ProductsProgram(); });

@@ -213,6 +213,8 @@ MANAGED_ROWS = [
 ] + [
     f"{kind}: {kernels} on 64 KB of 256 MB + wait" for kind in ("pinned", "registered") for kernels in ("kernel", "10 kernels")
 ] + ["pinned: copy 4 KB beside 256 MB"] + [
+    f"registered: register + unregister {size}" for size in ("4 KB", "1 MB", "1 GB")
+] + [f"registered copy to {end}" for end in ("device", "host")] + [
     f"managed program: {name}" for name in ("saxpy", "molecular dynamics", "products of matrices",
                                             "9000 allocations and frees")
 ]  # fmt: skip

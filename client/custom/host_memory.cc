@@ -117,8 +117,6 @@ CUresult Custom_cuMemFreeHost(void* p) {
   return result == CUDA_SUCCESS ? freed : result;
 }
 
-// Registering changes nothing about how the application's own pages travel: their copies go through the channel, until
-// it asks for their device pointer.
 CUresult Custom_cuMemHostRegister_v2(void* p, size_t bytesize, unsigned int Flags) {
   if (!p || bytesize == 0 || (Flags & ~kRegisterFlags)) return CUDA_ERROR_INVALID_VALUE;
   if (Flags & CU_MEMHOSTREGISTER_IOMEMORY) return Call::Unsupported("cuMemHostRegister", "I/O memory is not remoted");
@@ -127,20 +125,36 @@ CUresult Custom_cuMemHostRegister_v2(void* p, size_t bytesize, unsigned int Flag
   Session& session = call.session();
   const uint64_t address = reinterpret_cast<uint64_t>(p);
   if (!IsMemory(address, bytesize)) return CUDA_ERROR_INVALID_VALUE;
-  const int device = std::max(0, call.device());
-  WriterLock lock(&session.memory().mutex());
-  // What overlaps is refused, and what the driver allocated itself is a wrong value.
-  if (const auto* const there = session.memory().host_ranges().FindIn(address, bytesize)) {
-    return there->value.registered ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : CUDA_ERROR_INVALID_VALUE;
-  }
   HostRange range;
   range.registered = true;
   range.flags = Flags;
   range.context = call.thread().current_context();
-  range.ordinal = device;
-  range.buffer_id = session.memory().NextBufferIdLocked();
-  session.memory().host_ranges().Insert(address, bytesize, range);
-  return CUDA_SUCCESS;
+  range.ordinal = std::max(0, call.device());
+  {
+    WriterLock lock(&session.memory().mutex());
+    // What overlaps is refused, and what the driver allocated itself is a wrong value.
+    if (const auto* const there = session.memory().host_ranges().FindIn(address, bytesize)) {
+      return there->value.registered ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : CUDA_ERROR_INVALID_VALUE;
+    }
+    range.buffer_id = session.memory().NextBufferIdLocked();
+    session.memory().host_ranges().Insert(address, bytesize, range);
+  }
+  CUresult result = session.shared_memory() ? ShareRegistered(call, address) : CUDA_SUCCESS;
+  bool shared;
+  {
+    ReaderLock lock(&session.memory().mutex());
+    const auto* const there = session.memory().host_ranges().At(address);
+    shared = there && there->value.shared;
+  }
+  session.memory().NoteRegistered(shared);
+  // The application says that kernels will use it, perhaps through pointers that are not seen.
+  if (uint64_t mapped; result == CUDA_SUCCESS && (Flags & CU_MEMHOSTREGISTER_DEVICEMAP))
+    result = MapForDevice(call, address, &mapped);
+  if (result == CUDA_SUCCESS) return CUDA_SUCCESS;
+  if (shared) UnmapFromDevice(call, address);
+  WriterLock lock(&session.memory().mutex());
+  session.memory().host_ranges().Erase(address);
+  return result;
 }
 
 CUresult Custom_cuMemHostUnregister(void* p) {

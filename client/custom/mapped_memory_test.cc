@@ -119,69 +119,106 @@ TEST_F(MappedMemoryTest, RegisteredPagesOfAFileAreShared) {
   constexpr size_t kBytes = 5000;
   strcpy(memory, "what the host has written");
   ASSERT_EQ(cuMemHostRegister(memory, kBytes, CU_MEMHOSTREGISTER_PORTABLE), CUDA_SUCCESS);
-  EXPECT_EQ(Sent(), Calls()) << "nobody has asked for it yet";
-  const int64_t device = DevicePointer(memory);
-  ASSERT_GT(device, 0);
-  EXPECT_NE(device, int64_t(memory)) << "the server has something else there, perhaps";
-  EXPECT_EQ(device % kPage, 100);
   const auto request = SentOne<wire::OpHostMap_Request>();
   EXPECT_TRUE(pages.IsFile(server_->TakeFile(request.tag)));
+  EXPECT_TRUE(request.pages);
   EXPECT_EQ(request.offset, 2 * kPage);
-  EXPECT_EQ(request.address, HostArena::PageOf(uint64_t(device)));
+  EXPECT_EQ(request.address, uint64_t(pages.memory()) + 2 * kPage) << "where the program has them";
   EXPECT_EQ(request.bytes, 2 * kPage);
+  EXPECT_EQ(request.registered, uint64_t(memory));
+  EXPECT_EQ(request.registered_bytes, kBytes);
   EXPECT_EQ(request.flags, unsigned(CU_MEMHOSTREGISTER_PORTABLE));
   EXPECT_FALSE(request.managed);
 
-  EXPECT_EQ(DevicePointer(memory + 4999), device + 4999);
+  EXPECT_EQ(DevicePointer(memory), int64_t(memory));
+  EXPECT_EQ(DevicePointer(memory + 4999), int64_t(memory) + 4999);
   EXPECT_EQ(DevicePointer(memory + kBytes), kNone);
-  EXPECT_EQ(DevicePointer(reinterpret_cast<void*>(device + 7)), device + 7) << "the GPU's address stays what it is";
   CUdeviceptr answer = 0;
   void* host = nullptr;
   EXPECT_EQ(cuPointerGetAttribute(&answer, CU_POINTER_ATTRIBUTE_DEVICE_POINTER, CUdeviceptr(memory) + 9), CUDA_SUCCESS);
-  EXPECT_EQ(answer, CUdeviceptr(device + 9));
-  EXPECT_EQ(cuPointerGetAttribute(&host, CU_POINTER_ATTRIBUTE_HOST_POINTER, CUdeviceptr(device) + 9), CUDA_SUCCESS);
+  EXPECT_EQ(answer, CUdeviceptr(memory + 9));
+  EXPECT_EQ(cuPointerGetAttribute(&host, CU_POINTER_ATTRIBUTE_HOST_POINTER, CUdeviceptr(memory) + 9), CUDA_SUCCESS);
   EXPECT_EQ(host, memory + 9);
   EXPECT_EQ(Sent(), Calls()) << "it is shared once";
-  // Copies take the GPU's address for the application's bytes.
-  char copied[9] = {};
-  EXPECT_EQ(cuMemcpy(CUdeviceptr(copied), CUdeviceptr(device) + 9, 8), CUDA_SUCCESS);
-  EXPECT_STREQ(copied, "host has");
+  // Copies go by addresses, without waiting.
+  CUdeviceptr device = 0;
+  ASSERT_EQ(cuMemAlloc(&device, kBytes), CUDA_SUCCESS);
+  Sent();
+  ASSERT_EQ(cuMemcpyDtoHAsync(memory + 1, device, kBytes - 1, nullptr), CUDA_SUCCESS);
+  const auto copy = SentOne<wire::cuMemcpyAsync_Request>();
+  EXPECT_EQ(copy.dst, uint64_t(memory) + 1);
+  EXPECT_FALSE(copy.blocking);
+  EXPECT_EQ(cuMemFree(device), CUDA_SUCCESS);
   Sent();
 
-  EXPECT_EQ(cuMemHostUnregister(reinterpret_cast<void*>(device)), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+  EXPECT_EQ(cuMemHostUnregister(memory + 1), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
   ASSERT_EQ(cuMemHostUnregister(memory), CUDA_SUCCESS);
-  EXPECT_EQ(SentOne<wire::OpHostUnmap_Request>().address, HostArena::PageOf(uint64_t(device)));
+  const auto unmap = SentOne<wire::OpHostUnmap_Request>();
+  EXPECT_EQ(unmap.address, uint64_t(memory));
+  EXPECT_EQ(unmap.pages, request.address);
+  EXPECT_EQ(unmap.page_bytes, request.bytes);
   EXPECT_EQ(DevicePointer(memory), kNone);
-  EXPECT_EQ(DevicePointer(reinterpret_cast<void*>(device)), kNone);
   EXPECT_STREQ(memory, "what the host has written");
-  // The addresses serve again.
-  ASSERT_EQ(cuMemHostRegister(memory, kBytes, 0), CUDA_SUCCESS);
-  EXPECT_EQ(DevicePointer(memory), device);
-  EXPECT_EQ(cuMemHostUnregister(memory), CUDA_SUCCESS);
 }
 
-TEST_F(MappedMemoryTest, WhatCannotBeSharedIsMirrored) {
+// Each page is mapped once, with the first of the registrations that lie on it, and unmapped with the last.
+TEST_F(MappedMemoryTest, RegistrationsMayMeetInTheMiddleOfAPage) {
+  const FilePages pages(MAP_SHARED);
+  char *const first = pages.memory() + 100, *const second = first + 2 * kPage;
+  const auto start = uint64_t(pages.memory());
+  ASSERT_EQ(cuMemHostRegister(second, kPage, 0), CUDA_SUCCESS);
+  auto map = SentOne<wire::OpHostMap_Request>();
+  EXPECT_EQ(map.address, start + 2 * kPage);
+  EXPECT_EQ(map.bytes, 2 * kPage);
+  ASSERT_EQ(cuMemHostRegister(first, 2 * kPage, 0), CUDA_SUCCESS);
+  map = SentOne<wire::OpHostMap_Request>();
+  EXPECT_EQ(map.address, start);
+  EXPECT_EQ(map.bytes, 2 * kPage) << "the third is there";
+  EXPECT_EQ(map.registered_bytes, 2 * kPage);
+  char* const inside = second + kPage + 8;  // on a page on which both of its neighbours are
+  ASSERT_EQ(cuMemHostRegister(inside + 100, 10, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemHostRegister(inside, 10, 0), CUDA_SUCCESS);
+  map = SentAt<wire::OpHostMap_Request>(SentRequests().size() - 1);
+  EXPECT_EQ(map.bytes, 0u);
+  EXPECT_EQ(map.registered, uint64_t(inside));
+  ASSERT_EQ(cuMemHostUnregister(second), CUDA_SUCCESS);
+  auto unmap = SentOne<wire::OpHostUnmap_Request>();
+  EXPECT_EQ(unmap.page_bytes, 0u) << "others lie on both";
+  ASSERT_EQ(cuMemHostUnregister(first), CUDA_SUCCESS);
+  unmap = SentOne<wire::OpHostUnmap_Request>();
+  EXPECT_EQ(unmap.pages, start);
+  EXPECT_EQ(unmap.page_bytes, 3 * kPage);
+  ASSERT_EQ(cuMemHostUnregister(inside), CUDA_SUCCESS);
+  EXPECT_EQ(SentOne<wire::OpHostUnmap_Request>().page_bytes, 0u);
+  ASSERT_EQ(cuMemHostUnregister(inside + 100), CUDA_SUCCESS);
+  unmap = SentOne<wire::OpHostUnmap_Request>();
+  EXPECT_EQ(unmap.pages, start + 3 * kPage);
+  EXPECT_EQ(unmap.page_bytes, kPage);
+}
+
+TEST_F(MappedMemoryTest, WhatCannotBeSharedIsMirroredAtItsAddress) {
   const FilePages pages(MAP_PRIVATE);
   char* const memory = pages.memory() + 100;
   constexpr size_t kBytes = 5000;
   ASSERT_EQ(cuMemHostRegister(memory, kBytes, 0), CUDA_SUCCESS);
-  const int64_t device = DevicePointer(memory);
-  ASSERT_GT(device, 0);
+  EXPECT_EQ(Sent(), Calls()) << "no kernel has been given it";
+  EXPECT_EQ(DevicePointer(memory), int64_t(memory));
   EXPECT_EQ(Sent(), (Calls{kOpHostMap, kOpMirrorAdd}));
   const auto map = SentAt<wire::OpHostMap_Request>(0);
   EXPECT_EQ(map.tag, 0u) << "memory of the server's own";
-  EXPECT_EQ(map.address, HostArena::PageOf(uint64_t(device)));
+  EXPECT_EQ(map.address, uint64_t(pages.memory()));
   EXPECT_EQ(map.bytes, 2 * kPage);
+  EXPECT_EQ(map.registered, uint64_t(memory));
   const auto add = SentAt<wire::OpMirrorAdd_Request>(1);
-  EXPECT_EQ(add.address, uint64_t(device));
+  EXPECT_EQ(add.address, uint64_t(memory));
   EXPECT_EQ(add.bytes, kBytes);
-  EXPECT_EQ(DevicePointer(memory + 1), device + 1);
+  EXPECT_EQ(DevicePointer(memory + 1), int64_t(memory) + 1);
   EXPECT_EQ(Sent(), Calls());
 
   // The program keeps the pages, and with them what kernels still write: first the work ends, then it is fetched.
-  server_->On(kOpMirrorRead, [device](const FakeServer::Request&) {
+  server_->On(kOpMirrorRead, [memory](const FakeServer::Request&) {
     std::string runs;
-    mirror::AppendRun(uint64_t(device) + 10, "from the GPU", 12, &runs);
+    mirror::AppendRun(uint64_t(memory) + 10, "from the GPU", 12, &runs);
     return FakeServer::Answer(CUDA_SUCCESS, Encoded(wire::OpMirrorRead_Reply()), 0, runs);
   });
   server_->Take();
@@ -191,38 +228,78 @@ TEST_F(MappedMemoryTest, WhatCannotBeSharedIsMirrored) {
   ASSERT_EQ(sent_.size(), 3u);
   EXPECT_EQ(SentAt<wire::OpManagedUnmap_Request>(0).action, kUnmapWaitOnly);
   SentAt<wire::OpMirrorRead_Request>(1);
-  EXPECT_EQ(SentAt<wire::OpHostUnmap_Request>(2).address, HostArena::PageOf(uint64_t(device)));
+  EXPECT_EQ(SentAt<wire::OpHostUnmap_Request>(2).address, uint64_t(memory));
+  EXPECT_EQ(SentAt<wire::OpHostUnmap_Request>(2).page_bytes, 2 * kPage);
   EXPECT_EQ(DevicePointer(memory), kNone);
   EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
   EXPECT_EQ(Sent(), Calls{kCall_cuCtxSynchronize}) << "nothing is mirrored any more";
 }
 
-TEST_F(MappedMemoryTest, WhatTheServerRefusesCanBeAskedForAgain) {
+TEST_F(MappedMemoryTest, AKernelIsGivenMemoryThatIsNotShared) {
+  const OneKernel one(server_, sizeof(void*));
+  const FilePages pages(MAP_PRIVATE);
+  ASSERT_EQ(cuMemHostRegister(pages.memory() + 100, 200, 0), CUDA_SUCCESS);
+  void* argument = pages.memory() + 299;
+  void* parameters[] = {&argument};
+  Sent();
+  ASSERT_EQ(cuLaunchKernel(one.kernel(), 1, 1, 1, 1, 1, 1, 0, nullptr, parameters, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(Sent(), (Calls{kOpFunctionInfo, kOpHostMap, kOpMirrorAdd, kCall_cuLaunchKernel}));
+  EXPECT_EQ(cuMemHostUnregister(pages.memory() + 100), CUDA_SUCCESS);
+}
+
+// The program may have its memory where the server has something else.
+TEST_F(MappedMemoryTest, WithoutRoomItHasAnotherAddress) {
   const FilePages shared(MAP_SHARED), own(MAP_PRIVATE);
   for (const FilePages* pages : {&shared, &own}) {
-    const bool mirrored = pages == &own;
-    char* const memory = pages->memory();
+    char* const memory = pages->memory() + 50;
+    server_->On(kOpHostMap, [](const FakeServer::Request& request) {
+      wire::OpHostMap_Request in;
+      EXPECT_TRUE(in.Decode(request.message));
+      return FakeServer::Answer{HostArena::Contains(in.address) ? CUDA_SUCCESS : CUDA_ERROR_ALREADY_MAPPED};
+    });
     ASSERT_EQ(cuMemHostRegister(memory, kPage, 0), CUDA_SUCCESS);
-    server_->On(kOpHostMap, {CUDA_ERROR_OPERATING_SYSTEM});
-    EXPECT_EQ(DevicePointer(memory), -int64_t(CUDA_ERROR_OPERATING_SYSTEM));
-    const uint64_t asked = SentOne<wire::OpHostMap_Request>().address;
-    EXPECT_FALSE(IsOnDevice(memory));
-    EXPECT_FALSE(IsOnDevice(reinterpret_cast<void*>(asked)));
-    server_->On(kOpHostMap, FakeServer::Answer());
-    if (mirrored) {
-      server_->On(kOpMirrorAdd, {CUDA_ERROR_OUT_OF_MEMORY});
-      EXPECT_EQ(DevicePointer(memory), -int64_t(CUDA_ERROR_OUT_OF_MEMORY));
-      EXPECT_EQ(Sent(), (Calls{kOpHostMap, kOpMirrorAdd, kOpHostUnmap})) << "the server's memory goes, too";
-      EXPECT_EQ(SentAt<wire::OpHostUnmap_Request>(2).address, asked);
-      EXPECT_FALSE(IsOnDevice(memory));
-      server_->On(kOpMirrorAdd, FakeServer::Answer());
-    }
-    EXPECT_EQ(DevicePointer(memory), int64_t(asked)) << "the addresses serve again";
-    EXPECT_EQ(Sent(), mirrored ? (Calls{kOpHostMap, kOpMirrorAdd}) : Calls{kOpHostMap});
-    EXPECT_TRUE(IsOnDevice(memory));
-    EXPECT_EQ(cuMemHostUnregister(memory), CUDA_SUCCESS);
     Sent();
+    const int64_t device = DevicePointer(memory);
+    EXPECT_EQ(Sent(), (Calls{kOpHostMap, kOpHostMap, kOpMirrorAdd}));
+    ASSERT_TRUE(HostArena::Contains(uint64_t(device)));
+    EXPECT_EQ(device % kPage, 50);
+    EXPECT_EQ(SentAt<wire::OpMirrorAdd_Request>(2).address, uint64_t(device));
+    EXPECT_EQ(DevicePointer(reinterpret_cast<void*>(device + 7)), device + 7) << "the GPU's address stays what it is";
+    // Copies take it for the application's bytes.
+    strcpy(memory + 5, "the host has it");
+    char copied[16] = {};
+    EXPECT_EQ(cuMemcpy(CUdeviceptr(copied), CUdeviceptr(device) + 5, 15), CUDA_SUCCESS);
+    EXPECT_STREQ(copied, "the host has it");
+    EXPECT_EQ(cuMemHostUnregister(reinterpret_cast<void*>(device)), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+    Sent();
+    EXPECT_EQ(cuMemHostUnregister(memory), CUDA_SUCCESS);
+    const auto& sent = SentRequests();
+    ASSERT_FALSE(sent.empty());
+    EXPECT_EQ(SentAt<wire::OpHostUnmap_Request>(sent.size() - 1).address, HostArena::PageOf(uint64_t(device)));
+    EXPECT_EQ(DevicePointer(reinterpret_cast<void*>(device)), kNone);
+    server_->On(kOpHostMap, FakeServer::Answer());
   }
+}
+
+TEST_F(MappedMemoryTest, WhatTheServersDriverRefuses) {
+  const FilePages shared(MAP_SHARED), own(MAP_PRIVATE);
+  server_->On(kOpHostMap, {CUDA_ERROR_OPERATING_SYSTEM});
+  EXPECT_EQ(cuMemHostRegister(shared.memory(), kPage, 0), CUDA_ERROR_OPERATING_SYSTEM);
+  EXPECT_EQ(cuMemHostUnregister(shared.memory()), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+  ASSERT_EQ(cuMemHostRegister(own.memory(), kPage, 0), CUDA_SUCCESS);
+  EXPECT_EQ(DevicePointer(own.memory()), -int64_t(CUDA_ERROR_OPERATING_SYSTEM));
+  EXPECT_FALSE(IsOnDevice(own.memory()));
+  server_->On(kOpHostMap, FakeServer::Answer());
+  server_->On(kOpMirrorAdd, {CUDA_ERROR_OUT_OF_MEMORY});
+  Sent();
+  EXPECT_EQ(DevicePointer(own.memory()), -int64_t(CUDA_ERROR_OUT_OF_MEMORY));
+  EXPECT_EQ(Sent(), (Calls{kOpHostMap, kOpMirrorAdd, kOpHostUnmap})) << "the server's memory goes, too";
+  EXPECT_EQ(SentAt<wire::OpHostUnmap_Request>(2).address, uint64_t(own.memory()));
+  EXPECT_FALSE(IsOnDevice(own.memory()));
+  server_->On(kOpMirrorAdd, FakeServer::Answer());
+  EXPECT_EQ(DevicePointer(own.memory()), int64_t(own.memory()));
+  EXPECT_EQ(cuMemHostUnregister(own.memory()), CUDA_SUCCESS);
+  Sent();
 }
 
 TEST_F(MappedMemoryTest, ARefusedUnmappingIsReportedAndForgets) {
@@ -260,8 +337,9 @@ TEST_F(MappedMemoryTest, PinnedMemoryThatAGraphsKernelIsGivenIsTheGpus) {
 }
 
 TEST_F(MappedMemoryTest, TwoThreadsAskForTheSameMemory) {
-  const FilePages pages(MAP_SHARED);
+  const FilePages pages(MAP_PRIVATE);
   ASSERT_EQ(cuMemHostRegister(pages.memory(), kPages * kPage, 0), CUDA_SUCCESS);
+  Sent();
   std::atomic<int> asking{0};
   server_->On(kOpHostMap, [&asking](const FakeServer::Request&) {
     while (asking < 2) std::this_thread::yield();
@@ -280,7 +358,7 @@ TEST_F(MappedMemoryTest, TwoThreadsAskForTheSameMemory) {
   other.join();
   EXPECT_GT(pointer, 0);
   EXPECT_EQ(other_pointer, pointer);
-  EXPECT_EQ(Sent(), Calls{kOpHostMap}) << "once for both";
+  EXPECT_EQ(Sent(), (Calls{kOpHostMap, kOpMirrorAdd})) << "once for both";
   server_->On(kOpHostMap, FakeServer::Answer());
   EXPECT_EQ(cuMemHostUnregister(pages.memory()), CUDA_SUCCESS);
 }

@@ -82,7 +82,7 @@ Facts Look(Call& call, uint64_t address) {
         facts.access = CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READ;
       }
       // Pinned memory comes to the GPU when a kernel is given it, wherever the GPU is.
-      facts.mapped = range->value.shared || range->value.on_device;
+      facts.mapped = true;
       const uint64_t offset = address - range->start;
       facts.device_address = range->value.on_device ? range->value.device + offset : address;
       facts.host_address = range->value.alias_of ? range->value.alias_of + offset : address;

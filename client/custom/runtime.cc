@@ -76,14 +76,18 @@ CUresult CheckFill(Call& call, const CUDA_MEMSET_NODE_PARAMS_v1& fill) {
 }
 
 bool KnowsDeviceRange(Call& call, CUdeviceptr address, uint64_t bytes) {
-  // Pinned memory is the GPU's as well; a server that does not share it must have it first.
-  uint64_t device;
-  if (HostArena::Contains(address)) MapForDevice(call, address, &device);
   // What the host uses too is waited for: a fill of it has been done when the call returns.
   if (IsManaged(call.session(), address, 1)) return false;
-  ReaderLock lock(&call.session().memory().mutex());
-  const auto* const range = call.session().memory().device_ranges().Find(address);
-  return range && range->Contains(address, bytes);
+  KnownMemory& memory = call.session().memory();
+  {
+    ReaderLock lock(&memory.mutex());
+    const auto* const range = memory.device_ranges().Find(address);
+    if (range) return range->Contains(address, bytes);
+  }
+  // Pinned and registered memory is the GPU's as well; a server that does not share it must have it first.
+  uint64_t device;
+  if (HostArena::Contains(address) || memory.uses_registered()) MapForDevice(call, address, &device);
+  return false;
 }
 
 }  // namespace cuda_remote::client

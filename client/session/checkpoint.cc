@@ -484,7 +484,10 @@ Status Checkpoint::MapManaged() {
   ReaderLock lock(&session_->memory().mutex());
   for (auto& [start, range] : session_->memory().host_ranges()) {
     if (range.value.alias_of || !session_->host_mappings().IsMirrored(range.value)) continue;
-    const CUresult result = session_->host_mappings().MapOwn(range.value.device, range.bytes);
+    const bool at_its_own = session_->host_mappings().IsRegistered(range);
+    const CUresult result =
+        at_its_own ? session_->host_mappings().RegisterOwn(start, range.bytes, NewPagesOf(start, range.bytes))
+                   : session_->host_mappings().MapOwn(range.value.device, range.bytes);
     if (result != CUDA_SUCCESS) {
       return Error("the new server has no room for host memory that kernels use (" + driverabi::DescribeError(result) +
                    ")");
@@ -525,22 +528,39 @@ Status Checkpoint::MoveManaged() {
   return Error("the new server cannot mirror the job's managed memory (" + driverabi::DescribeError(result) + ")");
 }
 
+// The pages of a registration that those before it do not have: the server gets registrations in the order of their
+// addresses.
+HostMappings::Pages Checkpoint::NewPagesOf(uint64_t start, uint64_t bytes)
+    CR_REQUIRES_SHARED(session_->memory().mutex()) {
+  return HostMappings::PagesOf(&session_->memory().host_ranges(), start, bytes, [this, start](const auto& other) {
+    return other.start < start && session_->host_mappings().IsRegistered(other);
+  });
+}
+
 Status Checkpoint::ShareHostArena() {
-  if (session_->host_arena().fd() < 0 || !session_->shared_memory()) return OkStatus();
+  if (!session_->shared_memory()) return OkStatus();
   const auto refuse = [](const char* what, CUresult result) {
     return Error(std::string("the new server cannot map the job's ") + what + " memory (" +
                  driverabi::DescribeError(result) + ")");
   };
-  const CUresult segments = session_->pinned_heap().MapSegments(session_);
-  if (segments != CUDA_SUCCESS) return refuse("pinned", segments);
+  if (session_->host_arena().fd() >= 0) {
+    const CUresult segments = session_->pinned_heap().MapSegments(session_);
+    if (segments != CUDA_SUCCESS) return refuse("pinned", segments);
+  }
   ReaderLock lock(&session_->memory().mutex());
   for (auto& [start, range] : session_->memory().host_ranges()) {
-    const bool registered = range.value.on_device && range.value.sharing != HostRange::kNone && !range.value.alias_of;
-    const bool whole = range.value.shared && !session_->pinned_heap().InSegment(start);
-    if (!whole && !registered) continue;
-    const CUresult result = registered ? session_->host_mappings().MapRegistered(start, range.bytes, range.value)
-                                       : session_->host_mappings().Map(start, range.bytes, range.value.flags);
-    if (result != CUDA_SUCCESS) return refuse(registered ? "registered" : "pinned", result);
+    if (!range.value.shared || range.value.alias_of) continue;
+    if (range.value.registered) {
+      const HostMappings::Pages pages = NewPagesOf(start, range.bytes);
+      const CUresult result = session_->host_mappings().RegisterShared(
+          start, range.bytes, range.value.flags,
+          pages.bytes == 0 ? std::vector<PageBacking>()
+                           : FindBacking(pages.start, pages.bytes, session_->host_arena().fd()));
+      if (result != CUDA_SUCCESS) return refuse("registered", result);
+    } else if (!session_->pinned_heap().InSegment(start)) {
+      const CUresult result = session_->host_mappings().Map(start, range.bytes, range.value.flags);
+      if (result != CUDA_SUCCESS) return refuse("pinned", result);
+    }
   }
   return OkStatus();
 }

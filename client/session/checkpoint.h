@@ -19,6 +19,7 @@
 
 #include "client/agent/agent.h"
 #include "client/session/added_work.h"
+#include "client/session/host_mappings.h"
 #include "proto/base/hash.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
@@ -66,6 +67,7 @@ class Checkpoint final : public agent::AgentHost {
   Status MoveToNewServer();
   // Tells it of the host arena and of managed memory.
   Status ShareHostArena();
+  HostMappings::Pages NewPagesOf(uint64_t start, uint64_t bytes);
   // Makes again what the tool's replay left out because it needs this process's pinned memory.
   Status ReplayRest();
   void GoBack();

@@ -26,8 +26,7 @@ std::vector<Device> ReadDevices(const wire::OpSessionInfo_Reply& info, int most)
     // What the GPU could do with the memory of the process that drives it, which is not the application.
     for (const CUdevice_attribute local :
          {CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
-          CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST,
-          CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM}) {
+          CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST}) {
       if (size_t(local) < device.attributes.size() && device.attributes[local] != kRefused)
         device.attributes[local] = 0;
     }

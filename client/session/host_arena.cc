@@ -50,9 +50,9 @@ bool Lengthen(int fd, uint64_t bytes) {
 
 }  // namespace
 
-void* HostArena::Allocate(size_t bytes) {
+void* HostArena::Allocate(size_t bytes, bool replaces) {
   if (bytes == 0 || bytes > kMaxBytes) return nullptr;
-  if (bytes >= kMuch && bytes > AvailableMemory()) return nullptr;
+  if (!replaces && bytes >= kMuch && bytes > AvailableMemory()) return nullptr;
   const uint64_t wanted = RoundUp(bytes);
   MutexLock lock(&mutex_);
   if (fd_ < 0) {

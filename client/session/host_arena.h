@@ -34,8 +34,9 @@ class HostArena {
   explicit HostArena(uint64_t base = kBase) : base_(base) {}
 
   // Zeroed memory of at least `bytes`, page-aligned; null if there is none left. Much of it is refused if the machine
-  // does not have that much to give: a server pins it, which takes all pages at once.
-  void* Allocate(size_t bytes);
+  // does not have that much to give: a server pins it, which takes all pages at once. `replaces`: other memory goes as
+  // this is filled, so the machine need not have more.
+  void* Allocate(size_t bytes, bool replaces = false);
   // A child made by fork will not have the pages: as natively, it has no managed memory. Allocate does so for all of
   // the managed arena. The mapping stays so, across checkpoints and restarts too.
   static void KeepFromChildren(void* memory, size_t bytes);

@@ -8,6 +8,8 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <functional>
+#include <vector>
 
 #include "client/session/connection.h"
 #include "client/session/host_arena.h"
@@ -16,6 +18,7 @@
 #include "client/session/managed_mirror.h"
 #include "client/session/server_requests.h"
 #include "client/session/settings.h"
+#include "client/session/shared_pages.h"
 
 namespace cuda_remote::client {
 
@@ -34,16 +37,34 @@ class HostMappings {
   CUresult Unmap(uint64_t address);
   // Memory of the server's own at these addresses of the arena, whole pages; zero at first. Also with shared memory.
   CUresult MapOwn(uint64_t address, uint64_t bytes);
-  // Has a server on this machine map registered pages that can be shared (range.sharing is not kNone) at range.device.
-  // `start` and `bytes` are the registration's.
-  CUresult MapRegistered(uint64_t start, uint64_t bytes, const HostRange& range);
+
+  // Memory that the program has registered, at its own addresses. Two registrations may lie on the same page, so pages
+  // are mapped and unmapped apart from what is registered there: `pages` are those that no other registration has
+  // there. CUDA_ERROR_ALREADY_MAPPED, and nothing has changed, if the server has no room for them at these addresses;
+  // other errors are those of its driver's registration.
+  struct Pages {
+    uint64_t start;
+    uint64_t bytes;  // may be 0
+  };
+  // A server on this machine maps the same pages: `pieces` are what is behind them.
+  CUresult RegisterShared(uint64_t start, uint64_t bytes, unsigned flags, const std::vector<PageBacking>& pieces);
+  // Memory of the server's own.
+  CUresult RegisterOwn(uint64_t start, uint64_t bytes, const Pages& pages);
+  // Waits for the GPU, as natively.
+  CUresult Unregister(uint64_t start, const Pages& pages);
+  // The pages of a registration but for those at either end on which another one lies, too, that `counts`.
+  using Ranges = AddressMap<HostRange>;
+  static Pages PagesOf(Ranges* ranges, uint64_t start, uint64_t bytes,
+                       const std::function<bool(const Ranges::Range&)>& counts);
+  // Whether the server has registered memory at the program's own addresses.
+  bool IsRegistered(const Ranges::Range& range) const {
+    const bool at_its_own = !range.value.on_device || range.value.device == range.start;
+    return range.value.registered && !range.value.alias_of && at_its_own && IsReachable(range.value);
+  }
 
   // Whether the server has bytes of its own for this memory, which ManagedMirror mirrors; and whether it reaches
   // it at all, which is at range.device if it is on_device, and at the same address else.
-  bool IsMirrored(const HostRange& range) const {
-    const bool can_share = !range.registered || range.sharing != HostRange::kNone;
-    return range.on_device && !(shared_memory() && can_share);
-  }
+  bool IsMirrored(const HostRange& range) const { return range.on_device && !(shared_memory() && range.shared); }
   bool IsReachable(const HostRange& range) const { return (range.shared && shared_memory()) || range.on_device; }
   // For mirrored memory of `bytes` at `start`: who writes to it here.
   ManagedMirror::Writers WritersOf(uint64_t start, uint64_t bytes, const HostRange& range) const;
@@ -57,6 +78,9 @@ class HostMappings {
     unsigned flags;
     bool managed;
     int device;
+    // Pages of the program's own, and what is registered on them.
+    bool pages = false;
+    uint64_t registered = 0, registered_bytes = 0;
   };
   CUresult Ask(const Mapping& mapping);
   bool shared_memory() const { return connection_->channel().welcome().shared_memory; }

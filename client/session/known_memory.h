@@ -70,14 +70,12 @@ struct DeviceRange {
 // Pinned host memory.
 struct HostRange {
   bool registered = false;  // cuMemHostRegister: the application's own pages
-  bool shared = false;      // lies in the host arena: with shared memory the server has it at the same address
-  bool on_device = false;   // the application uses it from kernels: the GPU reaches it at `device`
-  // Registered pages that a server on this machine shares (client/session/shared_pages.h): moved into the host arena,
-  // or a file's own. kNone: a server has a copy of them.
-  enum Sharing : uint8_t { kNone, kMoved, kFile };
-  Sharing sharing = kNone;
-  uint64_t device = 0;
-  uint64_t alias_of = 0;  // these are addresses of the GPU's for registered pages, which begin here
+  // With shared memory the server has it at the same address: it lies in the host arena, or its pages are those of a
+  // file (client/session/shared_pages.h).
+  bool shared = false;
+  bool on_device = false;  // the application uses it from kernels: the GPU reaches it at `device`
+  uint64_t device = 0;     // the same address, but for registered memory for which the server has no room there
+  uint64_t alias_of = 0;   // these are addresses of the GPU's for registered pages, which begin here
   unsigned flags = 0;
   uint64_t context = 0;  // virtual handle
   int ordinal = 0;       // its device
@@ -128,6 +126,13 @@ class KnownMemory {
   // Whether there has ever been managed memory: what every copy asks first. Without the lock.
   bool uses_managed() const { return uses_managed_.load(std::memory_order_relaxed); }
   void set_uses_managed() { uses_managed_.store(true, std::memory_order_relaxed); }
+  // The same of registered memory, and of such that a server on this machine does not share.
+  bool uses_registered() const { return uses_registered_.load(std::memory_order_relaxed); }
+  bool uses_unshared() const { return uses_unshared_.load(std::memory_order_relaxed); }
+  void NoteRegistered(bool shared) {
+    uses_registered_.store(true, std::memory_order_relaxed);
+    if (!shared) uses_unshared_.store(true, std::memory_order_relaxed);
+  }
 
  private:
   // An atomic flag.
@@ -136,7 +141,7 @@ class KnownMemory {
   // The lock's line changes hands all the time. What the look-ups without it read lies on others.
   alignas(64) SharedMutex mutex_ CR_ACQUIRED_AFTER(&RecordedObjects::mutex_);
   alignas(64) PoolAccounts pools_ CR_GUARDED_BY(mutex_);
-  std::atomic<bool> uses_managed_{false};
+  std::atomic<bool> uses_managed_{false}, uses_registered_{false}, uses_unshared_{false};
   AddressMap<DeviceRange> device_ranges_ CR_GUARDED_BY(mutex_);
   AddressMap<HostRange> host_ranges_ CR_GUARDED_BY(mutex_);
   FreedMemory freed_ CR_GUARDED_BY(mutex_);

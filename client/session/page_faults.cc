@@ -48,19 +48,18 @@ void CloseInChild() {
   if (fd >= 0) close(fd);
 }
 
-int OpenDescriptor(const PageFaults::DeviceSource& source, PageFaults::Accesses accesses) {
-  constexpr int kFlags = O_CLOEXEC | O_NONBLOCK;
-  int fd = int(syscall(SYS_userfaultfd, kFlags));
+}  // namespace
+
+int PageFaults::OpenDescriptor(const DeviceSource& source, Accesses accesses, int flags) {
+  int fd = int(syscall(SYS_userfaultfd, flags));
   if (fd >= 0) return fd;
-  UniqueFd device(open("/dev/userfaultfd", O_RDWR | O_CLOEXEC));
+  UniqueFd device(::open("/dev/userfaultfd", O_RDWR | O_CLOEXEC));
   if (!device.ok() && source) device.Reset(source());
   // For the memory of the process that asks for it, whoever has opened the device.
-  if (device.ok()) fd = ioctl(device.get(), USERFAULTFD_IOC_NEW, kFlags);
-  if (fd >= 0 || accesses == PageFaults::Accesses::kAll) return fd;
-  return int(syscall(SYS_userfaultfd, kFlags | UFFD_USER_MODE_ONLY));
+  if (device.ok()) fd = ioctl(device.get(), USERFAULTFD_IOC_NEW, flags);
+  if (fd >= 0 || accesses == Accesses::kAll) return fd;
+  return int(syscall(SYS_userfaultfd, flags | UFFD_USER_MODE_ONLY));
 }
-
-}  // namespace
 
 bool PageFaults::Supported(const DeviceSource& source, Accesses accesses) {
   PageFaults faults(source, accesses);
@@ -87,7 +86,7 @@ bool PageFaults::Supported(const DeviceSource& source, Accesses accesses) {
 }
 
 bool PageFaults::Open() {
-  fd_ = OpenDescriptor(source_, accesses_);
+  fd_ = OpenDescriptor(source_, accesses_, O_CLOEXEC | O_NONBLOCK);
   if (fd_ < 0) return false;
   uffdio_api api = {};
   api.api = UFFD_API;

@@ -33,6 +33,9 @@ class PageFaults {
   // Whether this process may use it and the kernel can do all of the below: tries it out.
   static bool Supported(const DeviceSource& source = nullptr, Accesses accesses = Accesses::kAll);
 
+  // A descriptor for these accesses, -1 if this process may not have one. `flags`: O_CLOEXEC, O_NONBLOCK.
+  static int OpenDescriptor(const DeviceSource& source, Accesses accesses, int flags);
+
   explicit PageFaults(DeviceSource source = nullptr, Accesses accesses = Accesses::kAll)
       : source_(std::move(source)), accesses_(accesses) {}
   ~PageFaults() { Close(); }

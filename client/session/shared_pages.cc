@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <pthread.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -13,12 +14,19 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
+#include <functional>
 #include <map>
 #include <string>
+#include <thread>
+#include <utility>
 
 #include "proto/base/mappings.h"
 #include "proto/base/unique_fd.h"
+#include "proto/ring/spin.h"
 #include "proto/threads/mutex.h"
+#include "proto/threads/start_thread.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -31,12 +39,12 @@ bool IsFile(int fd, const Mapping& mapping) {
          major(facts.st_dev) == mapping.major && minor(facts.st_dev) == mapping.minor;
 }
 
-// A descriptor of the file that is mapped; -1: none. The kernel's own link to it needs CAP_CHECKPOINT_RESTORE
-// (proc_pid_map_files(5)); without that, the path has to lead there still.
+// A descriptor of the file that is mapped, for what the mapping allows; -1: none. The kernel's own link to it needs
+// CAP_CHECKPOINT_RESTORE (proc_pid_map_files(5)); without that, the path has to lead there still.
 UniqueFd OpenMapped(const Mapping& mapping) {
   for (const std::string& candidate : {MapFile("/proc/self", mapping), mapping.name}) {
     if (candidate[0] != '/') continue;
-    UniqueFd fd(open(candidate.c_str(), O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+    UniqueFd fd(open(candidate.c_str(), (mapping.writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
     if (fd.ok() && IsFile(fd.get(), mapping)) return fd;
   }
   return UniqueFd();
@@ -46,8 +54,8 @@ UniqueFd OpenMapped(const Mapping& mapping) {
 class WriteStop {
  public:
   // `shared`: the pages are a file's.
-  bool Stop(uint64_t start, uint64_t bytes, bool shared) {
-    fd_.Reset(int(syscall(SYS_userfaultfd, O_CLOEXEC)));
+  bool Stop(uint64_t start, uint64_t bytes, bool shared, const PageFaults::DeviceSource& source) {
+    fd_.Reset(PageFaults::OpenDescriptor(source, PageFaults::Accesses::kAll, O_CLOEXEC));
     if (!fd_.ok()) return false;
     uffdio_api api = {};
     api.api = UFFD_API;
@@ -68,21 +76,123 @@ class WriteStop {
   UniqueFd fd_;
 };
 
-// Replaces the mapping by private memory with the same contents.
-bool MakePrivate(uint64_t start, uint64_t bytes) {
+// Whether the first page is locked: only then the kernel refuses this advice, which else says that the page may be
+// written to the swap area earlier.
+bool IsLocked(void* page) { return madvise(page, 1, MADV_COLD) != 0 && errno == EINVAL; }
+
+// While it lives, no handler of a signal runs on this thread, which might write to pages that this thread has stopped.
+class NoSignals {
+ public:
+  NoSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before_);
+  }
+  ~NoSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  NoSignals(const NoSignals&) = delete;
+  NoSignals& operator=(const NoSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+// Copies with up to four threads, or alone. While writes to pages of this process are stopped, its memory allocator may be, too,
+// so the threads are there before.
+class Copier {
+ public:
+  Copier(uint64_t bytes, bool alone) : bytes_(bytes) {
+    constexpr uint64_t kLeast = 4 << 20;  // of a thread
+    const auto wanted = int64_t(std::min<uint64_t>({4, bytes / kLeast, uint64_t(ring::UsableProcessors())}));
+    if (alone || wanted < 2) return;
+    const NoSignals none;  // the threads have this mask
+    part_ = bytes / uint64_t(wanted);
+    for (int64_t i = 1; i < wanted; ++i) {
+      std::thread helper = StartThread([this, i] { Help(uint64_t(i)); });
+      if (!helper.joinable()) break;
+      helpers_.push_back(std::move(helper));
+    }
+  }
+  ~Copier() {
+    if (state_ == kWait) state_ = kLeave;
+    for (std::thread& helper : helpers_) helper.join();
+  }
+  Copier(const Copier&) = delete;
+  Copier& operator=(const Copier&) = delete;
+
+  // Once. Allocates nothing.
+  void Run(char* to, const char* from) {
+    to_ = to;
+    from_ = from;
+    state_ = kCopy;
+    // What the helpers leave is at both ends.
+    const uint64_t theirs = part_ * helpers_.size(), mine = part_ == 0 ? bytes_ : part_;
+    memcpy(to, from, mine);
+    memcpy(to + mine + theirs, from + mine + theirs, bytes_ - mine - theirs);
+    while (done_ != helpers_.size()) std::this_thread::yield();
+  }
+
+ private:
+  enum State { kWait, kCopy, kLeave };
+
+  void Help(uint64_t index) {
+    while (state_ == kWait) std::this_thread::yield();
+    if (state_ == kLeave) return;
+    memcpy(to_ + index * part_, from_ + index * part_, part_);
+    ++done_;
+  }
+
+  const uint64_t bytes_;
+  uint64_t part_ = 0;
+  char* to_ = nullptr;
+  const char* from_ = nullptr;
+  std::atomic<State> state_{kWait};
+  std::atomic<uint64_t> done_{0};
+  std::vector<std::thread> helpers_;
+};
+
+// Replaces the mapping by the private pages at `copy`, which get its contents.
+bool Replace(uint64_t start, uint64_t bytes, bool writable, char* copy, Copier* copier) {
   void* const there = reinterpret_cast<void*>(start);
-  void* const copy = mmap(nullptr, bytes, kReadWrite, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (copy == MAP_FAILED) return false;
-  memcpy(copy, there, bytes);
-  if (mremap(copy, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, there) == there) return true;
-  munmap(copy, bytes);
-  return false;
+  const bool locked = IsLocked(there);
+  copier->Run(copy, static_cast<const char*>(there));
+  if (!writable) mprotect(copy, bytes, PROT_READ);
+  if (mremap(copy, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, there) != there) return false;
+  if (locked) mlock(there, bytes);
+  return true;
 }
 
-// The pages that are moved at the moment: start and length.
+char* NewPages(uint64_t bytes) {
+  void* const pages = mmap(nullptr, bytes, kReadWrite, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return pages == MAP_FAILED ? nullptr : static_cast<char*>(pages);
+}
+
+// Does what stops writes to these pages: on another thread if this one might itself write to them, since its stack or
+// its errno lies there.
+bool Apart(uint64_t start, uint64_t bytes, const std::function<bool()>& move) {
+  constexpr uint64_t kNear = 256 << 10;
+  const auto near = [&](const void* own) {
+    const auto address = reinterpret_cast<uint64_t>(own);
+    return start < address + kNear && address < start + bytes + kNear;
+  };
+  if (!near(__builtin_frame_address(0)) && !near(&errno)) return move();
+  bool moved = false;
+  std::thread other = StartThread([&] { moved = move(); });
+  if (!other.joinable()) return false;
+  other.join();
+  return moved;
+}
+
+// What is moved at a time, so that it does not need twice the memory.
+constexpr uint64_t kStep = 64 << 20;
+
+// The pages that are moved at the moment.
 struct Moved {
+  struct Pages {
+    uint64_t bytes;
+    bool writable;
+  };
   Mutex mutex;
-  std::map<uint64_t, uint64_t> pages CR_GUARDED_BY(mutex);
+  std::map<uint64_t, Pages> pages CR_GUARDED_BY(mutex);  // by address
   // While a fork is under way: what the child says on it is that it has its copies.
   int copied[2] CR_GUARDED_BY(mutex) = {-1, -1};
 };
@@ -101,9 +211,12 @@ void BeforeFork() CR_UNGUARDED {
 // The child would go on sharing the pages with its parent, and each would see what the other writes.
 void InChild() CR_UNGUARDED {
   Moved& moved = AllMoved();
-  for (const auto& [start, bytes] : moved.pages) {
+  for (const auto& [start, pages] : moved.pages) {
     // Without memory for a copy: a fault is better than contents that change, here or in the parent.
-    if (!MakePrivate(start, bytes)) munmap(reinterpret_cast<void*>(start), bytes);
+    char* const copy = NewPages(pages.bytes);
+    Copier copier(pages.bytes, true);
+    if (!copy || !Replace(start, pages.bytes, pages.writable, copy, &copier))
+      munmap(reinterpret_cast<void*>(start), pages.bytes);
   }
   moved.pages.clear();
   if (moved.copied[0] >= 0) {
@@ -134,60 +247,122 @@ void WatchForks() {
 
 }  // namespace
 
-PageBacking FindBacking(uint64_t start, uint64_t bytes, int except) {
-  PageBacking found;
+std::vector<PageBacking> FindBacking(uint64_t start, uint64_t bytes, int moved) {
+  std::vector<PageBacking> found;
+  std::vector<Mapping> files;  // of those in `found` that are some
   const uint64_t end = start + bytes;
-  uint64_t at = start;  // what is before is known to be of one kind
-  Mapping first;
+  uint64_t at = start;
   const auto look = [&](const Mapping& one) {
     if (one.end <= at) return true;
-    if (one.begin > at || !one.readable || !one.writable) return false;
-    const bool file = one.shared && one.inode != 0;
-    const bool anonymous = !one.shared && one.inode == 0 && one.name != "[stack]";
-    if (at == start) {
-      first = one;
-      found.kind = file ? PageBacking::kFile : anonymous ? PageBacking::kPrivate : PageBacking::kOther;
-      found.offset = one.offset + (start - one.begin);
+    if (one.begin > at || !one.readable) return false;
+    PageBacking piece;
+    piece.start = at;
+    piece.bytes = std::min(one.end, end) - at;
+    piece.writable = one.writable;
+    if (one.shared && one.inode != 0) {
+      piece.kind = moved >= 0 && IsFile(moved, one) ? PageBacking::kMoved : PageBacking::kFile;
+      piece.offset = one.offset + (at - one.begin);
+    } else if (!one.shared && one.inode == 0 && one.name != "[stack]") {
+      piece.kind = PageBacking::kPrivate;
     }
-    if (found.kind == PageBacking::kOther || (found.kind == PageBacking::kPrivate && !anonymous)) return false;
-    if (found.kind == PageBacking::kFile) {
-      const bool same = file && one.inode == first.inode && one.major == first.major && one.minor == first.minor;
-      if (!same || one.offset + (at - one.begin) != found.offset + (at - start)) return false;
+    at += piece.bytes;
+    // The kernel keeps mappings apart that differ in what does not matter here.
+    PageBacking* const last = found.empty() ? nullptr : &found.back();
+    if (last && last->kind == piece.kind && last->writable == piece.writable &&
+        (piece.kind == PageBacking::kPrivate || piece.kind == PageBacking::kOther ||
+         (last->offset + last->bytes == piece.offset && files.back().inode == one.inode &&
+          files.back().major == one.major && files.back().minor == one.minor))) {
+      last->bytes += piece.bytes;
+    } else {
+      found.push_back(std::move(piece));
+      files.push_back(one);
     }
-    at = one.end;
     return at < end;
   };
   ForEachMapping("/proc/self", look, start);
-  if (at < end) found.kind = PageBacking::kOther;
-  if (found.kind != PageBacking::kFile) return found;
-  if (except < 0 || !IsFile(except, first)) found.fd = OpenMapped(first);
-  if (!found.fd.ok()) found.kind = PageBacking::kOther;
+  if (at < end) return {};
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (found[i].kind != PageBacking::kFile) continue;
+    found[i].fd = OpenMapped(files[i]);
+    if (!found[i].fd.ok()) found[i].kind = PageBacking::kOther;
+  }
   return found;
 }
 
-bool MovePages(uint64_t start, uint64_t bytes, int fd, uint64_t offset, void* window) {
-  void* const there = reinterpret_cast<void*>(start);
-  WatchForks();
-  Moved& all = AllMoved();
-  MutexLock lock(&all.mutex);
+namespace {
+
+// Moves at most kStep.
+bool MoveStep(uint64_t start, uint64_t bytes, bool writable, int fd, uint64_t offset, char* window,
+              const PageFaults::DeviceSource& source) {
+  char* const there = reinterpret_cast<char*>(start);
   // Pages that do not exist yet cannot be stopped on older kernels.
-  if (madvise(there, bytes, MADV_POPULATE_WRITE) != 0) return false;
+  if (madvise(there, bytes, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) != 0) return false;
+  Copier copier(bytes, false);
+  const NoSignals none;
   WriteStop stop;
-  if (!stop.Stop(start, bytes, false)) return false;
-  memcpy(window, there, bytes);
-  if (mmap(there, bytes, kReadWrite, MAP_SHARED | MAP_FIXED, fd, off_t(offset)) != there) return false;
-  all.pages[start] = bytes;
+  if (writable && !stop.Stop(start, bytes, false, source)) return false;
+  const bool locked = IsLocked(there);
+  copier.Run(window, there);
+  const int protection = writable ? kReadWrite : PROT_READ;
+  if (mmap(there, bytes, protection, MAP_SHARED | MAP_FIXED, fd, off_t(offset)) != there) return false;
+  if (locked) mlock(there, bytes);
   return true;
 }
 
-bool MovePagesBack(uint64_t start, uint64_t bytes) {
-  Moved& all = AllMoved();
-  MutexLock lock(&all.mutex);
-  const auto moved = all.pages.find(start);
-  if (moved == all.pages.end() || moved->second != bytes) return false;
+bool MoveStepBack(uint64_t start, uint64_t bytes, bool writable, const PageFaults::DeviceSource& source) {
+  char* const copy = NewPages(bytes);
+  if (!copy) return false;
+  Copier copier(bytes, false);
+  const NoSignals none;
   WriteStop stop;
-  if (!stop.Stop(start, bytes, true) || !MakePrivate(start, bytes)) return false;
-  all.pages.erase(moved);
+  if ((!writable || stop.Stop(start, bytes, true, source)) && Replace(start, bytes, writable, copy, &copier))
+    return true;
+  munmap(copy, bytes);
+  return false;
+}
+
+}  // namespace
+
+bool MovePages(uint64_t start, uint64_t bytes, bool writable, int fd, uint64_t offset, char* window,
+               const PageFaults::DeviceSource& source) {
+  WatchForks();
+  Moved& all = AllMoved();
+  for (uint64_t done = 0; done < bytes;) {
+    const uint64_t step = std::min(kStep, bytes - done);
+    bool moved;
+    {
+      MutexLock lock(&all.mutex);
+      moved = Apart(start + done, step,
+                    [&] { return MoveStep(start + done, step, writable, fd, offset + done, window + done, source); });
+      if (moved) all.pages[start + done] = {step, writable};
+    }
+    if (!moved) {
+      if (done != 0) MovePagesBack(start, done, source);
+      return false;
+    }
+    done += step;
+  }
+  return true;
+}
+
+bool MovePagesBack(uint64_t start, uint64_t bytes, const PageFaults::DeviceSource& source) {
+  Moved& all = AllMoved();
+  const uint64_t end = start + bytes;
+  for (uint64_t at = start; at < end;) {
+    MutexLock lock(&all.mutex);
+    auto it = all.pages.upper_bound(at);
+    if (it == all.pages.begin()) return false;
+    --it;
+    const uint64_t begins = it->first, ends = begins + it->second.bytes;
+    const bool writable = it->second.writable;
+    if (ends <= at) return false;
+    const uint64_t to = std::min(ends, end);
+    if (!Apart(at, to - at, [&] { return MoveStepBack(at, to - at, writable, source); })) return false;
+    all.pages.erase(it);
+    if (begins < at) all.pages[begins] = {at - begins, writable};
+    if (to < ends) all.pages[to] = {ends - to, writable};
+    at = to;
+  }
   return true;
 }
 

@@ -11,6 +11,8 @@
 // for writes by system calls), so none is lost. Where the process may not use userfaultfd in this way, pages stay where
 // they are, and the caller mirrors them instead (client/session/managed_mirror.h).
 //
+// Locked pages (mlock) stay locked. Other advice and NUMA policies do not survive the move.
+//
 // A direct read from a device (O_DIRECT, io_uring's fixed buffers) that is on its way into the pages while they move is
 // not stopped: the kernel has looked up its pages already.
 #ifndef CUDA_REMOTE_CLIENT_SESSION_SHARED_PAGES_H_
@@ -18,7 +20,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
+#include "client/session/page_faults.h"
 #include "proto/base/unique_fd.h"
 
 namespace cuda_remote::client {
@@ -26,28 +30,34 @@ namespace cuda_remote::client {
 // What is behind a piece of the address space.
 struct PageBacking {
   enum Kind {
-    kOther,    // anything else, or several kinds: it cannot be shared
-    kPrivate,  // private anonymous memory, readable and writable, that is no stack
-    kFile,     // one file, mapped shared, readable and writable, in one piece
+    kOther,    // anything else: it cannot be shared
+    kPrivate,  // private anonymous memory that is no stack of a process's first thread
+    kFile,     // a file, mapped shared
+    kMoved,    // the file that pages are moved into
   };
   Kind kind = kOther;
-  // kFile: the file, and where in it `start` is.
+  uint64_t start = 0, bytes = 0;
+  bool writable = false;
+  // kFile: the file, open as the mapping may be used. kFile, kMoved: where in it `start` is.
   UniqueFd fd;
   uint64_t offset = 0;
 };
 
-// Looks up what is behind the `bytes` (whole pages) at `start`. `except`: a file that does not count as one, -1 for
-// none. Any thread.
-PageBacking FindBacking(uint64_t start, uint64_t bytes, int except);
+// Looks up what is behind the `bytes` (whole pages) at `start`, in address order. Empty if some of it is not mapped or
+// cannot be read. `moved`: the file for MovePages, -1 for none. Any thread.
+std::vector<PageBacking> FindBacking(uint64_t start, uint64_t bytes, int moved);
 
 // Replaces private anonymous pages by a shared mapping of the file `fd` at `offset`, with the same contents. `window`
-// is another mapping of that piece of the file, readable and writable. False, and nothing has changed, if that cannot
-// be done without losing a write. A child made by fork gets a private copy, as it would have without this. Any thread.
-bool MovePages(uint64_t start, uint64_t bytes, int fd, uint64_t offset, void* window);
+// is another mapping of that piece of the file, readable and writable. The pages must have the same protection.
+// `source` gives the device of userfaultfd where this process may not open it. False, and nothing has changed, if that
+// cannot be done without losing a write. A child made by fork gets a private copy, as it would have without this. Any
+// thread.
+bool MovePages(uint64_t start, uint64_t bytes, bool writable, int fd, uint64_t offset, char* window,
+               const PageFaults::DeviceSource& source = nullptr);
 
-// Makes pages that MovePages has moved private again, with the contents that they have now. False, and they stay as
-// they are, if that cannot be done without losing a write.
-bool MovePagesBack(uint64_t start, uint64_t bytes);
+// Makes pages that MovePages has moved, or some of them, private again, with the contents that they have now. False if
+// that cannot be done without losing a write; those that remain shared are still moved pages.
+bool MovePagesBack(uint64_t start, uint64_t bytes, const PageFaults::DeviceSource& source = nullptr);
 
 }  // namespace cuda_remote::client
 

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -38,7 +39,7 @@ class SharedPagesTest : public testing::Test {
     close(fd_);
   }
   uint64_t start() const { return reinterpret_cast<uint64_t>(pages_); }
-  bool Move() { return MovePages(start(), kBytes, fd_, 0, window_); }
+  bool Move() { return MovePages(start(), kBytes, true, fd_, 0, window_); }
   bool MoveBack() { return MovePagesBack(start(), kBytes); }
 
   int fd_ = -1;
@@ -134,31 +135,113 @@ TEST_F(SharedPagesTest, ForkedChildHasItsOwn) {
   close(pipes[1]);
 }
 
-TEST_F(SharedPagesTest, TellsWhatIsBehindPages) {
-  EXPECT_EQ(FindBacking(start(), kBytes, -1).kind, PageBacking::kPrivate);
-  EXPECT_EQ(FindBacking(start() + kPage, kPage, -1).kind, PageBacking::kPrivate);
+// What is behind all of it, if it is of one kind.
+PageBacking::Kind KindOf(uint64_t start, uint64_t bytes, int moved = -1) {
+  const std::vector<PageBacking> found = FindBacking(start, bytes, moved);
+  if (found.size() != 1) return PageBacking::kOther;
+  EXPECT_EQ(found[0].start, start);
+  EXPECT_EQ(found[0].bytes, bytes);
+  return found[0].kind;
+}
 
-  const PageBacking file = FindBacking(reinterpret_cast<uint64_t>(window_) + 2 * kPage, 3 * kPage, -1);
-  ASSERT_EQ(file.kind, PageBacking::kFile);
-  EXPECT_EQ(file.offset, 2 * kPage);
+TEST_F(SharedPagesTest, TellsWhatIsBehindPages) {
+  EXPECT_EQ(KindOf(start(), kBytes), PageBacking::kPrivate);
+  EXPECT_EQ(KindOf(start() + kPage, kPage), PageBacking::kPrivate);
+
+  const auto window = reinterpret_cast<uint64_t>(window_);
+  const std::vector<PageBacking> file = FindBacking(window + 2 * kPage, 3 * kPage, -1);
+  ASSERT_EQ(file.size(), 1u);
+  ASSERT_EQ(file[0].kind, PageBacking::kFile);
+  EXPECT_EQ(file[0].offset, 2 * kPage);
   window_[2 * kPage] = 'w';
   char byte = 0;
-  EXPECT_EQ(pread(file.fd.get(), &byte, 1, off_t(file.offset)), 1);
+  EXPECT_EQ(pread(file[0].fd.get(), &byte, 1, off_t(file[0].offset)), 1);
   EXPECT_EQ(byte, 'w');
-  EXPECT_EQ(FindBacking(reinterpret_cast<uint64_t>(window_), kPage, fd_).kind, PageBacking::kOther) << "excepted";
+  EXPECT_EQ(KindOf(window, kPage, fd_), PageBacking::kMoved);
 
   // Beyond its end, of two kinds, read only, a stack's.
   munmap(pages_ + kBytes - kPage, kPage);
-  EXPECT_EQ(FindBacking(start(), kBytes, -1).kind, PageBacking::kOther);
+  EXPECT_TRUE(FindBacking(start(), kBytes, -1).empty());
   ASSERT_NE(mmap(pages_ + kPage, kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_, 0), MAP_FAILED);
-  EXPECT_EQ(FindBacking(start(), 2 * kPage, -1).kind, PageBacking::kOther);
+  const std::vector<PageBacking> two = FindBacking(start(), 2 * kPage, -1);
+  ASSERT_EQ(two.size(), 2u);
+  EXPECT_EQ(two[0].kind, PageBacking::kPrivate);
+  EXPECT_EQ(two[1].kind, PageBacking::kFile);
+  EXPECT_EQ(two[1].start, start() + kPage);
   ASSERT_EQ(mprotect(pages_, kPage, PROT_READ), 0);
-  EXPECT_EQ(FindBacking(start(), kPage, -1).kind, PageBacking::kOther);
+  EXPECT_FALSE(FindBacking(start(), kPage, -1)[0].writable);
   char here;
-  EXPECT_EQ(FindBacking(reinterpret_cast<uint64_t>(&here) / kPage * kPage, kPage, -1).kind, PageBacking::kOther);
+  EXPECT_EQ(KindOf(reinterpret_cast<uint64_t>(&here) / kPage * kPage, kPage), PageBacking::kOther);
   // Pieces of one file that do not follow one another in it.
   ASSERT_NE(mmap(pages_, kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_, kPage), MAP_FAILED);
-  EXPECT_EQ(FindBacking(start(), 2 * kPage, -1).kind, PageBacking::kOther);
+  EXPECT_EQ(FindBacking(start(), 2 * kPage, -1).size(), 2u);
+}
+
+// Two registrations share a page: what one of them needs stays while the other's goes back.
+TEST_F(SharedPagesTest, PartsGoBack) {
+  strcpy(pages_ + 3 * kPage, "stays");
+  strcpy(pages_, "goes");
+  ASSERT_TRUE(Move());
+  ASSERT_TRUE(MovePagesBack(start(), 3 * kPage));
+  ASSERT_TRUE(MovePagesBack(start() + 4 * kPage, kBytes - 4 * kPage));
+  pages_[0] = 'G';
+  pages_[3 * kPage] = 'S';
+  EXPECT_STREQ(window_, "goes");
+  EXPECT_STREQ(window_ + 3 * kPage, "Stays");
+  EXPECT_EQ(KindOf(start() + 3 * kPage, kPage, fd_), PageBacking::kMoved);
+  EXPECT_FALSE(MovePagesBack(start(), kPage));
+  EXPECT_TRUE(MovePagesBack(start() + 3 * kPage, kPage));
+  EXPECT_STREQ(pages_ + 3 * kPage, "Stays");
+}
+
+TEST_F(SharedPagesTest, WhatIsReadOnlyStaysSo) {
+  strcpy(pages_, "read only");
+  ASSERT_EQ(mprotect(pages_, kBytes, PROT_READ), 0);
+  ASSERT_TRUE(MovePages(start(), kBytes, false, fd_, 0, window_));
+  EXPECT_STREQ(pages_, "read only");
+  EXPECT_STREQ(window_, "read only");
+  EXPECT_FALSE(FindBacking(start(), kBytes, -1)[0].writable);
+  ASSERT_TRUE(MoveBack());
+  EXPECT_EQ(KindOf(start(), kBytes), PageBacking::kPrivate);
+  EXPECT_FALSE(FindBacking(start(), kBytes, -1)[0].writable);
+  EXPECT_STREQ(pages_, "read only");
+}
+
+uint64_t LockedKilobytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.compare(0, 6, "VmLck:") == 0) return strtoull(line.c_str() + 6, nullptr, 10);
+  }
+  return 0;
+}
+
+TEST_F(SharedPagesTest, LockedPagesStayLocked) {
+  ASSERT_EQ(mlock(pages_, kBytes), 0);
+  const uint64_t locked = LockedKilobytes();
+  ASSERT_GE(locked, kBytes / 1024);
+  ASSERT_TRUE(Move());
+  EXPECT_EQ(LockedKilobytes(), locked);
+  ASSERT_TRUE(MoveBack());
+  EXPECT_EQ(LockedKilobytes(), locked);
+  ASSERT_EQ(munlock(pages_, kBytes), 0);
+  ASSERT_TRUE(Move());
+  EXPECT_EQ(LockedKilobytes(), locked - kBytes / 1024);
+  ASSERT_TRUE(MoveBack());
+}
+
+// The thread that moves pages writes to its stack meanwhile.
+TEST_F(SharedPagesTest, AThreadMovesItsOwnStack) {
+  std::thread([this] {
+    char local[3 * kPage];
+    const uint64_t begin = reinterpret_cast<uint64_t>(local) / kPage * kPage;
+    strcpy(local, "on the stack");
+    ASSERT_TRUE(MovePages(begin, 4 * kPage, true, fd_, 0, window_));
+    EXPECT_STREQ(local, "on the stack");
+    local[0] = 'O';
+    EXPECT_STREQ(window_ + (reinterpret_cast<uint64_t>(local) - begin), "On the stack");
+    ASSERT_TRUE(MovePagesBack(begin, 4 * kPage));
+    EXPECT_STREQ(local, "On the stack");
+  }).join();
 }
 
 // Shared memory whose name is gone, as NCCL's is once every rank has it.
@@ -171,11 +254,12 @@ TEST_F(SharedPagesTest, FilesWithoutANameAreFound) {
   ASSERT_NE(mapped, MAP_FAILED);
   close(fd);
   unlink(name.c_str());
-  const PageBacking found = FindBacking(reinterpret_cast<uint64_t>(mapped), kPage, -1);
-  ASSERT_EQ(found.kind, PageBacking::kFile) << "needs CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN";
+  const std::vector<PageBacking> found = FindBacking(reinterpret_cast<uint64_t>(mapped), kPage, -1);
+  ASSERT_EQ(found.size(), 1u);
+  ASSERT_EQ(found[0].kind, PageBacking::kFile) << "needs CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN";
   strcpy(static_cast<char*>(mapped), "here");
   char there[5] = "";
-  EXPECT_EQ(pread(found.fd.get(), there, 5, 0), 5);
+  EXPECT_EQ(pread(found[0].fd.get(), there, 5, 0), 5);
   EXPECT_STREQ(there, "here");
   munmap(mapped, kPage);
 }

@@ -577,6 +577,19 @@ bool WorkerSession::OwnsHostRange(uint64_t address, uint64_t bytes) const {
   return offset < it->second.bytes && bytes <= it->second.bytes - offset;
 }
 
+bool WorkerSession::OverlapsHostRange(uint64_t address, uint64_t bytes) const {
+  const auto next = host_ranges_.lower_bound(address + bytes);
+  if (bytes == 0 || next == host_ranges_.begin()) return false;
+  const auto last = std::prev(next);
+  return last->first + last->second.bytes > address;
+}
+
+CUresult WorkerSession::RegisterWithDriver(uint64_t address, const HostRange& range) {
+  unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+  if (range.of_pages) flags |= range.flags & CU_MEMHOSTREGISTER_READ_ONLY;
+  return table_.cuMemHostRegister_v2(reinterpret_cast<void*>(address), range.bytes, flags);
+}
+
 void WorkerSession::PrepareManagedMemory() {
   for (const auto& [handle, context] : contexts_) managed_memory_->UseContext(context.device, context.ref);
 }
@@ -586,8 +599,7 @@ void WorkerSession::RegisterHostRanges() {
   if (context.id == 0) return;
   for (auto& [address, range] : host_ranges_) {
     if (range.registered_in != 0) continue;
-    const CUresult result = table_.cuMemHostRegister_v2(reinterpret_cast<void*>(address), range.bytes,
-                                                        CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+    const CUresult result = RegisterWithDriver(address, range);
     // Portable: where another context had it registered and is gone, this one still has it.
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) {
       range.registered_in = context.id;

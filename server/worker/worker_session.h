@@ -39,6 +39,7 @@
 #include "server/worker/kernel_heaps.h"
 #include "server/worker/loaded_driver.h"
 #include "server/worker/output_capture.h"
+#include "server/worker/registered_pages.h"
 #include "server/worker/side_work.h"
 #include "server/worker/staging.h"
 #include "server/worker/timeline.h"
@@ -69,12 +70,13 @@ struct ContextRemains {
   std::vector<std::shared_ptr<char>> lent;  // sources of copies
 };
 
-// Pinned or managed memory of the client that is mapped here at the same address.
+// Host memory of the client that is mapped here at the same address: pinned, managed, or registered by the program.
 struct HostRange {
   uint64_t bytes = 0;
   unsigned flags = 0;
   uint64_t registered_in = 0;  // ContextRef::id, 0: not registered
   bool own = false;            // memory of this process, not of the client's file
+  bool of_pages = false;       // the program's own memory, which it has registered (registered_pages.h)
 };
 
 // Managed or pinned memory that the client does not share (proto/mirror): what its bytes were when both sides last
@@ -255,6 +257,7 @@ class WorkerSession : public Session {
   DeviceRanges& ranges() { return ranges_; }
   HostFunctions& host_functions() { return host_functions_; }
   std::map<uint64_t, HostRange>& host_ranges() { return host_ranges_; }
+  RegisteredPages& registered_pages() { return registered_pages_; }
   // Memory that the client mirrors. Under the mutex: mirror_requests.h.
   std::map<uint64_t, Mirrored>& mirrored() CR_REQUIRES(mirror_mutex_) { return mirrored_; }
   Mutex& mirror_mutex() CR_RETURNS(mirror_mutex_) { return mirror_mutex_; }
@@ -302,6 +305,10 @@ class WorkerSession : public Session {
   bool OwnsHostRange(uint64_t address, uint64_t bytes) const;
   // Registers pinned memory that is not (no context yet, or its context died), as far as possible.
   void RegisterHostRanges();
+  // One of them, at this address, in the context that is current.
+  CUresult RegisterWithDriver(uint64_t address, const HostRange& range);
+  // Whether any of it lies in one: where the same addresses are host memory, the driver has another use for them.
+  bool OverlapsHostRange(uint64_t address, uint64_t bytes) const;
 
   // Whether kernels that were loaded may print. The driver puts their text out in waits of its own, not where it is
   // only asked whether work is done.
@@ -439,6 +446,7 @@ class WorkerSession : public Session {
   std::shared_ptr<GoneObjects> gone_objects_ = std::make_shared<GoneObjects>();
   DeviceRanges ranges_;
   std::map<uint64_t, HostRange> host_ranges_;
+  RegisteredPages registered_pages_;
   Mutex mirror_mutex_;
   std::map<uint64_t, Mirrored> mirrored_ CR_GUARDED_BY(mirror_mutex_);
   const std::unique_ptr<ManagedMemory> managed_memory_;

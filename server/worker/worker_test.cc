@@ -475,6 +475,91 @@ TEST_F(WorkerTest, PinnedMemoryIsShared) {
   close(fd);
 }
 
+// The program registers memory of its own: two registrations that meet in the middle of a page of a file.
+TEST_F(WorkerTest, RegisteredPagesLieWhereTheProgramHasThem) {
+  client().OpenContext();
+  constexpr uint64_t kPage = 4096;
+  const int fd = memfd_create("registered", MFD_CLOEXEC);
+  ASSERT_EQ(ftruncate(fd, 4 * kPage), 0);
+  char* const memory = static_cast<char*>(mmap(nullptr, 4 * kPage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+  const auto start = reinterpret_cast<uint64_t>(memory);
+  uint64_t tag = 10;
+  const auto map = [&](uint64_t page, uint64_t pages, uint64_t registered, uint64_t bytes, bool own = false) {
+    wire::OpHostMap_Request in;
+    in.pages = true;
+    in.address = start + page * kPage;
+    in.bytes = pages * kPage;
+    in.offset = page * kPage;
+    in.registered = registered == 0 ? 0 : start + registered;
+    in.registered_bytes = bytes;
+    if (!own && pages != 0) {
+      in.tag = tag++;
+      EXPECT_EQ(client().channel().SendFd(in.tag, fd), ChannelStatus::kOk);
+    }
+    return client().Call(kOpHostMap, in);
+  };
+  const auto unmap = [&](uint64_t registered, uint64_t page, uint64_t pages) {
+    wire::OpHostUnmap_Request in;
+    in.address = registered == 0 ? 0 : start + registered;
+    in.pages = start + page * kPage;
+    in.page_bytes = pages * kPage;
+    return client().Call(kOpHostUnmap, in);
+  };
+  const auto fill = [&](uint64_t from, uint64_t bytes, uint8_t value) {
+    wire::cuMemsetD8Async_Request in;
+    in.dstDevice = start + from;
+    in.uc = value;
+    in.N = bytes;
+    const CUresult result = client().Call(kCall_cuMemsetD8Async, in);
+    EXPECT_EQ(client().Call(kCall_cuCtxSynchronize, wire::cuCtxSynchronize_Request()), CUDA_SUCCESS);
+    return result;
+  };
+  EXPECT_EQ(map(0, 0, 100, 10), CUDA_ERROR_ALREADY_MAPPED) << "no page is there";
+  ASSERT_EQ(map(0, 2, 100, kPage), CUDA_SUCCESS);
+  EXPECT_EQ(fill(100, kPage, 'a'), CUDA_SUCCESS) << "the program's address";
+  EXPECT_EQ(memory[100], 'a');
+  EXPECT_EQ(memory[kPage + 99], 'a');
+  EXPECT_EQ(fill(99, 1, 'b'), CUDA_ERROR_INVALID_VALUE) << "on the page, but not registered";
+  EXPECT_EQ(map(1, 1, 0, 0), CUDA_ERROR_ALREADY_MAPPED) << "the page is there";
+  EXPECT_EQ(map(2, 2, kPage + 99, kPage), CUDA_ERROR_ALREADY_MAPPED) << "overlaps";
+  ASSERT_EQ(map(2, 2, kPage + 100, 2 * kPage), CUDA_SUCCESS) << "nothing is left of what failed";
+  EXPECT_EQ(fill(kPage + 100, 2 * kPage, 'c'), CUDA_SUCCESS);
+  EXPECT_EQ(memory[kPage + 99], 'a');
+  EXPECT_EQ(memory[3 * kPage + 99], 'c');
+  // The page that both have stays with the second.
+  ASSERT_EQ(unmap(100, 0, 1), CUDA_SUCCESS);
+  EXPECT_EQ(fill(100, 1, 'd'), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(fill(kPage + 100, 1, 'd'), CUDA_SUCCESS);
+  EXPECT_EQ(memory[kPage + 100], 'd');
+  ASSERT_EQ(unmap(kPage + 100, 1, 3), CUDA_SUCCESS);
+
+  // Memory of the worker's own is zero, also where another registration was on the same page.
+  ASSERT_EQ(map(0, 2, 100, kPage, true), CUDA_SUCCESS);
+  ASSERT_EQ(map(2, 1, kPage + 100, kPage, true), CUDA_SUCCESS);
+  EXPECT_EQ(fill(100, kPage, 'e'), CUDA_SUCCESS);
+  ASSERT_EQ(unmap(100, 0, 1), CUDA_SUCCESS);
+  ASSERT_EQ(map(0, 1, 100, kPage, true), CUDA_SUCCESS);
+  const uint64_t device = client().Allocate(kPage);
+  wire::cuMemcpyAsync_Request copy;
+  copy.dst = device;
+  copy.src = start + kPage;
+  copy.bytes = 100;
+  EXPECT_EQ(client().Call(kCall_cuMemcpyAsync, copy), CUDA_SUCCESS);
+  EXPECT_EQ(client().Read(device, 100), std::string(100, 0));
+  EXPECT_EQ(memory[100], 'a') << "the program's pages are apart";
+
+  // Where the worker has something itself, or will have.
+  wire::OpHostMap_Request in;
+  in.pages = true;
+  in.address = 0x7fffffff0000;
+  in.bytes = kPage;
+  EXPECT_EQ(client().Call(kOpHostMap, in), CUDA_ERROR_ALREADY_MAPPED);
+  in.address = driverabi::kArenaBase;
+  EXPECT_EQ(client().Call(kOpHostMap, in), CUDA_ERROR_ALREADY_MAPPED);
+  munmap(memory, 4 * kPage);
+  close(fd);
+}
+
 // The host function that the full stream waits for asks for memory that it shares with the GPU, and changes it.
 TEST_F(WorkerTest, AHostFunctionGetsItsMemoryFromAStuckServer) {
   client().OpenContext();

@@ -100,6 +100,7 @@ APPS = {
     "pinned_random": 24,
     "mapped": 20,
     "polling": 12,
+    "registered": 15,
     "texture_globals": 16,
     "texture_memory": 8,
     "texture_references": 24,

@@ -44,15 +44,6 @@ bool FileHolds(int fd, uint64_t offset, uint64_t bytes) {
   return offset <= size && bytes <= size - offset;
 }
 
-// Whether any of it is memory that host.cc has mapped: where the same addresses are host memory, the driver has another
-// use for them.
-bool OverlapsHostMemory(WorkerSession& worker, uint64_t address, uint64_t bytes) {
-  const auto next = worker.host_ranges().lower_bound(address + bytes);
-  if (next == worker.host_ranges().begin()) return false;
-  const auto last = std::prev(next);
-  return last->first + last->second.bytes > address;
-}
-
 // All GPUs, if all of them reach the memory of `device`; else none.
 std::vector<int> DevicesThatReach(WorkerSession& worker, int device) {
   const std::vector<DeviceFacts>& facts = worker.loaded().devices;
@@ -148,7 +139,7 @@ CUresult OpManagedMap(Session& session, const Request&, const wire::OpManagedMap
   if (in.tag != 0 && fd < 0) return CUDA_ERROR_INVALID_VALUE;
   if (fd >= 0 && !FileHolds(fd, in.offset, in.bytes)) return kMalformedRequest;
   if (in.device < 0 || size_t(in.device) >= worker.loaded().devices.size()) return CUDA_ERROR_INVALID_DEVICE;
-  if (OverlapsHostMemory(worker, in.address, in.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  if (worker.OverlapsHostRange(in.address, in.bytes)) return CUDA_ERROR_INVALID_VALUE;
   const std::vector<int> devices = DevicesThatReach(worker, in.device);
   if (devices.empty()) return CUDA_ERROR_NOT_SUPPORTED;
   if (!ChargeWithRoom(in.bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
