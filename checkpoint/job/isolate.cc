@@ -364,7 +364,10 @@ bool StopOrContinue(const Plan& plan, pid_t main, int signal) {
     _exit(125);
   }
   if (plan.restored_pid) {
-    const int status = WaitForwarding(main, false);
+    Beside beside;
+    // The restored process is a child of this one, too, and may have ended already.
+    beside.leave_others = true;
+    const int status = WaitForwarding(main, false, beside);
     main = plan.restored_pid;
     if (status != 0) {
       Send(report, Report::kFailed, 125, "");
@@ -526,7 +529,8 @@ int WaitForwarding(pid_t child, bool terminal_too, const Beside& beside) {
   while (true) {
     int status;
     pid_t ended;
-    while ((ended = waitpid(-1, &status, WNOHANG | (beside.stopped ? WUNTRACED : 0))) > 0) {
+    const pid_t whom = beside.leave_others ? child : -1;
+    while ((ended = waitpid(whom, &status, WNOHANG | (beside.stopped ? WUNTRACED : 0))) > 0) {
       if (ended == child && WIFSTOPPED(status)) beside.stopped(WSTOPSIG(status));
       if (WIFSTOPPED(status)) continue;
       result = status;

@@ -122,6 +122,8 @@ void UnblockInChild();
 struct Beside {
   // Another child ended.
   std::function<void(pid_t, int)> ended;
+  // Other children that end are left for a later call.
+  bool leave_others = false;
   // The child was stopped by this signal.
   std::function<void(int)> stopped;
   // What a terminal has sent goes to the child's whole group, as it would there.

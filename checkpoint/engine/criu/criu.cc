@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/engine/criu/criu.h"
 
+#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -37,15 +38,18 @@
 #include "checkpoint/engine/criu/continue.h"
 #include "checkpoint/engine/criu/criu_facts.h"
 #include "checkpoint/engine/criu/criu_image.h"
+#include "checkpoint/engine/criu/held_mutexes.h"
 #include "checkpoint/engine/criu/hold.h"
 #include "checkpoint/engine/criu/obstacles.h"
 #include "checkpoint/engine/criu/open_files.h"
 #include "checkpoint/engine/criu/pages_socket.h"
 #include "checkpoint/engine/criu/passing.h"
+#include "checkpoint/engine/criu/proc_paths.h"
 #include "checkpoint/engine/criu/process_memory.h"
 #include "checkpoint/engine/criu/saved_rights.h"
 #include "checkpoint/engine/criu/shared_files.h"
 #include "checkpoint/engine/criu/socket_state.h"
+#include "checkpoint/engine/criu/thread_settings.h"
 #include "checkpoint/engine/instruction_sets.h"
 #include "checkpoint/engine/kernel_features.h"
 #include "checkpoint/job/account.h"
@@ -70,6 +74,9 @@ constexpr char kPrivateCriu[] = "/opt/cuda-remote/criu/criu";
 // What CRIU says of a connection that is being made or that nobody has accepted yet: of TCP; of a UNIX socket that its
 // peer has closed, or has sent data to already.
 constexpr const char* kBeingMade[] = {"In-flight connection", "a closed in-flight socket", "on an in-flight socket"};
+// What CRIU says where the kernel forbids something: EPERM and EACCES, which it also says by their numbers.
+constexpr const char* kForbidden[] = {"Operation not permitted", "Permission denied", "-1", "-13"};
+constexpr protozero::pbf_tag_type kNameField = 6;  // of a RegFileEntry (images/regfile.proto)
 constexpr int kMaxLogLines = 3;
 // How long a process may be without a parent before its own end.
 constexpr std::chrono::milliseconds kParentless(100);
@@ -628,9 +635,12 @@ absl::Status ChangeImages(const std::string& image_folder, const std::function<b
     if (!wanted(entry->d_name)) continue;
     const std::string path = image_folder + "/" + entry->d_name;
     std::string image;
-    if (!ReadImageFile(path, &image) || !change(&image))
+    if (!ReadImageFile(path, &image))
+      return absl::UnimplementedError("cannot read CRIU's image of " + what + ": " + path);
+    const std::string before = image;
+    if (!change(&image))
       return absl::UnimplementedError("cannot read this CRIU version's image of " + what + ": " + path);
-    CR_RETURN_IF_ERROR(WriteImageFile(path, image));
+    if (image != before) CR_RETURN_IF_ERROR(WriteImageFile(path, image));
   }
   return absl::OkStatus();
 }
@@ -715,10 +725,40 @@ absl::Status SettleStates(const std::set<int>& stopped_before, const std::string
   return ChangeImages(image_folder, runs, LetRun, "a process");
 }
 
+// Has timers that ran out while their process stood still go on after a restore.
+absl::Status SettleTimers(const std::string& image_folder) {
+  const auto is_files = [](const char* name) { return strcmp(name, "files.img") == 0; };
+  const auto is_process = [](const char* name) {
+    int number = 0;
+    return sscanf(name, "core-%d.img", &number) == 1;
+  };
+  CR_RETURN_IF_ERROR(ChangeImages(image_folder, is_files, KeepTimersOn, "a timer"));
+  return ChangeImages(image_folder, is_process, KeepAlarmOn, "a process");
+}
+
+// Whether CRIU can restore all files that it has saved. What a process had open before was looked at (obstacles.h).
+absl::Status CheckSavedFiles(const std::string& image_folder, DumpFacts* found) {
+  std::string image, gone;
+  if (!ReadImageFile(image_folder + "/files.img", &image) ||
+      !ReadFilesImage(image, FileKind::kRegular, [&gone](protozero::pbf_reader file) {
+        while (file.next(kNameField)) {
+          const std::string path = file.get_string();
+          if (IsGoneInRestore(path)) gone = path;
+        }
+      })) {
+    return absl::UnimplementedError("cannot read from this CRIU version's image which files the job has open");
+  }
+  if (gone.empty()) return absl::OkStatus();
+  found->failure_passes = true;
+  return absl::UnavailableError("a process of the job has opened " + gone +
+                                ", which cannot be restored, while the job was saved; try again");
+}
+
 // After a dump has succeeded: whether the image has what it must have, and the changes in it that a restore needs.
 // `before`: as in CheckSavedTree.
 absl::Status SettleImage(const Job& job, const ProcessFacts& facts, const std::vector<int>* before,
                          const std::string& image_folder, DumpFacts* found) {
+  CR_RETURN_IF_ERROR(CheckSavedFiles(image_folder, found));
   CR_RETURN_IF_ERROR(CheckSavedTree(job, before, image_folder, found));
   // What is in a queue now may have been read at another try.
   found->failure_passes = true;
@@ -728,6 +768,7 @@ absl::Status SettleImage(const Job& job, const ProcessFacts& facts, const std::v
   CR_RETURN_IF_ERROR(SettleQueues(image_folder));
   CR_RETURN_IF_ERROR(SettleLinks(facts, image_folder));
   CR_RETURN_IF_ERROR(SettleTerminal(job, image_folder));
+  CR_RETURN_IF_ERROR(SettleTimers(image_folder));
   if (job.has_network()) CR_RETURN_IF_ERROR(SettleStates(found->stopped_before, image_folder));
   return SettleConnections(job, facts, image_folder, found);
 }
@@ -818,8 +859,10 @@ absl::Status DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* fac
         "; what it has there would not be saved");
   }
   bool listed = false;
+  // Jobs are described once before they stop, and again when they have.
+  const bool is_held = !facts->criu_version().empty();
   const std::vector<Obstacle> obstacles =
-      FindObstacles([&] { return std::exchange(listed, true) ? ProcessesOf(job) : pids; });
+      FindObstacles([&] { return std::exchange(listed, true) ? ProcessesOf(job) : pids; }, is_held);
   if (!obstacles.empty()) {
     std::string text = ToText(obstacles[0]);
     for (size_t i = 1; i < obstacles.size(); ++i) text += ". " + ToText(obstacles[i]);
@@ -846,8 +889,8 @@ absl::Status DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* fac
                                            "going to a file, a pipe or a terminal");
     }
   }
-  if (facts->criu_version().empty()) {
-    // CRIU takes some time to say so. Jobs are described once before they stop, and again when they have.
+  if (!is_held) {
+    // CRIU takes some time to say so.
     CR_ASSIGN_OR_RETURN(const std::string criu, FindCriu());
     facts->set_criu_version(CriuVersion(criu));
   }
@@ -863,6 +906,7 @@ absl::Status DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* fac
   }
   for (const std::string& name : features) facts->add_kernel_features(name);
   FindAffinities(job, facts);
+  FindThreadSettings(job, facts);
   FindSharedFiles(processes, job.directory(), facts);
   facts->set_own_loader_cache(HasOwnLoaderCache(job));
   CR_RETURN_IF_ERROR(CheckRights(job, pids));
@@ -895,6 +939,16 @@ std::string CriuErrors(const std::string& path) {
     found += "; a file link_remap.NUMBER in the same folder is in the way: remove it if no image of CRIU's needs it";
   }
   return found.empty() ? "it does not say why" : found;
+}
+
+bool MayLackRights(const std::string& errors) {
+  return std::any_of(std::begin(kForbidden), std::end(kForbidden), [&](const std::string& text) {
+    for (size_t at = errors.find(text); at != std::string::npos; at = errors.find(text, at + 1)) {
+      const size_t end = at + text.size();
+      if (end == errors.size() || !isalnum(static_cast<unsigned char>(errors[end]))) return true;
+    }
+    return false;
+  });
 }
 
 std::string KeepCriuLog(const std::string& text, const std::string& kept) {
@@ -1112,15 +1166,19 @@ bool KillProcesses(const Job& job) {
   // word, and leave their ports free for it.
   if (!job.has_network()) ResumeConnections(ProcessesOf(job), /*others_only=*/true);
   // Of a job without an init process, which others are the job's is known only while their parents are there.
-  const std::vector<int> pids = IsIsolated(job) ? std::vector<int>() : ProcessesOf(job);
+  const std::vector<int> pids = ProcessesOf(job);
   const auto ended = [&] {
     if (IsIsolated(job)) return !JobIsAlive(job) || ProcessesOf(job).empty();
     return std::none_of(pids.begin(), pids.end(), IsRunning);
   };
+  HeldMutexes mutexes(pids);
   // What it returns says nothing: with the program the namespace may end, and whoever is inside.
   SignalAll(job, SIGKILL);
   for (int i = 0; i < kKillAttempts; ++i) {
-    if (ended()) return true;
+    if (ended()) {
+      mutexes.PutBack();
+      return true;
+    }
     usleep(kKillPauseUs);
   }
   return false;
@@ -1160,18 +1218,11 @@ absl::Status RestoreCommand(const Job& job, const ProcessFacts& facts, const std
     CR_RETURN_IF_ERROR(RestoreSharedFiles(facts, folder, image));
     RemoveGhosts(paths);
   }
-  *command = {criu,
-              "restore",
-              "--images-dir",
-              seen_image,
-              "--work-dir",
-              work_folder,
-              "--log-file",
-              kRestoreLog,
+  *command = {criu, "restore", "--images-dir", seen_image, "--work-dir", work_folder, "--log-file", kRestoreLog,
               "--restore-detached",
-              "--manage-cgroups=ignore",
-              "--ext-unix-sk",
-              "--file-locks"};
+              // As the child of init, which it is after CRIU's end in any case: else that would be the end of its
+              // parent, of which it may want to be told (PR_SET_PDEATHSIG).
+              "--restore-sibling", "--manage-cgroups=ignore", "--ext-unix-sk", "--file-locks"};
   for (const std::string& option : TcpOptions()) command->push_back(option);
   for (const std::string& option : TerminalOptions(job)) command->push_back(option);
   std::set<std::string> named;

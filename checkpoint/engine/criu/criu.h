@@ -84,6 +84,9 @@ bool NeedsTerminal(const ProcessFacts& facts);
 // The first errors in CRIU's log `path`, for a message.
 std::string CriuErrors(const std::string& path);
 
+// Whether such errors may come from a missing capability.
+bool MayLackRights(const std::string& errors);
+
 // Where the build tree has cr-hold.
 inline constexpr char kOwnFolder[] = "checkpoint/engine/criu";
 

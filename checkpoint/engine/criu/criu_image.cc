@@ -2,8 +2,10 @@
 #include "checkpoint/engine/criu/criu_image.h"
 
 #include <string.h>
+#include <sys/timerfd.h>
 
 #include <fstream>
+#include <map>
 #include <protozero/pbf_writer.hpp>
 #include <utility>
 
@@ -367,6 +369,79 @@ bool LetRun(std::string* image) {
         if (is_state && (*image)[at] == kTaskStopped) (*image)[at] = kTaskAlive;
       }
     }
+  });
+}
+
+namespace {
+
+// A message whose fields may be changed where they lie in the image.
+class Fields {
+ public:
+  Fields(protozero::pbf_reader message, std::string* image) : image_(*image) {
+    while (message.next()) {
+      const protozero::pbf_tag_type tag = message.tag();
+      const auto here = [&] { return size_t(message.data().data() - image->data()); };
+      const bool is_number = message.wire_type() == protozero::pbf_wire_type::varint;
+      const bool is_message = message.wire_type() == protozero::pbf_wire_type::length_delimited;
+      const size_t at = here();
+      if (is_number) {
+        numbers_[tag] = {at, message.get_uint64()};
+      } else if (is_message) {
+        messages_[tag] = message.get_view();
+      } else {
+        message.skip();
+      }
+    }
+  }
+  // 0 if there is none.
+  uint64_t Number(protozero::pbf_tag_type tag) const {
+    const auto found = numbers_.find(tag);
+    return found == numbers_.end() ? 0 : found->second.second;
+  }
+  // Both numbers are below 128, so they take one byte.
+  void Change(protozero::pbf_tag_type tag, char to) {
+    const auto found = numbers_.find(tag);
+    if (found != numbers_.end() && found->second.second < 128) image_[found->second.first] = to;
+  }
+  // Empty if there is none.
+  protozero::pbf_reader Message(protozero::pbf_tag_type tag) const {
+    const auto found = messages_.find(tag);
+    return found == messages_.end() ? protozero::pbf_reader() : protozero::pbf_reader(found->second);
+  }
+
+ private:
+  std::string& image_;
+  std::map<protozero::pbf_tag_type, std::pair<size_t, uint64_t>> numbers_;  // where each lies, and its value
+  std::map<protozero::pbf_tag_type, protozero::data_view> messages_;
+};
+
+}  // namespace
+
+bool KeepTimersOn(std::string* image) {
+  // Of a FileEntry (images/fdinfo.proto) its TimerfdEntry (images/timerfd.proto).
+  constexpr protozero::pbf_tag_type kTimer = 12, kFlags = 6, kSeconds = 7, kNanoseconds = 8, kPeriodSeconds = 9,
+                                    kPeriodNanoseconds = 10;
+  return ReadEntries(*image, kFilesMagic, [&](protozero::pbf_reader file) {
+    Fields timer(Fields(file, image).Message(kTimer), image);
+    const bool is_periodic = timer.Number(kPeriodSeconds) != 0 || timer.Number(kPeriodNanoseconds) != 0;
+    const bool has_run_out = timer.Number(kSeconds) == 0 && timer.Number(kNanoseconds) == 0;
+    if (is_periodic && has_run_out) timer.Change(kNanoseconds, 1);
+    // One that also ends when the clock is set must be absolute.
+    if (timer.Number(kFlags) == TFD_TIMER_ABSTIME) timer.Change(kFlags, 0);
+  });
+}
+
+bool KeepAlarmOn(std::string* image) {
+  // Of a CoreEntry (images/core.proto) its TaskCoreEntry, of that its timers, and of those an ItimerEntry
+  // (images/timer.proto).
+  constexpr protozero::pbf_tag_type kTask = 3, kTimers = 7, kReal = 1, kPeriodSeconds = 1, kPeriodMicroseconds = 2,
+                                    kSeconds = 3, kMicroseconds = 4;
+  return ReadEntries(*image, kCoreMagic, [&](protozero::pbf_reader core) {
+    const Fields timers(Fields(Fields(core, image).Message(kTask), image).Message(kTimers), image);
+    Fields real(timers.Message(kReal), image);
+    const bool is_periodic = real.Number(kPeriodSeconds) != 0 || real.Number(kPeriodMicroseconds) != 0;
+    const bool has_run_out = real.Number(kSeconds) == 0 && real.Number(kMicroseconds) == 0;
+    if (is_periodic && has_run_out) real.Change(kMicroseconds, 1);
   });
 }
 

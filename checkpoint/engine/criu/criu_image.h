@@ -84,6 +84,17 @@ bool LetGoOfTerminals(std::string* image);
 // a file. Any input is safe.
 bool LetRun(std::string* image);
 
+// CRIU saves of a timer how long it still runs. A timer that has run out while its process stood still has no time
+// left, and CRIU restores one without time left as a timer that is off. Has the periodic ones in CRIU's files.img
+// (timerfd) run out again at once instead, from where they go on. CRIU counts the time left of an absolute timer from
+// the last full second, so that it would run out up to a second early, and bring all periods of that second at once:
+// has it count from the present. False if `image` is not such a file. Any input is safe.
+bool KeepTimersOn(std::string* image);
+
+// Likewise the process's timer of real time (setitimer) in CRIU's core-*.img: the kernel starts that one again when the
+// process gets its signal.
+bool KeepAlarmOn(std::string* image);
+
 }  // namespace cuda_remote::checkpoint
 
 #endif  // CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_IMAGE_H_

@@ -23,6 +23,7 @@
 #include "checkpoint/engine/criu/free_numbers.h"
 #include "checkpoint/engine/criu/hold.h"
 #include "checkpoint/engine/criu/socket_state.h"
+#include "checkpoint/engine/criu/thread_settings.h"
 #include "checkpoint/job/own_ptys.h"
 #include "proto/base/proc.h"
 #include "proto/base/status_macros.h"
@@ -56,6 +57,18 @@ bool CopyFile(int folder, const std::string& name, const std::string& to) {
   if (in >= 0) close(in);
   if (out >= 0) close(out);
   return ok;
+}
+
+// `errors`, and what may be the reason: what CRIU can do without for some jobs, and what a job itself may have had.
+std::string WithMissingRights(const std::string& errors) {
+  const std::string missing = MissingCapability({{CAP_NET_ADMIN, "NET_ADMIN"},
+                                                 {CAP_NET_RAW, "NET_RAW"},
+                                                 {CAP_CHECKPOINT_RESTORE, "CHECKPOINT_RESTORE"},
+                                                 {CAP_SYS_CHROOT, "SYS_CHROOT"},
+                                                 {CAP_KILL, "KILL"},
+                                                 {CAP_SETPCAP, "SETPCAP"},
+                                                 {CAP_SYS_RESOURCE, "SYS_RESOURCE"}});
+  return missing.empty() || !MayLackRights(errors) ? errors : errors + ". Perhaps it needs " + missing;
 }
 
 }  // namespace
@@ -221,6 +234,7 @@ absl::StatusOr<Isolated> CriuRestore::Finish() {
   for (const std::string& what : RestoreSockets(image_, ProcessesOf(job), account_)) {
     if (say_) say_(what);
   }
+  RestoreThreadSettings(facts_, isolated_.init);
   if (write(hold_, kHoldGo, strlen(kHoldGo)) != ssize_t(strlen(kHoldGo)))
     return ErrnoStatus("cannot resume the restored processes");
   int code = 0;
@@ -229,19 +243,10 @@ absl::StatusOr<Isolated> CriuRestore::Finish() {
   std::string error(restored.message()), log;
   // Without a message the restorer has failed, and its log says why.
   const bool failed = !restored.ok() && error.empty();
-  // What CRIU can do without for some jobs, and what a job itself may have had.
-  std::string missing = MissingCapability({{CAP_NET_ADMIN, "NET_ADMIN"},
-                                           {CAP_NET_RAW, "NET_RAW"},
-                                           {CAP_CHECKPOINT_RESTORE, "CHECKPOINT_RESTORE"},
-                                           {CAP_SYS_CHROOT, "SYS_CHROOT"},
-                                           {CAP_KILL, "KILL"},
-                                           {CAP_SETPCAP, "SETPCAP"},
-                                           {CAP_SYS_RESOURCE, "SYS_RESOURCE"}});
-  if (!missing.empty()) missing = ". Perhaps it needs " + missing;
   {
     // Its folder may be a user's.
     const ActAs user(account_);
-    if (failed) error = "CRIU could not restore the job's processes: " + CriuErrors(LogPath()) + missing;
+    if (failed) error = "CRIU could not restore the job's processes: " + WithMissingRights(CriuErrors(LogPath()));
     if (failed) ReadImageFile(LogPath(), &log);
     unlink((Work() + "/stats-restore").c_str());
     if (restored.ok()) unlink(LogPath().c_str());

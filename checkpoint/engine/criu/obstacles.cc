@@ -2,21 +2,26 @@
 #include "checkpoint/engine/criu/obstacles.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <linux/netlink.h>
 #include <linux/sock_diag.h>
 #include <linux/unix_diag.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/vfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <set>
 #include <utility>
@@ -24,7 +29,9 @@
 #include "checkpoint/engine/criu/connections.h"
 #include "checkpoint/engine/criu/descriptors.h"
 #include "checkpoint/engine/criu/losses.h"
+#include "checkpoint/engine/criu/proc_paths.h"
 #include "checkpoint/job/job.h"
+#include "proto/base/mappings.h"
 #include "proto/base/proc.h"
 #include "proto/base/unique_fd.h"
 
@@ -33,8 +40,11 @@ namespace {
 
 constexpr char kSocket[] = "socket:[", kPipe[] = "pipe:[";
 constexpr char kAnonymous[] = "anon_inode:";
-// CRIU restores it without EFD_SEMAPHORE.
-constexpr char kEvent[] = "anon_inode:[eventfd]";
+constexpr char kFaults[] = "[userfaultfd]";
+// The client library, which has one of these, too.
+constexpr char kClient[] = "/libcuda-remote.so";
+// Of a descriptor of a thread (PIDFD_THREAD), in the flags that /proc shows.
+constexpr unsigned long kOfThread = O_EXCL;
 // Character devices that CRIU opens again: memory (null, zero, random, ...), terminals, and the tun device.
 constexpr unsigned kMemoryMajor = 1, kTerminalMajor = 4, kConsoleMajor = 5, kMiscMajor = 10, kTunMinor = 200;
 constexpr unsigned kFirstPseudoMajor = 136, kLastPseudoMajor = 143, kMinors = 256, kMakerMinor = 2;
@@ -51,7 +61,11 @@ const struct {
     {"bpf-", "has a BPF program or map open", "close it before the checkpoint"},
     {"kvm-", "runs a virtual machine", "end it before the checkpoint"},
     {"[landlock-ruleset]", "has a Landlock ruleset open", "close it before the checkpoint"},
+    {kFaults, "has a userfaultfd open", "close it before the checkpoint"},
 };
+// Those that it knows.
+constexpr const char* kSaved[] = {"[eventfd]", "[eventpoll]", "[fanotify]", "fanotify", "[inotify]",
+                                  "inotify",   "[pidfd]",     "[signalfd]", "[timerfd]"};
 
 // File systems that only the kernel mounts, of which CRIU knows nothing. /proc shows a file in one as "/NAME".
 const struct {
@@ -66,6 +80,12 @@ const struct {
 // Programs that hold the other end of a session, or ask an agent.
 constexpr const char* kOurPrograms[] = {"cr-server",     "cr-worker",  "cr-relay", "cr-nvml", "cr-run",
                                         "cr-checkpoint", "cr-migrate", "cr-trace", "cr-ps"};
+
+// Of kcmp(2).
+constexpr int kSameFile = 0, kSameAsWatched = 7;
+struct WatchedFile {
+  unsigned epoll, number, which;  // of several under this number
+};
 
 struct UnixSocket {
   bool stream = false;  // or of packets: connected for good
@@ -176,7 +196,7 @@ struct Found {
 
 class Search {
  public:
-  explicit Search(std::vector<int> pids) : pids_(std::move(pids)), sockets_(UnixSockets()) {}
+  Search(std::vector<int> pids, bool held) : pids_(std::move(pids)), held_(held), sockets_(UnixSockets()) {}
 
   std::vector<Found> Run() {
     for (const int pid : pids_) {
@@ -294,11 +314,9 @@ class Search {
       // With one end outside, what a person has typed is no loss.
       LookForLoss(pid, path, 0);
     } else if (StartsWith(target, kAnonymous)) {
-      for (const auto& known : kAnonymousFiles) {
-        if (StartsWith(target.substr(strlen(kAnonymous)), known.name)) Add(pid, known.what, known.advice);
-      }
-      if (target == kEvent && IsSemaphore(pid, path.substr(path.rfind('/') + 1)))
-        Add(pid, "has an eventfd with EFD_SEMAPHORE", "have the program use a semaphore or a pipe instead");
+      LookAtAnonymous(pid, atoi(path.c_str() + path.rfind('/') + 1), target.substr(strlen(kAnonymous)));
+    } else if (IsGoneInRestore(target)) {
+      Add(pid, "has " + target + " open", "close it before the checkpoint, and open it again after");
     } else if (target.rfind('/') == 0 && stat(path.c_str(), &facts) == 0 && S_ISREG(facts.st_mode)) {
       struct statfs system;
       if (statfs(path.c_str(), &system) != 0) return;
@@ -311,13 +329,103 @@ class Search {
     }
   }
 
-  static bool IsSemaphore(int pid, const std::string& number) {
-    std::ifstream facts("/proc/" + std::to_string(pid) + "/fdinfo/" + number);
-    const std::string wanted = "eventfd-semaphore:";
-    for (std::string line; std::getline(facts, line);) {
-      if (line.compare(0, wanted.size(), wanted) == 0) return atoi(line.c_str() + wanted.size()) != 0;
+  // `name`: such as "[eventfd]".
+  void LookAtAnonymous(int pid, int number, const std::string& name) {
+    for (const auto& known : kAnonymousFiles) {
+      if (!StartsWith(name, known.name)) continue;
+      if (name != kFaults || held_ || !HasClient(pid)) Add(pid, known.what, known.advice);
+      return;
     }
-    return false;
+    if (std::none_of(std::begin(kSaved), std::end(kSaved), [&](const char* saved) { return name == saved; })) {
+      Add(pid, "has " + name + " open", "close it before the checkpoint");
+    } else if (name == "[eventfd]") {
+      // CRIU restores it without EFD_SEMAPHORE.
+      if (atoi(FactOf(pid, number, "eventfd-semaphore").c_str()) != 0)
+        Add(pid, "has an eventfd with EFD_SEMAPHORE", "have the program use a semaphore or a pipe instead");
+    } else if (name == "[timerfd]") {
+      const int clock = atoi(FactOf(pid, number, "clockid").c_str());
+      if (clock == CLOCK_REALTIME_ALARM || clock == CLOCK_BOOTTIME_ALARM)
+        Add(pid, "has a timerfd that wakes the machine", "have the program use CLOCK_REALTIME or CLOCK_BOOTTIME");
+    } else if (name == "[pidfd]") {
+      LookAtProcessDescriptor(pid, number);
+    } else if (name == "[eventpoll]") {
+      LookAtEpoll(pid, number);
+    } else if (name.find("notify") != std::string::npos && HasUnread(pid, number)) {
+      Add(pid, "has file events (" + name + ") that it has not read", "have it read them, or close their descriptor");
+    }
+  }
+
+  void LookAtProcessDescriptor(int pid, int number) {
+    if ((strtoul(FactOf(pid, number, "flags").c_str(), nullptr, 8) & kOfThread) != 0) {
+      Add(pid, "has a descriptor of a thread (PIDFD_THREAD)", "close it before the checkpoint");
+      return;
+    }
+    // As this process numbers it. Of one that has ended, and was waited for: -1.
+    const int other = atoi(FactOf(pid, number, "Pid").c_str());
+    const auto is_inside = [this](int one) { return std::find(pids_.begin(), pids_.end(), one) != pids_.end(); };
+    if (other <= 0 || is_inside(other) || is_inside(ParentOf(other))) return;
+    Add(pid,
+        "has a descriptor of " + StatusField(other, "Name") + " (PID " + std::to_string(other) +
+            "), which is not of the job",
+        "close it before the checkpoint");
+  }
+
+  // CRIU looks for the files that an epoll watches among those of the first process that has it.
+  void LookAtEpoll(int pid, int number) {
+    if (FindsWatched(pid, number)) return;
+    for (int above = ParentOf(pid); std::find(pids_.begin(), pids_.end(), above) != pids_.end();
+         above = ParentOf(above)) {
+      if (syscall(SYS_kcmp, pid, above, kSameFile, number, number) == 0 && FindsWatched(above, number)) return;
+    }
+    Add(pid, "has an epoll that watches a file which the process has closed, or has never had open",
+        "close the epoll before the checkpoint; a child that has inherited one can close it, and make its own");
+  }
+
+  static bool FindsWatched(int pid, int epoll) {
+    std::map<int, unsigned> seen;  // how often a number was watched
+    std::ifstream facts("/proc/" + std::to_string(pid) + "/fdinfo/" + std::to_string(epoll));
+    for (std::string line; std::getline(facts, line);) {
+      int number = 0;
+      if (sscanf(line.c_str(), "tfd: %d", &number) != 1) continue;
+      const WatchedFile watched{unsigned(epoll), unsigned(number), seen[number]++};
+      bool found = false;
+      ForEachFile(pid, [&](const std::string& path, const std::string&) {
+        const int own = atoi(path.c_str() + path.rfind('/') + 1);
+        // Any answer but that it is another one: CRIU finds out.
+        found = found || syscall(SYS_kcmp, pid, pid, kSameAsWatched, own, &watched) <= 0;
+      });
+      if (!found) return false;
+    }
+    return true;
+  }
+
+  static bool HasUnread(int pid, int number) {
+    const int process = int(syscall(SYS_pidfd_open, pid, 0));
+    const int duplicate = process < 0 ? -1 : int(syscall(SYS_pidfd_getfd, process, number, 0));
+    int bytes = 0;
+    if (duplicate >= 0 && ioctl(duplicate, FIONREAD, &bytes) != 0) bytes = 0;
+    for (const int fd : {process, duplicate}) {
+      if (fd >= 0) close(fd);
+    }
+    return bytes > 0;
+  }
+
+  static bool HasClient(int pid) {
+    bool found = false;
+    ForEachMapping("/proc/" + std::to_string(pid), [&](const Mapping& mapping) {
+      found = mapping.name.find(kClient) != std::string::npos;
+      return !found;
+    });
+    return found;
+  }
+
+  // What /proc says of a descriptor under this name; empty if it says nothing.
+  static std::string FactOf(int pid, int number, const std::string& name) {
+    std::ifstream facts("/proc/" + std::to_string(pid) + "/fdinfo/" + std::to_string(number));
+    for (std::string line; std::getline(facts, line);) {
+      if (line.compare(0, name.size() + 1, name + ":") == 0) return line.substr(name.size() + 1);
+    }
+    return {};
   }
 
   static bool IsKnownDevice(const struct stat& facts) {
@@ -346,6 +454,7 @@ class Search {
   }
 
   const std::vector<int> pids_;
+  const bool held_;
   const std::map<uint32_t, UnixSocket> sockets_;
   std::set<uint32_t> inside_;               // the job's sockets
   std::map<int, std::set<int>> terminals_;  // the ends of pseudo-terminals that the job has
@@ -362,13 +471,13 @@ std::string ToText(const Obstacle& obstacle) {
          ", which cannot be saved; " + obstacle.advice;
 }
 
-std::vector<Obstacle> FindObstacles(const std::function<std::vector<int>()>& list) {
-  const std::vector<Found> before = Search(list()).Run();
+std::vector<Obstacle> FindObstacles(const std::function<std::vector<int>()>& list, bool held) {
+  const std::vector<Found> before = Search(list(), held).Run();
   if (before.empty()) return {};
   usleep(kLookAgainUs);
   std::set<std::pair<int, std::string>> said;  // each kind once for a process
   std::vector<Obstacle> found;
-  for (Found& now : Search(list()).Run()) {
+  for (Found& now : Search(list(), held).Run()) {
     if (std::find(before.begin(), before.end(), now) == before.end()) continue;
     if (said.insert({now.obstacle.pid, now.obstacle.what}).second) found.push_back(std::move(now.obstacle));
   }

@@ -26,8 +26,9 @@ struct Obstacle {
 std::string ToText(const Obstacle& obstacle);
 
 // Of the processes that `list` gives, which is called twice if there is any: what has passed by then is none.
-// Connections with cuda-remote's own programs are none: the client library lets go of them.
-std::vector<Obstacle> FindObstacles(const std::function<std::vector<int>()>& list);
+// Connections with cuda-remote's own programs are none: the client library lets go of them. Nor is, unless the job is
+// `held`, its userfaultfd, which it closes then.
+std::vector<Obstacle> FindObstacles(const std::function<std::vector<int>()>& list, bool held);
 
 }  // namespace cuda_remote::checkpoint
 

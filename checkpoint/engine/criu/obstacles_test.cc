@@ -57,7 +57,7 @@ class Child {
 };
 
 std::vector<Obstacle> Obstacles(const std::vector<int>& pids) {
-  return FindObstacles([&pids] { return pids; });
+  return FindObstacles([&pids] { return pids; }, /*held=*/false);
 }
 
 std::string Texts(const std::vector<Obstacle>& obstacles) {
