@@ -23,6 +23,7 @@
 #include <algorithm>
 #include <fstream>
 #include <random>
+#include <sstream>
 
 #include "checkpoint/job/caller.h"
 #include "checkpoint/job/forwarded_signals.h"

@@ -64,7 +64,6 @@ ONE = (
         re.compile(r'"/stat"|/self/stat"'),
         (
             "proto/base/proc.cc",
-            "proto/base/base_test.cc",
             "checkpoint/transaction/give_way.cc",  # of threads, and by an open folder: the number may be another's by now
         ) + STAND_ALONE,
         "use StatOf of proto/base/proc.h",

@@ -55,6 +55,7 @@
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
 #include "proto/base/clock.h"
+#include "proto/base/proc.h"
 #include "proto/channel/handshake.h"
 
 namespace cuda_remote::checkpoint {
@@ -729,11 +730,6 @@ const std::map<std::string, void (*)()> kSubjects = {
 std::string Contents(const std::string& path) {
   std::ifstream in(path);
   return {std::istreambuf_iterator<char>(in), {}};
-}
-
-std::string ReadLink(const std::string& path) {
-  char target[PATH_MAX] = {};
-  return readlink(path.c_str(), target, sizeof(target) - 1) > 0 ? target : "";
 }
 
 class TreeTest : public testing::Test {
