@@ -71,7 +71,7 @@ ONE = (
     (
         "search of /proc",
         re.compile(r'(?:opendir|directory_iterator)\s*\(\s*"/proc"'),
-        ("proto/base/proc.cc",) + STAND_ALONE,
+        STAND_ALONE,
         "use AllProcesses of proto/base/proc.h",
     ),
     (
@@ -88,7 +88,7 @@ ONE = (
     (
         "test for a number",
         re.compile(r"\bbool IsNumber\("),
-        ("proto/base/proc.",) + STAND_ALONE,
+        ("proto/base/proc.h", "proto/base/proc.cc") + STAND_ALONE,
         "use IsNumber of proto/base/proc.h",
     ),
     (
