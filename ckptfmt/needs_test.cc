@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "ckptfmt/testing.h"
+#include "proto/base/proc.h"
 
 namespace cuda_remote::ckptfmt {
 namespace {
@@ -16,19 +17,13 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-std::string Self() {
-  char path[4096];
-  const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
-  return std::string(path, size_t(length > 0 ? length : 0));
-}
-
 TEST(BuildId, IsTheNoteThatToolsShow) {
   TestFolder folder;
   const std::string id = BuildIdOf("/proc/self/exe");
   ASSERT_GE(id.size(), 8u) << "this program is linked with a build id";
   // As file(1) and readelf read it: the note is in the file, whoever looks.
   const std::string out = folder / "notes";
-  ASSERT_EQ(system(("readelf -n " + Self() + " > " + out).c_str()), 0);
+  ASSERT_EQ(system(("readelf -n " + ReadLink("/proc/self/exe") + " > " + out).c_str()), 0);
   EXPECT_THAT(ReadFile(out), HasSubstr(PrintBuildId(id)));
 }
 
@@ -39,8 +34,8 @@ TEST(BuildId, OfWhatIsNoProgram) {
   WriteFile(folder / "text", "not a program");
   EXPECT_EQ(BuildIdOf(folder / "text"), "");
   // Cut anywhere, and with bytes changed at its beginning: no crash, and nothing that is not there.
-  const std::string whole = ReadFile(Self());
-  const std::string id = BuildIdOf(Self());
+  const std::string whole = ReadFile(ReadLink("/proc/self/exe"));
+  const std::string id = BuildIdOf(ReadLink("/proc/self/exe"));
   for (size_t size = 0; size < 4096; size += 61) {
     WriteFile(folder / "cut", whole.substr(0, size));
     const std::string cut = BuildIdOf(folder / "cut");
@@ -57,7 +52,7 @@ TEST(Needs, AMachineThatHasAll) {
   WriteFile(folder / "data", "12345");
   WriteFile(folder / "log", "longer than before");
   Needs needs;
-  needs.files = {{Self(), 1, BuildIdOf(Self()), "", false},
+  needs.files = {{ReadLink("/proc/self/exe"), 1, BuildIdOf(ReadLink("/proc/self/exe")), "", false},
                  {folder / "data", 5, "", "", false},
                  {folder / "log", 3, "", "", true},
                  {"/not/here/libcuda-remote.so", 5, "id", "client/kept/libcuda-remote.so", false}};
@@ -72,17 +67,17 @@ TEST(Needs, WhatIsMissingOrAnotherIsNamed) {
   needs.files = {{folder / "none", 1, "", "", false},
                  {folder / "data", 5, "", "", false},
                  {folder / "library", 7, "\x12\xab", "", false},
-                 {Self(), 1, "\x12\xab", "", false}};
+                 {ReadLink("/proc/self/exe"), 1, "\x12\xab", "", false}};
   EXPECT_THAT(MissingHere(needs),
               ElementsAre(HasSubstr("none is not on this machine"), HasSubstr("data has changed: 3 bytes, 5"),
                           HasSubstr("build id none, the image needs 12ab"),
-                          HasSubstr(PrintBuildId(BuildIdOf(Self())) + ", the image needs 12ab")));
+                          HasSubstr(PrintBuildId(BuildIdOf(ReadLink("/proc/self/exe"))) + ", the image needs 12ab")));
 }
 
 TEST(Needs, AnotherFileMayBeSeenInThePlaceOfOne) {
   Needs needs;
-  needs.files = {{"/not/here", 1, BuildIdOf(Self()), "", false}};
-  EXPECT_THAT(MissingHere(needs, [](const std::string&) { return Self(); }), IsEmpty());
+  needs.files = {{"/not/here", 1, BuildIdOf(ReadLink("/proc/self/exe")), "", false}};
+  EXPECT_THAT(MissingHere(needs, [](const std::string&) { return ReadLink("/proc/self/exe"); }), IsEmpty());
 }
 
 }  // namespace

@@ -33,9 +33,7 @@ absl::StatusOr<std::unique_ptr<AgentClient>> AgentClient::Connect(const std::str
     usleep(kTryAgainUs);
     socket = ConnectUnix(folder + "/" + SocketName(pid), &failure, kMostConnectMs);
   }
-  if (!socket.ok()) {
-    return absl::UnavailableError(socket.status().message());
-  }
+  if (!socket.ok()) return absl::UnavailableError(socket.status().message());
   uint32_t user = 0, seen = 0;
   struct stat facts;
   bool of_job = PeerUser(socket->get(), &user, &seen) && (user == geteuid() || geteuid() == 0);
@@ -146,7 +144,7 @@ absl::Status AgentClient::AskImages(uint64_t* number, UniqueFd* fd) {
 absl::StatusOr<Taken> AgentClient::Take(uint64_t images) {
   Message request;
   request.type = Type::kTake;
-  if (images != 0) EncodeTakeRequest({images}, &request.body);
+  EncodeTakeRequest({images}, &request.body);
   CR_ASSIGN_OR_RETURN(const Message reply, Call(request, kAnswerMs));
   Taken taken;
   if (DecodeTaken(reply, &taken)) return taken;

@@ -13,6 +13,8 @@
 #include <thread>
 #include <vector>
 
+#include "proto/base/proc.h"
+
 namespace cuda_remote::client {
 namespace {
 
@@ -113,9 +115,7 @@ TEST_F(PageFaultsTest, WhatIsMappedAlreadyStays) {
 
 bool HasUserfaultfd() {
   for (int fd = 0; fd < 100; ++fd) {
-    char target[64] = "";
-    if (readlink(("/proc/self/fd/" + std::to_string(fd)).c_str(), target, sizeof target - 1) <= 0) continue;
-    if (strstr(target, "userfaultfd") != nullptr) return true;
+    if (ReadLink("/proc/self/fd/" + std::to_string(fd)).find("userfaultfd") != std::string::npos) return true;
   }
   return false;
 }

@@ -16,6 +16,7 @@
 #include "ckptfmt/image_store.h"
 #include "ckptfmt/testing.h"
 #include "proto/api/call_ids.gen.h"
+#include "proto/base/proc.h"
 #include "replay/inspect/print.h"
 #include "replay/inspect/summary.h"
 
@@ -238,10 +239,11 @@ TEST(Inspect, AStore) {
 // Whether some process has the folder open, besides this one.
 bool IsOpenElsewhere(const std::string& folder) {
   std::error_code gone;
-  for (const auto& process : std::filesystem::directory_iterator("/proc")) {
-    if (atoi(process.path().filename().c_str()) <= 0 || atoi(process.path().filename().c_str()) == getpid()) continue;
-    for (const auto& fd : std::filesystem::directory_iterator(process.path() / "fd", gone)) {
-      if (std::filesystem::equivalent(fd.path(), folder, gone)) return true;
+  for (const int process : AllProcesses()) {
+    if (process == getpid()) continue;
+    for (const int fd : NumbersIn(process, "fd")) {
+      const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(fd);
+      if (std::filesystem::equivalent(path, folder, gone)) return true;
     }
   }
   return false;

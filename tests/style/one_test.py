@@ -64,7 +64,6 @@ ONE = (
         re.compile(r'"/stat"|/self/stat"'),
         (
             "proto/base/proc.cc",
-            "proto/base/base_test.cc",
             "checkpoint/transaction/give_way.cc",  # of threads, and by an open folder: the number may be another's by now
         ) + STAND_ALONE,
         "use StatOf of proto/base/proc.h",
@@ -72,7 +71,7 @@ ONE = (
     (
         "search of /proc",
         re.compile(r'(?:opendir|directory_iterator)\s*\(\s*"/proc"'),
-        ("proto/base/proc.cc",) + STAND_ALONE,
+        STAND_ALONE,
         "use AllProcesses of proto/base/proc.h",
     ),
     (
@@ -89,7 +88,7 @@ ONE = (
     (
         "test for a number",
         re.compile(r"\bbool IsNumber\("),
-        ("proto/base/proc.",) + STAND_ALONE,
+        ("proto/base/proc.h", "proto/base/proc.cc") + STAND_ALONE,
         "use IsNumber of proto/base/proc.h",
     ),
     (

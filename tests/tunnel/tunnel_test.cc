@@ -38,6 +38,7 @@
 #include <vector>
 
 #include "proto/base/clock.h"
+#include "proto/base/proc.h"
 #include "proto/base/testing/lingering.h"
 #include "proto/base/testing/value_of.h"
 #include "proto/base/unique_fd.h"
@@ -1215,7 +1216,7 @@ TEST_F(Tunnel, AWorkerThatDoesNotReadHoldsUpNobody) {
   ASSERT_EQ(channel->Send(Header(kStop), "", ""), ChannelStatus::kOk);
   const auto stopped = [&] {
     for (const pid_t pid : Workers()) {
-      if (ReadFile("/proc/" + std::to_string(pid) + "/stat").find(") T ") != std::string::npos) return true;
+      if (StatOf(pid).state == 'T') return true;
     }
     return false;
   };

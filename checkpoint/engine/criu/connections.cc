@@ -53,7 +53,7 @@ bool ParseEndpoint(const std::string& text, Endpoint* endpoint) {
 void ForEachSocket(const std::vector<int>& pids, const std::function<void(int pid, int fd, uint64_t inode)>& socket) {
   for (int pid : pids) {
     const std::string folder = "/proc/" + std::to_string(pid) + "/fd/";
-    for (const int number : NumbersIn(pid, "fd")) {
+    for (const int number : cuda_remote::NumbersIn(pid, "fd")) {
       unsigned long long inode;
       const std::string target = ReadLink(folder + std::to_string(number));
       if (sscanf(target.c_str(), "socket:[%llu]", &inode) == 1) socket(pid, number, inode);

@@ -33,6 +33,7 @@
 #include "checkpoint/engine/criu/free_numbers.h"
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
+#include "proto/base/proc.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -266,11 +267,10 @@ class SnapshotTest : public testing::Test {
   }
 
   void StartSubject(int steps, int out, int port = -1) {
-    char self[PATH_MAX] = {};
-    ASSERT_GT(readlink("/proc/self/exe", self, sizeof(self) - 1), 0);
     Plan plan;
     ASSERT_EQ(CriuEngine().PrepareStart(&plan), absl::OkStatus());
-    plan.command = {self, kSubject, folder_ + "/job", std::to_string(steps), std::to_string(port)};
+    plan.command = {ReadLink("/proc/self/exe"), kSubject, folder_ + "/job", std::to_string(steps),
+                    std::to_string(port)};
     plan.environment = {"A=B"};
     Start(plan, out, &isolated_);
     job_.set_inner_pid(isolated_.inner_pid);

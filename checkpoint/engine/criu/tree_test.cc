@@ -52,6 +52,7 @@
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
 #include "proto/base/clock.h"
+#include "proto/base/proc.h"
 #include "proto/channel/handshake.h"
 
 namespace cuda_remote::checkpoint {

@@ -9,7 +9,6 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -27,6 +26,7 @@
 #include "checkpoint/engine/criu/free_numbers.h"
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
+#include "proto/base/proc.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -112,11 +112,6 @@ class Worker {
 inline std::string Contents(const std::string& path) {
   std::ifstream in(path);
   return {std::istreambuf_iterator<char>(in), {}};
-}
-
-inline std::string ReadLink(const std::string& path) {
-  char target[PATH_MAX] = {};
-  return readlink(path.c_str(), target, sizeof(target) - 1) > 0 ? target : "";
 }
 
 // Saves, ends and restores the processes of a subject.
