@@ -187,7 +187,7 @@ bool LeavesAllocation(Session& session, CUdeviceptr address, size_t bytes) {
   return range && range->value.source != DeviceRange::kMapped && !range->Contains(address, bytes);
 }
 
-bool LeavesMemory(Session& session, uint64_t address, uint64_t bytes) {
+bool LeavesMemory(Session& session, uint64_t address, uint64_t bytes, bool of_gpu) {
   ReaderLock lock(&session.memory().mutex());
   AddressMap<DeviceRange>& ranges = session.memory().device_ranges();
   if (const auto* range = ranges.Find(address)) {
@@ -201,7 +201,7 @@ bool LeavesMemory(Session& session, uint64_t address, uint64_t bytes) {
   }
   const auto* const pinned = session.memory().host_ranges().Find(address);
   if (pinned) return !pinned->Contains(address, bytes);
-  return address - driverabi::kArenaBase < driverabi::kArenaBytes;
+  return of_gpu && address - driverabi::kArenaBase < driverabi::kArenaBytes;
 }
 
 bool IsSharedHostMemory(Session& session, const void* address, size_t bytes, uint64_t* device) {

@@ -24,9 +24,10 @@ CUresult WaitForStream(Call& call, uint64_t stream);
 bool LeavesAllocation(Session& session, CUdeviceptr address, size_t bytes);
 
 // Whether the application knows of no memory that holds all of [address, address + bytes), though it must: an
-// allocation or pinned memory ends before, or the address is one that only allocations have. Neighbouring mappings of
-// the application's own count as one. The variables of modules may be unknown here: the server looks at those.
-bool LeavesMemory(Session& session, uint64_t address, uint64_t bytes);
+// allocation or pinned memory ends before, or the address is the GPU's (`of_gpu`), and one that only allocations have.
+// Neighbouring mappings of the application's own count as one. The variables of modules may be unknown here: the server
+// looks at those.
+bool LeavesMemory(Session& session, uint64_t address, uint64_t bytes, bool of_gpu);
 
 // Whether the server reaches all of [address, address + bytes); `*device` is then where.
 bool IsSharedHostMemory(Session& session, const void* address, size_t bytes, uint64_t* device);

@@ -448,7 +448,7 @@ CUresult CheckCopyNode(Session& session, CUDA_MEMCPY3D copy) {
     if (type == CU_MEMORYTYPE_ARRAY) return false;
     const uint64_t address = type == CU_MEMORYTYPE_HOST ? reinterpret_cast<uint64_t>(host) : device;
     const uint64_t last_row = (z + copy.Depth - 1) * rows + y + copy.Height - 1;
-    return LeavesMemory(session, address, last_row * pitch + x + copy.WidthInBytes);
+    return LeavesMemory(session, address, last_row * pitch + x + copy.WidthInBytes, type == CU_MEMORYTYPE_DEVICE);
   };
   const bool wrong = leaves(copy.srcMemoryType, copy.srcDevice, copy.srcHost, copy.srcPitch, copy.srcHeight,
                             copy.srcXInBytes, copy.srcY, copy.srcZ) ||

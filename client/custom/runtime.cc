@@ -72,7 +72,7 @@ CUresult CheckFill(Call& call, const CUDA_MEMSET_NODE_PARAMS_v1& fill) {
       __builtin_add_overflow(bytes, row, &bytes)) {
     return CUDA_SUCCESS;
   }
-  return LeavesMemory(call.session(), fill.dst, bytes) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+  return LeavesMemory(call.session(), fill.dst, bytes, true) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 bool KnowsDeviceRange(Call& call, CUdeviceptr address, uint64_t bytes) {
