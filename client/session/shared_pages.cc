@@ -16,7 +16,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <functional>
 #include <map>
 #include <string>
 #include <thread>
@@ -96,8 +95,8 @@ class NoSignals {
   sigset_t before_;
 };
 
-// Copies with up to four threads, or alone. While writes to pages of this process are stopped, its memory allocator may be, too,
-// so the threads are there before.
+// Copies with up to four threads, or alone. While writes to pages of this process are stopped, its memory allocator may
+// be, too, so the threads are there before.
 class Copier {
  public:
   Copier(uint64_t bytes, bool alone) : bytes_(bytes) {
@@ -119,15 +118,18 @@ class Copier {
   Copier(const Copier&) = delete;
   Copier& operator=(const Copier&) = delete;
 
-  // Once. Allocates nothing.
-  void Run(char* to, const char* from) {
+  // Once. Allocates nothing. `file`: where the bytes can be read faster than by way of this process's pages; -1:
+  // nowhere.
+  void Run(char* to, const char* from, int file, uint64_t offset) {
     to_ = to;
     from_ = from;
+    file_ = file;
+    offset_ = offset;
     state_ = kCopy;
     // What the helpers leave is at both ends.
     const uint64_t theirs = part_ * helpers_.size(), mine = part_ == 0 ? bytes_ : part_;
-    memcpy(to, from, mine);
-    memcpy(to + mine + theirs, from + mine + theirs, bytes_ - mine - theirs);
+    CopyPart(0, mine);
+    CopyPart(mine + theirs, bytes_ - mine - theirs);
     while (done_ != helpers_.size()) std::this_thread::yield();
   }
 
@@ -137,27 +139,47 @@ class Copier {
   void Help(uint64_t index) {
     while (state_ == kWait) std::this_thread::yield();
     if (state_ == kLeave) return;
-    memcpy(to_ + index * part_, from_ + index * part_, part_);
+    CopyPart(index * part_, part_);
     ++done_;
+  }
+
+  void CopyPart(uint64_t begin, uint64_t bytes) {
+    uint64_t done = 0;
+    while (file_ >= 0 && done < bytes) {
+      const ssize_t n = pread(file_, to_ + begin + done, bytes - done, off_t(offset_ + begin + done));
+      if (n <= 0) break;
+      done += uint64_t(n);
+    }
+    memcpy(to_ + begin + done, from_ + begin + done, bytes - done);
   }
 
   const uint64_t bytes_;
   uint64_t part_ = 0;
   char* to_ = nullptr;
   const char* from_ = nullptr;
+  int file_ = -1;
+  uint64_t offset_ = 0;
   std::atomic<State> state_{kWait};
   std::atomic<uint64_t> done_{0};
   std::vector<std::thread> helpers_;
 };
 
-// Replaces the mapping by the private pages at `copy`, which get its contents.
-bool Replace(uint64_t start, uint64_t bytes, bool writable, char* copy, Copier* copier) {
-  void* const there = reinterpret_cast<void*>(start);
+// What has moved into a file.
+struct MovedPages {
+  uint64_t bytes;
+  bool writable;
+  int fd;
+  uint64_t offset;
+};
+
+// Replaces a mapping of moved pages by the private ones at `copy`, which get the contents.
+bool Replace(uint64_t start, const MovedPages& pages, char* copy, Copier* copier) {
+  char* const there = reinterpret_cast<char*>(start);
   const bool locked = IsLocked(there);
-  copier->Run(copy, static_cast<const char*>(there));
-  if (!writable) mprotect(copy, bytes, PROT_READ);
-  if (mremap(copy, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, there) != there) return false;
-  if (locked) mlock(there, bytes);
+  copier->Run(copy, there, pages.fd, pages.offset);
+  if (!pages.writable) mprotect(copy, pages.bytes, PROT_READ);
+  if (mremap(copy, pages.bytes, pages.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, there) != there) return false;
+  if (locked) mlock(there, pages.bytes);
   return true;
 }
 
@@ -166,20 +188,14 @@ char* NewPages(uint64_t bytes) {
   return pages == MAP_FAILED ? nullptr : static_cast<char*>(pages);
 }
 
-// Does what stops writes to these pages: on another thread if this one might itself write to them, since its stack or
-// its errno lies there.
-bool Apart(uint64_t start, uint64_t bytes, const std::function<bool()>& move) {
+// Whether this thread's stack or its errno may lie on these pages or beside them.
+bool AreThisThreads(uint64_t start, uint64_t bytes) {
   constexpr uint64_t kNear = 256 << 10;
   const auto near = [&](const void* own) {
     const auto address = reinterpret_cast<uint64_t>(own);
     return start < address + kNear && address < start + bytes + kNear;
   };
-  if (!near(__builtin_frame_address(0)) && !near(&errno)) return move();
-  bool moved = false;
-  std::thread other = StartThread([&] { moved = move(); });
-  if (!other.joinable()) return false;
-  other.join();
-  return moved;
+  return near(__builtin_frame_address(0)) || near(&errno);
 }
 
 // What is moved at a time, so that it does not need twice the memory.
@@ -187,12 +203,8 @@ constexpr uint64_t kStep = 64 << 20;
 
 // The pages that are moved at the moment.
 struct Moved {
-  struct Pages {
-    uint64_t bytes;
-    bool writable;
-  };
   Mutex mutex;
-  std::map<uint64_t, Pages> pages CR_GUARDED_BY(mutex);  // by address
+  std::map<uint64_t, MovedPages> pages CR_GUARDED_BY(mutex);  // by address
   // While a fork is under way: what the child says on it is that it has its copies.
   int copied[2] CR_GUARDED_BY(mutex) = {-1, -1};
 };
@@ -215,8 +227,7 @@ void InChild() CR_UNGUARDED {
     // Without memory for a copy: a fault is better than contents that change, here or in the parent.
     char* const copy = NewPages(pages.bytes);
     Copier copier(pages.bytes, true);
-    if (!copy || !Replace(start, pages.bytes, pages.writable, copy, &copier))
-      munmap(reinterpret_cast<void*>(start), pages.bytes);
+    if (!copy || !Replace(start, pages, copy, &copier)) munmap(reinterpret_cast<void*>(start), pages.bytes);
   }
   moved.pages.clear();
   if (moved.copied[0] >= 0) {
@@ -302,22 +313,22 @@ bool MoveStep(uint64_t start, uint64_t bytes, bool writable, int fd, uint64_t of
   WriteStop stop;
   if (writable && !stop.Stop(start, bytes, false, source)) return false;
   const bool locked = IsLocked(there);
-  copier.Run(window, there);
+  copier.Run(window, there, -1, 0);
   const int protection = writable ? kReadWrite : PROT_READ;
   if (mmap(there, bytes, protection, MAP_SHARED | MAP_FIXED, fd, off_t(offset)) != there) return false;
   if (locked) mlock(there, bytes);
   return true;
 }
 
-bool MoveStepBack(uint64_t start, uint64_t bytes, bool writable, const PageFaults::DeviceSource& source) {
-  char* const copy = NewPages(bytes);
+bool MoveStepBack(uint64_t start, const MovedPages& pages, const PageFaults::DeviceSource& source) {
+  char* const copy = NewPages(pages.bytes);
   if (!copy) return false;
-  Copier copier(bytes, false);
+  Copier copier(pages.bytes, false);
   const NoSignals none;
   WriteStop stop;
-  if ((!writable || stop.Stop(start, bytes, true, source)) && Replace(start, bytes, writable, copy, &copier))
+  if ((!pages.writable || stop.Stop(start, pages.bytes, true, source)) && Replace(start, pages, copy, &copier))
     return true;
-  munmap(copy, bytes);
+  munmap(copy, pages.bytes);
   return false;
 }
 
@@ -325,6 +336,8 @@ bool MoveStepBack(uint64_t start, uint64_t bytes, bool writable, const PageFault
 
 bool MovePages(uint64_t start, uint64_t bytes, bool writable, int fd, uint64_t offset, char* window,
                const PageFaults::DeviceSource& source) {
+  // Parent and child would run on the same stack until the child has its copy.
+  if (AreThisThreads(start, bytes)) return false;
   WatchForks();
   Moved& all = AllMoved();
   for (uint64_t done = 0; done < bytes;) {
@@ -332,9 +345,8 @@ bool MovePages(uint64_t start, uint64_t bytes, bool writable, int fd, uint64_t o
     bool moved;
     {
       MutexLock lock(&all.mutex);
-      moved = Apart(start + done, step,
-                    [&] { return MoveStep(start + done, step, writable, fd, offset + done, window + done, source); });
-      if (moved) all.pages[start + done] = {step, writable};
+      moved = MoveStep(start + done, step, writable, fd, offset + done, window + done, source);
+      if (moved) all.pages[start + done] = {step, writable, fd, offset + done};
     }
     if (!moved) {
       if (done != 0) MovePagesBack(start, done, source);
@@ -353,14 +365,21 @@ bool MovePagesBack(uint64_t start, uint64_t bytes, const PageFaults::DeviceSourc
     auto it = all.pages.upper_bound(at);
     if (it == all.pages.begin()) return false;
     --it;
-    const uint64_t begins = it->first, ends = begins + it->second.bytes;
-    const bool writable = it->second.writable;
+    const uint64_t begins = it->first;
+    const MovedPages all_of_it = it->second;
+    const uint64_t ends = begins + all_of_it.bytes;
     if (ends <= at) return false;
     const uint64_t to = std::min(ends, end);
-    if (!Apart(at, to - at, [&] { return MoveStepBack(at, to - at, writable, source); })) return false;
+    const auto part = [&](uint64_t from, uint64_t until) {
+      MovedPages pages = all_of_it;
+      pages.bytes = until - from;
+      pages.offset += from - begins;
+      return pages;
+    };
+    if (AreThisThreads(at, to - at) || !MoveStepBack(at, part(at, to), source)) return false;
     all.pages.erase(it);
-    if (begins < at) all.pages[begins] = {at - begins, writable};
-    if (to < ends) all.pages[to] = {ends - to, writable};
+    if (begins < at) all.pages[begins] = part(begins, at);
+    if (to < ends) all.pages[to] = part(to, ends);
     at = to;
   }
   return true;
