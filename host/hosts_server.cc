@@ -696,12 +696,14 @@ class Service final : public Hosts::Service {
                               : std::vector<grpc::string_ref>();
     const std::string subject = subjects.size() == 1 ? std::string(subjects[0].data(), subjects[0].size()) : "";
     const auto& hosts = settings_.hosts;
+    control::IpAddress address;
+    uint16_t port;
+    const bool known = control::ReadPeer(context.peer(), &address, &port);
     if (!subject.empty() && (hosts.empty() || std::find(hosts.begin(), hosts.end(), subject) != hosts.end())) {
-      control::IpAddress address;
-      uint16_t port;
-      if (control::ReadPeer(context.peer(), &address, &port)) listener_->Proven(address, port);
+      if (known) listener_->Proven(address, port);
       return grpc::Status::OK;
     }
+    if (known) listener_->Refused(address, port);
     logging::Warn("refused {} with the certificate of {}", Printable(context.peer()), Printable(subject));
     return grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
                         "it accepts nothing from a host with the certificate of \"" + subject + "\" (--allow-host)");

@@ -167,6 +167,23 @@ void Listener::Proven(const IpAddress& address, uint16_t port) {
   if (oldest != known_.end()) known_.erase(oldest);
 }
 
+void Listener::Refused(const IpAddress& address, uint16_t port) {
+  MutexLock lock(&mutex_);
+  const auto is_this = [&](const Connection& connection) {
+    return connection.port == port && connection.address == address && !connection.proven();
+  };
+  const auto found = std::find_if(connections_.begin(), connections_.end(), is_this);
+  if (found == connections_.end() || ++found->refusals < kMostRefusals) return;
+  Close(*found);
+  connections_.erase(found);
+}
+
+void Listener::Close(const Connection& connection) {
+  const linger none{1, 0};  // a reset
+  setsockopt(connection.own.get(), SOL_SOCKET, SO_LINGER, &none, sizeof(none));
+  shutdown(connection.own.get(), SHUT_RDWR);
+}
+
 void Listener::Sweep() {
   connections_.remove_if([](const Connection& connection) {
     struct stat facts;
@@ -185,10 +202,7 @@ bool Listener::CloseSilent(const IpAddress* host, std::vector<IpAddress>* closed
   for (auto connection = connections_.begin(); most > 0 && connection != connections_.end(); ++connection) {
     const auto found = counts.find(connection->host);
     if (connection->proven() || found == counts.end() || found->second != most) continue;
-    // A reset, and the server sees the end of the connection. It may be using `fd`, so that stays open.
-    const linger none{1, 0};
-    setsockopt(connection->own.get(), SOL_SOCKET, SO_LINGER, &none, sizeof(none));
-    shutdown(connection->own.get(), SHUT_RDWR);
+    Close(*connection);
     closed->push_back(connection->address);
     connections_.erase(connection);
     return true;

@@ -15,7 +15,7 @@
 //   - when there are no descriptors, nothing is accepted for a moment.
 // How long a connection may stay without showing who it is, is the server's to enforce (SetServerArguments).
 //
-// Listen, then Start, then Stop, from one thread. Proven and SetAllowed: any thread.
+// Listen, then Start, then Stop, from one thread. Proven, Refused and SetAllowed: any thread.
 #ifndef CUDA_REMOTE_PROTO_CONTROL_LISTENER_H_
 #define CUDA_REMOTE_PROTO_CONTROL_LISTENER_H_
 
@@ -45,6 +45,7 @@ class Listener {
   static constexpr size_t kMostUnprovenOfAll = 128;
   static constexpr size_t kShareOfKnown = 8;  // one in so many places
   static constexpr size_t kMostKnown = 4096;  // hosts that are remembered
+  static constexpr unsigned kMostRefusals = 8;
 
   // A line for the daemon's log; `error`: something is wrong here, and not with a client. From the listener's thread.
   using Log = std::function<void(bool error, const std::string& line)>;
@@ -65,6 +66,8 @@ class Listener {
 
   // The client at this address (host and port) has shown who it is.
   void Proven(const IpAddress& address, uint16_t port);
+  // It was refused, as with a wrong token. After kMostRefusals its connection is closed, unless it was proven before.
+  void Refused(const IpAddress& address, uint16_t port);
 
  private:
   struct Connection {
@@ -75,6 +78,7 @@ class Listener {
     IpAddress address{};
     IpAddress host{};
     uint16_t port = 0;
+    unsigned refusals = 0;
     bool proven() const { return !own.ok(); }
   };
   void Loop();
@@ -82,6 +86,8 @@ class Listener {
   // Why a connection from there is turned away; empty: it is not, and there is room for it. *closed: of which hosts
   // silent connections were closed for that.
   std::string MakeRoom(const IpAddress& address, std::vector<IpAddress>* closed) CR_REQUIRES(mutex_);
+  // Closes an unproven connection. The server may be using its descriptor, and sees the end.
+  static void Close(const Connection& connection);
   // Closes the oldest unproven connection of `host`, if not null; else of the host, not a known one, that has the most.
   // False if there is none.
   bool CloseSilent(const IpAddress* host, std::vector<IpAddress>* closed) CR_REQUIRES(mutex_);

@@ -216,6 +216,20 @@ TEST_F(ListenerTest, PlacesAreKeptForProvenHosts) {
   EXPECT_EQ(Open(others), others.size());
 }
 
+TEST_F(ListenerTest, WhoIsRefusedAgainAndAgainIsLeft) {
+  Start();
+  const Client client = Connect(Host(1)), other = Connect(Host(1)), known = Prove(Host(2));
+  for (unsigned i = 1; i < Listener::kMostRefusals; ++i) {
+    listener_.Refused(client.address, client.port);
+    listener_.Refused(known.address, known.port);
+  }
+  EXPECT_TRUE(client.IsOpen());
+  listener_.Refused(client.address, client.port);
+  listener_.Refused(known.address, known.port);
+  EXPECT_TRUE(client.Ends(-1));
+  EXPECT_TRUE(other.IsOpen() && known.IsOpen());
+}
+
 // A connection that the server closes is closed for the client, although the listener has had it, too.
 TEST_F(ListenerTest, WhatTheServerClosesIsClosed) {
   Start();

@@ -595,7 +595,8 @@ int Main(int argc, char** argv) {
   poller.Start();
   if (acceptor) {
     supervisor.SetProven(
-        [&listener](const control::IpAddress& address, uint16_t port) { listener.Proven(address, port); });
+        [&listener](const control::IpAddress& address, uint16_t port) { listener.Proven(address, port); },
+        [&listener](const control::IpAddress& address, uint16_t port) { listener.Refused(address, port); });
     const size_t most = options.max_connections > 0 ? size_t(options.max_connections) : descriptors / kConnectionShare;
     listener.Start(most, [&acceptor](int fd) {
       grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;

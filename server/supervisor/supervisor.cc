@@ -172,6 +172,13 @@ Caller Supervisor::CallerOf(const grpc::ServerContext& context) {
                      : options_.tokens.empty()
                          ? "the client's certificate has no subject by which its sessions could be known"
                          : "the client shows neither a token nor a certificate with a subject";
+    std::string more;
+    {
+      MutexLock lock(&mutex_);
+      if (stranger_log_.Allow(&more))
+        logging::Warn("refused a client at {}: {}{}", context.peer(), caller.refusal, more);
+    }
+    if (refused_) refused_(peer.address, peer.port);
     return caller;
   }
   {

@@ -145,9 +145,14 @@ class Supervisor {
   // From any thread.
   // What counts from now on.
   void SetPolicy(const Policy& policy);
-  // Who is at the other end of a gRPC call. A call by somebody is reported to `proven` (SetProven).
+  // Who is at the other end of a gRPC call. A call by somebody is reported to `proven`, one that is
+  // refused to `refused` (SetProven).
   Caller CallerOf(const grpc::ServerContext& context);
-  void SetProven(std::function<void(const control::IpAddress&, uint16_t)> proven) { proven_ = std::move(proven); }
+  using AtAddress = std::function<void(const control::IpAddress&, uint16_t)>;
+  void SetProven(AtAddress proven, AtAddress refused) {
+    proven_ = std::move(proven);
+    refused_ = std::move(refused);
+  }
   // A client whose Hello has arrived some other way: gets a worker, which answers on `socket` (taken over).
   uint64_t SubmitClient(int socket, const Hello& hello, const std::string& transport, const std::string& peer,
                         const std::string& owner);
@@ -264,7 +269,7 @@ class Supervisor {
   void Wake();
 
   const Options options_;
-  std::function<void(const control::IpAddress&, uint16_t)> proven_;
+  AtAddress proven_, refused_;
   std::string name_;
   Moment started_;
   UniqueFd lock_fd_;
@@ -278,7 +283,7 @@ class Supervisor {
   size_t most_new_clients_ CR_GUARDED_BY(mutex_) = 0;
   Moment accept_again_ CR_GUARDED_BY(mutex_){};  // no descriptors until then
   control::LogLimit accept_log_ CR_GUARDED_BY(mutex_), refused_log_ CR_GUARDED_BY(mutex_),
-      hello_log_ CR_GUARDED_BY(mutex_), start_log_ CR_GUARDED_BY(mutex_);
+      hello_log_ CR_GUARDED_BY(mutex_), start_log_ CR_GUARDED_BY(mutex_), stranger_log_ CR_GUARDED_BY(mutex_);
   std::map<std::string, std::string> groups_ CR_GUARDED_BY(mutex_);  // by owner
   std::map<std::string, Budget> budgets_ CR_GUARDED_BY(mutex_);      // by owner, too
   std::map<std::pair<std::string, uint32_t>, Placed> places_

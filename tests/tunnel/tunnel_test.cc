@@ -1809,6 +1809,43 @@ TEST_F(Tls, TokensNameTheirOwner) {
   unsetenv("CUDA_REMOTE_TOKEN_FILE");
 }
 
+// Who guesses tokens is logged, fills no log, is cut off after a few guesses, and keeps nobody else away.
+TEST_F(Tls, GuessedTokensAreLimitedAndLogged) {
+  const std::string right = std::string(64, '7');
+  // Its SHA-256.
+  std::ofstream(Path("tokens")) << "carol c0b6304bd6ce9b3e65150392c91a3aa76803a59c29e46f9fb2b9aac235e58386\n";
+  chmod(Path("tokens").c_str(), 0600);
+  std::vector<std::string> options = Files("server", "ca");
+  options.insert(options.end(), {"--tokens", Path("tokens")});
+  StartServer(options);
+  Proxy proxy(port_);
+  grpc::SslCredentialsOptions only_ca;
+  only_ca.pem_root_certs = ReadFile(Path("ca.pem"));
+  const auto ask = [&](const std::string& token, control::Control::Stub* stub) {
+    grpc::ClientContext context;
+    context.set_credentials(grpc::AccessTokenCredentials(token));
+    control::ServerInfo info;
+    return stub->GetServerInfo(&context, control::ServerInfoRequest(), &info).error_code();
+  };
+  const auto open = [&](int port) {
+    return control::Control::NewStub(grpc::CreateCustomChannel(
+        "127.0.0.1:" + std::to_string(port), grpc::SslCredentials(only_ca), control::ClientArguments()));
+  };
+  const size_t lines = LogLines();
+  const auto guesser = open(proxy.port());
+  int refused = 0;
+  for (int i = 0; i < 100; ++i) {
+    const grpc::StatusCode code = ask("cr-" + std::to_string(i), guesser.get());
+    EXPECT_TRUE(code == grpc::StatusCode::UNAUTHENTICATED || code == grpc::StatusCode::UNAVAILABLE) << code;
+    refused += code == grpc::StatusCode::UNAUTHENTICATED;
+  }
+  EXPECT_GT(refused, 0);
+  EXPECT_LE(refused, 8 * proxy.connections()) << "a connection was left open for more guesses";
+  EXPECT_NE(server_->log().find("the server does not know this token"), std::string::npos) << server_->log();
+  EXPECT_LT(LogLines() - lines, 50u);
+  EXPECT_EQ(ask(right, open(port_).get()), grpc::StatusCode::OK);
+}
+
 TEST_F(Tls, SilentConnectionsTakeNothingFromOthers) {
   descriptors_ = 256;
   StartServer(Files("server", "ca"));

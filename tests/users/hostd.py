@@ -607,14 +607,14 @@ def silent(context):
     )  # fmt: skip
     listen, metrics = harness.free_port(), harness.free_port()
     more = ["--tls-cert", cert, "--tls-key", key, "--tls-ca", cert, "--listen", f"127.0.0.1:{listen}", "--metrics", f"127.0.0.1:{metrics}"]
-    limits, count = resource.getrlimit(resource.RLIMIT_NOFILE), 1000
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 8192))
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, most))
     try:
         Host(context, more=more)
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 8192), max(limits[1], 8192)))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with contextlib.ExitStack() as open_ones:
-        for number in range(count):
+        for number in range(1000):
             for port in (listen, metrics):
                 source = (f"127.1.{number % 50}.1", 0)
                 open_ones.enter_context(socket.create_connection(("127.0.0.1", port), LIMIT, source))
