@@ -42,6 +42,7 @@
 #include "checkpoint/engine/criu/hold.h"
 #include "checkpoint/engine/criu/obstacles.h"
 #include "checkpoint/engine/criu/open_files.h"
+#include "checkpoint/engine/criu/own_settings.h"
 #include "checkpoint/engine/criu/pages_socket.h"
 #include "checkpoint/engine/criu/passing.h"
 #include "checkpoint/engine/criu/proc_paths.h"
@@ -1039,6 +1040,8 @@ absl::Status DumpProcesses(const Job& job, const ProcessFacts& facts, const std:
   };
   CR_ASSIGN_OR_RETURN(UniqueFd page_socket, pages->Begin(image.get(), read));
   command.insert(command.end(), {"--page-server", "--ps-socket", std::to_string(page_socket.get())});
+  UniqueFd settings(openat(image.get(), kOwnSettingsFile, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  if (!settings.ok()) return ErrnoStatus("cannot write into " + image_folder);
   const std::string kernel = CriuFactsPath(criu);
   LostWait wait(before);
   // Else CRIU, which may have more rights, sends all of it.
@@ -1052,11 +1055,12 @@ absl::Status DumpProcesses(const Job& job, const ProcessFacts& facts, const std:
     const int null = open("/dev/null", O_RDWR);
     for (int fd : {0, 1, 2}) dup2(null, fd);
     syscall(SYS_close_range, 3u, ~0u, 4u /* CLOSE_RANGE_CLOEXEC */);
-    for (const UniqueFd* needed : {&image, &work, &lock, &page_socket}) fcntl(needed->get(), F_SETFD, 0);
+    for (const UniqueFd* needed : {&image, &work, &lock, &page_socket, &settings}) fcntl(needed->get(), F_SETFD, 0);
     for (const UniqueFd& needed : links.locks()) fcntl(needed.get(), F_SETFD, 0);
     if (facts.shared_files_size() > 0) setenv(kSharedFilesVariable, shared_files.c_str(), 1);
     setenv("LD_PRELOAD", preload.c_str(), 1);
     setenv(kSocketFactsVariable, std::to_string(image.get()).c_str(), 1);
+    setenv(kNoteSettingsVariable, std::to_string(settings.get()).c_str(), 1);
     if (hides) setenv(kPagesSocketVariable, std::to_string(page_socket.get()).c_str(), 1);
     if (account && !Become(*account, CriuCapabilities())) return 126;
     execv(arguments[0], arguments.data());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// libcuda-remote-criu.so: is loaded into CRIU while it saves a job (LD_PRELOAD). It changes what CRIU reads of threads
-// that sleep in a system call, of memory, and of sockets.
+// libcuda-remote-criu.so: is loaded into CRIU while it saves or restores a job (LD_PRELOAD). It changes what CRIU reads
+// of threads that sleep in a system call, of memory, and of sockets. It also keeps some settings of processes
+// (own_settings.h).
 //
 // Sleeping threads. CRIU stops threads by ptrace. The kernel could continue a poll or a nanosleep afterwards, as after
 // SIGSTOP and SIGCONT, by what it has noted about the thread (restart_block). What CRIU does in the thread deletes
@@ -42,6 +43,7 @@
 #endif
 
 #include "checkpoint/engine/criu/criu_sockets.h"
+#include "checkpoint/engine/criu/own_settings.h"
 #include "checkpoint/engine/criu/pages_socket.h"
 #include "proto/base/environment.h"
 #include "proto/base/pagemap_scan.h"
@@ -313,10 +315,12 @@ extern "C" __attribute__((visibility("default"))) long ptrace(__ptrace_request r
     if (status == 0) errno = 0;
     return status == 0 ? word : status;
   }
+  if (request == PTRACE_DETACH) cuda_remote::checkpoint::RestoreOwnSettings(thread);
 #ifdef __x86_64__
   const bool is_registers = (request == PTRACE_GETREGSET || request == PTRACE_SETREGSET) &&
                             reinterpret_cast<uintptr_t>(address) == NT_PRSTATUS;
   if (is_registers) {
+    if (request == PTRACE_GETREGSET) cuda_remote::checkpoint::NoteOwnSettings(thread);
     const auto* const set = static_cast<const iovec*>(data);
     user_regs_struct registers;
     if (request == PTRACE_SETREGSET && set->iov_len == sizeof(registers)) {

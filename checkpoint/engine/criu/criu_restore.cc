@@ -22,6 +22,7 @@
 #include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/engine/criu/free_numbers.h"
 #include "checkpoint/engine/criu/hold.h"
+#include "checkpoint/engine/criu/own_settings.h"
 #include "checkpoint/engine/criu/socket_state.h"
 #include "checkpoint/engine/criu/thread_settings.h"
 #include "checkpoint/job/own_ptys.h"
@@ -159,7 +160,10 @@ absl::Status CriuRestore::Begin(const std::string& image_folder) {
     plan.seen_as = job_.directory();
     plan.of_account = plan.own_group = job_.users_own();
   }
-  for (char** variable = environ; *variable; ++variable) plan.environment.push_back(*variable);
+  constexpr char kPreload[] = "LD_PRELOAD=";
+  for (char** variable = environ; *variable; ++variable) {
+    if (strncmp(*variable, kPreload, strlen(kPreload)) != 0) plan.environment.push_back(*variable);
+  }
   plan.environment.push_back(std::string(kHoldVariable) + "=" + job_.directory() + "/" + kHoldName);
   plan.mounts = mounts_;
   plan.account = account_;
@@ -192,6 +196,17 @@ absl::Status CriuRestore::Begin(const std::string& image_folder) {
   opened_.push_back(image);
   if (!files_image_.empty()) CR_RETURN_IF_ERROR(ShowImage(image));
   const std::string& here = image_ = "/proc/self/fd/" + std::to_string(image);
+  // Older images have none.
+  if (const int settings = openat(image, kOwnSettingsFile, O_RDONLY | O_NOFOLLOW); settings >= 0) {
+    const std::string preload = FindCompanion("libcuda-remote-criu.so", kOwnFolder);
+    opened_.push_back(settings);
+    if (preload.empty()) {
+      return absl::FailedPreconditionError(
+          "libcuda-remote-criu.so is not beside cr-restart: the installation is incomplete");
+    }
+    plan.environment.push_back(kPreload + preload);
+    plan.environment.push_back(std::string(kOwnSettingsVariable) + "=" + std::to_string(settings));
+  }
   CR_ASSIGN_OR_RETURN(plan.first_pid, FreeNumberBeside(here));
   std::string files, remaps;
   // There is none where no file was deleted.

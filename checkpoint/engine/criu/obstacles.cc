@@ -305,6 +305,7 @@ class Search {
   void LookAtFile(int pid, const std::string& path, const std::string& target) {
     struct stat facts;
     int side = 0;
+    if (stat(path.c_str(), &facts) == 0) LookAtOwner(pid, atoi(path.c_str() + path.rfind('/') + 1), facts);
     if (StartsWith(target, kSocket)) {
       LookAtSocket(pid, InodeIn(target));
       LookForLoss(pid, path, InodeIn(target));
@@ -399,15 +400,38 @@ class Search {
     return true;
   }
 
+  // Does `use` with a duplicate of a process's descriptor, if this process may have one.
+  template <typename Use>
+  static void WithDuplicate(int pid, int number, const Use& use) {
+    const UniqueFd process(int(syscall(SYS_pidfd_open, pid, 0)));
+    const UniqueFd duplicate(process.ok() ? int(syscall(SYS_pidfd_getfd, process.get(), number, 0)) : -1);
+    if (duplicate.ok()) use(duplicate.get());
+  }
+
   static bool HasUnread(int pid, int number) {
-    const int process = int(syscall(SYS_pidfd_open, pid, 0));
-    const int duplicate = process < 0 ? -1 : int(syscall(SYS_pidfd_getfd, process, number, 0));
     int bytes = 0;
-    if (duplicate >= 0 && ioctl(duplicate, FIONREAD, &bytes) != 0) bytes = 0;
-    for (const int fd : {process, duplicate}) {
-      if (fd >= 0) close(fd);
-    }
+    WithDuplicate(pid, number, [&bytes](int fd) {
+      if (ioctl(fd, FIONREAD, &bytes) != 0) bytes = 0;
+    });
     return bytes > 0;
+  }
+
+  // CRIU sets owners again before it makes the threads beside the first one.
+  void LookAtOwner(int pid, int number, const struct stat& facts) {
+    const bool is_told = (strtoul(FactOf(pid, number, "flags").c_str(), nullptr, 8) & O_ASYNC) != 0;
+    // A duplicate of a plain file would be flushed at its end.
+    if (S_ISREG(facts.st_mode) && !is_told && FactOf(pid, number, "lock").find("LEASE") == std::string::npos) return;
+    f_owner_ex owner = {};
+    WithDuplicate(pid, number, [&owner](int fd) {
+      if (fcntl(fd, F_GETOWN_EX, &owner) != 0) owner = {};
+    });
+    if (owner.pid <= 0 || owner.type == F_OWNER_PGRP ||
+        StatusNumbers(owner.pid, "Tgid", 10) == std::vector<uint64_t>{uint64_t(owner.pid)}) {
+      return;
+    }
+    Add(pid,
+        "has descriptor " + std::to_string(number) + ", of which a thread is told by signals (F_SETOWN_EX, F_SETLEASE)",
+        "have the whole process be told, or its first thread");
   }
 
   static bool HasClient(int pid) {

@@ -6,7 +6,6 @@
 // docs/limits.md lists what does not come back.
 
 #include <linux/ioprio.h>
-#include <linux/mempolicy.h>
 #include <linux/securebits.h>
 #include <poll.h>
 #include <pthread.h>
@@ -352,33 +351,6 @@ void LockedMemory() {
            Locked(MCL_FUTURE | MCL_ONFAULT), Locked(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT)});
 }
 
-std::string Policy(const void* address) {
-  int mode = -1;
-  unsigned long nodes[16] = {};
-  const long result = syscall(SYS_get_mempolicy, &mode, nodes, sizeof(nodes) * 8, address, address ? MPOL_F_ADDR : 0);
-  return result < 0 ? Result(result) : Text(mode) + " on " + Text(nodes[0]);
-}
-
-MakeStates Places(int mode, int of_memory) {
-  return [=]() -> States {
-    unsigned long node = 1;
-    unsigned long* const nodes = mode == MPOL_DEFAULT || mode == MPOL_LOCAL ? nullptr : &node;
-    MUST(syscall(SYS_set_mempolicy, mode, nodes, 64) == 0);
-    char* const bound = Map(20);
-    char* const plain = Map(20);
-    MUST(syscall(SYS_mbind, bound, 10 * kPage, of_memory, &node, 64, 0) == 0);
-    bound[0] = plain[0] = 1;
-    return {{"policy", [] { return Policy(nullptr); }},
-            {"policy of memory", [=] { return Policy(bound); }},
-            {"policy of other memory", [=] { return Policy(plain); }}};
-  };
-}
-
-void MemoryPolicies() {
-  Compare({Places(MPOL_DEFAULT, MPOL_BIND), Places(MPOL_BIND, MPOL_PREFERRED), Places(MPOL_INTERLEAVE, MPOL_INTERLEAVE),
-           Places(MPOL_PREFERRED, MPOL_BIND), Places(MPOL_LOCAL, MPOL_BIND)});
-}
-
 // Signals.
 
 std::string ActionOf(int number) {
@@ -497,10 +469,9 @@ States Files() {
     AddFile("memory with seals " + Text(seals), memory, &states);
   }
   // Owners of signals.
-  const pid_t thread = Stay([] {});
   int ends[2][2];
   MUST(pipe2(ends[0], O_CLOEXEC) == 0 && pipe2(ends[1], O_NONBLOCK) == 0);
-  const f_owner_ex owners[] = {{F_OWNER_TID, thread}, {F_OWNER_PID, getppid()}, {F_OWNER_PGRP, getpgrp()}};
+  const f_owner_ex owners[] = {{F_OWNER_TID, getpid()}, {F_OWNER_PID, getppid()}, {F_OWNER_PGRP, getpgrp()}};
   for (int i = 0; i < 3; ++i) {
     const int fd = ends[i / 2][i % 2];
     MUST(fcntl(fd, F_SETOWN_EX, &owners[i]) == 0 && fcntl(fd, F_SETSIG, i == 1 ? 0 : SIGRTMIN + i) == 0);
@@ -844,6 +815,13 @@ void DescriptorOfThread() {
   Refused(int(syscall(SYS_pidfd_open, thread, O_EXCL)));
 }
 
+void OwnerThread() {
+  int ends[2];
+  const f_owner_ex owner{F_OWNER_TID, Stay([] {})};
+  MUST(pipe(ends) == 0 && fcntl(ends[0], F_SETOWN_EX, &owner) == 0);
+  Refused(ends[0]);
+}
+
 void DescriptorOfInit() { Refused(int(syscall(SYS_pidfd_open, 1, 0))); }
 
 void Faults() { Refused(int(syscall(SYS_userfaultfd, O_CLOEXEC))); }
@@ -883,7 +861,6 @@ const std::map<std::string, void (*)()> kSubjects = {
     {"SchedulingOfProcesses", SchedulingOfProcesses},
     {"AdvisedMemory", AdvisedMemory},
     {"LockedMemory", LockedMemory},
-    {"MemoryPolicies", MemoryPolicies},
     {"PendingSignals", PendingSignals},
     {"OpenFiles", OpenFiles},
     {"TimersOfFiles", TimersOfFiles},
@@ -893,6 +870,7 @@ const std::map<std::string, void (*)()> kSubjects = {
     {"FileOfThread", FileOfThread},
     {"FolderOfThread", FolderOfThread},
     {"DescriptorOfThread", DescriptorOfThread},
+    {"OwnerThread", OwnerThread},
     {"DescriptorOfInit", DescriptorOfInit},
     {"Faults", Faults},
     {"WakingTimer", WakingTimer},
@@ -947,7 +925,6 @@ TEST_F(ProcessStateTest, Controls) { SaveAndRestore("ControlsOfProcesses"); }
 TEST_F(ProcessStateTest, Scheduling) { SaveAndRestore("SchedulingOfProcesses"); }
 TEST_F(ProcessStateTest, AdvisedMemory) { SaveAndRestore("AdvisedMemory"); }
 TEST_F(ProcessStateTest, LockedMemory) { SaveAndRestore("LockedMemory"); }
-TEST_F(ProcessStateTest, MemoryPolicies) { SaveAndRestore("MemoryPolicies"); }
 TEST_F(ProcessStateTest, Signals) { SaveAndRestore("PendingSignals"); }
 TEST_F(ProcessStateTest, Files) { SaveAndRestore("OpenFiles"); }
 TEST_F(ProcessStateTest, TimersOfFiles) { SaveAndRestore("TimersOfFiles"); }
@@ -955,9 +932,21 @@ TEST_F(ProcessStateTest, TimersOfSignals) { SaveAndRestore("TimersOfSignals"); }
 TEST_F(ProcessStateTest, DeathOfParent) { SaveAndRestore("DeathOfParent"); }
 TEST_F(ProcessStateTest, MutexesInFiles) { SaveAndRestore("HeldInFiles"); }
 
+// The job that goes on has everything, too.
+TEST_F(ProcessStateTest, StateOfAJobThatGoesOn) {
+  for (const char* const subject : {"ControlsOfProcesses", "LockedMemory", "TimersOfSignals", "HeldInFiles"}) {
+    ASSERT_NO_FATAL_FAILURE(StartSubject(subject));
+    ASSERT_NO_FATAL_FAILURE(Save(false));
+    EmptyImage();
+    Finish();
+    ASSERT_EQ(system(("rm -f " + g_folder + "/go " + g_folder + "/ready").c_str()), 0);
+  }
+}
+
 TEST_F(ProcessStateTest, AFileOfAThreadIsRefused) { Refuses("FileOfThread", "/comm open, which cannot be saved"); }
 TEST_F(ProcessStateTest, AFolderOfAThreadIsRefused) { Refuses("FolderOfThread", "has /proc/"); }
 TEST_F(ProcessStateTest, ADescriptorOfAThreadIsRefused) { Refuses("DescriptorOfThread", "PIDFD_THREAD"); }
+TEST_F(ProcessStateTest, AFileOfWhichAThreadIsToldIsRefused) { Refuses("OwnerThread", "a thread is told by signals"); }
 TEST_F(ProcessStateTest, ADescriptorOfAnotherProcessIsRefused) {
   Refuses("DescriptorOfInit", "which is not of the job");
 }

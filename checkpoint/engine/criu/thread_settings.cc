@@ -14,6 +14,7 @@ namespace cuda_remote::checkpoint {
 namespace {
 
 constexpr int kOneThread = 1;                // IOPRIO_WHO_PROCESS
+constexpr uint32_t kDeadline = 6;            // SCHED_DEADLINE
 constexpr uint64_t kClampUse = 0x20 | 0x40;  // SCHED_FLAG_UTIL_CLAMP_MIN, _MAX
 
 // As the kernel has it (sched_setattr(2)).
@@ -35,8 +36,7 @@ std::string ReadFile(int thread, const char* name) {
 }
 
 void WriteFile(int thread, const char* name, const std::string& text) {
-  if (!text.empty() && ReadFile(thread, name) != text)
-    std::ofstream("/proc/" + std::to_string(thread) + "/" + name) << text << std::flush;
+  std::ofstream("/proc/" + std::to_string(thread) + "/" + name) << text << std::flush;
 }
 
 constexpr char kSlack[] = "timerslack_ns", kDumped[] = "coredump_filter";
@@ -44,8 +44,11 @@ constexpr char kSlack[] = "timerslack_ns", kDumped[] = "coredump_filter";
 ThreadSettings SettingsOf(int thread) {
   ThreadSettings settings;
   SchedAttr attributes = {};
-  if (syscall(SYS_sched_getattr, thread, &attributes, sizeof(attributes), 0) == 0)
+  if (syscall(SYS_sched_getattr, thread, &attributes, sizeof(attributes), 0) == 0) {
+    // Of other policies it is a time slice, which depends on the machine.
+    if (attributes.policy != kDeadline) attributes.runtime = 0;
     settings.set_scheduling(&attributes, sizeof(attributes));
+  }
   const long io = syscall(SYS_ioprio_get, kOneThread, thread);
   if (io >= 0) settings.set_io_priority(uint32_t(io));
   settings.set_timer_slack(ReadFile(thread, kSlack));
@@ -67,8 +70,8 @@ void Give(int thread, const ThreadSettings& wanted) {
     }
   }
   if (wanted.io_priority() != now.io_priority()) syscall(SYS_ioprio_set, kOneThread, thread, wanted.io_priority());
-  WriteFile(thread, kSlack, wanted.timer_slack());
-  WriteFile(thread, kDumped, wanted.dumped().empty() ? "" : "0x" + wanted.dumped());
+  if (wanted.timer_slack() != now.timer_slack()) WriteFile(thread, kSlack, wanted.timer_slack());
+  if (wanted.dumped() != now.dumped()) WriteFile(thread, kDumped, "0x" + wanted.dumped());
 }
 
 }  // namespace
