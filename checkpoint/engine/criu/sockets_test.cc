@@ -755,9 +755,11 @@ void RawTerminal() {
   MUST(read(window, text, sizeof(text)) == 8 && memcmp(text, "shown\r\n\n", 8) == 0);
 }
 
-void LeavePackets() {
+void LeavePackets(bool named) {
+  const std::string path = g_folder + "/fifo";
   int ends[2];
-  MUST(pipe2(ends, O_DIRECT) == 0);
+  if (named) MUST(mkfifo(path.c_str(), 0600) == 0 && open(path.c_str(), O_RDWR | O_DIRECT) >= 0);
+  if (!named) MUST(pipe2(ends, O_DIRECT) == 0);
   Pause();
 }
 
@@ -787,10 +789,10 @@ void LeaveCork() {
   Pause();
 }
 
-sockaddr_un UnixName() {
+sockaddr_un UnixName(const char* name = "listener") {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
-  snprintf(address.sun_path, sizeof(address.sun_path), "%s/listener", g_folder.c_str());
+  snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s", g_folder.c_str(), name);
   return address;
 }
 
@@ -820,19 +822,18 @@ void LeaveUnacceptedTcp() {
 }
 
 void LeaveSender() {
-  sockaddr_un address = UnixName();
+  const sockaddr_un address = UnixName(), own = UnixName("sender");
   const int receiver = socket(AF_UNIX, SOCK_DGRAM, 0), sender = socket(AF_UNIX, SOCK_DGRAM, 0);
   MUST(bind(receiver, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);
   MUST(connect(sender, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);
-  strncat(address.sun_path, "-2", 2);
-  MUST(bind(sender, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);
+  MUST(bind(sender, reinterpret_cast<const sockaddr*>(&own), sizeof(own)) == 0);
   Send(sender, "text");
   Pause();
   sockaddr_un from = {};
   socklen_t bytes = sizeof(from);
   char text[8];
   MUST(recvfrom(receiver, text, sizeof(text), 0, reinterpret_cast<sockaddr*>(&from), &bytes) == 4);
-  MUST(strcmp(from.sun_path, address.sun_path) == 0);
+  MUST(strcmp(from.sun_path, own.sun_path) == 0);
 }
 
 void LeaveFailedConnect() {
@@ -873,7 +874,8 @@ const std::map<std::string, void (*)()> kSubjects = {
     {"TypedLine", [] { LeaveTerminalData(true); }},
     {"ShownLine", [] { LeaveTerminalData(false); }},
     {"RawTerminal", RawTerminal},
-    {"Packets", LeavePackets},
+    {"Packets", [] { LeavePackets(false); }},
+    {"NamedPackets", [] { LeavePackets(true); }},
     {"NetlinkAnswer", LeaveNetlinkAnswer},
     {"Credentials", LeaveCredentials},
     {"Cork", LeaveCork},
@@ -1032,6 +1034,7 @@ TEST_F(SocketsTest, UrgentByteOfAUnixSocketIsRefused) {
 TEST_F(SocketsTest, TypedLineIsRefused) { IsRefused("TypedLine", "a pseudo-terminal with unread data"); }
 TEST_F(SocketsTest, ShownLineIsRefused) { IsRefused("ShownLine", "a pseudo-terminal with unread data"); }
 TEST_F(SocketsTest, PacketPipeIsRefused) { IsRefused("Packets", "a pipe with O_DIRECT"); }
+TEST_F(SocketsTest, PacketFifoIsRefused) { IsRefused("NamedPackets", "a pipe with O_DIRECT"); }
 TEST_F(SocketsTest, NetlinkAnswerIsRefused) { IsRefused("NetlinkAnswer", "a netlink socket with unread data"); }
 TEST_F(SocketsTest, CredentialsAreRefused) { IsRefused("Credentials", "a Unix socket with SO_PASSCRED"); }
 TEST_F(SocketsTest, CorkIsRefused) { IsRefused("Cork", "a UDP socket with UDP_CORK"); }
