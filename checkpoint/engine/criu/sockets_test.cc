@@ -35,11 +35,13 @@
 
 #include "checkpoint/engine/criu/criu.h"
 #include "checkpoint/engine/criu/criu_engine.h"
+#include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/engine/criu/criu_restore.h"
 #include "checkpoint/engine/criu/socket_facts.h"
 #include "checkpoint/engine/criu/socket_state.h"
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
+#include "proto/base/text.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -135,16 +137,6 @@ Values ValuesOf(int socket) {
   return values;
 }
 
-std::string Hex(const std::string& value) {
-  std::string text;
-  for (const char c : value) {
-    char digits[4];
-    snprintf(digits, sizeof(digits), "%02x", unsigned(static_cast<unsigned char>(c)));
-    text += digits;
-  }
-  return text;
-}
-
 // Gives each option another value if there is one, the `which`th that the kernel takes. Returns how many.
 int ChangeOptions(int socket, int which) {
   constexpr int kNumbers[] = {1, 5, 7, 50, 1200, 70000, 0, 2, 3};
@@ -228,7 +220,7 @@ void Options() {
       const bool tcp = sockets[i].first.find("connecting") == 0 || sockets[i].first.find("accepted") == 0;
       if (tcp && (name == "TCP_MAXSEG" || name == "IP_MULTICAST_TTL")) continue;
       if (now.at(name) != value)
-        lost += sockets[i].first + "." + name + ": " + Hex(value) + " -> " + Hex(now.at(name)) + "\n";
+        lost += sockets[i].first + "." + name + ": " + HexBytes(value) + " -> " + HexBytes(now.at(name)) + "\n";
     }
   }
   if (!lost.empty()) Fail(__LINE__, lost);
@@ -763,9 +755,11 @@ void RawTerminal() {
   MUST(read(window, text, sizeof(text)) == 8 && memcmp(text, "shown\r\n\n", 8) == 0);
 }
 
-void LeavePackets() {
+void LeavePackets(bool named) {
+  const std::string path = g_folder + "/fifo";
   int ends[2];
-  MUST(pipe2(ends, O_DIRECT) == 0);
+  if (named) MUST(mkfifo(path.c_str(), 0600) == 0 && open(path.c_str(), O_RDWR | O_DIRECT) >= 0);
+  if (!named) MUST(pipe2(ends, O_DIRECT) == 0);
   Pause();
 }
 
@@ -795,10 +789,10 @@ void LeaveCork() {
   Pause();
 }
 
-sockaddr_un UnixName() {
+sockaddr_un UnixName(const char* name = "listener") {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
-  snprintf(address.sun_path, sizeof(address.sun_path), "%s/listener", g_folder.c_str());
+  snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s", g_folder.c_str(), name);
   return address;
 }
 
@@ -828,19 +822,18 @@ void LeaveUnacceptedTcp() {
 }
 
 void LeaveSender() {
-  sockaddr_un address = UnixName();
+  const sockaddr_un address = UnixName(), own = UnixName("sender");
   const int receiver = socket(AF_UNIX, SOCK_DGRAM, 0), sender = socket(AF_UNIX, SOCK_DGRAM, 0);
   MUST(bind(receiver, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);
   MUST(connect(sender, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);
-  strncat(address.sun_path, "-2", 2);
-  MUST(bind(sender, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);
+  MUST(bind(sender, reinterpret_cast<const sockaddr*>(&own), sizeof(own)) == 0);
   Send(sender, "text");
   Pause();
   sockaddr_un from = {};
   socklen_t bytes = sizeof(from);
   char text[8];
   MUST(recvfrom(receiver, text, sizeof(text), 0, reinterpret_cast<sockaddr*>(&from), &bytes) == 4);
-  MUST(strcmp(from.sun_path, address.sun_path) == 0);
+  MUST(strcmp(from.sun_path, own.sun_path) == 0);
 }
 
 void LeaveFailedConnect() {
@@ -881,7 +874,8 @@ const std::map<std::string, void (*)()> kSubjects = {
     {"TypedLine", [] { LeaveTerminalData(true); }},
     {"ShownLine", [] { LeaveTerminalData(false); }},
     {"RawTerminal", RawTerminal},
-    {"Packets", LeavePackets},
+    {"Packets", [] { LeavePackets(false); }},
+    {"NamedPackets", [] { LeavePackets(true); }},
     {"NetlinkAnswer", LeaveNetlinkAnswer},
     {"Credentials", LeaveCredentials},
     {"Cork", LeaveCork},
@@ -1040,6 +1034,7 @@ TEST_F(SocketsTest, UrgentByteOfAUnixSocketIsRefused) {
 TEST_F(SocketsTest, TypedLineIsRefused) { IsRefused("TypedLine", "a pseudo-terminal with unread data"); }
 TEST_F(SocketsTest, ShownLineIsRefused) { IsRefused("ShownLine", "a pseudo-terminal with unread data"); }
 TEST_F(SocketsTest, PacketPipeIsRefused) { IsRefused("Packets", "a pipe with O_DIRECT"); }
+TEST_F(SocketsTest, PacketFifoIsRefused) { IsRefused("NamedPackets", "a pipe with O_DIRECT"); }
 TEST_F(SocketsTest, NetlinkAnswerIsRefused) { IsRefused("NetlinkAnswer", "a netlink socket with unread data"); }
 TEST_F(SocketsTest, CredentialsAreRefused) { IsRefused("Credentials", "a Unix socket with SO_PASSCRED"); }
 TEST_F(SocketsTest, CorkIsRefused) { IsRefused("Cork", "a UDP socket with UDP_CORK"); }
@@ -1087,6 +1082,50 @@ TEST(SocketFacts, AnyInputIsSafe) {
   EXPECT_TRUE(ParseSocketFacts(file + "abcd", &facts));
   EXPECT_EQ(facts.at(7).back().value, "abcd");
   for (size_t bytes = 1; bytes < sizeof(fact); ++bytes) EXPECT_FALSE(ParseSocketFacts(file.substr(0, bytes), &facts));
+}
+
+// A number below 128, as CRIU's files have one.
+std::string Number(int field, int number) { return {char(field << 3), char(number)}; }
+std::string Framed(const std::string& entry) {
+  const auto bytes = uint32_t(entry.size());
+  return std::string(reinterpret_cast<const char*>(&bytes), sizeof(bytes)) + entry;
+}
+std::string Begin(uint32_t kind) {
+  const uint32_t magic[2] = {0x54564319, kind};
+  return std::string(reinterpret_cast<const char*>(magic), sizeof(magic));
+}
+
+TEST(CriuImages, MessagesOfQueues) {
+  const std::string rights = std::string("\x22\x06", 2) + Number(1, 1) + Number(2, 30) + Number(2, 31);
+  const std::string begin = Begin(0x56264026), first = Framed(Number(1, 5) + Number(2, 3) + rights) + "one",
+                    second = Framed(Number(1, 6) + Number(2, 4)), third = Framed(Number(1, 6) + Number(2, 3)) + "two";
+  std::string image = begin + first + second + "mark" + third;
+  std::vector<std::pair<uint32_t, std::vector<uint64_t>>> messages;
+  const auto add = [&](uint32_t socket, const std::vector<uint64_t>& files) { messages.emplace_back(socket, files); };
+  ASSERT_TRUE(ReadMessages(image, add));
+  const std::vector<std::pair<uint32_t, std::vector<uint64_t>>> expected = {{5, {30, 31}}, {6, {}}, {6, {}}};
+  EXPECT_EQ(messages, expected);
+  ASSERT_TRUE(EmptyMessages(&image, "mark"));
+  EXPECT_EQ(image, begin + first + Framed(Number(1, 6) + Number(2, 0)) + third);
+  ASSERT_TRUE(EmptyMessages(&image, "mark"));
+  for (size_t bytes = 0; bytes < image.size(); ++bytes) {
+    std::string part = image.substr(0, bytes);
+    const bool read = EmptyMessages(&part, "mark");
+    EXPECT_TRUE(read || part == image.substr(0, bytes));
+    ReadMessages(part, add);
+  }
+}
+
+TEST(CriuImages, DescriptorsOfProcesses) {
+  const std::string entry = Number(1, 30) + Number(2, 1) + Number(3, 5) + Number(4, 7);
+  std::map<int, uint32_t> files;
+  ASSERT_TRUE(ReadDescriptors(Begin(0x56213732) + Framed(entry), &files));
+  EXPECT_EQ(files, (std::map<int, uint32_t>{{7, 30}}));
+  uint32_t table = 0;
+  ASSERT_TRUE(ReadDescriptorTable(Begin(0x54432030) + Framed(Number(1, 1) + Number(2, 9)), &table));
+  EXPECT_EQ(table, 9u);
+  EXPECT_FALSE(ReadDescriptorTable(Begin(0x54432030), &table));
+  EXPECT_FALSE(ReadDescriptors(Begin(0x54432030) + Framed(entry), &files));
 }
 
 }  // namespace
