@@ -13,6 +13,7 @@
 #include "client/session/fault_device.h"
 #include "client/session/log.h"
 #include "client/session/shared_pages.h"
+#include "proto/base/text.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -73,10 +74,10 @@ void* ReserveAlias(Session& session, uint64_t start, uint64_t bytes, HostRange* 
   static std::atomic<bool> said{false};
   if (!said.exchange(true)) {
     LogLine(
-        "the GPU server has something else at the address of registered memory (%#llx). Kernels reach this memory only "
+        "the GPU server has something else at the address of registered memory (%s). Kernels reach this memory only "
         "by its device pointer (cuMemHostGetDevicePointer). If the program runs without address space randomisation, "
         "as in a debugger, turn it on",
-        static_cast<unsigned long long>(start));
+        Hex(start).c_str());
   }
   return alias;
 }

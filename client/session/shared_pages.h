@@ -50,8 +50,8 @@ std::vector<PageBacking> FindBacking(uint64_t start, uint64_t bytes, int moved);
 // Replaces private anonymous pages by a shared mapping of the file `fd` at `offset`, with the same contents. `window`
 // is another mapping of that piece of the file, readable and writable. The pages must have the same protection.
 // `source` gives the device of userfaultfd where this process may not open it. False, and nothing has changed, if that
-// cannot be done without losing a write, or if the calling thread's stack lies there. A child made by fork gets a private copy, as it would have without this. Any
-// thread.
+// cannot be done without losing a write, or if the calling thread's stack lies there. A child made by fork gets a
+// private copy, as it would have without this. Any thread.
 bool MovePages(uint64_t start, uint64_t bytes, bool writable, int fd, uint64_t offset, char* window,
                const PageFaults::DeviceSource& source = nullptr);
 

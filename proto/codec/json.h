@@ -103,12 +103,6 @@ class JsonWriter {
   void MemberIf(std::string_view key, const T& value) {
     if (value != T()) Member(key, value);
   }
-  // A key, and a value that is JSON already.
-  void RawMember(std::string_view key, std::string_view json) {
-    Key(key);
-    Separate();
-    text_ += json;
-  }
   void HexMember(std::string_view key, uint64_t value) {
     Key(key);
     Hex(value);

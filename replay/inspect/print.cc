@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "replay/inspect/print.h"
 
-#include <google/protobuf/struct.pb.h>
-#include <google/protobuf/util/json_util.h>
 #include <time.h>
 
 #include <algorithm>
@@ -292,16 +290,6 @@ std::string PrintJson(const Summary& summary, const Answers& answers) {
   json.MemberIf("pid", info.pid);
   json.MemberIf("job_folder", info.job_folder);
   if (info.engine != "none") json.Member("engine", info.engine);
-  json.Begin("client_info", '{');
-  for (const auto& [key, value] : info.client_info) {
-    google::protobuf::Struct object;
-    if (google::protobuf::util::JsonStringToMessage(value, &object).ok()) {
-      json.RawMember(key, value);
-    } else {
-      json.Member(key, value);
-    }
-  }
-  json.End('}');
   json.Begin("needs", '{');
   json.MemberIf("kernel", info.needs.kernel);
   json.MemberIf("engine_version", info.needs.engine_version);
@@ -403,7 +391,7 @@ std::string PrintJson(const Summary& summary, const Answers& answers) {
     json.Begin('{');
     json.Member("path", file.path);
     json.Member("bytes", file.bytes);
-    json.Member("xxh3_128", file.hash);
+    json.MemberIf("xxh3_128", file.hash);
     json.End('}');
   }
   json.End(']');

@@ -934,7 +934,7 @@ def piped_output(context):
     job.wait_steps(2, 60)
     move = Piped(lab, [lab.tool("cr-migrate"), job.id, "--to", there.tcp, "--json"])
     text = move.read_to_end(60)
-    if move.child.wait(60) != 0:
+    if move.child.wait(harness.patient(60)) != 0:
         raise Failure(f"cr-migrate failed: {text}")
     log = os.path.join(job.directory, "relay.log")
     if not harness.processes_with(os.path.join(job.directory, "relay.sock")) or not os.path.exists(log):
@@ -960,7 +960,7 @@ def piped_output(context):
             for pid in keepers:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
-        killed = tool.child.wait(60) < 0 and bool(keepers)
+        killed = tool.child.wait(harness.patient(60)) < 0 and bool(keepers)
     steps = len(job.steps())
     wait_for(lambda: len(job.steps()) > steps or not job.running(), 60, job.describe)
     if not job.running():
@@ -973,7 +973,7 @@ def piped_output(context):
     expected = context.expected(context.app()).decode()
     program = Piped(lab, context.app(), {"LD_LIBRARY_PATH": folder, "CUDA_REMOTE_SERVER": there.tcp})
     text = program.read_to_end(60)
-    if program.child.wait(60) != 0 or text != expected:
+    if program.child.wait(harness.patient(60)) != 0 or text != expected:
         raise Failure(f"the program printed {text!r} instead of {expected!r}")
 
 

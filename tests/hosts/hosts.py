@@ -569,7 +569,7 @@ def lacking(context):
     harness.wait_for(lambda: harness.connects(path), LIMIT, lambda: "no server on B")
     refused(lab.move(lab.a, lab.b, "--to", f"unix:{lab.home}/server"), *gpus)
     server.terminate()
-    server.wait(LIMIT)
+    server.wait(harness.patient(LIMIT))
     refused(lab.move(lab.a, lab.b, "--to", f"unix:{lab.home}/server"), "GPUs for the job: ", "cannot open a session")
     lab.b.restart(CUDA_REMOTE_CRIU="/none")
     refused(lab.move(lab.a, lab.b), "/none, which cannot be executed", f"{data} has changed")
@@ -599,7 +599,7 @@ def lacking(context):
     refused(lab.move(lab.a, lab.b), "a job hers of this user runs there")
     for one in (hers, piped):
         one.terminate()
-        one.wait(LIMIT)
+        one.wait(harness.patient(LIMIT))
     # Nobody moves what is not his.
     refused(lab.a.run(users.ATTACKER, "cr-migrate", lab.a.job("hers"), *to_b), "is none")
     refused(lab.a.run(VICTIM, "cr-migrate", "hers", "--whole"), "--to-host")
@@ -907,7 +907,7 @@ def address_stays(context):
     if moving.poll() is not None:
         raise Failure(f"cr-migrate has ended: {moving.stderr.read()}")
     lab.b.stop()
-    if moving.wait(LIMIT) != 1:
+    if moving.wait(harness.patient(LIMIT)) != 1:
         raise Failure(f"cr-migrate ended with {moving.returncode}")
     open(steps + ".go", "w").close()
     talk.goes_on("after B's cr-hostd was killed")
@@ -943,7 +943,7 @@ def addresses(context):
     harness.wait_for(there, LIMIT, lambda: "no first job")
     refused(lab.a.run(0, "cr-run", "--address", ADDRESS, *run), f"the address {ADDRESS} is in use")
     first.terminate()
-    first.wait(LIMIT)
+    first.wait(harness.patient(LIMIT))
     worked(lab.a.run(0, "cr-run", "--address", ADDRESS, *run))
 
 
@@ -975,7 +975,7 @@ def addresses_6(context):
     harness.wait_for(there, LIMIT, lambda: "no first job")
     refused(lab.a.run(0, "cr-run", "--address", ADDRESS_6, *run), f"the address {ADDRESS_6} is in use")
     first.terminate()
-    first.wait(LIMIT)
+    first.wait(harness.patient(LIMIT))
     # Neighbours hear of it where it begins to run.
     entry, wrong = [*lab.c.enter(0), "ip", "neighbour"], "02:00:00:00:00:01"
     tool(*entry, "replace", ADDRESS_6, "lladdr", wrong, "dev", lab.c.link, "nud", "stale")
@@ -1250,7 +1250,7 @@ def group_restart_fails(context):
             raise Failure(f"{what} at {number}: cr-restart has ended: {restarting.stderr.read()} {said()}")
         act(restarting)
         open(steps + ".go", "w").close()
-        code = restarting.wait(LIMIT)
+        code = restarting.wait(harness.patient(LIMIT))
         if decided is None:
             decided = code == 0
         elif code == 0 and not lost:  # all ran when B died
@@ -1344,7 +1344,7 @@ def group_fails(context):
             raise Failure(f"{what} at {number}: cr-checkpoint has ended: {saving.stderr.read()}")
         act(saving)
         open(steps + ".go", "w").close()
-        code = saving.wait(LIMIT)
+        code = saving.wait(harness.patient(LIMIT))
         if decided is None:
             decided = code == 0
         elif code == 0:
@@ -1793,7 +1793,7 @@ def group_sets(context):
 
     saving = repeated(8)
     saving.send_signal(signal.SIGTERM)
-    if saving.wait(LIMIT) != 3:
+    if saving.wait(harness.patient(LIMIT)) != 3:
         raise Failure(f"cr-checkpoint ended with {saving.returncode}: {saving.stderr.read()}")
     last = max(sets(lab.b, 1))
     worked(lab.a.run(VICTIM, *ring.save("--keep", "2")))
@@ -1805,11 +1805,11 @@ def group_sets(context):
     saving = lab.a.begin(VICTIM, "cr-checkpoint", "ring", lab.home + "/other", "--hosts", hosts, "--every", "1s")
     harness.wait_for(lambda: os.stat(manifest).st_ino != before, LIMIT, lambda: f"the image is the old one: {lab.a.said()}")
     saving.send_signal(signal.SIGTERM)
-    if saving.wait(LIMIT) != 3:
+    if saving.wait(harness.patient(LIMIT)) != 3:
         raise Failure(f"cr-checkpoint ended with {saving.returncode}: {saving.stderr.read()}")
     saving = repeated(last + 2)
     ring.finish(3, 9)
-    if saving.wait(LIMIT) != 0:
+    if saving.wait(harness.patient(LIMIT)) != 0:
         raise Failure(f"cr-checkpoint ended with {saving.returncode}: {saving.stderr.read()}")
     lab.b.restart(more=ALLOWED)  # removes what the killed workers have left
     for machine in (lab.a, lab.b, lab.c):
@@ -2259,7 +2259,7 @@ def stands_at(lab, what, number):
 def stays_on_a(lab, what, moving, child):
     """The move has failed, and the job is where it was, and nothing is left of the move."""
     try:
-        moving.wait(LIMIT)
+        moving.wait(harness.patient(LIMIT))
     except subprocess.TimeoutExpired:
         raise Failure(f"{what}: cr-migrate does not end")
     errors = moving.stderr.read()
@@ -2339,7 +2339,7 @@ def failing(context):
         reason = lambda: os.path.exists(lab.b.path(lab.folder + "/draining"))
         harness.wait_for(lambda: reason() or draining.poll() is not None, LIMIT, lambda: "cr-drain does not begin")
         open(moving.steps + ".go", "w").close()
-        draining.wait(LIMIT)
+        draining.wait(harness.patient(LIMIT))
         worked(lab.b.run(0, "cr-drain", "--undo"))
 
     def give_up(moving):
@@ -2375,7 +2375,7 @@ def blocked_output(context):
     if moving.poll() is not None:
         raise Failure(f"cr-migrate has ended: {moving.stderr.read()}")
     moving.terminate()
-    moving.wait(LIMIT)
+    moving.wait(harness.patient(LIMIT))
     harness.wait_for(lambda: not named(lab.b, "cr-restart"), LIMIT, lambda: "B's cr-restart waits for ever")
     lab.b.is_clean()
     os.unlink(lab.b.path(lab.out))
@@ -2474,16 +2474,16 @@ def listed(context):
     if "saved_unix_ms" not in found()["other"] or not {"no_checkpoint", "server", "user_name"} <= found()["roots"].keys():
         raise Failure(f"cr-ps --hosts shows {found()}")
     roots.terminate()
-    roots.wait(LIMIT)
+    roots.wait(harness.patient(LIMIT))
     server.terminate()
-    server.wait(LIMIT)
+    server.wait(harness.patient(LIMIT))
     # Who is not admitted learns nothing.
     lab.b.restart(more=["--allow-host", "CN=other"])
     here, there = hosts(lab.a, VICTIM, f"{lab.a.address},{lab.b.address}", code=1)
     if "accepts nothing from a host with the certificate of" not in there["error"] or "jobs" in there:
         raise Failure(f"B tells a stranger {there}")
     on_b.terminate()
-    on_b.wait(LIMIT)
+    on_b.wait(harness.patient(LIMIT))
     goes_on(lab, child, want, [3])
     worked(lab.a.run(0, "cr-drain", "--save", lab.folder + "/saved"))
     if "draining" not in hosts(lab.a, 0, code=1)[0]:
@@ -2522,7 +2522,7 @@ def drained(context):
     done = worked(lab.a.run(0, "cr-drain", "--to-host", lab.b.address, "--save", saved))
     if "0 moved, 1 saved, 0 left" not in done.stdout:
         raise Failure(f"cr-drain says {done.stdout}{done.stderr}")
-    piped.wait(LIMIT)
+    piped.wait(harness.patient(LIMIT))
     image = f"{saved}/{VICTIM}/piped"
     if os.stat(lab.a.path(image)).st_uid != VICTIM:
         raise Failure("the image is not its user's")
@@ -2531,7 +2531,7 @@ def drained(context):
     again = lab.a.begin(VICTIM, "cr-restart", image, "--output", lab.home + "/piped", "--error", lab.home + "/piped")
     harness.wait_for(lambda: lab.a.has_job("piped"), LIMIT, lambda: f"the saved job does not go on: {lab.a.said()}")
     again.terminate()
-    again.wait(LIMIT)
+    again.wait(harness.patient(LIMIT))
     worked(lab.move(lab.b, lab.a))
     lab.go(3)
     lab.is_output(want)

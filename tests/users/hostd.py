@@ -1080,7 +1080,7 @@ def store_steps(context):
         for pid in tools_of(host) if number % 2 else workers_of(host):
             os.kill(pid, signal.SIGKILL)
         open(steps + ".go", "w").close()
-        saving.wait(LIMIT)
+        saving.wait(harness.patient(LIMIT))
         harness.wait_for(lambda: not tools_of(host) and not workers_of(host), LIMIT, lambda: "root's tool does not give up")
         # The process that writes for the user sees that nobody asks it any more.
         harness.wait_for(lambda: not any(name.endswith(".partial") for name in os.listdir(job.store)), LIMIT, lambda: "a half image")
@@ -1132,7 +1132,7 @@ def killed(context):
             raise Failure(f"cr-checkpoint did not wait at step {number}: {saving.stderr.read()}")
         (worker,) = workers_of(host)
         os.kill(worker, signal.SIGKILL)
-        if saving.wait(LIMIT) != 1:
+        if saving.wait(harness.patient(LIMIT)) != 1:
             raise Failure(f"cr-checkpoint ended with {saving.returncode}")
         open(steps + ".go", "w").close()
         gone = lambda: not os.path.exists(image + ".partial")
@@ -1187,7 +1187,7 @@ def tool_killed(context):
         for pid in tools_of(host):
             os.kill(pid, signal.SIGKILL)
         open(steps + ".go", "w").close()
-        if saving.wait(LIMIT) == 0:
+        if saving.wait(harness.patient(LIMIT)) == 0:
             raise Failure(f"at step {number}: the tool was not killed")
         worked(host.run(VICTIM, "cr-checkpoint", "hers", image))
         belongs_to(image, VICTIM)
@@ -1252,7 +1252,7 @@ def terminal(context):
     running, _, name = begin_at_terminal(context, run, **own)
     only_writes_to(name, running.pid, VICTIM, "cr-server")
     running.terminate()
-    running.wait(LIMIT)
+    running.wait(harness.patient(LIMIT))
     host = Host(context)
     child = start_sleeper(host, "hers")
     host.daemon.kill()
@@ -1264,7 +1264,7 @@ def terminal(context):
     only_writes_to(name, draining.pid, VICTIM, "cr-checkpoint")
     # What it runs for the user gives up with it.
     draining.terminate()
-    draining.wait(LIMIT)
+    draining.wait(harness.patient(LIMIT))
     # The signal comes to root's tool, which waits, by way of cr-checkpoint and cr-hostd. Nothing tells when.
     harness.pause(2)
     open(steps + ".go", "w").close()
@@ -1275,7 +1275,7 @@ def terminal(context):
     if child.poll() is not None:
         raise Failure("the job has ended")
     draining, main, name = begin_at_terminal(context, [context.tool("cr-drain"), "--save", drained], **host.env(own))
-    if draining.wait(LIMIT) != 0:
+    if draining.wait(harness.patient(LIMIT)) != 0:
         raise Failure(f"cr-drain ended with {draining.returncode}: {os.read(main, 65536)}")
     ended(child, 121)
     spool_is_empty(host)
@@ -1310,7 +1310,7 @@ def full_run(context):
     worked(host.run(ATTACKER, "cr-run", "--", "/bin/true"))
     for child in (his, hers):
         child.terminate()
-        child.wait(LIMIT)
+        child.wait(harness.patient(LIMIT))
     again = host.begin(VICTIM, "cr-restart", image)
     host.wait_for_job("hers", again)
 
@@ -1351,7 +1351,7 @@ def stalled_drain(context):
         raise Failure("what cr-drain has started for a user is still there")
     if his.poll() is None:
         his.terminate()
-        his.wait(LIMIT)
+        his.wait(harness.patient(LIMIT))
 
 
 # Stops every process with this user's number that is called so, again and again, and says which was the first.
@@ -1440,7 +1440,7 @@ def full_disk(context):
         if "no room left" not in said:
             raise Failure(f"cr-checkpoint says {said!r}")
         open(steps + ".go", "w").close()
-        saving.wait(LIMIT)
+        saving.wait(harness.patient(LIMIT))
         if saving.returncode == 0 or os.path.exists(host.home + "/late") or child.poll() is not None:
             raise Failure(f"cr-checkpoint ended with {saving.returncode}; the job: {child.poll()}")
         os.unlink(host.state + "/full")

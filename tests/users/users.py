@@ -120,10 +120,10 @@ class Started:
         if self.running():
             os.killpg(self.pid, signal.SIGTERM)
             try:
-                self.child.wait(10)
+                self.child.wait(harness.patient(10))
             except subprocess.TimeoutExpired:
                 os.killpg(self.pid, signal.SIGKILL)
-                self.child.wait(10)
+                self.child.wait(harness.patient(10))
 
 
 def refused(ended, *words):
@@ -489,7 +489,7 @@ def image_of_root(context, name="image"):
     paused = lambda: os.path.exists(sync) and "paused 3" in open(sync).read()
     harness.wait_for(lambda: paused() or child.poll() is not None, LIMIT, lambda: "the job did not come to step 3")
     worked(context.run(0, [context.tool("cr-checkpoint"), "--stop", job, image]))
-    child.wait(LIMIT)
+    child.wait(harness.patient(LIMIT))
     open(sync + ".go.3", "w").close()
     return image
 
@@ -673,7 +673,7 @@ def job_of_user(context):
     open(sync + ".go.3", "w").close()
     paused_at(sync, 9, child)
     worked(context.run(0, [context.tool("cr-checkpoint"), "--stop", "hers", image], **tools))
-    if child.wait(LIMIT) != 121 or os.path.exists(job):
+    if child.wait(harness.patient(LIMIT)) != 121 or os.path.exists(job):
         raise Failure(f"the stopped job ended with {child.returncode}, or has left its folder")
 
     for options in ([], ["--server", f"unix:{home}/server"], ["--job-dir", context.lab.folder + "/elsewhere"]):
@@ -689,7 +689,7 @@ def job_of_user(context):
             raise Failure(f"the restarted session is not the user's: {sessions(address)}")
         if options != ["--job-dir", context.lab.folder + "/elsewhere"]:
             worked(context.run(0, [context.tool("cr-checkpoint"), "--stop", "hers", image], **tools))
-            again.wait(LIMIT)
+            again.wait(harness.patient(LIMIT))
             continue
         for step in (9, 15):
             open(f"{sync}.go.{step}", "w").close()
@@ -862,7 +862,7 @@ def own_job_saved(context):
         refused(context.run(0, [context.tool("cr-restart"), image], **tools), "there is a running job", job)
         root("cr-checkpoint", "--stop", name, image)
         is_roots(image)
-        if child.wait(LIMIT) != 121 or os.path.exists(job):
+        if child.wait(harness.patient(LIMIT)) != 121 or os.path.exists(job):
             raise Failure(f"the stopped job ended with {child.returncode}, or has left its folder")
         refused(context.run(ATTACKER, [context.tool("cr-restart"), image]), image)
 
@@ -885,7 +885,7 @@ def own_job_saved(context):
                 # A restarted job is saved as any that root has started for a user.
                 paused_at(sync, 15, again)
                 root("cr-checkpoint", "--stop", f"{name}@{VICTIM}", image)
-                again.wait(LIMIT)
+                again.wait(harness.patient(LIMIT))
         out, errors = again.communicate(timeout=harness.patient(LIMIT))
         if again.returncode != 0 or out != want:
             raise Failure(f"the restarted job ended with {again.returncode}:\n{out}\n{errors}\nexpected\n{want}")
@@ -933,7 +933,7 @@ def own_job_tree(context):
     pid = json.load(open(job + "/job.json"))["pid"]
     worked(context.run(0, [context.tool("cr-checkpoint"), job, image]))
     worked(context.run(0, [context.tool("cr-checkpoint"), "--stop", job, image]))
-    child.wait(LIMIT)
+    child.wait(harness.patient(LIMIT))
     open(go, "w").close()
     worked(context.run(0, [context.tool("cr-restart"), image]))
     told = open(out).read().split()
@@ -987,7 +987,7 @@ def own_job_tool_killed(context):
             for pid in (keepers if keeper_too else []) + tools:
                 os.kill(pid, signal.SIGKILL)
             open(steps + ".go", "w").close()
-            if saving.wait(LIMIT) == 0:
+            if saving.wait(harness.patient(LIMIT)) == 0:
                 raise Failure(f"at step {number}: the tool was not killed")
             worked(context.run(0, save))
     open(sync + ".go.3", "w").close()
@@ -1029,7 +1029,7 @@ def own_job_named(context):
         if child.poll() is not None or os.path.exists(image):
             raise Failure(f"the job {name} was disturbed, or there is an image")
         os.killpg(child.pid, signal.SIGTERM)
-        child.wait(LIMIT)
+        child.wait(harness.patient(LIMIT))
     remove_segments(VICTIM)
     both = f"both-{os.getpid()}"
     for user in (VICTIM, ATTACKER):
@@ -1115,7 +1115,7 @@ def own_job_hostile(context):
                 raise Failure(f"{name}: a file of root's was changed")
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
-            child.wait(LIMIT)
+            child.wait(harness.patient(LIMIT))
     os.unlink(context.shared + "/other")
 
     # A link in the place of her folder, in which root's cr-restart is to show another one.
@@ -1125,7 +1125,7 @@ def own_job_hostile(context):
     )  # fmt: skip
     paused_at(sync, 3, child)
     worked(context.run(0, [context.tool("cr-checkpoint"), "--stop", job, image]))
-    child.wait(LIMIT)
+    child.wait(harness.patient(LIMIT))
     for target in ("/etc", others_job):
         context.python(ATTACKER, "import os, sys; os.path.lexists(sys.argv[1]) and os.unlink(sys.argv[1]); "
                        "os.symlink(sys.argv[2], sys.argv[1])", job, target)  # fmt: skip
@@ -1187,7 +1187,7 @@ def files_of_user_job(context):
     child = context.start(0, [context.tool("cr-run"), "--user", str(VICTIM), "--job-dir", job, "--", PYTHON, "-c", HOLDS, held, go, out])
     harness.wait_for(lambda: os.path.exists(go + ".ready") or child.poll() is not None, LIMIT, lambda: "the job does not run")
     worked(context.run(0, [context.tool("cr-checkpoint"), "--stop", job, image]))
-    child.wait(LIMIT)
+    child.wait(harness.patient(LIMIT))
     context.python(
         VICTIM, "import os, sys; os.rename(sys.argv[1], sys.argv[1] + '.away'); os.symlink(sys.argv[2], sys.argv[1]); "
         "open(sys.argv[3], 'w').close()", held, secret, go,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/engine/criu/proc_paths.h"
 
+#include "proto/base/proc.h"
+
 namespace cuda_remote::checkpoint {
 namespace {
 
@@ -13,10 +15,6 @@ std::string_view TakePart(std::string_view* path) {
   const std::string_view part = path->substr(0, end);
   path->remove_prefix(end == std::string_view::npos ? path->size() : end + 1);
   return part;
-}
-
-bool IsNumber(std::string_view text) {
-  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
 }  // namespace

@@ -41,6 +41,7 @@
 #include "checkpoint/engine/criu/socket_state.h"
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
+#include "proto/base/proc.h"
 #include "proto/base/text.h"
 
 namespace cuda_remote::checkpoint {
@@ -918,8 +919,7 @@ class SocketsTest : public testing::Test {
   }
 
   void Start(const std::string& name) {
-    char self[4096] = {};
-    ASSERT_GT(readlink("/proc/self/exe", self, sizeof(self) - 1), 0);
+    const std::string self = ReadLink("/proc/self/exe");
     Plan plan;
     ASSERT_EQ(CriuEngine().PrepareStart(&plan), absl::OkStatus());
     // Its streams are nothing that a restart would have to give it again.
