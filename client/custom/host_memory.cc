@@ -35,11 +35,14 @@ bool IsMemory(uint64_t address, size_t bytes) {
   return true;
 }
 
-// Whether the application has mapped memory there itself that the current context's device has access to.
-bool IsReachableMapping(Call& call, uint64_t address) {
+// The start of the application's own mapping that an address lies in; 0 if there is none, or the current context's
+// device has no access to it.
+uint64_t ReachableMapping(Call& call, uint64_t address) {
   ReaderLock lock(&call.session().memory().mutex());
   const auto* const range = call.session().memory().device_ranges().Find(address);
-  return range && range->value.source == DeviceRange::kMapped && range->value.access.Of(call.device()) != 0;
+  const bool reached =
+      range && range->value.source == DeviceRange::kMapped && range->value.access.Of(call.device()) != 0;
+  return reached ? range->start : 0;
 }
 
 CUresult Allocate(const CallInfo& info, void** pp, size_t bytesize, unsigned flags) {
@@ -186,9 +189,10 @@ CUresult Custom_cuMemHostGetDevicePointer_v2(CUdeviceptr* pdptr, void* p, unsign
   Call call(info::k_cuMemHostGetDevicePointer_v2);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   const uint64_t address = reinterpret_cast<uint64_t>(p);
-  // The same address on the server's machine, and for pinned memory everywhere, as with unified addressing natively.
-  uint64_t device = address;
-  const CUresult result = IsReachableMapping(call, address) ? CUDA_SUCCESS : MapForDevice(call, address, &device);
+  // The same address on the server's machine, and for pinned memory everywhere, as with unified addressing natively. In
+  // a mapping the driver gives its start.
+  uint64_t device = ReachableMapping(call, address);
+  const CUresult result = device != 0 ? CUDA_SUCCESS : MapForDevice(call, address, &device);
   if (result == CUDA_SUCCESS) *pdptr = device;
   return result;
 }
@@ -200,7 +204,7 @@ CUresult Custom_cuMemHostGetFlags(unsigned int* pFlags, void* p) {
   Call call(info::k_cuMemHostGetFlags);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   const uint64_t address = reinterpret_cast<uint64_t>(p);
-  if (IsReachableMapping(call, address)) {
+  if (ReachableMapping(call, address) != 0) {
     *pFlags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
     return CUDA_SUCCESS;
   }

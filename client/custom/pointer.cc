@@ -321,7 +321,7 @@ CUresult Custom_cuMemGetAddressRange_v2(CUdeviceptr* pbase, size_t* psize, CUdev
   Call call(info::k_cuMemGetAddressRange_v2);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   const Facts facts = Look(call, dptr);
-  if (!facts.known) return CUDA_ERROR_NOT_FOUND;
+  if (!facts.known || (facts.own_mapping && facts.access == 0)) return CUDA_ERROR_NOT_FOUND;
   if (pbase) *pbase = facts.start;
   if (psize) *psize = facts.bytes;
   return CUDA_SUCCESS;

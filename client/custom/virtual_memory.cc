@@ -186,7 +186,7 @@ CUresult Custom_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDe
 
 // Memory that the application has not mapped itself has no access rights to ask for: the driver says 0.
 CUresult Custom_cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr ptr) {
-  if (!flags || !location) return CUDA_ERROR_INVALID_VALUE;
+  if (!flags || !location || ptr == 0) return CUDA_ERROR_INVALID_VALUE;
   *flags = 0;
   Call call(info::k_cuMemGetAccess);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;

@@ -333,7 +333,7 @@ int main(int argc, char** argv) {
   CUdeviceptr at;
   CU_CHECK(cuMemAlloc(&at, 1001));
   Have("alloc of another context", at, 1001);
-  CU_CHECK(cuCtxSetCurrent(g_primary));
+  CU_CHECK(cuCtxPopCurrent(nullptr));
   MakeFreedMemory();
   // What can be set stays.
   unsigned one = 1;

@@ -121,7 +121,8 @@ SOFTGPU_API cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUdeviceptr
   ContextPtr context;
   if (CUresult result = UsableContext(&context); result != CUDA_SUCCESS) return result;
   AllocationPtr allocation = MemoryMap::Get().Find(address);
-  if (!allocation) return CUDA_ERROR_NOT_FOUND;
+  const bool mapped = allocation && allocation->kind == MemoryKind::kMapped;
+  if (!allocation || (mapped && !allocation->mapped_for(context->device()))) return CUDA_ERROR_NOT_FOUND;
   if (base != nullptr) *base = allocation->begin;
   if (size != nullptr) *size = allocation->size;
   return CUDA_SUCCESS;
@@ -225,7 +226,8 @@ SOFTGPU_API cuMemHostGetDevicePointer_v2(CUdeviceptr* address, void* host, unsig
   if (!allocation || !(allocation->host() || allocation->mapped_for(context->device()))) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  *address = reinterpret_cast<CUdeviceptr>(host);
+  // So says driver 580: of a mapping always its start.
+  *address = allocation->host() ? reinterpret_cast<CUdeviceptr>(host) : allocation->begin;
   return CUDA_SUCCESS;
 }
 

@@ -315,7 +315,7 @@ SOFTGPU_API cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDe
 
 SOFTGPU_API cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
   SOFTGPU_ENTER();
-  if (flags == nullptr || location == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (flags == nullptr || location == nullptr || address == 0) return CUDA_ERROR_INVALID_VALUE;
   *flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
   AllocationPtr allocation = MemoryMap::Get().Find(address);
   if (!allocation) return CUDA_ERROR_INVALID_VALUE;
