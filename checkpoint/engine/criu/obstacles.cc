@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -345,6 +346,9 @@ class Search {
       // CRIU restores it without EFD_SEMAPHORE.
       if (atoi(FactOf(pid, number, "eventfd-semaphore").c_str()) != 0)
         Add(pid, "has an eventfd with EFD_SEMAPHORE", "have the program use a semaphore or a pipe instead");
+      // And only the lower half of its count.
+      if (strtoull(FactOf(pid, number, "eventfd-count").c_str(), nullptr, 16) > UINT32_MAX)
+        Add(pid, "has an eventfd with a count above 4294967295", "have the program read it before the checkpoint");
     } else if (name == "[timerfd]") {
       const int clock = atoi(FactOf(pid, number, "clockid").c_str());
       if (clock == CLOCK_REALTIME_ALARM || clock == CLOCK_BOOTTIME_ALARM)
@@ -353,8 +357,22 @@ class Search {
       LookAtProcessDescriptor(pid, number);
     } else if (name == "[eventpoll]") {
       LookAtEpoll(pid, number);
-    } else if (name.find("notify") != std::string::npos && HasUnread(pid, number)) {
+    } else if (name.find("notify") != std::string::npos) {
+      LookAtWatches(pid, number, name);
+    }
+  }
+
+  void LookAtWatches(int pid, int number, const std::string& name) {
+    if (HasUnread(pid, number))
       Add(pid, "has file events (" + name + ") that it has not read", "have it read them, or close their descriptor");
+    std::ifstream facts("/proc/" + std::to_string(pid) + "/fdinfo/" + std::to_string(number));
+    for (std::string line; std::getline(facts, line);) {
+      unsigned mask = 0;
+      if (sscanf(line.c_str(), "inotify wd:%*x ino:%*x sdev:%*x mask:%x", &mask) != 1 || (mask & IN_ONESHOT) == 0)
+        continue;
+      // CRIU restores it as one that stays.
+      Add(pid, "watches a file for one event (IN_ONESHOT)", "have the program remove the watch itself after the event");
+      return;
     }
   }
 

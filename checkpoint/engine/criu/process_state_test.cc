@@ -32,6 +32,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <set>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -428,13 +429,19 @@ void PendingSignals() { Compare({Signals}); }
 std::string InfoOf(int fd) {
   std::ifstream in("/proc/self/fdinfo/" + Text(fd));
   std::string text;
+  std::set<std::string> watched;  // in any order
   for (std::string line; std::getline(in, line);) {
     const bool changes = line.compare(0, 6, "mnt_id") == 0 || line.compare(0, 4, "ino:") == 0 ||
                          line.compare(0, 8, "it_value") == 0 || line.compare(0, 5, "ticks") == 0 ||
                          line.compare(0, 7, "settime") == 0 || line.compare(0, 10, "eventfd-id") == 0;
     const size_t inode = line.compare(0, 4, "tfd:") == 0 ? line.find(" pos") : std::string::npos;
-    text += changes ? "" : line.substr(0, inode) + "\n";
+    if (inode != std::string::npos) {
+      watched.insert(line.substr(0, inode));
+    } else if (!changes) {
+      text += line + "\n";
+    }
   }
+  for (const std::string& line : watched) text += line + "\n";
   return text;
 }
 
@@ -460,7 +467,7 @@ States Files() {
   AddFile("plain", plain, &states);
   AddFile("appended", appended, &states);
   AddFile("position of a copy", fcntl(plain, F_DUPFD, 100), &states);
-  AddFile("folder", open("/", O_RDONLY | O_DIRECTORY), &states);
+  AddFile("folder", open("/", O_RDONLY), &states);
   AddFile("name only", open(Path("plain").c_str(), O_PATH | O_CLOEXEC), &states);
   AddFile("synchronous", open(Path("plain").c_str(), O_RDWR | O_SYNC | O_NONBLOCK), &states);
   for (const unsigned seals : {0u, unsigned(F_SEAL_SHRINK), unsigned(F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL)}) {
@@ -494,7 +501,7 @@ States Files() {
     AddFile(name + ", of a whole file", whole, &states);
     AddFile(name + ", a lease", leased, &states);
   }
-  for (const uint64_t count : {uint64_t{0}, uint64_t{7}, ~uint64_t{1}}) {
+  for (const uint64_t count : {uint64_t{0}, uint64_t{7}, uint64_t{0xfffffffe}}) {
     const int events = eventfd(0, EFD_NONBLOCK);
     MUST(count == 0 || write(events, &count, sizeof(count)) == sizeof(count));
     AddFile("events " + Text(count), events, &states);
@@ -507,8 +514,8 @@ States Files() {
   }
   // Watches.
   const int watches = inotify_init1(IN_NONBLOCK), removed = inotify_init1(0);
-  for (const uint32_t mask : {uint32_t(IN_MODIFY), uint32_t(IN_ALL_EVENTS), uint32_t(IN_CLOSE_WRITE | IN_ONESHOT),
-                              uint32_t(IN_CREATE | IN_EXCL_UNLINK)}) {
+  for (const uint32_t mask :
+       {uint32_t(IN_MODIFY), uint32_t(IN_ALL_EVENTS), uint32_t(IN_CLOSE_WRITE | IN_MOVE_SELF), uint32_t(IN_CREATE)}) {
     const std::string name = "watched" + Text(mask);
     close(NewFile(name));
     MUST(inotify_add_watch(watches, Path(name).c_str(), mask) > 0);
@@ -828,6 +835,19 @@ void Faults() { Refused(int(syscall(SYS_userfaultfd, O_CLOEXEC))); }
 
 void WakingTimer() { Refused(timerfd_create(CLOCK_BOOTTIME_ALARM, 0)); }
 
+void WatchForOneEvent() {
+  const int watches = inotify_init1(0);
+  MUST(inotify_add_watch(watches, "/", IN_CREATE | IN_ONESHOT) > 0);
+  Refused(watches);
+}
+
+void LargeCount() {
+  const int events = eventfd(0, 0);
+  const uint64_t count = uint64_t{1} << 32;
+  MUST(write(events, &count, sizeof(count)) == sizeof(count));
+  Refused(events);
+}
+
 void UnreadEvents() {
   const int watches = inotify_init1(0);
   MUST(inotify_add_watch(watches, g_folder.c_str(), IN_CREATE) > 0);
@@ -875,6 +895,8 @@ const std::map<std::string, void (*)()> kSubjects = {
     {"Faults", Faults},
     {"WakingTimer", WakingTimer},
     {"UnreadEvents", UnreadEvents},
+    {"WatchForOneEvent", WatchForOneEvent},
+    {"LargeCount", LargeCount},
     {"InheritedEpoll", InheritedEpoll},
 };
 
@@ -953,6 +975,8 @@ TEST_F(ProcessStateTest, ADescriptorOfAnotherProcessIsRefused) {
 TEST_F(ProcessStateTest, PageFaultsAreRefused) { Refuses("Faults", "has a userfaultfd open"); }
 TEST_F(ProcessStateTest, ATimerThatWakesTheMachineIsRefused) { Refuses("WakingTimer", "that wakes the machine"); }
 TEST_F(ProcessStateTest, UnreadEventsAreRefused) { Refuses("UnreadEvents", "file events (inotify)"); }
+TEST_F(ProcessStateTest, AWatchForOneEventIsRefused) { Refuses("WatchForOneEvent", "IN_ONESHOT"); }
+TEST_F(ProcessStateTest, ALargeCountIsRefused) { Refuses("LargeCount", "a count above"); }
 TEST_F(ProcessStateTest, AnEpollOfClosedFilesIsRefused) { Refuses("InheritedEpoll", "epoll that watches a file"); }
 
 TEST(MayLackRights, OnlyWhereTheKernelForbidsSomething) {
