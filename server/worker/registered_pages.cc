@@ -13,7 +13,7 @@ namespace cuda_remote::server {
 namespace {
 
 // How much the heap may grow.
-constexpr uint64_t kHeapRoom = uint64_t{4} << 30;
+constexpr uint64_t kHeapRoom = 64 << 20;
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kLowest = 1 << 16;
 // Programs whose addresses are randomised have their mappings below (the kernel's mmap_base leaves room for the
