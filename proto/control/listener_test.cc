@@ -98,17 +98,13 @@ class ListenerTest : public testing::Test {
     bool IsOpen() const { return !Ends(0); }
   };
 
-  ~ListenerTest() override {
-    listener_.Stop();
-    MutexLock lock(&mutex_);
-    for (const int fd : served_) close(fd);
-  }
+  ~ListenerTest() override { listener_.Stop(); }
 
   void Start(size_t most = 400) {
     ASSERT_EQ(listener_.Listen("127.0.0.1:0"), absl::OkStatus());
     listener_.Start(most, [this](int fd) {
       MutexLock lock(&mutex_);
-      served_.push_back(fd);
+      served_.emplace_back(fd);
     });
   }
 
@@ -160,7 +156,7 @@ class ListenerTest : public testing::Test {
   std::atomic<int> lines_{0};
   Listener listener_{[this](bool, const std::string&) { ++lines_; }};
   Mutex mutex_;
-  std::vector<int> served_ CR_GUARDED_BY(mutex_);
+  std::vector<UniqueFd> served_ CR_GUARDED_BY(mutex_);
 };
 
 // What locked every newcomer out of cr-server: 128 silent connections from 4 addresses.
@@ -236,7 +232,6 @@ TEST_F(ListenerTest, WhatTheServerClosesIsClosed) {
   const Client client = Connect(Host(1));
   {
     MutexLock lock(&mutex_);
-    close(served_.back());
     served_.pop_back();
   }
   EXPECT_TRUE(client.Ends(-1));
