@@ -106,6 +106,8 @@ struct Tool {
   std::set<std::string> own = {};  // options that are for cr-hostd
   const char* program = nullptr;   // null: cr-NAME
 };
+std::string ProgramOf(const Tool& tool) { return tool.program ? tool.program : std::string("cr-") + tool.name; }
+
 constexpr char kMove[] = "move";
 constexpr char kGroup[] = "group";
 constexpr char kRegroup[] = "regroup";
@@ -457,7 +459,7 @@ absl::Status Worker::MakeSpool() {
 }
 
 absl::Status Worker::ListArguments() {
-  const std::string program = tool_->program ? tool_->program : std::string("cr-") + tool_->name;
+  const std::string program = ProgramOf(*tool_);
   program_ = checkpoint::FindCompanion(program);
   if (program_.empty()) return absl::NotFoundError(program + " is not beside cr-hostd: the installation is incomplete");
   arguments_ = {program_};
@@ -700,7 +702,7 @@ absl::Status Worker::Begin() {
     return StartTool();
   }
   if (IsGroup()) {
-    Log(std::string(tool_->program) + " on the hosts " + host_ + ", image " + image_);
+    Log(ProgramOf(*tool_) + " on the hosts " + host_ + ", image " + image_);
     return BeginGroup();
   }
   if ((tool_->takes_image || tool_->makes_image) && (image_.empty() || image_.find('\0') != std::string::npos))
@@ -713,7 +715,7 @@ absl::Status Worker::Begin() {
   if (tool_->takes_image) CR_RETURN_IF_ERROR(TakeImage(peer_.account, key_, spool_ + kImage, &image_, nullptr));
   CR_RETURN_IF_ERROR(ListArguments());
   if (Moves()) CR_RETURN_IF_ERROR(BeginMove());
-  Log(std::string("cr-") + tool_->name + (image_.empty() ? "" : ", image " + image_) +
+  Log((Moves() ? "cr-migrate --whole" : ProgramOf(*tool_)) + (image_.empty() ? "" : ", image " + image_) +
       (host_.empty() ? "" : ", to " + host_));
   return StartTool();
 }
@@ -1070,7 +1072,7 @@ absl::Status Worker::DoGroup(Outcome* outcome) {
   if (done.ok()) {
     Log(std::string("the parts on ") + host_ + (Regroups() ? " run" : " are saved") + ", image " + outcome->image);
   } else {
-    Log(std::string(tool_->program) + " on " + host_ + " has failed: " + std::string(done.message()));
+    Log(ProgramOf(*tool_) + " on " + host_ + " has failed: " + std::string(done.message()));
   }
   return done;
 }
@@ -1463,7 +1465,7 @@ int Worker::FollowTool() {
     }
     if (changed == child_) {
       const int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-      Log(std::string("cr-") + tool_->name + " has ended with " + std::to_string(code));
+      Log(ProgramOf(*tool_) + " has ended with " + std::to_string(code));
       close(signals);
       if (announcements_ >= 0) close(announcements_);
       announcements_ = -1;

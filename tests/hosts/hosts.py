@@ -13,6 +13,7 @@ import collections
 import glob
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -302,6 +303,14 @@ def goes_on(lab, child, want, steps):
     lab.b.is_clean()
 
 
+def logged(machine, job, *texts):
+    """The log of cr-hostd has lines with these texts, with time, level, user and job."""
+    lines = re.findall(r"^\d{4}(?:-\d\d){2} [\d:.]{12} (?:info|warning) cr-hostd: user [^,]*, job ([^:]+): (.*)$", machine.said(), re.MULTILINE)
+    for text in texts:
+        if not any(name == job and text in said for name, said in lines):
+            raise Failure(f"cr-hostd's log on {machine.name} has no line of job {job} with {text!r}:\n{machine.said()}")
+
+
 def as_documented(section, text):
     """What a tool has printed with --json, which has all fields of that section of docs/json.md and no others."""
     fields = json_fields.Section(section)
@@ -339,6 +348,8 @@ def moved(context):
         raise Failure(f"cr-run ended with {child.returncode}: {said}")
     if lab.a.has_job("hers"):
         raise Failure("the job is still on A")
+    logged(lab.a, "hers", "cr-run", "cr-migrate --whole, to", "moved to " + lab.b.address)
+    logged(lab.b, "hers", "it comes from a", "the job arrives from another host")
     facts = lab.b.facts("hers")
     has_only_rights_of(facts["pid"], VICTIM)
     if os.readlink(f"/proc/{facts['pid']}/ns/net") != os.readlink(f"/proc/{lab.b.holder.pid}/ns/net"):
