@@ -39,7 +39,7 @@ void AddJob(const std::string& directory, const checkpoint::Job& job, HostReport
   one->set_user_name(job.has_user() ? job.user().name() : "root");
   one->set_pid(job.pid());
   one->set_running(checkpoint::JobIsAlive(job));
-  if (one->running()) one->set_processes(uint32_t(checkpoint::ProcessesOf(job).size()));
+  if (one->running()) one->set_processes(uint32_t(checkpoint::StartedProcessesOf(job).size()));
   one->set_started_unix_ms(job.started_unix_ms());
   one->set_saved_unix_ms(job.saved_unix_ms());
   const std::string moved = checkpoint::GpuServerOf(directory);

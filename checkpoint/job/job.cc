@@ -568,7 +568,8 @@ void RemoveSockets(const std::string& directory) {
   if (DIR* const list = opendir(directory.c_str())) {
     while (const dirent* const entry = readdir(list)) {
       const std::string name = entry->d_name;
-      const bool ours = (name.compare(0, 5, "relay") == 0 && (EndsWith(name, ".sock") || EndsWith(name, ".log"))) ||
+      const bool ours = (name.compare(0, 5, "relay") == 0 &&
+                         (EndsWith(name, ".sock") || EndsWith(name, ".log") || EndsWith(name, ".server"))) ||
                         (name.compare(0, 5, "agent") == 0 && EndsWith(name, ".sock")) ||
                         name.compare(0, strlen(kEngineFiles), kEngineFiles) == 0;
       if (ours) unlink((directory + "/" + name).c_str());
@@ -675,6 +676,15 @@ std::vector<int> ProcessesOf(const Job& job) {
   if (list) closedir(list);
   // The kernel gives a namespace's number to another one as soon as the job has ended.
   if (!JobIsAlive(job)) pids.clear();
+  return pids;
+}
+
+std::vector<int> StartedProcessesOf(const Job& job) {
+  std::vector<int> pids = ProcessesOf(job);
+  if (job.init_pid() <= 0) return pids;
+  const std::vector<int> started = Trees(AllParents(), {job.init_pid()});
+  const auto entered = [&](int pid) { return std::find(started.begin(), started.end(), pid) == started.end(); };
+  pids.erase(std::remove_if(pids.begin(), pids.end(), entered), pids.end());
   return pids;
 }
 
