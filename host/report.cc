@@ -14,6 +14,7 @@
 #include "checkpoint/engine/engines.h"
 #include "checkpoint/gpu/ask_server.h"
 #include "checkpoint/job/account.h"
+#include "checkpoint/job/cuda_processes.h"
 #include "checkpoint/job/hostd_places.h"
 #include "checkpoint/job/job.h"
 #include "host/move.grpc.pb.h"

@@ -679,15 +679,6 @@ std::vector<int> ProcessesOf(const Job& job) {
   return pids;
 }
 
-std::vector<int> StartedProcessesOf(const Job& job) {
-  std::vector<int> pids = ProcessesOf(job);
-  if (job.init_pid() <= 0) return pids;
-  const std::vector<int> started = Trees(AllParents(), {job.init_pid()});
-  const auto entered = [&](int pid) { return std::find(started.begin(), started.end(), pid) == started.end(); };
-  pids.erase(std::remove_if(pids.begin(), pids.end(), entered), pids.end());
-  return pids;
-}
-
 std::vector<int> OutlivedProcessesOf(const Job& job) {
   if (job.init_pid() > 0 || job.runner_pid() <= 0) return {};
   const std::map<int, int> parents = AllParents();

@@ -177,8 +177,6 @@ std::vector<std::string> RemoveStaleJobs();
 // The processes of the job, as this machine numbers them: those of its namespace but its init, else the program and
 // what descends from it.
 std::vector<int> ProcessesOf(const Job& job);
-// Those of them that the job itself has started: without CRIU, which enters the job's namespace from outside.
-std::vector<int> StartedProcessesOf(const Job& job);
 
 // Of a job without an init process: those whose parents have ended, so that they are children of its cr-run or
 // cr-restart now, and what descends from them.
