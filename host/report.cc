@@ -14,6 +14,7 @@
 #include "checkpoint/engine/engines.h"
 #include "checkpoint/gpu/ask_server.h"
 #include "checkpoint/job/account.h"
+#include "checkpoint/job/cuda_processes.h"
 #include "checkpoint/job/hostd_places.h"
 #include "checkpoint/job/job.h"
 #include "host/move.grpc.pb.h"
@@ -39,7 +40,7 @@ void AddJob(const std::string& directory, const checkpoint::Job& job, HostReport
   one->set_user_name(job.has_user() ? job.user().name() : "root");
   one->set_pid(job.pid());
   one->set_running(checkpoint::JobIsAlive(job));
-  if (one->running()) one->set_processes(uint32_t(checkpoint::ProcessesOf(job).size()));
+  if (one->running()) one->set_processes(uint32_t(checkpoint::StartedProcessesOf(job).size()));
   one->set_started_unix_ms(job.started_unix_ms());
   one->set_saved_unix_ms(job.saved_unix_ms());
   const std::string moved = checkpoint::GpuServerOf(directory);

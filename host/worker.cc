@@ -114,7 +114,12 @@ constexpr char kRegroup[] = "regroup";
 
 const std::vector<Tool>& Tools() {
   static const auto* const tools = new std::vector<Tool>{
-      {"run", true, false, false, {"append", "io-uring", "adopt"}, {"server", "gpu", "output", "error", "address"}},
+      {"run",
+       true,
+       false,
+       false,
+       {"append", "io-uring", "adopt", "no-check"},
+       {"server", "gpu", "name", "output", "error", "address"}},
       {"checkpoint",
        false,
        false,
@@ -150,7 +155,7 @@ const std::vector<Tool>& Tools() {
       {kMemberTool, false, false, true, {"stop", "tcp-close"}, {"timeout", "compress", "pool"}, {}, "cr-checkpoint"},
       {kArriveTool, true, true, false, {}, {"server", "gpu", "output", "error"}, {}, "cr-restart"},
       {kGpusTool, false, false, false, {}, {"server", "gpu"}, {}, "cr-restart"},
-      {kDrainTool, false, false, false, {"undo"}, {"to-host", "to", "save", "reason", "timeout"}},
+      {kDrainTool, false, false, false, {"undo", "dry-run"}, {"to-host", "to", "save", "reason", "timeout"}},
       {kHostsTool, false, false, false, {}, {"hosts"}},
   };
   return *tools;

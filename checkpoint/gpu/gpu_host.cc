@@ -20,16 +20,22 @@
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/stall_watch.h"
 #include "proto/base/status_macros.h"
+#include "proto/base/unique_fd.h"
 #include "proto/channel/handshake.h"
+#include "proto/control/control.pb.h"
+#include "proto/control/socket_call.h"
 #include "proto/errors/absl_status.h"
+#include "proto/folder/this_job.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
 
 constexpr int kReadyMs = 30000;
+// A little longer than a relay waits for its server's answer.
+constexpr int kAskMs = 20500;
 
 // Made anew, with the rights of `account`, in whose folder it is.
-int OpenLog(const std::string& path, const std::optional<Account>& account) {
+int OpenNew(const std::string& path, const std::optional<Account>& account) {
   const ActAs user(account);
   unlink(path.c_str());
   return open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600);
@@ -131,6 +137,7 @@ absl::StatusOr<std::unique_ptr<GpuHost>> GpuHost::Open(const std::string& addres
                                                        bool detached, const std::optional<Account>& account) {
   std::unique_ptr<GpuHost> host(new GpuHost);
   host->detached_ = detached;
+  host->account_ = account;
   if (const std::optional<std::string> path = SocketPathOf(address)) {
     host->path_ = Absolute(*path);
     return host;
@@ -160,12 +167,18 @@ absl::StatusOr<std::unique_ptr<GpuHost>> GpuHost::Open(const std::string& addres
     if (detached) command.insert(command.end(), {"--idle-exit", "10"});
   }
   CR_RETURN_IF_ERROR(CheckLength(host->path_));
+  if (!address.empty()) {
+    const std::string path = ServerNameFile(host->path_), line = address + "\n";
+    const UniqueFd file(OpenNew(path, account));
+    if (!file.ok() || write(file.get(), line.data(), line.size()) != ssize_t(line.size()))
+      return ErrnoStatus("cannot make " + path);
+  }
   int log = -1;
   if (detached) {
     // relay2.log beside relay2.sock.
     const std::string path =
         address.empty() ? folder + "/server.log" : host->path_.substr(0, host->path_.rfind('.')) + ".log";
-    log = OpenLog(path, account);
+    log = OpenNew(path, account);
     if (log < 0) return ErrnoStatus("cannot make " + path);
   }
   const absl::StatusOr<pid_t> started = StartDaemon(std::move(command), log, account);
@@ -173,6 +186,15 @@ absl::StatusOr<std::unique_ptr<GpuHost>> GpuHost::Open(const std::string& addres
   CR_RETURN_IF_ERROR(started.status());
   host->process_ = *started;
   return host;
+}
+
+absl::Status GpuHost::Ask(const std::function<bool(int waited_ms)>& goes_on) const {
+  control::ControlCall call;
+  call.mutable_get_server_info();
+  const ActAs user(account_);  // a relay serves nobody else, and a server may not either
+  CR_ASSIGN_OR_RETURN(const control::ControlAnswer answer, control::CallOnSocket(path_, call, kAskMs, goes_on));
+  const std::string& problem = answer.server_info().worker_error();
+  return problem.empty() ? absl::OkStatus() : absl::UnavailableError("its workers cannot start: " + problem);
 }
 
 absl::StatusOr<GpuHost*> GpuHosts::Open(const std::string& address, int gpu) {

@@ -3,12 +3,14 @@
 // a server on another host it starts a cr-relay; without an address, a cr-server of the job's own.
 //
 // The process that it starts ends with the GpuHost object, or with the tool if that is killed. A `detached` one does
-// not; it keeps nothing of the tool's open, and writes its messages to a file beside its socket (relay.log).
+// not; it keeps nothing of the tool's open, and writes its messages to a file beside its socket (relay.log). Another
+// file there says which server a relay is for (relay.server, proto/folder/this_job.h).
 #ifndef CUDA_REMOTE_CHECKPOINT_GPU_GPU_HOST_H_
 #define CUDA_REMOTE_CHECKPOINT_GPU_GPU_HOST_H_
 
 #include <sys/types.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,6 +36,10 @@ class GpuHost {
   GpuHost(const GpuHost&) = delete;
   GpuHost& operator=(const GpuHost&) = delete;
 
+  // Asks the server whether it can serve sessions of this host's account, and fails if it cannot, or does not answer
+  // within 20 s. `goes_on`: as for control::CallOnSocket.
+  absl::Status Ask(const std::function<bool(int waited_ms)>& goes_on) const;
+
   // Of the socket that serves sessions.
   const std::string& socket_path() const { return path_; }
   // For CUDA_REMOTE_SERVER.
@@ -46,6 +52,7 @@ class GpuHost {
   std::string path_;
   pid_t process_ = 0;
   bool detached_ = false;
+  std::optional<Account> account_;
 };
 
 // The ways to several servers, for jobs whose processes are not all on one. Each is opened once, and kept.

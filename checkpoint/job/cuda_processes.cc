@@ -138,6 +138,13 @@ bool HasProcess(const Job& job, int inner_pid, uint64_t mark) {
   });
 }
 
+std::vector<int> StartedProcessesOf(const Job& job) {
+  std::vector<int> pids = ProcessesOf(job);
+  const auto entered = [&job](int pid) { return job.init_pid() > 0 && !DescendsFrom(pid, job.init_pid()); };
+  pids.erase(std::remove_if(pids.begin(), pids.end(), entered), pids.end());
+  return pids;
+}
+
 std::vector<CudaProcess> FindCudaProcesses(const Job& job, const std::string& directory) {
   std::vector<CudaProcess> found;
   const uint64_t own = PidNamespace(getpid());

@@ -44,6 +44,10 @@ std::string CommandNameOf(int pid);
 // Whether the job has a process with this number in its namespace that executes the program with this mark; 0: any.
 bool HasProcess(const Job& job, int inner_pid, uint64_t mark = 0);
 
+// Those processes of the job (ProcessesOf) that the job itself has started: without CRIU, which enters the job's
+// namespace from outside.
+std::vector<int> StartedProcessesOf(const Job& job);
+
 // In the order of their numbers. `directory`: the job's folder. Processes that this user may not look at are not found.
 std::vector<CudaProcess> FindCudaProcesses(const Job& job, const std::string& directory);
 

@@ -15,6 +15,7 @@ namespace cuda_remote::checkpoint {
 namespace {
 
 constexpr char kDraining[] = "draining";
+constexpr char kUsualSocket[] = "/run/cuda-remote/hostd.sock";
 constexpr size_t kMostReason = 1000;
 
 std::string Beside(const std::string& socket, const char* name) {
@@ -25,8 +26,10 @@ std::string Beside(const std::string& socket, const char* name) {
 
 std::string HostdSocket() {
   const char* const named = getenv("CUDA_REMOTE_HOSTD");
-  return named && *named ? named : "/run/cuda-remote/hostd.sock";
+  return named && *named ? named : kUsualSocket;
 }
+
+bool IsUsualHostd(const std::string& socket) { return socket == kUsualSocket; }
 
 std::string UsersFolder(const std::string& socket) { return Beside(socket, "users"); }
 

@@ -16,6 +16,8 @@ inline constexpr char kMovedTo[] = "moved to ";
 
 // $CUDA_REMOTE_HOSTD, else /run/cuda-remote/hostd.sock.
 std::string HostdSocket();
+// Whether this is the socket of the host's own cr-hostd, without a choice of the user's.
+bool IsUsualHostd(const std::string& socket);
 
 // The folder with a folder for each user.
 std::string UsersFolder(const std::string& socket);

@@ -565,7 +565,8 @@ void RemoveSockets(const std::string& directory) {
   if (DIR* const list = opendir(directory.c_str())) {
     while (const dirent* const entry = readdir(list)) {
       const std::string name = entry->d_name;
-      const bool ours = (name.compare(0, 5, "relay") == 0 && (EndsWith(name, ".sock") || EndsWith(name, ".log"))) ||
+      const bool ours = (name.compare(0, 5, "relay") == 0 &&
+                         (EndsWith(name, ".sock") || EndsWith(name, ".log") || EndsWith(name, ".server"))) ||
                         (name.compare(0, 5, "agent") == 0 && EndsWith(name, ".sock")) ||
                         name.compare(0, strlen(kEngineFiles), kEngineFiles) == 0;
       if (ours) unlink((directory + "/" + name).c_str());

@@ -19,8 +19,10 @@ constexpr int kWaitMs = 3000, kPauseMs = 20;
 // A keeper waits for the engine, which has all of the processes to save.
 constexpr int kKeeperMs = 60000;
 
-// Those that look are done in this time, or not waited for; and how often others look whether they are.
+// Those that look are done in this time, or others that look do not wait for them; and how often these try again.
 constexpr int kLookMs = 2000, kOtherLookMs = 5;
+// How long a tool that claims the job waits for those that look: cr-trace writes a long timeline meanwhile.
+constexpr int kLookersMs = 30000;
 
 // Which bytes of the file are locked: the tool's, its keeper's, the job's holder's, and that of those who look, which
 // a tool locks, too.
@@ -109,7 +111,7 @@ absl::Status JobClaim::Take(const std::string& directory, const char* tool, cons
   CR_RETURN_IF_ERROR(wait(Part::kHolder, kKeeperMs, was_killed));
   Lock(fd_, Part::kKeeper, F_UNLCK);
   Lock(fd_, Part::kHolder, F_UNLCK);
-  for (int waited = 0; !Lock(fd_, Part::kLook) && waited < kLookMs && !cancelled(); waited += kPauseMs)
+  for (int waited = 0; !Lock(fd_, Part::kLook) && waited < kLookersMs && !cancelled(); waited += kPauseMs)
     usleep(kPauseMs * 1000);
   killed_ = TextOf(fd_);
   const std::string text = std::string(tool) + " (PID " + std::to_string(getpid()) + ")";
@@ -148,7 +150,8 @@ absl::Status JobLook::Take(const std::string& directory) {
     if (waited >= kLookMs) return absl::UnavailableError("another tool asks the job's processes; try again");
     usleep(kOtherLookMs * 1000);
   }
-  return absl::FailedPreconditionError(AtWork(ToolIn(fd_.get())));
+  tool_ = ToolIn(fd_.get());
+  return absl::FailedPreconditionError(AtWork(tool_));
 }
 
 bool KeeperClaim::Take(const std::string& directory) {

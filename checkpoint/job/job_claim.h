@@ -11,8 +11,8 @@
 //
 // Other tools, such as cr-ps, only ask a job's processes something. They look at jobs that nobody has claimed: a
 // connection of theirs would hinder the dump of a process, or be in the way of who gives it its session back. A tool
-// that claims a job waits for those that look at it. That may be the user whose processes they are: the file is that
-// user's.
+// that claims a job waits for those that look at it, up to half a minute. That may be the user whose processes they
+// are: the file is that user's.
 //
 // Not thread-safe. The claim is the process's that took it, and one for each folder and process.
 #ifndef CUDA_REMOTE_CHECKPOINT_JOB_JOB_CLAIM_H_
@@ -57,8 +57,11 @@ class JobLook {
   // the tool that works on the job in `directory`. A folder that no tool has claimed so far, or that this user may not
   // write to, is looked at without a lock.
   absl::Status Take(const std::string& directory);
+  // The tool for which Take has failed, as in "cr-checkpoint (PID 12)"; else empty.
+  const std::string& tool() const { return tool_; }
 
  private:
+  std::string tool_;
   UniqueFd fd_;
 };
 

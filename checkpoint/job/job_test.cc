@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/file.h>
@@ -24,6 +25,7 @@
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/cuda_processes.h"
 #include "checkpoint/job/job_claim.h"
+#include "proto/base/unique_fd.h"
 #include "proto/folder/this_job.h"
 
 namespace cuda_remote::checkpoint {
@@ -141,7 +143,7 @@ TEST_F(JobTest, RemovedButForWhatIsNotOurs) {
   const std::string directory = folder_ + "/job";
   ASSERT_EQ(MakeJobFolder(directory), absl::OkStatus());
   ASSERT_EQ(WriteJob(directory, Some()), absl::OkStatus());
-  for (const char* name : {"/agent-2.sock", "/relay.sock", "/relay2.sock", "/engine-dump.log"})
+  for (const char* name : {"/agent-2.sock", "/relay.sock", "/relay2.sock", "/relay2.server", "/engine-dump.log"})
     std::ofstream(directory + name) << "x";
   std::ofstream(directory + "/mine") << "x";
   RemoveJobFolder(directory);
@@ -306,6 +308,87 @@ TEST_F(JobTest, NoProcessesOfANamespaceThatIsAnothers) {
   EXPECT_TRUE(ProcessesOf(job).empty());
   kill(other, SIGKILL);
   waitpid(other, nullptr, 0);
+}
+
+// What enters a job's namespace from outside, as CRIU does, is not listed as the job's.
+TEST_F(JobTest, StartedProcessesAreThoseOfTheJob) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  ASSERT_EQ(unshare(CLONE_NEWPID), 0) << "this test makes a namespace, which needs root";
+  // The namespace's first process, which has a child.
+  const pid_t init = fork();
+  if (init == 0) {
+    if (fork() == 0 && write(ends[1], "x", 1) != 1) _exit(1);
+    pause();
+    _exit(0);
+  }
+  char byte;
+  ASSERT_EQ(read(ends[0], &byte, 1), 1);
+  // Processes that this one starts from now on are in the namespace, and not below its first one.
+  const pid_t guest = fork();
+  if (guest == 0) {
+    pause();
+    _exit(0);
+  }
+  Job job = Some();
+  job.set_init_pid(init);
+  job.set_pid_namespace(PidNamespace(init));
+  const std::vector<int> all = ProcessesOf(job), started = StartedProcessesOf(job);
+  EXPECT_EQ(all.size(), 2u);
+  EXPECT_EQ(std::count(all.begin(), all.end(), guest), 1);
+  EXPECT_EQ(started.size(), 1u);
+  EXPECT_EQ(std::count(started.begin(), started.end(), guest), 0);
+  for (const pid_t one : {guest, init}) {
+    kill(one, SIGKILL);
+    waitpid(one, nullptr, 0);
+  }
+  const UniqueFd own(open("/proc/self/ns/pid", O_RDONLY | O_CLOEXEC));
+  ASSERT_EQ(setns(own.get(), CLONE_NEWPID), 0);
+  for (const int end : ends) close(end);
+}
+
+// cr-trace writes a long timeline, which takes longer than a look.
+TEST_F(JobTest, AToolWaitsForThoseThatLook) {
+  const std::string directory = folder_ + "/job";
+  ASSERT_EQ(MakeJobFolder(directory), absl::OkStatus());
+  ASSERT_EQ(JobClaim::Prepare(directory), absl::OkStatus());
+  int looks[2], ends[2];
+  ASSERT_EQ(pipe(looks) + pipe(ends), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    JobLook look;
+    char byte = look.Take(directory).ok() ? 'y' : 'n';
+    if (write(looks[1], &byte, 1) != 1 || read(ends[0], &byte, 1) != 1) _exit(1);
+    _exit(0);
+  }
+  char byte;
+  ASSERT_EQ(read(looks[0], &byte, 1), 1);
+  ASSERT_EQ(byte, 'y');
+  // The tool asks each 20 ms whether it is cancelled: 150 times is longer than a look takes.
+  int asked = 0;
+  JobClaim claim;
+  const absl::Status taken = claim.Take(directory, "cr-test", [&] {
+    if (++asked == 150) {
+      EXPECT_EQ(write(ends[1], "x", 1), 1);
+    }
+    return false;
+  });
+  EXPECT_EQ(taken, absl::OkStatus());
+  EXPECT_GE(asked, 150);
+  if (asked < 150) {
+    EXPECT_EQ(write(ends[1], "x", 1), 1);
+  }
+  waitpid(child, nullptr, 0);
+  // Who comes then is told which tool is at work.
+  const pid_t other = fork();
+  if (other == 0) {
+    JobLook look;
+    _exit(!look.Take(directory).ok() && look.tool() == "cr-test (PID " + std::to_string(getppid()) + ")" ? 0 : 1);
+  }
+  int status = 1;
+  waitpid(other, &status, 0);
+  EXPECT_EQ(status, 0);
+  for (const int end : {looks[0], looks[1], ends[0], ends[1]}) close(end);
 }
 
 TEST_F(JobTest, ServerAndScopeChangeInOneStep) {

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/transaction/save_job.h"
 
+#include <errno.h>
+#include <string.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "checkpoint/gpu/chunk_pool.h"
 #include "checkpoint/gpu/gpu_snapshot.h"
 #include "checkpoint/gpu/shared_buffers.h"
@@ -24,6 +29,7 @@
 #include "ckptfmt/image_store.h"
 #include "proto/base/clock.h"
 #include "proto/base/status_macros.h"
+#include "proto/base/text.h"
 #include "proto/base/unique_fd.h"
 #include "proto/codec/text.h"
 #include "proto/errors/absl_status.h"
@@ -214,6 +220,12 @@ class Saving {
   ~Saving() { DropSnapshots(); }
 
   absl::Status Run();
+  // The path by which the job's user knows the image.
+  std::string ImagePath() const;
+  // The path by which the engine knows its part of the image; empty: it has none yet.
+  std::string inside() const { return image_ ? image_->client_dir() : std::string(); }
+  // At most how many bytes the image has, without compression.
+  uint64_t needed() const { return memory_bytes_ + processes_bytes_; }
 
  private:
   // While the job runs.
@@ -233,7 +245,6 @@ class Saving {
   absl::Status Finish();
   void End();
   void RemoveOldImages();
-  std::string ImagePath() const;
   void NoteSaved();
 
   // Of a checkpoint that fails before the job continues.
@@ -266,6 +277,7 @@ class Saving {
   std::string facts_;  // the engine's
   JobClaim claim_;
   uint64_t process_bytes_ = 0;       // of host memory, for the memory of processes
+  uint64_t processes_bytes_ = 0;     // of the memory of processes
   std::unique_ptr<ChunkPool> pool_;  // outlives the image, whose threads write out of it
   std::string given_;  // where cr-hostd puts the image for its user; empty: nowhere, or there is no cr-hostd
   std::unique_ptr<ckptfmt::ImageStore, DeleteAsRoot> store_;
@@ -342,7 +354,7 @@ absl::Status Saving::BeginImage() {
   if (store_ && !store_->sharing().ok()) {
     report_.Say("the image shares nothing with earlier ones: " + std::string(store_->sharing().message()));
   }
-  process_bytes_ = engine_.PreparedBytes(job_);
+  process_bytes_ = processes_bytes_ = engine_.PreparedBytes(job_);
   CR_ASSIGN_OR_RETURN(pool_, MakePool(options_, &process_bytes_));
   return absl::OkStatus();
 }
@@ -594,8 +606,10 @@ void Saving::RemoveOldImages() {
   report_.Done("removing old images");
 }
 
-// The path by which the job's user knows the image.
-std::string Saving::ImagePath() const { return given_.empty() ? Absolute(outcome_->image) : given_; }
+std::string Saving::ImagePath() const {
+  if (!given_.empty()) return given_;
+  return Absolute(outcome_->image.empty() ? options_.image : outcome_->image);
+}
 
 // For cr-ps, now and after a move.
 void Saving::NoteSaved() {
@@ -616,9 +630,38 @@ void Saving::NoteSaved() {
 
 }  // namespace
 
+absl::Status OfImage(const absl::Status& status, const std::string& inside, const std::string& image, uint64_t needed,
+                     const std::string& folder) {
+  std::string text(status.message());
+  if (!inside.empty()) text = absl::StrReplaceAll(text, {{inside, image + "/client"}});
+  const auto says = [&text](int error) { return text.find(strerror(error)) != std::string::npos; };
+  if (says(ENOSPC) || says(EDQUOT)) {
+    struct statvfs facts;
+    absl::StrAppend(&text, ". The image ", image, " needs up to ", ByteText(double(needed)));
+    if (statvfs(folder.c_str(), &facts) == 0) {
+      const double free = double(facts.f_bavail) * double(facts.f_frsize);
+      absl::StrAppend(&text, ", and ", folder, " has ", ByteText(free), " free");
+    }
+  }
+  return absl::Status(status.code(), text);
+}
+
 absl::Status SaveJob(const SaveJobOptions& options, const Job& job, const std::string& directory,
                      SnapshotEngine* engine, SessionKeeper* keeper, JobReport* report, SaveJobOutcome* outcome) {
-  return Saving(options, job, directory, engine, keeper, report, outcome).Run();
+  std::string inside, image;
+  uint64_t needed = 0;
+  absl::Status saved;
+  {
+    Saving saving(options, job, directory, engine, keeper, report, outcome);
+    saved = saving.Run();
+    if (saved.ok()) return saved;
+    inside = saving.inside();
+    image = saving.ImagePath();
+    needed = saving.needed();
+  }
+  // What was written is gone again, and its room is free.
+  const std::string written = Absolute(options.image);
+  return OfImage(saved, inside, image, needed, written.substr(0, std::max<size_t>(written.rfind('/'), 1)));
 }
 
 }  // namespace cuda_remote::checkpoint

@@ -48,6 +48,11 @@ struct SaveJobOutcome {
 // The step after which the outcome says how reading GPU memory went (JobReport::Done).
 inline constexpr char kStepReading[] = "reading GPU memory";
 
+// A failure to write `image`, as a person understands it: names the image in the place of `inside`, a path that only
+// this process can use. If the disk is full, says what the image needs, in bytes, and what is free in `folder`.
+absl::Status OfImage(const absl::Status& status, const std::string& inside, const std::string& image, uint64_t needed,
+                     const std::string& folder);
+
 // One checkpoint of the job in `directory`. On failure there is no image, and the job continues. `engine`: a new one.
 // `keeper`: started for this job. For one thread; starts others meanwhile.
 absl::Status SaveJob(const SaveJobOptions& options, const Job& job, const std::string& directory,

@@ -90,6 +90,7 @@ int Main(int argc, char** argv) {
   double idle_exit = 0;
   bool remove_folder = false;
   int watch_fd = -1, ready_fd = -1;
+  uint32_t grace = 0;
   CLI::App app("Brings a cr-server on another host to this one: programs connect to a socket here.", "cr-relay");
   SetUpProgram(&app);
   app.footer(kExamples);
@@ -101,6 +102,12 @@ int Main(int argc, char** argv) {
   app.add_option("--idle-exit", idle_exit, "exit after this many seconds without a session")
       ->type_name("SECONDS")
       ->check(CLI::NonNegativeNumber);
+  app.add_option("--grace", grace,
+                 "how long a session waits for the server when that cannot be reached or is silent (or "
+                 "CUDA_REMOTE_GRACE; default: as the server has it, usually 600)")
+      ->type_name("SECONDS")
+      ->envname("CUDA_REMOTE_GRACE")
+      ->check(CLI::Range(1, 86400));
   app.add_flag("--remove-folder", remove_folder, "remove the socket's folder, too, at the end");
   app.add_option("--watch-fd", watch_fd, "exit when this descriptor is closed at its other end")->type_name("FD");
   app.add_option("--ready-fd", ready_fd, "write the address to this descriptor and close it once ready")
@@ -195,7 +202,7 @@ int Main(int argc, char** argv) {
       }
       sessions.emplace_back();
       Served* const served = &sessions.back();
-      served->session = std::make_unique<RelaySession>(socket, target, *credentials, tls.empty() && !local);
+      served->session = std::make_unique<RelaySession>(socket, target, *credentials, tls.empty() && !local, grace);
       served->thread = StartThread([served, done_fd] {
         served->session->Run();
         served->done.store(true);

@@ -43,15 +43,22 @@ constexpr auto kLongestPause = std::chrono::seconds(2);
 constexpr auto kQueryTimeout = std::chrono::seconds(20);
 // How long an ended stream may take to end on the server's side.
 constexpr int kCloseMs = 3000;
+// The client waits for the server: how long until the relay asks the server whether it is there, how long it waits for
+// the answer until it tells the user (2 s in all), and how long until it asks again.
+constexpr double kQuietSeconds = 0.5;
+constexpr auto kAnswerTimeout = std::chrono::milliseconds(1500);
+constexpr auto kAskPause = std::chrono::milliseconds(1500);
+constexpr auto kWatchPause = std::chrono::milliseconds(250);
 
 }  // namespace
 
 RelaySession::RelaySession(int client_socket, std::string address,
-                           std::shared_ptr<grpc::ChannelCredentials> credentials, bool checked)
+                           std::shared_ptr<grpc::ChannelCredentials> credentials, bool checked, uint32_t grace_seconds)
     : socket_(client_socket),
       address_(std::move(address)),
       credentials_(std::move(credentials)),
       checked_(checked),
+      grace_seconds_(grace_seconds),
       wake_fd_(eventfd(0, EFD_CLOEXEC)) {}
 
 void RelaySession::Stop(const std::string& reason) {
@@ -95,6 +102,7 @@ absl::StatusOr<std::unique_ptr<RelayStream>> RelaySession::Open(const std::strin
   control::TunnelOpen open;
   if (resume_token_.empty()) {
     open.set_hello(hello);
+    open.set_grace_seconds(grace_seconds_);
   } else {
     open.set_resume_token(resume_token_);
     const auto positions = end_->received_positions();
@@ -199,7 +207,12 @@ void RelaySession::Control(const std::string& bytes) {
   const grpc::Status status = CallServer([&](control::Control::Stub* stub, grpc::ClientContext* context) {
     return control::CallOverGrpc(stub, context, call, checked_, &answer);
   });
-  if (!status.ok()) answer.set_error("no answer from the server " + address_ + ": " + control::StatusText(status));
+  if (!status.ok()) {
+    const std::string problem = control::StatusText(status);
+    const bool reached = status.error_code() != grpc::StatusCode::UNAVAILABLE;
+    answer.set_error("no answer from the server " + address_ + ": " + problem +
+                     (reached ? "" : control::WhatToCheck(problem)));
+  }
   SendPacket(socket_.get(), PacketType::kControlAnswer, answer.SerializeAsString(), -1);
 }
 
@@ -221,6 +234,66 @@ void RelaySession::WatchClient() {
   }
 }
 
+double RelaySession::Silence() const { return end_ ? end_->silence() : SecondsSince(watched_since_); }
+
+void RelaySession::Watch(std::shared_ptr<grpc::Channel> channel) {
+  MutexLock lock(&mutex_);
+  watched_ = std::move(channel);
+  watched_since_ = Now();
+}
+
+void RelaySession::StopWatching() {
+  MutexLock lock(&mutex_);
+  watching_ = false;
+  if (question_) question_->TryCancel();
+  watch_changed_.NotifyAll();
+}
+
+void RelaySession::WatchServer() {
+  bool said = false;
+  auto next = Now(), silent_since = Now();
+  MutexLock lock(&mutex_);
+  while (watching_) {
+    watch_changed_.WaitFor(&mutex_, kWatchPause);
+    if (!watching_ || !watched_) continue;
+    const double silence = Silence();
+    if (said && silence < kQuietSeconds) {
+      logging::Warn("the GPU server {} answers again, after {:.0f} s", address_, SecondsSince(silent_since));
+      said = false;
+    }
+    // A server that takes what is sent is there.
+    const bool sends = end_ && end_->since_sent() < kQuietSeconds;
+    if (silence < kQuietSeconds || sends || Now() < next) continue;
+    const std::shared_ptr<grpc::Channel> channel = watched_;
+    grpc::ClientContext context;
+    context.set_deadline(WallNow() + kAnswerTimeout);
+    question_ = &context;
+    lock.Unlock();
+    control::ServerInfoRequest request;
+    if (checked_) control::AddChecksum(&request);
+    control::ServerInfo reply;
+    const grpc::StatusCode answer =
+        control::Control::NewStub(channel)->GetServerInfo(&context, request, &reply).error_code();
+    lock.Lock();
+    question_ = nullptr;
+    logging::Debug("asked the silent server {}: {}", address_, answer == grpc::StatusCode::OK ? "it is there" : "?");
+    next = Now() + kAskPause;
+    // A broken connection is noticed where the stream is read.
+    if (answer == grpc::StatusCode::UNAVAILABLE || answer == grpc::StatusCode::CANCELLED) continue;
+    const bool silent = answer == grpc::StatusCode::DEADLINE_EXCEEDED && watched_ == channel && Silence() >= silence;
+    if (said && !silent) {
+      logging::Warn("the GPU server {} answers again, after {:.0f} s", address_, SecondsSince(silent_since));
+    } else if (!said && silent) {
+      silent_since = Now() - std::chrono::duration_cast<Moment::duration>(std::chrono::duration<double>(Silence()));
+      logging::Warn("the GPU server {} has not answered for {:.0f} s; {}", address_, Silence(),
+                    end_ ? "the program waits for it up to " + std::to_string(grace_seconds_) +
+                               " s (CUDA_REMOTE_GRACE=SECONDS chooses another time)"
+                         : std::string("the program waits for its session"));
+    }
+    said = silent;
+  }
+}
+
 void RelaySession::Run() {
   Packet packet;
   Hello hello;
@@ -233,13 +306,22 @@ void RelaySession::Run() {
     return Refuse("cr-relay did not get a Hello");
   }
   if (const std::string why = CheckWireVersion(hello.wire_version, "cr-relay"); !why.empty()) return Refuse(why);
-  channel_ = grpc::CreateCustomChannel(address_, credentials_, control::ClientArguments());
+  // Without this thread, the user is not told.
+  std::thread watcher = StartThread([this] { WatchServer(); });
+  Serve(packet.body, hello);
+  StopWatching();
+  if (watcher.joinable()) watcher.join();
+}
+
+void RelaySession::Serve(const std::string& hello_bytes, const Hello& hello) {
+  channel_ = NewChannel();
+  Watch(channel_);
   std::unique_ptr<RelayStream> stream;
   std::string problem;  // with the last try
   const auto started = Now();
   auto pause = kFirstPause;
   while (true) {
-    auto opened = Open(packet.body);
+    auto opened = Open(hello_bytes);
     if (opened.ok()) {
       stream = *std::move(opened);
       break;
@@ -282,7 +364,9 @@ void RelaySession::Run() {
       lanes.emplace(
           end_.get(), [this] { return NewChannel(); }, resume_token_, number_, lanes_, checked_);
     const uint64_t damaged = end_->damaged();
+    Watch(channel_);
     const TunnelEnd::Outcome outcome = end_->Run(stream.get(), {request_position_}, &reason, number_);
+    Watch(nullptr);
     lanes.reset();
     // The server answers a goodbye by ending the stream; it may also be gone.
     stream->Cancel();
@@ -299,8 +383,10 @@ void RelaySession::Run() {
       reason = status.ok() ? "the server ended the session" : status.error_message();
       break;
     }
-    logging::Warn("session {}: the connection to {} broke ({}); trying again for {} s", welcome.session, address_,
-                  reason.empty() ? control::StatusText(status) : reason, grace_seconds_);
+    logging::Warn(
+        "session {}: the connection to {} broke ({}); the program waits for it up to {} s (CUDA_REMOTE_GRACE=SECONDS "
+        "chooses another time)",
+        welcome.session, address_, reason.empty() ? control::StatusText(status) : reason, grace_seconds_);
     const auto broken = Now();
     pause = kFirstPause;
     while (Now() - broken < std::chrono::seconds(grace_seconds_) && !stopped_.load()) {
@@ -321,11 +407,13 @@ void RelaySession::Run() {
       pause = std::min<std::chrono::milliseconds>(pause * 2, kLongestPause);
     }
     if (stream) {
-      logging::Info("session {}: connected again after {:.1f} s", welcome.session, SecondsSince(broken));
+      logging::Warn("session {}: connected again after {:.1f} s", welcome.session, SecondsSince(broken));
       continue;
     }
+    const bool late = Now() - broken >= std::chrono::seconds(grace_seconds_);
     reason = stopped_.load() ? "the client left while the connection was broken"
-                             : "the connection to " + address_ + " broke and did not come back: " + problem;
+                             : "the connection to " + address_ + " broke and did not come back" +
+                                   (late ? " within " + std::to_string(grace_seconds_) + " s: " : ": ") + problem;
     break;
   }
   logging::Info("session {} ended: {}", welcome.session, reason);

@@ -16,6 +16,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "proto/base/clock.h"
 #include "proto/base/unique_fd.h"
 #include "proto/channel/channel_types.h"
 #include "proto/control/tunnel_end.h"
@@ -28,9 +29,10 @@ class RelayStream;
 class RelaySession {
  public:
   // Takes `client_socket` over. `address` is for messages. `checked`: nothing else notices damage on the way, so that
-  // all messages carry checksums.
+  // all messages carry checksums. `grace_seconds`: how long the session is to wait for a server that is not reached; 0:
+  // as the server has it.
   RelaySession(int client_socket, std::string address, std::shared_ptr<grpc::ChannelCredentials> credentials,
-               bool checked);
+               bool checked, uint32_t grace_seconds);
 
   void Run();
   void Stop(const std::string& reason);
@@ -47,7 +49,14 @@ class RelaySession {
   // Runs the one call of such a connection, which Stop can end.
   template <typename Work>
   grpc::Status CallServer(const Work& call);
+  void Serve(const std::string& hello_bytes, const Hello& hello);
   void WatchClient();
+  // Says so when the server does not answer although the client waits for it. Ends with StopWatching.
+  void WatchServer();
+  // From now on the server is reached over `channel`; null: over none.
+  void Watch(std::shared_ptr<grpc::Channel> channel);
+  void StopWatching();
+  double Silence() const CR_REQUIRES(mutex_);
   void Tell(const std::string& reason);
 
   const UniqueFd socket_;
@@ -58,13 +67,19 @@ class RelaySession {
   std::unique_ptr<control::TunnelEnd> end_;
   std::string resume_token_;
   uint64_t request_position_ = 0;
-  uint32_t grace_seconds_ = 0;
+  uint32_t grace_seconds_;
   uint64_t number_ = 0;  // of the stream that was opened last
   uint32_t lanes_ = 0;   // that it may have
   std::string welcome_;
   Mutex mutex_;
   std::string stop_reason_ CR_GUARDED_BY(mutex_);
   grpc::ClientContext* context_ CR_GUARDED_BY(mutex_) = nullptr;  // of the stream in use
+  // Of WatchServer.
+  Condition watch_changed_;
+  bool watching_ CR_GUARDED_BY(mutex_) = true;
+  std::shared_ptr<grpc::Channel> watched_ CR_GUARDED_BY(mutex_);
+  Moment watched_since_ CR_GUARDED_BY(mutex_);
+  grpc::ClientContext* question_ CR_GUARDED_BY(mutex_) = nullptr;
   std::atomic<bool> stopped_{false};
   UniqueFd wake_fd_;
 };

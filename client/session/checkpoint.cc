@@ -261,7 +261,7 @@ void Checkpoint::SettleMove() {
   std::string scope;
   if (ReadSharingScope(session_->settings().job_dir, &scope) && scope != former_scope_) return;
   LogLine("the tool that was moving the job has ended; the process continues with the GPU server %s",
-          former_server_.c_str());
+          NamedServer(former_server_).c_str());
   agent::Given former;
   former.fds = former_channel_->DupFds();
   former.next_sequence = former_channel_->next_sequence();
@@ -424,7 +424,7 @@ Status Checkpoint::Give(agent::Given given) {
       LogLine(
           "the move has ended: this was the session that the process was to move to. The process continues with the "
           "GPU server %s",
-          session_->settings().server.c_str());
+          NamedServer(session_->settings().server).c_str());
     }
     // The tool still has the rings: Unlock takes them back, and destroys this channel.
     if (!taken_) session_->host_functions().SetChannel(channel());

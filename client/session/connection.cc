@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "client/session/log.h"
+#include "proto/folder/this_job.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -36,7 +37,7 @@ CUresult Connection::Lose(ChannelStatus status, const std::string& server) {
     LogLine(
         "the session with the GPU server %s is lost (%s); every CUDA call fails from here on. Restart the job from its "
         "last checkpoint with cr-restart",
-        server.c_str(), reason.empty() ? ChannelStatusName(status) : reason.c_str());
+        NamedServer(server).c_str(), reason.empty() ? ChannelStatusName(status) : reason.c_str());
   }
   return CUDA_ERROR_DEVICE_UNAVAILABLE;
 }

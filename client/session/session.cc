@@ -140,8 +140,8 @@ CUresult Session::Open() {
     as_asked = memcmp(devices_[i].uuid.bytes, uuids[size_t(visible[i])].data(), sizeof(devices_[i].uuid.bytes)) == 0;
   }
   if (as_asked) return CUDA_SUCCESS;
-  LogLine("the GPU server %s does not give the GPUs that CUDA_VISIBLE_DEVICES=%s asks for", settings_.server.c_str(),
-          settings_.visible_devices.c_str());
+  LogLine("the GPU server %s does not give the GPUs that CUDA_VISIBLE_DEVICES=%s asks for",
+          NamedServer(settings_.server).c_str(), settings_.visible_devices.c_str());
   return CUDA_ERROR_SYSTEM_NOT_READY;
 }
 
@@ -157,7 +157,7 @@ CUresult Session::OpenChannel(const std::string& path, const std::string& visibl
   Welcome welcome;
   StatusOr<std::unique_ptr<ClientChannel>> channel = ClientChannel::Connect(path, hello, &welcome);
   if (!channel.ok()) {
-    LogLine("cannot open a session with the GPU server %s: %s", settings_.server.c_str(),
+    LogLine("cannot open a session with the GPU server %s: %s", NamedServer(settings_.server).c_str(),
             channel.status().message().c_str());
     return CUDA_ERROR_SYSTEM_NOT_READY;
   }

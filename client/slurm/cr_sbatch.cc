@@ -56,6 +56,11 @@ absl::Status ReadScript(const Submission& submission, std::string* text, std::st
   if (submission.has_wrap) {
     *text = "#!/bin/sh\n" + submission.wrapped + "\n";
     *name = "wrap";
+  } else if (submission.script.empty() && !submission.guessed.empty()) {
+    return absl::InvalidArgumentError("no script is named, since " + submission.guessed +
+                                      " was taken for the value of the unknown option " + submission.unknown +
+                                      "; write -- in front of the script, or " + submission.unknown + "=" +
+                                      submission.guessed + " to submit what is read from standard input");
   } else if (submission.script.empty()) {
     text->assign(std::istreambuf_iterator<char>(std::cin), {});
     *name = "sbatch";

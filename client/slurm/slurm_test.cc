@@ -29,6 +29,27 @@ TEST(SubmissionTest, DividesTheWords) {
   EXPECT_FALSE(found.has_wrap);
 }
 
+TEST(SubmissionTest, GuessesOnlyForUnknownOptions) {
+  for (const char* unknown : {"--no-such-option", "-y"}) {
+    const Submission found = Divide({"-n", "1", unknown, "job.sh"});
+    EXPECT_EQ(found.script, "");
+    EXPECT_EQ(found.unknown, unknown);
+    EXPECT_EQ(found.guessed, "job.sh");
+    EXPECT_EQ(found.options, (Words{"-n", "1", unknown, "job.sh"}));
+    // A flag of a plugin, and an option with a value.
+    EXPECT_EQ(Divide({unknown, "-n", "1", "job.sh"}).script, "job.sh");
+    EXPECT_EQ(Divide({unknown, "--", "job.sh"}).script, "job.sh");
+    EXPECT_EQ(Divide({unknown, "7", "job.sh"}).script, "job.sh");
+  }
+  EXPECT_EQ(Divide({"--container-image=x", "job.sh"}).script, "job.sh");
+  for (const Words& known :
+       {Words{"--time", "1"}, Words{"-p", "debug"}, Words{"--hold"}, Words{"--checkpoint-keep", "3"}}) {
+    const Submission found = Divide(known);
+    EXPECT_EQ(found.guessed, "") << known[0];
+    EXPECT_EQ(found.script, "");
+  }
+}
+
 TEST(SubmissionTest, FindsTheCommandOfWrap) {
   for (const Words& words : {Words{"--wrap", "a b", "-n", "1"}, Words{"-n", "1", "--wrap=a b"}}) {
     const Submission found = Divide(words);

@@ -21,12 +21,113 @@ const std::set<std::string>& LongFlags() {
 }
 constexpr char kShortFlags[] = "hHIkOQsvVW";
 
+// Options that take a value, as sbatch 24.05 has them.
+const std::set<std::string>& LongValues() {
+  static const auto* const values = new std::set<std::string>{"--account",
+                                                              "--acctg-freq",
+                                                              "--array",
+                                                              "--batch",
+                                                              "--bb",
+                                                              "--bbf",
+                                                              "--begin",
+                                                              "--chdir",
+                                                              "--cluster-constraint",
+                                                              "--clusters",
+                                                              "--comment",
+                                                              "--constraint",
+                                                              "--container",
+                                                              "--container-id",
+                                                              "--core-spec",
+                                                              "--cores-per-socket",
+                                                              "--cpu-freq",
+                                                              "--cpus-per-gpu",
+                                                              "--cpus-per-task",
+                                                              "--deadline",
+                                                              "--delay-boot",
+                                                              "--dependency",
+                                                              "--distribution",
+                                                              "--error",
+                                                              "--exclude",
+                                                              "--export",
+                                                              "--export-file",
+                                                              "--extra",
+                                                              "--extra-node-info",
+                                                              "--gid",
+                                                              "--gpu-bind",
+                                                              "--gpu-freq",
+                                                              "--gpus",
+                                                              "--gpus-per-node",
+                                                              "--gpus-per-socket",
+                                                              "--gpus-per-task",
+                                                              "--gres",
+                                                              "--gres-flags",
+                                                              "--hint",
+                                                              "--input",
+                                                              "--job-name",
+                                                              "--jobid",
+                                                              "--kill-on-invalid-dep",
+                                                              "--licenses",
+                                                              "--mail-type",
+                                                              "--mail-user",
+                                                              "--mcs-label",
+                                                              "--mem",
+                                                              "--mem-bind",
+                                                              "--mem-per-cpu",
+                                                              "--mem-per-gpu",
+                                                              "--mincpus",
+                                                              "--network",
+                                                              "--nodefile",
+                                                              "--nodelist",
+                                                              "--nodes",
+                                                              "--ntasks",
+                                                              "--ntasks-per-core",
+                                                              "--ntasks-per-gpu",
+                                                              "--ntasks-per-node",
+                                                              "--ntasks-per-socket",
+                                                              "--open-mode",
+                                                              "--output",
+                                                              "--partition",
+                                                              "--power",
+                                                              "--prefer",
+                                                              "--priority",
+                                                              "--profile",
+                                                              "--qos",
+                                                              "--reservation",
+                                                              "--segment",
+                                                              "--signal",
+                                                              "--sockets-per-node",
+                                                              "--switches",
+                                                              "--thread-spec",
+                                                              "--threads-per-core",
+                                                              "--time",
+                                                              "--time-min",
+                                                              "--tmp",
+                                                              "--tres-bind",
+                                                              "--tres-per-task",
+                                                              "--uid",
+                                                              "--wait-all-nodes",
+                                                              "--wckey",
+                                                              "--wrap"};
+  return *values;
+}
+constexpr char kShortValues[] = "aAbBcCdDeFGiJLmMnNopqStwx";
+
 bool BeginsWith(const std::string& text, const char* begin) { return text.compare(0, strlen(begin), begin) == 0; }
 
 // Whether the next word is the value of this option.
 bool TakesNext(const std::string& option) {
   if (BeginsWith(option, "--")) return option.find('=') == std::string::npos && LongFlags().count(option) == 0;
   return option.size() == 2 && !strchr(kShortFlags, option[1]);
+}
+
+bool IsOwn(const std::string& option) {
+  return BeginsWith(option, "--checkpoint-") || option == "--help" || option == "-h" || option == "--version";
+}
+
+// Whether an option that may take the next word is none of those that do.
+bool IsGuess(const std::string& option) {
+  if (option == ":" || IsOwn(option)) return false;
+  return BeginsWith(option, "--") ? LongValues().count(option) == 0 : !strchr(kShortValues, option[1]);
 }
 
 // Calls `use` for the lines that sbatch reads, up to the first command.
@@ -65,14 +166,18 @@ Submission Divide(const std::vector<std::string>& words) {
       ++at;
       break;
     }
-    const bool has_next = TakesNext(word) && at + 1 < words.size();
+    const bool guesses = TakesNext(word) && IsGuess(word);
+    const bool has_next = TakesNext(word) && at + 1 < words.size() && !(guesses && is_option(words[at + 1]));
+    if (guesses && has_next) {
+      found.unknown = word;
+      found.guessed = words[at + 1];
+    }
     const bool is_wrap = word == "--wrap" || BeginsWith(word, "--wrap=");
     if (is_wrap) {
       found.has_wrap = true;
       found.wrapped = has_next ? words[at + 1] : word.substr(std::min(word.size(), strlen("--wrap=")));
     } else {
-      const bool is_own = BeginsWith(word, "--checkpoint-") || word == "--help" || word == "-h" || word == "--version";
-      std::vector<std::string>& to = is_own ? found.own : found.options;
+      std::vector<std::string>& to = IsOwn(word) ? found.own : found.options;
       to.push_back(word);
       if (has_next) to.push_back(words[at + 1]);
     }

@@ -15,10 +15,13 @@ struct Submission {
   std::vector<std::string> arguments;  // of the script
   std::string wrapped;                 // the command of --wrap
   bool has_wrap = false;
+  std::string unknown;  // the last option that is none of sbatch's known ones, and
+  std::string guessed;  // the word behind it that was taken for its value
 };
 
 // Tells the words of `words` apart, which sbatch would get. Own options are those that begin with --checkpoint-, and
-// --help and --version.
+// --help and --version. A site's plugins can have options of their own, so that unknown ones are sbatch's: the next
+// word is taken for their value unless it begins with a dash.
 Submission Divide(const std::vector<std::string>& words);
 
 // Options of cr-sbatch in the lines with #SBATCH that a script begins with.

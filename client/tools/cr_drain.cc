@@ -67,12 +67,14 @@ Examples:
   cr-drain --to-host node8                     users' jobs continue at node8
   cr-drain --to-host node8 --save /data/drain  the same, and what cannot go there is saved and ended
   cr-drain --save /data/drain                  all jobs are saved and ended
+  cr-drain --save /data/drain --dry-run        says what would happen to each job
   cr-drain --undo                              the host accepts jobs again
 
 From then on this host's cr-hostd starts and accepts no jobs, until --undo or the next boot.
 Users' jobs that cr-hostd has started move or are saved as their user does it, with cr-migrate --whole or cr-checkpoint
 --stop. An image is in DIR/USER and belongs to that user. Jobs that root has started are saved in DIR/root; they do not
-move to another host. cr-drain does not see jobs that users have started without cr-hostd.
+move to another host. cr-drain does not see jobs that users have started without cr-hostd. If CUDA_REMOTE_HOSTD names
+another cr-hostd than the host's, only the jobs of that one are drained, and root's go on.
 
 Needs root, or an operator of this host (cr-hostd --operator). For an operator, root must have created the folder of
 --save so that users can enter it (mode 0755). If cr-drain is interrupted, jobs that were moved or saved stay so. Run it
@@ -87,7 +89,7 @@ Exit codes: 0 no job is left, 1 failed, 2 wrong use, 4 jobs are left here, or se
 struct Options {
   std::string to_host, server, save, reason = "the host is being drained";
   double timeout = 60, limit = 7200;
-  bool undo = false;
+  bool undo = false, dry_run = false;
 };
 
 // What happened to the jobs. For any thread.
@@ -106,10 +108,11 @@ class Outcome {
     left_.push_back(std::move(line));
   }
   // The exit code.
-  int Print() {
+  int Print(bool dry_run) {
     MutexLock lock(&mutex_);
-    printf("%d moved, %d saved, %zu left\n", moved_, saved_, left_.size());
-    for (const std::string& one : left_) printf("left: %s\n", one.c_str());
+    printf(dry_run ? "%d would move, %d would be saved, %zu would be left\n" : "%d moved, %d saved, %zu left\n", moved_,
+           saved_, left_.size());
+    for (const std::string& one : left_) printf("%s: %s\n", dry_run ? "would be left" : "left", one.c_str());
     return left_.empty() ? 0 : kExitLeft;
   }
 
@@ -241,6 +244,18 @@ void DrainOne(const Options& options, const FoundJob& found, bool of_hostd, Mome
   std::string error;
   if (of_hostd && !account) {
     outcome->Left(which + ": its job.json names no user");
+    return;
+  }
+  if (options.dry_run) {
+    if (!options.to_host.empty() && of_hostd) {
+      printf("%s: would move to %s\n", which.c_str(), options.to_host.c_str());
+      outcome->Moved();
+    } else if (!options.save.empty()) {
+      printf("%s: would be saved in %s\n", which.c_str(), options.save.c_str());
+      outcome->Saved();
+    } else {
+      outcome->Left(which + ": jobs of root do not move to other hosts");
+    }
     return;
   }
   const std::string late = which + ": the time for this user's jobs is over (--limit)";
@@ -392,10 +407,16 @@ void FindSessions(Outcome* outcome) {
 }
 
 int Drain(const Options& options) {
-  if (const absl::Status set = SetDrainingReason(HostdSocket(), options.reason); !set.ok()) {
+  const absl::Status set = options.dry_run ? absl::OkStatus() : SetDrainingReason(HostdSocket(), options.reason);
+  if (!set.ok()) {
     Say(kTool, set);
     return kExitFailure;
   }
+  // Another cr-hostd than the host's has jobs of its own, and no others.
+  const bool whole_host = IsUsualHostd(HostdSocket());
+  if (!whole_host)
+    printf("only jobs of the cr-hostd at %s are drained; jobs of root go on (CUDA_REMOTE_HOSTD)\n",
+           HostdSocket().c_str());
   Outcome outcome;
   Drainer drainer(options, &outcome);
   // A job that was being started when this began appears a moment later.
@@ -403,6 +424,7 @@ int Drain(const Options& options) {
   for (bool found_one = true; found_one;) {
     found_one = false;
     for (const bool of_hostd : {true, false}) {
+      if (!of_hostd && !whole_host) continue;
       for (const FoundJob& found : of_hostd ? JobsOfHostd(HostdSocket(), 0) : AllJobs()) {
         if (!JobIsAlive(found.job) || !seen.insert(found.directory + std::to_string(found.job.pid_namespace())).second)
           continue;
@@ -412,8 +434,8 @@ int Drain(const Options& options) {
     }
     drainer.Finish();
   }
-  FindSessions(&outcome);
-  return outcome.Print();
+  if (whole_host) FindSessions(&outcome);
+  return outcome.Print(options.dry_run);
 }
 
 int Main(int argc, char** argv) {
@@ -440,10 +462,12 @@ int Main(int argc, char** argv) {
       ->type_name("SECONDS")
       ->capture_default_str()
       ->check(CLI::Range(1.0, 1e6));
+  app.add_flag("--dry-run", options.dry_run, "only say what would happen to each job; change nothing");
   int caller = -1;
   app.add_option("--caller", caller, "used by cr-hostd")->group("");
   CLI::Option* const undo = app.add_flag("--undo", options.undo, "let the host accept jobs again");
-  for (const char* other : {"--to-host", "--to", "--save", "--reason", "--timeout", "--limit"}) undo->excludes(other);
+  for (const char* other : {"--to-host", "--to", "--save", "--reason", "--timeout", "--limit", "--dry-run"})
+    undo->excludes(other);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -4,15 +4,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cinttypes>
+#include <cmath>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -54,7 +59,8 @@ Examples:
   cr-ps --prune                             remove what killed jobs of this user have left here
 
 For your jobs on this machine, PID is the PID on this machine, and cr-checkpoint accepts it. For other jobs, PID is the
-one inside the job.
+one inside the job. STATE is running, unsaved (it cannot be saved), saving, moving or restarting (a tool works on the
+job), stopped (by a signal), or killed.
 
 cr-ps shows and ends your own sessions: those of your user or of your client certificate. Operators of the server (its
 own user, root, and cr-server --operator) see and end all sessions. With --hosts, this host's cr-hostd asks the cr-hostd
@@ -123,29 +129,49 @@ void AddJobs(const std::vector<LocalJob>& jobs, JsonWriter* json) {
   json->End(']');
 }
 
+const char* StateText(const LocalJob& job) {
+  if (!job.alive) return "killed";
+  for (const auto& [tool, state] : {std::pair("cr-checkpoint", "saving"), std::pair("cr-migrate", "moving"),
+                                    std::pair("cr-restart", "restarting")}) {
+    if (job.tool.compare(0, strlen(tool), tool) == 0) return state;
+  }
+  if (job.stopped) return "stopped";
+  return job.job.no_checkpoint().empty() ? "running" : "unsaved";
+}
+
 // This user's jobs on this machine.
 void PrintJobs(const std::vector<LocalJob>& jobs) {
   if (jobs.empty()) {
     printf("no jobs of this user on this machine\n");
     return;
   }
-  printf("%-16s %-8s %8s %9s %11s %8s  %-28s %-28s %s\n", "JOB", "STATE", "PID", "PROCESSES", "SAVED", "AGE", "SERVER",
-         "LAST IMAGE", "PROGRAM");
+  Table table({{"JOB", true},
+               {"STATE", true},
+               {"PID"},
+               {"PROCESSES"},
+               {"SAVED"},
+               {"AGE"},
+               {"SERVER", true},
+               {"LAST IMAGE", true},
+               {"PROGRAM", true}});
   for (const LocalJob& job : jobs) {
     std::string program;
     for (const std::string& word : job.job.command()) program += (program.empty() ? "" : " ") + Printable(word);
-    const char* const state = !job.alive ? "killed" : job.job.no_checkpoint().empty() ? "running" : "unsaved";
     const std::string image = job.job.saved_image().empty() ? "-" : Printable(job.job.saved_image());
-    printf("%-16s %-8s %8d %9zu %11s %8s  %-28s %-28s %s\n", Printable(job.job.name()).c_str(), state, job.job.pid(),
-           job.processes.size(), Ago(job.job.saved_unix_ms()).c_str(), Age(uint64_t(job.job.started_unix_ms())).c_str(),
-           job.server.empty() ? "-" : job.server.c_str(), image.c_str(), program.c_str());
+    table.Add({Printable(job.job.name()), StateText(job), std::to_string(job.job.pid()),
+               std::to_string(job.processes.size()), Ago(job.job.saved_unix_ms()),
+               Age(uint64_t(job.job.started_unix_ms())), job.server.empty() ? "-" : job.server, image, program});
     if (job.processes.size() < 2) continue;
     for (const auto& [inner, pid] : job.processes) {
       const uint64_t session = SessionOf(job, pid);
-      const std::string gpu = session ? "session " + std::to_string(session) : "no GPU session";
-      printf("%-16s %-8s %8d %s, %s\n", "", "", pid, CommandNameOf(pid).c_str(), gpu.c_str());
+      // A process that a tool works on is not asked.
+      const std::string gpu = !job.tool.empty() ? Printable(job.tool) + " works on the job"
+                              : session         ? "session " + std::to_string(session)
+                                                : "no GPU session";
+      table.Add({"", "", std::to_string(pid)}, CommandNameOf(pid) + ", " + gpu);
     }
   }
+  fputs(table.Text().c_str(), stdout);
 }
 
 // What a person must know of jobs here besides their sessions.
@@ -293,20 +319,31 @@ void PrintTable(const control::ServerInfo& server, const control::ListSessionsRe
   if (!server.worker_error().empty()) printf("workers cannot start: %s\n", server.worker_error().c_str());
   PrintLimits(server);
   if (list.sessions_size() == 0) return;
-  printf("%7s %8s %8s %5s %5s %10s %10s %11s %11s %8s  %s\n", "SESSION", "PID", "WORKER", "GPU", "WAY", "MEMORY",
-         "CALLS/S", "BYTES/S", "SAVED", "SECONDS", "PROGRAM (OWNER)");
+  Table table({{"SESSION"},
+               {"PID"},
+               {"WORKER"},
+               {"GPU"},
+               {"WAY"},
+               {"MEMORY"},
+               {"CALLS/S"},
+               {"BYTES/S"},
+               {"SAVED"},
+               {"SECONDS"},
+               {"PROGRAM (OWNER)", true}});
+  const auto rounded = [](double number) { return std::to_string(std::llround(number)); };
   for (int i = 0; i < list.sessions_size(); ++i) {
     const control::SessionInfo& s = list.sessions(i);
     const LocalProcess& here = processes[size_t(i)];
     const std::string job =
         (s.job().empty() ? "" : " [" + s.job() + "]") + (here.job ? " in " + here.job->directory : "");
-    printf("%7" PRIu64 " %8u %8s %5s %5s %10s %10.0f %11s %11s %8.0f  %s%s%s (%s)\n", s.id(),
-           here.job ? unsigned(here.pid) : s.pid(), s.worker_pid() ? std::to_string(s.worker_pid()).c_str() : "waits",
-           (s.gpus().empty() ? std::to_string(s.gpu()) : Listed(s.gpus())).c_str(), s.transport().c_str(),
-           ByteText(double(s.device_bytes())).c_str(), s.calls_per_second(), ByteText(s.bytes_per_second()).c_str(),
-           Ago(s.saved_unix_ms()).c_str(), s.seconds(), s.program().c_str(), job.c_str(),
-           s.peer().empty() ? "" : (" from " + s.peer()).c_str(), s.owner().c_str());
+    table.Add({std::to_string(s.id()), std::to_string(here.job ? unsigned(here.pid) : s.pid()),
+               s.worker_pid() ? std::to_string(s.worker_pid()) : "waits",
+               s.gpus().empty() ? std::to_string(s.gpu()) : Listed(s.gpus()), s.transport(),
+               ByteText(double(s.device_bytes())), rounded(s.calls_per_second()), ByteText(s.bytes_per_second()),
+               Ago(s.saved_unix_ms()), rounded(s.seconds()),
+               s.program() + job + (s.peer().empty() ? "" : " from " + s.peer()) + " (" + s.owner() + ")"});
   }
+  fputs(table.Text().c_str(), stdout);
 }
 
 // Prints what has failed, and gives the exit code back.
@@ -381,6 +418,32 @@ int ShowHosts(const std::string& hosts, bool json) {
   return 0;
 }
 
+// Runs `show`, and puts what it prints in the place of what the terminal shows, as far as there is room.
+void ShowOnScreen(const std::function<int()>& show) {
+  fflush(stdout);
+  const int terminal = dup(STDOUT_FILENO), printed = memfd_create("cr-ps", MFD_CLOEXEC);
+  if (terminal < 0 || printed < 0 || dup2(printed, STDOUT_FILENO) < 0) {
+    show();
+  } else {
+    show();
+    fflush(stdout);
+    dup2(terminal, STDOUT_FILENO);
+    std::string text(size_t(lseek(printed, 0, SEEK_END)), '\0');
+    text.resize(size_t(std::max<ssize_t>(pread(printed, text.data(), text.size(), 0), 0)));
+    winsize size = {};
+    ioctl(STDOUT_FILENO, TIOCGWINSZ, &size);
+    // Home, each line up to its end, and what is below: nothing scrolls, and nothing flickers.
+    std::string screen = "\033[H";
+    for (const char c : FitToScreen(text, size.ws_row, size.ws_col))
+      screen += c == '\n' ? "\033[K\n" : std::string(1, c);
+    fputs((screen + "\033[J").c_str(), stdout);
+  }
+  fflush(stdout);
+  for (const int fd : {terminal, printed}) {
+    if (fd >= 0) close(fd);
+  }
+}
+
 int Main(int argc, char** argv) {
   std::string address, reason, hosts;
   control::TlsFiles tls;
@@ -440,13 +503,17 @@ int Main(int argc, char** argv) {
     const auto control = control::ServerControl::Open(address, tls);
     return control.ok() ? End(control->get(), end, reason) : Fail(control.status(), kExitUsage);
   }
+  const auto show = [&] { return *all_hosts ? ShowHosts(hosts, json) : Show(address, here, tls, json); };
+  if (watch <= 0) return show();
   for (;;) {
-    if (watch > 0 && !json && isatty(STDOUT_FILENO)) printf("\033[H\033[2J");
-    const int code = *all_hosts ? ShowHosts(hosts, json) : Show(address, here, tls, json);
-    fflush(stdout);
-    if (watch <= 0) return code;
+    if (!json && isatty(STDOUT_FILENO)) {
+      ShowOnScreen(show);
+    } else {
+      show();
+      if (!json) printf("\n");
+      fflush(stdout);
+    }
     std::this_thread::sleep_for(std::chrono::duration<double>(watch));
-    if (!json && !isatty(STDOUT_FILENO)) printf("\n");
   }
 }
 

@@ -2,6 +2,7 @@
 // cr-run: runs a program with its GPU on a cr-server. See --help.
 
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,8 +70,8 @@ an ordinary user's job with --plain. Every job can be moved (cr-migrate).
 For a server on another machine, set CUDA_REMOTE_TLS_CA. Also set CUDA_REMOTE_TLS_CERT and CUDA_REMOTE_TLS_KEY, or
 CUDA_REMOTE_TOKEN_FILE in place of these two.
 
-Exit codes: the program's own; 128 + N if signal N ended it; 121 stopped by cr-checkpoint --stop; 125 cr-run failed;
-126 the program cannot be executed; 127 it was not found.
+Exit codes: the program's own; 128 + N if signal N ended it; 121 stopped by cr-checkpoint --stop; 125 cr-run failed,
+or its GPU server cannot be reached; 126 the program cannot be executed; 127 it was not found.
 )";
 
 // Our own options end at "--" or at the first word that is none. Returns how many words are ours.
@@ -150,10 +151,27 @@ int Fail(const absl::Status& failure, int code = kExitFailed) {
   return code;
 }
 
+// Whether the server that the user calls `name` can serve the program. *signal: the one that ended the question, while
+// the signals for the job are blocked.
+absl::Status AskServer(const std::string& name, const GpuHost& host, int* signal) {
+  constexpr int kSayMs = 2000;
+  bool said = false;
+  return host.Ask([&](int waited_ms) {
+    if (!said && waited_ms >= kSayMs) Say(kTool, "waiting for the GPU server " + name + ", which does not answer");
+    said = said || waited_ms >= kSayMs;
+    sigset_t pending;
+    sigpending(&pending);
+    for (const int ends : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
+      if (sigismember(&pending, ends) == 1) *signal = ends;
+    }
+    return *signal == 0;
+  });
+}
+
 int Main(int argc, char** argv) {
   std::string server, directory, name, user, address;
   int gpu = -1, caller_fd = -1;
-  bool plain = false, io_uring = false, adopt = false;
+  bool plain = false, io_uring = false, adopt = false, no_check = false;
   OutputOptions output_options;
   CLI::App app("Runs a CUDA program on a GPU server, here or on another machine, as a job that can be saved.", kTool);
   SetUpProgram(&app, "[OPTIONS] [--] PROGRAM [ARGUMENTS]");
@@ -187,6 +205,10 @@ int Main(int argc, char** argv) {
   app.add_flag("--adopt", adopt,
                "processes whose parents have ended become children of the program, which gets their SIGCHLD, and are "
                "saved with the job (default: a job with such processes cannot be checkpointed)");
+  app.add_flag(
+      "--no-check", no_check,
+      "start the program without asking the GPU server first (default: cr-run ends with 125 if the server named "
+      "with --server or CUDA_REMOTE_SERVER cannot serve the program)");
   app.add_option("--caller", caller_fd, "used by cr-hostd")->group("");
   const int own = OwnWords(app, argc, argv);
   try {
@@ -233,6 +255,7 @@ int Main(int argc, char** argv) {
       if (server.empty() && getenv("CUDA_REMOTE_SERVER"))
         host::AddOption("server", getenv("CUDA_REMOTE_SERVER"), &request);
       request.set_job(name.empty() ? std::to_string(getpid()) : name);
+      if (!name.empty()) host::AddOption("name", name, &request);
       for (const std::string& word : plan.command) request.add_command(word);
       const int code = (*hostd)->Run(kTool, std::move(request), kExitFailed, &no_hostd);
       if (no_hostd.empty()) return code;
@@ -320,6 +343,17 @@ int Main(int argc, char** argv) {
   if (!host.ok()) {
     RemoveJobFolder(directory);
     return Fail(host.status());
+  }
+  if (!server.empty() && !no_check) {
+    int signal = 0;
+    const absl::Status asked = AskServer(server, **host, &signal);
+    if (!asked.ok()) {
+      hosts.reset();
+      RemoveJobFolder(directory);
+      if (signal != 0) return 128 + signal;
+      return Fail("the program was not started, because the GPU server " + server + " cannot be reached: " +
+                  std::string(asked.message()) + " (cr-run --no-check starts it all the same)");
+    }
   }
   // An own server shows its one GPU as the first.
   const int seen = server.empty() ? -1 : gpu;

@@ -23,6 +23,7 @@
 #include "checkpoint/job/job_claim.h"
 #include "checkpoint/job/own_job.h"
 #include "client/tools/foreground.h"
+#include "proto/base/clock.h"
 #include "proto/base/status_macros.h"
 #include "proto/base/unique_fd.h"
 #include "proto/cli/help.h"
@@ -34,6 +35,7 @@ using namespace checkpoint;
 namespace {
 
 constexpr char kTool[] = "cr-trace";
+constexpr std::chrono::milliseconds kLookAgain(100);
 
 constexpr char kExamples[] = R"(
 Examples:
@@ -49,7 +51,7 @@ Exit codes: 0 recorded, 1 failed (the job continues), 2 wrong use, 4 no such job
 
 struct Options {
   std::string job, output;
-  double seconds = 5;
+  double seconds = 5, wait = 600;
   uint64_t events = 1000000;
   int pid = 0;
   bool totals = false, json = false;
@@ -112,21 +114,40 @@ absl::StatusOr<CudaProcess> FindProcess(const Options& options, const Job& job, 
                                  : "no process of the job uses CUDA (yet)");
 }
 
+// Waits until no tool works on the job, such as cr-checkpoint --every; says once for which one.
+absl::Status LookWhenFree(const std::string& directory, double limit, std::optional<JobLook>* look) {
+  const Moment start = Now();
+  for (bool said = false;; said = true) {
+    look->emplace();
+    absl::Status taken = (*look)->Take(directory);
+    if (taken.ok() || (*look)->tool().empty() || SecondsSince(start) >= limit) return taken;
+    if (!said) Say(kTool, "waiting for " + (*look)->tool() + ", which works on this job");
+    look->reset();
+    std::this_thread::sleep_for(kLookAgain);
+  }
+}
+
 absl::Status Record(const Options& options, const Job& found, const std::string& directory) {
   NewFile timeline, table;
   CR_RETURN_IF_ERROR(timeline.Open(options.output));
   CR_RETURN_IF_ERROR(table.Open(""));
-  std::optional<JobLook> look(std::in_place);
-  CR_RETURN_IF_ERROR(look->Take(directory));
+  std::optional<JobLook> look;
+  CR_RETURN_IF_ERROR(LookWhenFree(directory, options.wait, &look));
   CR_ASSIGN_OR_RETURN(const CudaProcess process, FindProcess(options, found, directory));
   const auto connect = [&] {
     return agent::AgentClient::Connect(directory, uint32_t(process.inner_pid), NameOf(process));
+  };
+  const auto show = [&] {
+    // The table has the number by which the process knows itself, and cr-ps another one.
+    if (!options.json && process.pid != process.inner_pid)
+      printf("%s on this machine is process %d in the job\n", NameOf(process).c_str(), process.inner_pid);
+    return Show(table.fd());
   };
   CR_RETURN_IF_ERROR(CheckNotStopped(process));
   CR_ASSIGN_OR_RETURN(std::unique_ptr<agent::AgentClient> job, connect());
   if (options.totals) {
     CR_RETURN_IF_ERROR(job->TraceTotals(table.fd(), options.json));
-    return Show(table.fd());
+    return show();
   }
   // A little longer than it is waited for; should this tool die, the job records no longer than that.
   const uint64_t milliseconds = uint64_t(std::ceil(options.seconds * 1000)) + 2000;
@@ -152,7 +173,7 @@ absl::Status Record(const Options& options, const Job& found, const std::string&
   }
   if (!ended.ok() && HasEnded(process)) return absl::UnavailableError(NameOf(process) + " has ended");
   CR_RETURN_IF_ERROR(ended);
-  CR_RETURN_IF_ERROR(Show(table.fd()));
+  CR_RETURN_IF_ERROR(show());
   return timeline.Commit();
 }
 
@@ -168,6 +189,10 @@ int Main(int argc, char** argv) {
       ->type_name("SECONDS")
       ->capture_default_str()
       ->check(CLI::Range(0.001, 86400.0));
+  app.add_option("--wait", options.wait, "how long to wait for a tool that works on the job, such as cr-checkpoint")
+      ->type_name("SECONDS")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 86400.0));
   app.add_option("-o,--output", options.output, "the timeline's file (Chrome's JSON, for ui.perfetto.dev)")
       ->type_name("FILE");
   app.add_option("--events", options.events, "maximum number of calls, and of requests, in the timeline")

@@ -40,12 +40,12 @@ std::string UserText(const host::HostJob& job) {
 }  // namespace
 
 void PrintHosts(const host::HostReports& reports) {
-  printf("%-24s %-9s %5s %11s  %s\n", "HOST", "STATE", "JOBS", "FREE", "GPU SERVERS");
+  Table hosts({{"HOST", true}, {"STATE", true}, {"JOBS"}, {"FREE"}, {"GPU SERVERS", true}});
   int jobs = 0;
   for (const host::HostReport& host : reports.hosts()) {
     const std::string name = Printable(host.host());
     if (!host.error().empty()) {
-      printf("%-24s %-9s %5s %11s  %s\n", name.c_str(), "unknown", "-", "-", Printable(host.error()).c_str());
+      hosts.Add({name, "unknown", "-", "-", Printable(host.error())});
       continue;
     }
     jobs += host.jobs_size();
@@ -53,13 +53,13 @@ void PrintHosts(const host::HostReports& reports) {
     for (int i = 0; i == 0 || i < host.servers_size(); ++i) {
       const std::string server = i < host.servers_size() ? Printable(ServerText(host.servers(i))) : "-";
       if (i > 0) {
-        printf("%-24s %-9s %5s %11s  %s\n", "", "", "", "", server.c_str());
-        continue;
+        hosts.Add({"", "", "", "", server});
+      } else {
+        hosts.Add({name, state, std::to_string(host.jobs_size()), ByteText(double(host.free_bytes())), server});
       }
-      printf("%-24s %-9s %5d %11s  %s\n", name.c_str(), state, host.jobs_size(),
-             ByteText(double(host.free_bytes())).c_str(), server.c_str());
     }
   }
+  fputs(hosts.Text().c_str(), stdout);
   for (const host::HostReport& host : reports.hosts()) {
     if (!host.draining().empty())
       printf("%s accepts no jobs: %s\n", Printable(host.host()).c_str(), Printable(host.draining()).c_str());
@@ -68,18 +68,26 @@ void PrintHosts(const host::HostReports& reports) {
              Printable(host.host()).c_str());
   }
   if (jobs == 0) return;
-  printf("\n%-24s %-16s %-12s %-8s %8s %9s %11s %8s  %s\n", "HOST", "JOB", "USER", "STATE", "PID", "PROCESSES", "SAVED",
-         "AGE", "PROGRAM");
+  Table table({{"HOST", true},
+               {"JOB", true},
+               {"USER", true},
+               {"STATE", true},
+               {"PID"},
+               {"PROCESSES"},
+               {"SAVED"},
+               {"AGE"},
+               {"PROGRAM", true}});
   for (const host::HostReport& host : reports.hosts()) {
     for (const host::HostJob& job : host.jobs()) {
       std::string program;
       for (const std::string& word : job.command()) program += (program.empty() ? "" : " ") + Printable(word);
       const char* const state = !job.running() ? "killed" : job.no_checkpoint().empty() ? "running" : "unsaved";
-      printf("%-24s %-16s %-12s %-8s %8d %9u %11s %8s  %s\n", Printable(host.host()).c_str(),
-             Printable(job.name()).c_str(), UserText(job).c_str(), state, job.pid(), job.processes(),
-             Ago(job.saved_unix_ms()).c_str(), Age(uint64_t(job.started_unix_ms())).c_str(), program.c_str());
+      table.Add({Printable(host.host()), Printable(job.name()), UserText(job), state, std::to_string(job.pid()),
+                 std::to_string(job.processes()), Ago(job.saved_unix_ms()), Age(uint64_t(job.started_unix_ms())),
+                 program});
     }
   }
+  printf("\n%s", table.Text().c_str());
 }
 
 void PrintHostsAsJson(const host::HostReports& reports) {

@@ -57,6 +57,7 @@ std::vector<LocalJob> LocalJobs() {
       // A job that a tool works on is not disturbed.
       JobLook look;
       const bool free = look.Take(local.directory).ok();
+      local.tool = look.tool();
       for (const CudaProcess& process :
            free ? FindCudaProcesses(local.job, local.directory) : std::vector<CudaProcess>()) {
         if (StateOf(process.pid) == 'T') continue;  // a signal has stopped it, and it answers nobody
@@ -67,7 +68,9 @@ std::vector<LocalJob> LocalJobs() {
         local.sessions.push_back(
             {process.pid, process.inner_pid, info->session, server == way ? local.server : server});
       }
-      for (int pid : ProcessesOf(local.job)) local.processes[InnerPid(pid)] = pid;
+      for (int pid : StartedProcessesOf(local.job)) local.processes[InnerPid(pid)] = pid;
+      // A tool stops them, too.
+      local.stopped = local.tool.empty() && StateOf(local.job.pid()) == 'T';
       local.device_users = DeviceUsersOf(local.job);
     }
     jobs.push_back(std::move(local));

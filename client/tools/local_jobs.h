@@ -25,7 +25,9 @@ struct LocalSession {
 struct LocalJob {
   std::string directory;
   checkpoint::Job job;
-  bool alive = false;  // if its processes cannot be seen from here, the lists below are empty
+  bool alive = false;    // if its processes cannot be seen from here, the lists below are empty
+  bool stopped = false;  // by a signal, such as SIGSTOP
+  std::string tool;      // that works on it, as in "cr-checkpoint (PID 12)": then `sessions` is not known
   std::vector<LocalSession> sessions;
   std::string server;            // the socket or address that it uses
   std::map<int, int> processes;  // numbers in the job's namespace (here, without one) to this machine's

@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# cr-run as a shell sees it: exit codes, streams, signals, what it leaves behind. The server is never spoken to.
+# cr-run as a shell sees it: exit codes, streams, signals, what it leaves behind. There is no server, so that most cases
+# do without the question whether it can be reached.
 set -uo pipefail
-run=$1
+checked=$(realpath "$1")
 folder=$(mktemp -d /tmp/run-test-XXXXXX)
 trap 'rm -rf "$folder"' EXIT
+run=$folder/run
+printf '#!/bin/sh\nexec %s --no-check "$@"\n' "$checked" >"$run"
+chmod +x "$run"
 export XDG_RUNTIME_DIR=$folder CUDA_REMOTE_SERVER=unix:$folder/none.sock
 unset CUDA_REMOTE_JOB_DIR CUDA_REMOTE_JOB
 failures=0
@@ -31,6 +35,35 @@ expect "unknown option before a program" 125 "$(code --bogus ./x)"
 expect "the message names it and not the program" "1 0" "$(grep -c -e --bogus "$folder/err") $(grep -c ./x "$folder/err")"
 expect "a server that is none" 125 "$(code --server nonsense -- true)"
 grep -q nonsense "$folder/err" || expect "the message names it" nonsense "$(cat "$folder/err")"
+
+# The program does not start if its server cannot be reached: it would compute without the GPU, or for a part of the way.
+for server in "unix:$folder/none.sock" "unix:$folder" 127.0.0.1:1 nohost.invalid:7070; do
+  expect "$server cannot be reached" 125 "$("$checked" --server "$server" -- touch "$folder/started" 2>"$folder/err"; echo $?)"
+  expect "$server is named" 1 "$(grep -c "GPU server $server cannot be reached" "$folder/err")"
+  expect "$server: what to do is said" 1 "$(grep -c -e --no-check "$folder/err")"
+  expect "relay.sock is not named" 0 "$(grep -c relay.sock "$folder/err")"
+done
+expect "the server of the environment cannot be reached" 125 "$("$checked" -- touch "$folder/started" 2>/dev/null; echo $?)"
+expect "no program was started" "" "$(ls "$folder/started" 2>/dev/null)"
+expect "without the question" 0 "$("$checked" --no-check -- touch "$folder/started"; echo $?)"
+[[ -e $folder/started ]] || expect "it starts" started ""
+# A server that takes connections and is silent. cr-run says so, and a signal ends it.
+python3 -c 'import socket, sys, time
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+s.bind(sys.argv[1])
+s.listen(8)
+time.sleep(600)' "$folder/silent.sock" &
+silent=$!
+until [[ -e $folder/silent.sock ]]; do sleep 0.05; done
+"$checked" --server "unix:$folder/silent.sock" -- touch "$folder/silent" 2>"$folder/err" &
+child=$!
+until grep -q "waiting for the GPU server unix:$folder/silent.sock" "$folder/err"; do sleep 0.05; done
+kill -TERM $child
+wait $child
+expect "a signal while cr-run waits" 143 $?
+expect "no program was started for a silent server" "" "$(ls "$folder/silent" 2>/dev/null)"
+kill $silent
+wait $silent 2>/dev/null
 expect "help" 0 "$(code --help)"
 expect "plain" 5 "$(code --plain -- bash -c 'exit 5')"
 expect "standard streams" "in-out" "$(echo -n in- | "$run" -- bash -c 'cat; echo out; echo err >&2' 2>"$folder/err")"
@@ -67,7 +100,7 @@ expect "nested, with other outputs" 125 "$("$run" -- "$run" --output "$folder/no
 expect "nested, with another environment" 1 \
   "$("$run" -- bash -c "readlink /proc/self/ns/pid; env -i '$run' -- readlink /proc/self/ns/pid" | uniq | wc -l)"
 expect "cr-ps in a job, of that job" running \
-  "$("$run" --name inside -- bash -c "sleep 0.5; env -u CUDA_REMOTE_SERVER '$(dirname "$run")/cr-ps'" | awk '$1 == "inside" { print $2 }')"
+  "$("$run" --name inside -- bash -c "sleep 0.5; env -u CUDA_REMOTE_SERVER '$(dirname "$checked")/cr-ps'" | awk '$1 == "inside" { print $2 }')"
 expect "nested, no such program" 127 "$("$run" -- "$run" -- /no/such/program 2>/dev/null; echo $?)"
 
 if [[ $(id -u) == 0 ]]; then

@@ -16,6 +16,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/status_macros.h"
 #include "proto/folder/private_folder.h"
+#include "proto/folder/this_job.h"
 
 namespace cuda_remote {
 namespace {
@@ -228,6 +229,9 @@ StatusOr<UniqueFd> ConnectServer(const std::string& path) {
   StatusOr<UniqueFd> fd = ConnectUnix(path, &failure);
   if (!fd.ok()) {
     if (failure == ENOENT || failure == ECONNREFUSED) {
+      if (const std::string name = NamedServer(kUnix + path); name != kUnix + path) {
+        return Error("cr-relay, which connected this machine with " + name + ", has ended: nothing serves " + path);
+      }
       return Error(fd.status().message() + "; is cr-server running, with this --dir?");
     }
     if (failure == EACCES) {
@@ -238,6 +242,13 @@ StatusOr<UniqueFd> ConnectServer(const std::string& path) {
   }
   uint32_t user = 0, pid = 0;
   if (PeerUser(fd->get(), &user, &pid) && IsTrustedUser(user, path)) return fd;
+  if (IsUnmapped(user)) {
+    return Error("the server at " + path +
+                 " belongs to another user, and nobody can tell here whether that is root: this process is in a user "
+                 "namespace, in which root has no number, and other users can put sockets into a folder above that "
+                 "path, such as /tmp. Let the server use a folder that only root can change (cr-server --dir "
+                 "/run/cuda-remote), or start the program with cr-run --plain");
+  }
   return Error("the server at " + path + " runs as user " + std::to_string(user) +
                ", who would see all that the program does; name a server that runs as root or as user " +
                std::to_string(geteuid()));

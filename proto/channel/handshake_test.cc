@@ -3,16 +3,23 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <fstream>
 #include <random>
 #include <thread>
 #include <vector>
 
 #include "proto/base/unique_fd.h"
+#include "proto/folder/this_job.h"
 
 namespace cuda_remote {
 namespace {
@@ -287,6 +294,60 @@ TEST(Handshake, AServerIsNamedByItsSocketOrItsFolder) {
   EXPECT_EQ(SocketPathOf("unix:" + path + "/relay.sock"), path + "/relay.sock");
   EXPECT_EQ(SocketPathOf("gpu8:7070"), std::nullopt);
   EXPECT_EQ(SocketPathOf(path), std::nullopt);
+  rmdir(folder);
+}
+
+// The user has given a relay's server, and has never seen the socket.
+TEST(Handshake, ARelaysServerIsNamedAsItsUserGaveIt) {
+  char folder[] = "/tmp/cr-handshake-XXXXXX";
+  ASSERT_TRUE(mkdtemp(folder));
+  const std::string path = folder + std::string("/relay2.sock"), file = ServerNameFile(path);
+  EXPECT_EQ(NamedServer("unix:" + path), "unix:" + path);
+  EXPECT_EQ(ConnectServer(path).status().message().find("cr-relay"), std::string::npos);
+  std::ofstream(file) << "gpu7:7070\n";
+  EXPECT_EQ(NamedServer("unix:" + path), "gpu7:7070");
+  for (const char* other : {"unix:/none/session.sock", "unix:/none", "gpu7:7070", "unix:.sock", ""})
+    EXPECT_EQ(NamedServer(other), other);
+  const std::string told = ConnectServer(path).status().message();
+  EXPECT_NE(told.find("cr-relay, which connected this machine with gpu7:7070, has ended"), std::string::npos) << told;
+  unlink(file.c_str());
+  rmdir(folder);
+}
+
+// As a program of an ordinary user under cr-run: root has no number there, and anybody can make a folder in /tmp.
+TEST(Handshake, AServerWhoseUserCannotBeToldInAUserNamespace) {
+  ASSERT_EQ(geteuid(), 0u) << "this test plays two users, which needs root";
+  char folder[] = "/tmp/cr-handshake-XXXXXX";
+  ASSERT_TRUE(mkdtemp(folder));
+  const std::string path = folder + std::string("/session.sock");
+  StatusOr<UniqueFd> listener = ListenUnix(path);
+  ASSERT_TRUE(listener.ok()) << listener.status().message();
+  ASSERT_EQ(chmod(folder, 0755) + chmod(path.c_str(), 0666), 0);
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const auto write_to = [](const char* file, const char* text) {
+      const int fd = open(file, O_WRONLY);
+      return fd >= 0 && write(fd, text, strlen(text)) == ssize_t(strlen(text));
+    };
+    std::string told = "no user namespace";
+    if (setresuid(51234, 51234, 51234) == 0 && prctl(PR_SET_DUMPABLE, 1) == 0 && unshare(CLONE_NEWUSER) == 0 &&
+        write_to("/proc/self/uid_map", "51234 51234 1")) {
+      told = ConnectServer(path).status().message();
+    }
+    _exit(write(ends[1], told.data(), told.size()) == ssize_t(told.size()) ? 0 : 1);
+  }
+  close(ends[1]);
+  std::string told(4096, '\0');
+  told.resize(size_t(std::max<ssize_t>(0, read(ends[0], told.data(), told.size()))));
+  close(ends[0]);
+  waitpid(child, nullptr, 0);
+  EXPECT_NE(told.find("user namespace, in which root has no number"), std::string::npos) << told;
+  EXPECT_NE(told.find("cr-server --dir /run/cuda-remote"), std::string::npos) << told;
+  EXPECT_NE(told.find("cr-run --plain"), std::string::npos) << told;
+  EXPECT_EQ(told.find("65534"), std::string::npos) << told;
+  unlink(path.c_str());
   rmdir(folder);
 }
 

@@ -1,19 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "proto/control/socket_call.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
+#include "proto/base/clock.h"
 #include "proto/base/status_macros.h"
 #include "proto/channel/handshake.h"
 #include "proto/errors/absl_status.h"
 
 namespace cuda_remote::control {
 
-absl::StatusOr<ControlAnswer> CallOnSocket(const std::string& path, const ControlCall& call, int limit_ms) {
+namespace {
+
+constexpr int kLookMs = 100;
+
+}  // namespace
+
+absl::StatusOr<ControlAnswer> CallOnSocket(const std::string& path, const ControlCall& call, int limit_ms,
+                                           const std::function<bool(int waited_ms)>& goes_on) {
   CR_ASSIGN_OR_RETURN(UniqueFd socket, ToAbsl(ConnectServer(path)));
   // A server that does not serve this user says so at once, and may have closed its end before the call came.
   SendPacket(socket.get(), PacketType::kControlCall, call.SerializeAsString(), -1);
   Packet packet;
-  const ChannelStatus status = ReceivePacket(socket.get(), &packet, limit_ms);
+  const auto asked = Now();
+  ChannelStatus status = ChannelStatus::kTimeout;
+  int waited_ms = 0;
+  while (status == ChannelStatus::kTimeout && waited_ms < limit_ms && (!goes_on || goes_on(waited_ms))) {
+    status = ReceivePacket(socket.get(), &packet, goes_on ? std::min(kLookMs, limit_ms - waited_ms) : limit_ms);
+    waited_ms = int(SecondsSince(asked) * 1000);
+  }
   socket.Close();
   Welcome refusal;
   ControlAnswer answer;

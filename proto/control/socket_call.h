@@ -4,6 +4,7 @@
 #ifndef CUDA_REMOTE_PROTO_CONTROL_SOCKET_CALL_H_
 #define CUDA_REMOTE_PROTO_CONTROL_SOCKET_CALL_H_
 
+#include <functional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -18,8 +19,9 @@ inline constexpr char kUnknownCall[] =
     "it does not support this request; both sides need the same release of cuda-remote";
 
 // Makes `call` at the socket `path` and waits `limit_ms` for the answer, which is of the same call. Fails if there is
-// none.
-absl::StatusOr<ControlAnswer> CallOnSocket(const std::string& path, const ControlCall& call, int limit_ms);
+// none. `goes_on`: is called about ten times a second meanwhile, with the time so far; false gives the call up.
+absl::StatusOr<ControlAnswer> CallOnSocket(const std::string& path, const ControlCall& call, int limit_ms,
+                                           const std::function<bool(int waited_ms)>& goes_on = nullptr);
 
 }  // namespace cuda_remote::control
 

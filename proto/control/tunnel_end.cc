@@ -91,6 +91,10 @@ bool TunnelEnd::outstanding() const {
   return false;
 }
 
+double TunnelEnd::silence() const { return outstanding() ? double(NowNs() - heard_ns_.load()) / 1e9 : 0; }
+
+double TunnelEnd::since_sent() const { return double(NowNs() - written_ns_.load()) / 1e9; }
+
 void TunnelEnd::InterruptAll() {
   for (const auto& out : out_) out->reader->Interrupt();
 }

@@ -26,7 +26,8 @@
 // Frames that arrive are checked for their shape (whole, within limits); what they mean is for the ring's consumer to
 // check.
 //
-// Thread-safe: End, Interrupt, outstanding, RunLane, AwaitBulk, WakeWaiting. Not part of the client library.
+// Thread-safe: End, Interrupt, outstanding, silence, since_sent, RunLane, AwaitBulk, WakeWaiting. Not part of the
+// client library.
 #ifndef CUDA_REMOTE_PROTO_CONTROL_TUNNEL_END_H_
 #define CUDA_REMOTE_PROTO_CONTROL_TUNNEL_END_H_
 
@@ -101,6 +102,10 @@ class TunnelEnd {
 
   // Whether there is anything that the other end has not taken yet.
   bool outstanding() const;
+  // For how many seconds nothing has arrived, while the other end has something outstanding; else 0.
+  double silence() const;
+  // For how many seconds nothing was sent.
+  double since_sent() const;
 
  private:
   struct Out {

@@ -26,26 +26,13 @@ constexpr int kMostLinks = 40;
 constexpr int kMostAttempts = 100;
 constexpr uid_t kUsualOverflow = 65534;
 
-// Whether `user` stands for all users that have no number in this user namespace.
-bool IsUnmapped(uid_t user) {
-  uid_t overflow = kUsualOverflow;
-  if (FILE* const file = fopen("/proc/sys/kernel/overflowuid", "re")) {
-    if (fscanf(file, "%u", &overflow) != 1) overflow = kUsualOverflow;
-    fclose(file);
-  }
-  if (user != overflow) return false;
-  FILE* const map = fopen("/proc/self/uid_map", "re");
-  if (!map) return false;
-  bool mapped = false;
-  unsigned first, outside, count;
-  while (fscanf(map, "%u %u %u", &first, &outside, &count) == 3) {
-    mapped = mapped || (user >= first && user - first < count);
-  }
-  fclose(map);
-  return !mapped;
-}
-
 bool IsTrusted(uid_t user) { return user == 0 || user == geteuid(); }
+
+// What `path` is in: the working folder if it has no slash.
+std::string FolderOf(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : path.substr(0, slash + 1);
+}
 
 bool HasNothingIn(int folder) {
   DIR* const list = fdopendir(openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -189,6 +176,24 @@ Status MakeOwn(const Walk& walk, const std::string& path, FolderUse use, int fol
 
 }  // namespace
 
+bool IsUnmapped(uid_t user) {
+  uid_t overflow = kUsualOverflow;
+  if (FILE* const file = fopen("/proc/sys/kernel/overflowuid", "re")) {
+    if (fscanf(file, "%u", &overflow) != 1) overflow = kUsualOverflow;
+    fclose(file);
+  }
+  if (user != overflow) return false;
+  FILE* const map = fopen("/proc/self/uid_map", "re");
+  if (!map) return false;
+  bool mapped = false;
+  unsigned first, outside, count;
+  while (fscanf(map, "%u %u %u", &first, &outside, &count) == 3) {
+    mapped = mapped || (user >= first && user - first < count);
+  }
+  fclose(map);
+  return !mapped;
+}
+
 std::string WhyNotTrusted(const struct stat& facts) {
   if (!IsTrusted(facts.st_uid)) return "belongs to user " + std::to_string(facts.st_uid);
   if ((facts.st_mode & kOthersMayWrite) == 0) return {};
@@ -214,16 +219,16 @@ bool IsTrustedUser(uid_t user, const std::string& path) {
   if (IsTrusted(user)) return true;
   if (!IsUnmapped(user)) return false;
   Walk walk;
-  return walk.To(path.substr(0, path.rfind('/') + 1), /*make=*/false).ok() && walk.EnterLast().ok() && !walk.shared();
+  return walk.To(FolderOf(path), /*make=*/false).ok() && walk.EnterLast().ok() && !walk.shared();
 }
 
 StatusOr<UniqueFd> OpenTrustedFile(const std::string& path) {
-  const size_t slash = path.rfind('/');
   Walk walk;
-  CR_RETURN_IF_ERROR(walk.To(path.substr(0, slash + 1), /*make=*/false));
+  CR_RETURN_IF_ERROR(walk.To(FolderOf(path), /*make=*/false));
   CR_RETURN_IF_ERROR(walk.EnterLast());
   // O_NONBLOCK: opening a pipe must not wait for its writer.
-  UniqueFd file(openat(walk.folder(), path.c_str() + slash + 1, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  const std::string name = path.substr(path.rfind('/') + 1);
+  UniqueFd file(openat(walk.folder(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   struct stat facts;
   if (!file.ok() || fstat(file.get(), &facts) != 0) return ErrnoError("cannot open " + path);
   const bool unmapped = !walk.shared() && IsUnmapped(facts.st_uid) && (facts.st_mode & kOthersMayWrite) == 0;

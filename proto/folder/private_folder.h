@@ -28,9 +28,12 @@ StatusOr<UniqueFd> OpenFolder(const std::string& path, FolderUse use);
 // The same without the descriptor.
 Status CheckFolder(const std::string& path, FolderUse use);
 
-// Opens the plain file `path` (absolute) for reading if nobody but root and this user can have written it or put it
+// Opens the plain file `path` for reading if nobody but root and this user can have written it or put it
 // there.
 StatusOr<UniqueFd> OpenTrustedFile(const std::string& path);
+
+// Whether `user` stands for all users that have no number in this process's user namespace.
+bool IsUnmapped(uid_t user);
 
 // Whether `user` is root or this user. In a user namespace, where others have no numbers, also one of those who has put
 // something at `path`, if nobody else could have.

@@ -255,6 +255,22 @@ TEST_F(PrivateFolderTest, TrustedFiles) {
   EXPECT_EQ(told(shared_ + "/pipe"), 1);
 }
 
+// A path without a slash is in the working folder.
+TEST_F(PrivateFolderTest, TrustedFilesOfTheWorkingFolder) {
+  const std::string own = shared_ + "/own";
+  ASSERT_EQ(mkdir(own.c_str(), 0700), 0);
+  std::ofstream(own + "/tokens") << "x";
+  char before[4096];
+  ASSERT_TRUE(getcwd(before, sizeof(before)));
+  ASSERT_EQ(chdir(own.c_str()), 0);
+  EXPECT_EQ(OpenTrustedFile("tokens").status().message(), "");
+  EXPECT_EQ(OpenTrustedFile("./tokens").status().message(), "");
+  EXPECT_FALSE(OpenTrustedFile("none").ok());
+  ASSERT_EQ(chmod(own.c_str(), 0777), 0);
+  EXPECT_FALSE(OpenTrustedFile("tokens").ok());
+  ASSERT_EQ(chdir(before), 0);
+}
+
 TEST_F(PrivateFolderTest, RuntimeFoldersOfThisUserOnly) {
   const std::string of_others = top_ + "/others";
   ASSERT_EQ(mkdir(of_others.c_str(), 0700), 0);

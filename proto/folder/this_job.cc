@@ -90,6 +90,25 @@ bool ReadGpuServer(const std::string& directory, std::string* address, int* gpu)
   return !address->empty();
 }
 
+std::string ServerNameFile(const std::string& socket_path) {
+  return socket_path.substr(0, socket_path.rfind('.')) + ".server";
+}
+
+std::string NamedServer(const std::string& address) {
+  constexpr char kUnix[] = "unix:", kSocket[] = ".sock";
+  const size_t scheme = sizeof(kUnix) - 1, ending = sizeof(kSocket) - 1;
+  if (address.size() < scheme + ending || address.compare(0, scheme, kUnix) != 0 ||
+      address.compare(address.size() - ending, ending, kSocket) != 0) {
+    return address;
+  }
+  std::string text;
+  size_t at = 0;
+  const int fd = open(ServerNameFile(address.substr(scheme)).c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
+  if (fd < 0 || !ReadText(fd, &text)) return address;
+  const std::string name = NextLine(text, &at);
+  return name.empty() ? address : name;
+}
+
 bool ReadSharingScope(const std::string& directory, std::string* scope) {
   constexpr size_t kDigits = 32;
   std::string text;

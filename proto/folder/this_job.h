@@ -40,6 +40,13 @@ std::string ThisJobText(const std::string& directory, const std::string& name);
 // cannot be read.
 bool ReadGpuServer(const std::string& directory, std::string* address, int* gpu);
 
+// The file beside a relay's socket that names the server behind it: "relay.server" for "relay.sock".
+std::string ServerNameFile(const std::string& socket_path);
+
+// The server at `address` (as in CUDA_REMOTE_SERVER) as its user named it: HOST:PORT for the socket of a relay that a
+// tool has started (ServerNameFile), else `address` itself.
+std::string NamedServer(const std::string& address);
+
 // The scope in which sessions of the job share (kOpShareIn), 32 hexadecimal digits, written when the job is restarted
 // or moved: from the third line of its file gpu-server, so that server and scope change in one step. False if there
 // is none.

@@ -302,7 +302,8 @@ void AddOptions(CLI::App* app, Options* options, Lists* lists) {
                   "TCP connections at a time (default: a quarter of the descriptors that the process may have)")
       ->check(CLI::NonNegativeNumber);
   app->add_option("--grace", options->grace_seconds,
-                  "how long a session of another host waits for its broken connection to come back")
+                  "how long a session of another host waits for its broken connection to come back, if its user "
+                  "does not choose a time (CUDA_REMOTE_GRACE)")
       ->type_name("SECONDS")
       ->capture_default_str()
       ->check(CLI::Range(0, 86400));

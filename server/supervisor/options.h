@@ -45,7 +45,7 @@ struct Options {
   std::string driver;
   std::string worker;       // path of cr-worker
   std::string monitor;      // path of cr-nvml; empty: questions about the GPUs are refused
-  int grace_seconds = 60;   // how long a session outlives its broken connection
+  int grace_seconds = 600;  // how long a session outlives its broken connection, if its client chooses no time
   int max_connections = 0;  // TCP connections at a time; 0: as the descriptor limit allows
   int ready_fd = -1;
   std::optional<Account> session_user;  // --session-user: runs the workers of foreign sessions

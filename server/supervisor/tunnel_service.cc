@@ -35,6 +35,8 @@ constexpr auto kOpenTimeout = std::chrono::seconds(10);
 // Streams without one, of all and of one identity. More are sent away to try again.
 constexpr size_t kMostOpenings = 256;
 constexpr size_t kMostOpeningsOfOne = 64;
+// What a client may choose.
+constexpr uint32_t kLongestGraceSeconds = 86400;
 
 class ServerStream final : public control::TunnelStream {
  public:
@@ -69,6 +71,7 @@ struct TunnelService::Tunnel {
   std::string owner;
   std::string token;
   UniqueFd socket;  // to the worker
+  uint32_t grace_seconds = 0;
   std::unique_ptr<TunnelEnd> end;
   // Under the service's mutex.
   grpc::ServerContext* context = nullptr;  // of the stream that serves it now
@@ -132,7 +135,7 @@ void TunnelService::JanitorLoop() {
     for (const auto& tunnel : expired) {
       if (!tunnel->worker_gone && !stopping_) {
         logging::Warn("session {}: its connection did not come back within {} s", tunnel->session,
-                      supervisor_->options().grace_seconds);
+                      tunnel->grace_seconds);
         lock.Unlock();
         supervisor_->EndSessionItself(tunnel->session, "the connection to the client did not come back");
         lock.Lock();
@@ -291,7 +294,6 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
   if (open.lane_of() != 0) return ServeLane(open, owner, checked, context, stream);
   std::shared_ptr<Tunnel> tunnel;
   control::TunnelOpened opened;
-  opened.set_grace_seconds(uint32_t(supervisor_->options().grace_seconds));
   std::vector<uint64_t> peer_positions = {0, 0};
   uint64_t generation;
   if (open.resume_token().empty()) {
@@ -299,6 +301,8 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
         Open(open.hello(), owner, checked, context, opened.mutable_welcome());
     if (!begun.ok()) return fail(grpc::StatusCode::FAILED_PRECONDITION, std::string(begun.status().message()));
     tunnel = *std::move(begun);
+    tunnel->grace_seconds = open.grace_seconds() == 0 ? uint32_t(supervisor_->options().grace_seconds)
+                                                      : std::min(open.grace_seconds(), kLongestGraceSeconds);
     MutexLock lock(&mutex_);
     if (stopping_) return fail(grpc::StatusCode::UNAVAILABLE, "the server is shutting down");
     std::thread watcher = StartThread([this, tunnel] { WatchWorker(tunnel); });
@@ -332,6 +336,7 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
     logging::Info("session {}: its connection is back", tunnel->session);
   }
   opened.set_resume_token(tunnel->token);
+  opened.set_grace_seconds(tunnel->grace_seconds);
   opened.set_request_position(tunnel->end->received_positions()[0]);
   if (open.takes_lanes()) {
     opened.set_number(generation);
@@ -357,7 +362,7 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
         logging::Warn("session {}: its connection broke{}{}; waiting {} s for a new one", tunnel->session,
                       reason.empty() ? "" : ": ", reason, opened.grace_seconds());
       }
-      tunnel->expires = Now() + std::chrono::seconds(supervisor_->options().grace_seconds);
+      tunnel->expires = Now() + std::chrono::seconds(tunnel->grace_seconds);
       changed_.NotifyAll();
       return grpc::Status::CANCELLED;
     }

@@ -565,12 +565,12 @@ def nested(context):
 def namespaces(context):
     """Processes in namespaces of their own, as in a container or in a job that is started in this one, are refused by name."""
     run, ready = context.tool("cr-run"), context.path("ready")
-    alone = f"env -u CUDA_REMOTE_JOB_DIR -u CUDA_REMOTE_SERVER {run} --name apart --server unix:/none --"
+    alone = f"env -u CUDA_REMOTE_JOB_DIR -u CUDA_REMOTE_SERVER {run} --name apart --no-check --server unix:/none --"
     for name, apart in (("PID", "unshare --pid --fork"), ("PID", alone), ("uts", "unshare --uts"), ("user", "unshare --user"),
                         ("ipc", "unshare --ipc"), ("mnt", "unshare --mount"), ("net", "unshare --net")):  # fmt: skip
         job, image = context.path("job"), context.path("image")
         inner = f"touch {ready}; while [ -e {ready} ]; do sleep 0.05; done"
-        child = context.start("outer", [run, "--server", "unix:/none", "--job-dir", job, "--", "sh", "-c", f"{apart} sh -c '{inner}'; exit 5"])
+        child = context.start("outer", [run, "--no-check", "--server", "unix:/none", "--job-dir", job, "--", "sh", "-c", f"{apart} sh -c '{inner}'; exit 5"])
         there = lambda: os.path.exists(ready) and os.path.exists(job + "/job.json")
         harness.wait_for(lambda: there() or not child.running(), LIMIT, child.describe)
         ended = context.run([context.tool("cr-checkpoint"), job, image], expect=1)
@@ -1168,7 +1168,7 @@ def machine_gpu_plain(context):
     os.chmod(script, 0o644)
     program = context.script("leaves", f"({PYTHON} {script} {go} &)\nuntil [[ -e {go}.end ]]; do sleep 0.05; done\n")
     user = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
-    run = [context.tool("cr-run"), "--job-dir", job, "--plain", "--server", "unix:" + home + "/none.sock", "--", program]
+    run = [context.tool("cr-run"), "--job-dir", job, "--plain", "--no-check", "--server", "unix:" + home + "/none.sock", "--", program]
     child = context.start("job", in_dev_with_gpu(context) + user + run)
     exists = lambda path: lambda: os.path.exists(path)
     harness.wait_for(exists(go + ".started"), LIMIT, child.describe)
@@ -1272,7 +1272,7 @@ def state_of(name):
 
 
 def run_in_terminal(context):
-    return f"{context.tool('cr-run')} --server unix:/none"
+    return f"{context.tool('cr-run')} --no-check --server unix:/none"
 
 
 @case
@@ -1664,7 +1664,7 @@ def terminal_of_user(context):
 def stale_folders(context):
     """What a killed cr-run leaves goes with the next one, or with cr-ps --prune; running jobs stay."""
     jobs = context.path("runtime/cuda-remote/jobs")
-    run = [context.tool("cr-run"), "--server", "unix:/none"]
+    run = [context.tool("cr-run"), "--no-check", "--server", "unix:/none"]
     lasting = context.start("lasting", run + ["--name", "lasting", "--", "sleep", "1000"])
     plain = context.start("plain", run + ["--plain", "--name", "plain", "--", "sleep", "1000"])
     exists = lambda name: os.path.exists(f"{jobs}/{name}/job.json")
@@ -2080,6 +2080,48 @@ def stopped(context):
     same("sessions", sessions(), before)
     for sync in syncs:
         open(sync + ".go.3", "w").close()
+    job.expect_success(LIMIT)
+
+
+@case
+def at_work(context):
+    """While a checkpoint works, cr-ps says so and counts the job's processes only, and cr-trace waits; a stopped job is shown as that."""
+    sync, steps, image = context.path("sync"), context.path("steps"), context.path("image")
+    script = context.script("two", f"CR_TEST_SYNC_FILE={sync} CR_TEST_PAUSE_AT=3 {context.program} --steps 10\nexit\n")
+    job = context.start("job", [context.tool("cr-run"), "--name", "two", "--", script], CUDA_REMOTE_TRACE=context.path("trace"))
+    stands_and_is_listed(context, job, "two", sync)
+    ps = lambda: context.run([context.tool("cr-ps")]).stdout
+    row = lambda: next(line.split() for line in ps().splitlines() if line.startswith("two "))
+    before = row()
+    same("state before", before[1], "running")
+    tool = context.start("tool", [context.tool("cr-checkpoint"), "two", image], CR_TEST_STEPS=steps, CR_TEST_STOP_AT="write the logs")
+    harness.wait_for(lambda: os.path.exists(steps) and "write the logs" in open(steps).read(), LIMIT, tool.describe)
+    text = ps()
+    same("state and processes while it is saved", (row()[1], row()[3]), ("saving", before[3]))
+    if "no GPU session" in text or f"cr-checkpoint (PID {tool.pid}) works on the job" not in text:
+        raise Failure(f"cr-ps does not say that a checkpoint works:\n{text}")
+    trace = context.start("trace", [context.tool("cr-trace"), "--totals", "two"])
+    says = lambda: f"waiting for cr-checkpoint (PID {tool.pid})" in trace.stderr()
+    harness.wait_for(lambda: says() or not trace.running(), LIMIT, trace.describe)
+    said = context.run([context.tool("cr-trace"), "--totals", "--wait", "0", "two"], expect=1).stderr
+    if "is working on this job" not in said:
+        raise Failure(f"cr-trace --wait 0 says {said}")
+    open(steps + ".go", "w").close()
+    tool.expect_success(LIMIT)
+    trace.expect_success(LIMIT)
+    # cr-ps and cr-trace have the same number for the process.
+    [listed] = jobs_of(context)
+    [pid] = [one["pid"] for one in listed["process_list"] if one["session"]]
+    if not re.search(rf"^globals \(PID {pid}\) on this machine is process \d+ in the job$", trace.stdout().decode(), re.M):
+        raise Failure(f"cr-trace does not name process {pid}: {trace.describe()}")
+    first = listed["pid"]
+    os.kill(first, signal.SIGSTOP)
+    harness.wait_for(lambda: harness.state_of(first) == "T", LIMIT, job.describe)
+    same("state of a stopped job", row()[1], "stopped")
+    os.kill(first, signal.SIGCONT)
+    harness.wait_for(lambda: harness.state_of(first) != "T", LIMIT, job.describe)
+    same("state afterwards", row()[1], "running")
+    open(sync + ".go.3", "w").close()
     job.expect_success(LIMIT)
 
 

@@ -37,7 +37,9 @@ done
 says 125 "no program given" cr-run
 says 125 "--gpu: Value x not in range 0 to 255" cr-run --gpu x -- /bin/true
 says 125 "--name a/b: a job's name cannot contain a slash" cr-run --name a/b -- /bin/true
-says 127 "/nowhere/program: No such file or directory" cr-run --server unix:/nowhere -- /nowhere/program
+says 127 "/nowhere/program: No such file or directory" cr-run --no-check --server unix:/nowhere -- /nowhere/program
+says 125 "the GPU server unix:/nowhere cannot be reached: cannot connect to /nowhere: No such file or directory" \
+  cr-run --server unix:/nowhere -- /bin/true
 for address in garbage localhost:99999 localhost: :7070 localhost:0; do
   says 125 "\"$address\" is not a server address: write unix:PATH, or HOST:PORT" cr-run --server "$address" -- /bin/true
   says 2 "\"$address\" is not a server address" cr-ps --server "$address"

@@ -600,6 +600,62 @@ TEST_F(Tunnel, AServerThatDoesNotKnowTheCallIsAskedAgain) {
   EXPECT_EQ(channel->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk) << channel->end_reason();
 }
 
+// The user's choice counts at both ends; without one, it is ten minutes.
+TEST_F(Tunnel, TheClientChoosesHowLongItsSessionWaits) {
+  StartServer();
+  Proxy proxy(port_);
+  StartRelay(proxy.port());
+  auto channel = Connect(Relay());
+  ASSERT_TRUE(channel);
+  proxy.Cut();
+  const auto says = [](const Process& process, const char* text) {
+    return process.log().find(text) != std::string::npos;
+  };
+  EXPECT_TRUE(Eventually([&] { return says(*server_, "waiting 600 s for a new one"); })) << server_->log();
+  EXPECT_TRUE(Eventually([&] { return says(*relay_, "up to 600 s (CUDA_REMOTE_GRACE=SECONDS"); })) << relay_->log();
+  Reply reply;
+  EXPECT_EQ(channel->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
+  channel.reset();
+  relay_.reset();
+  setenv("CUDA_REMOTE_GRACE", "1", 1);
+  StartRelay(proxy.port());
+  unsetenv("CUDA_REMOTE_GRACE");
+  channel = Connect(Relay());
+  ASSERT_TRUE(channel);
+  proxy.Refuse(true);
+  proxy.Cut();
+  EXPECT_EQ(channel->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kClosed);
+  EXPECT_NE(channel->end_reason().find("did not come back within 1 s"), std::string::npos) << channel->end_reason();
+  EXPECT_TRUE(Eventually([&] { return says(*server_, "its connection did not come back within 1 s"); }))
+      << server_->log();
+}
+
+// A server whose host or process stands still: no connection breaks, and nothing comes.
+TEST_F(Tunnel, ASilentServerIsReportedAndWaitedFor) {
+  StartServer();
+  StartRelay(port_);
+  auto channel = Connect(Relay());
+  ASSERT_TRUE(channel);
+  Reply reply;
+  ASSERT_EQ(channel->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
+  const auto says = [&](const std::string& text) { return relay_->log().find(text) != std::string::npos; };
+  const std::string server = "the GPU server 127.0.0.1:" + std::to_string(port_);
+  // A worker that computes is not silent.
+  std::thread computing([&] {
+    Reply ignored;
+    channel->Call(Header(kHang), "", "", nullptr, 0, &ignored);
+  });
+  EXPECT_TRUE(Eventually([&] { return says("asked the silent server"); })) << relay_->log();
+  EXPECT_FALSE(says("has not answered")) << relay_->log();
+  server_->Signal(SIGSTOP);
+  EXPECT_TRUE(Eventually([&] { return says(server + " has not answered for "); })) << relay_->log();
+  EXPECT_TRUE(says("600 s (CUDA_REMOTE_GRACE=SECONDS")) << relay_->log();
+  server_->Signal(SIGCONT);
+  EXPECT_TRUE(Eventually([&] { return says(server + " answers again"); })) << relay_->log();
+  relay_->Signal(SIGTERM);
+  computing.join();
+}
+
 TEST_F(Tunnel, ServerGoneForGoodIsReported) {
   StartServer({"--grace", "1"});
   StartRelay(port_);

@@ -235,6 +235,52 @@ def start_sleeper(host, name, user=VICTIM):
 
 
 @case
+def named(context):
+    """A job keeps its name on the way through cr-hostd, and is called as its program without one, as without cr-hostd."""
+    host = Host(context)
+    own = ["/bin/sh", "-c", "echo $CUDA_REMOTE_JOB"]
+    for words, name in ((["--name", "train"], "train"), ([], "sh")):
+        told = worked(host.run(VICTIM, "cr-run", *words, "--", *own)).stdout
+        if told != name + "\n":
+            raise Failure(f"the job that cr-run {words} starts is called {told!r}")
+    told = worked(host.run(VICTIM, "cr-run", "--", *own, CUDA_REMOTE_JOB="set")).stdout
+    if told != "set\n":
+        raise Failure(f"the job is not called as CUDA_REMOTE_JOB says: {told!r}")
+    # Nor does a program start there without its server.
+    nowhere = host.home + "/none.sock"
+    start = ["--server", "unix:" + nowhere, "--", "/bin/touch", host.home + "/started"]
+    refused(host.run(VICTIM, "cr-run", *start), f"the GPU server unix:{nowhere} cannot be reached")
+    if os.path.exists(host.home + "/started"):
+        raise Failure("the program was started without its server")
+    worked(host.run(VICTIM, "cr-run", "--no-check", *start))
+
+
+@case
+def drained_beside(context):
+    """cr-drain of a cr-hostd at another socket leaves root's jobs alone, and --dry-run leaves all alone."""
+    host, drained = Host(context), context.folder("drained", 0o755)
+    own = {"XDG_RUNTIME_DIR": context.folder("runtime", 0o700)}
+    child = start_sleeper(host, "hers")
+    roots = context.start(0, [context.tool("cr-run"), "--name", "rooted", "--", "/bin/sleep", "600"], **own)
+    job = own["XDG_RUNTIME_DIR"] + "/cuda-remote/jobs/rooted/job.json"
+    harness.wait_for(lambda: os.path.exists(job) or roots.poll() is not None, LIMIT, lambda: "root's job does not start")
+    told = worked(host.run(0, "cr-drain", "--save", drained, "--dry-run", **own)).stdout
+    if "0 would move, 1 would be saved, 0 would be left" not in told or "job hers of" not in told or "rooted" in told:
+        raise Failure(f"cr-drain --dry-run says {told}")
+    worked(host.run(VICTIM, "cr-run", "--", "/bin/true"))
+    if child.poll() is not None or os.listdir(drained):
+        raise Failure("cr-drain --dry-run has done something")
+    told = worked(host.run(0, "cr-drain", "--save", drained, **own)).stdout
+    if "0 moved, 1 saved, 0 left" not in told:
+        raise Failure(f"cr-drain says {told}")
+    ended(child, 121)
+    if roots.poll() is not None:
+        raise Failure("cr-drain has ended root's job")
+    roots.terminate()
+    roots.wait(LIMIT)
+
+
+@case
 def other_users(context):
     """Nobody gets at another user's job or image, or at what is root's to say."""
     host = Host(context)
