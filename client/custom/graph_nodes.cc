@@ -83,6 +83,7 @@ CUresult FillKernel(Call& call, const Kernel& kernel, CUkernel kern, CUcontext c
 CUresult FillSide(Call& call, const CUDA_MEMCPY3D& copy, CUmemorytype* type, CUdeviceptr* device, const void* host,
                   CUarray array, NodeMessage* out) {
   if (*type == CU_MEMORYTYPE_ARRAY) {
+    if (!array) return CUDA_ERROR_INVALID_VALUE;
     if (!call.Valid(Kind::kArray, array)) return CUDA_ERROR_INVALID_HANDLE;
     out->needs.push_back(reinterpret_cast<uint64_t>(array));
     return CUDA_SUCCESS;
