@@ -111,18 +111,19 @@ class Calls {
 
   // An instruction that makes a system call: the kernel's own code in each process has some.
   bool FindInstruction() {
-    char path[64], line[512];
-    snprintf(path, sizeof(path), "/proc/%d/maps", thread_);
-    FILE* const maps = fopen(path, "re");
-    uint64_t begin = 0, end = 0;
-    bool found = false;
-    while (!found && maps && fgets(line, sizeof(line), maps))
-      found = strstr(line, "[vdso]") && sscanf(line, "%lx-%lx", &begin, &end) == 2;
-    if (maps) fclose(maps);
-    static unsigned char code[4 * kPageBytes];
-    iovec here{code, sizeof(code)}, there{reinterpret_cast<void*>(begin), end - begin};
-    if (there.iov_len > here.iov_len) there.iov_len = here.iov_len;
-    const long got = found ? syscall(SYS_process_vm_readv, thread_, &here, 1, &there, 1, 0) : 0;
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/auxv", thread_);
+    const int facts = int(syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC));
+    uint64_t fact[2], begin = 0;
+    while (facts >= 0 && read(facts, fact, sizeof(fact)) == ssize_t(sizeof(fact))) {
+      if (fact[0] == AT_SYSINFO_EHDR) begin = fact[1];
+    }
+    if (facts >= 0) close(facts);
+    static unsigned char code[2 * kPageBytes];
+    iovec here{code, sizeof(code)}, there[2];
+    for (uint64_t i = 0; i < 2; ++i) there[i] = {reinterpret_cast<void*>(begin + i * kPageBytes), kPageBytes};
+    // The second page may be missing.
+    const long got = begin != 0 ? syscall(SYS_process_vm_readv, thread_, &here, 1, there, 2, 0) : 0;
     for (long i = 0; i + 1 < got; ++i) {
       if (code[i] != 0x0f || code[i + 1] != 0x05) continue;
       instruction_ = begin + uint64_t(i);

@@ -38,6 +38,7 @@
 #include <utility>
 
 #include "checkpoint/engine/criu/testing/saved_tree.h"
+#include "proto/base/mappings.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -269,11 +270,10 @@ std::string FlagsAt(const void* address) {
 }
 
 std::string NameAt(const void* address) {
-  char begin[32];
-  snprintf(begin, sizeof(begin), "%lx-", reinterpret_cast<unsigned long>(address));
-  const std::string line = Line("/proc/self/maps", begin);
-  const size_t name = line.find('[');
-  return name == std::string::npos ? "" : line.substr(name);
+  for (const Mapping& mapping : MappingsOf("/proc/self")) {
+    if (mapping.begin == reinterpret_cast<uint64_t>(address)) return mapping.name;
+  }
+  return "not mapped";
 }
 
 char* Map(size_t pages, int flags = MAP_PRIVATE, int fd = -1) {
@@ -548,7 +548,7 @@ States Files() {
   AddFile("outer epoll", outer, &states);
   // What /proc has.
   for (const char* const name :
-       {"/proc/self/status", "/proc/self/maps", "/proc/self/fd", "/proc/self/task", "/proc/self/mem", "/proc/meminfo",
+       {"/proc/self/status", "/proc/self/fd", "/proc/self/task", "/proc/self/mem", "/proc/meminfo",
         "/proc/sys/kernel/hostname", "/proc/self/net/dev", "/proc/self", "/proc/thread-self/comm", "/proc/1/status"}) {
     const int fd = open(name, O_RDONLY);
     MUST(fd >= 0);
