@@ -322,8 +322,6 @@ class Search {
       }
       if (target == kEvent && IsSemaphore(pid, path.substr(path.rfind('/') + 1)))
         Add(pid, "has an eventfd with EFD_SEMAPHORE", "have the program use a semaphore or a pipe instead");
-    } else if (target.rfind('/') == 0 && stat(path.c_str(), &facts) == 0 && S_ISFIFO(facts.st_mode)) {
-      LookForLoss(pid, path, 0);
     } else if (target.rfind('/') == 0 && stat(path.c_str(), &facts) == 0 && S_ISREG(facts.st_mode)) {
       struct statfs system;
       if (statfs(path.c_str(), &system) != 0) return;
