@@ -319,8 +319,6 @@ class Search {
       LookAtAnonymous(pid, atoi(path.c_str() + path.rfind('/') + 1), target.substr(strlen(kAnonymous)));
     } else if (IsGoneInRestore(target)) {
       Add(pid, "has " + target + " open", "close it before the checkpoint, and open it again after");
-    } else if (target.rfind('/') == 0 && stat(path.c_str(), &facts) == 0 && S_ISFIFO(facts.st_mode)) {
-      LookForLoss(pid, path, 0);
     } else if (target.rfind('/') == 0 && stat(path.c_str(), &facts) == 0 && S_ISREG(facts.st_mode)) {
       struct statfs system;
       if (statfs(path.c_str(), &system) != 0) return;
