@@ -505,14 +505,15 @@ TEST_F(WorkerTest, RegisteredPagesLieWhereTheProgramHasThem) {
     in.page_bytes = pages * kPage;
     return client().Call(kOpHostUnmap, in);
   };
-  const auto fill = [&](uint64_t from, uint64_t bytes, uint8_t value) {
-    wire::cuMemsetD8Async_Request in;
-    in.dstDevice = start + from;
-    in.uc = value;
-    in.N = bytes;
-    const CUresult result = client().Call(kCall_cuMemsetD8Async, in);
-    EXPECT_EQ(client().Call(kCall_cuCtxSynchronize, wire::cuCtxSynchronize_Request()), CUDA_SUCCESS);
-    return result;
+  const uint64_t device = client().Allocate(4 * kPage);
+  const auto fill = [&](uint64_t from, uint64_t bytes, char value) {
+    client().Write(device, std::string(bytes, value));
+    wire::cuMemcpyAsync_Request in;
+    in.dst = start + from;
+    in.src = device;
+    in.bytes = bytes;
+    in.blocking = true;
+    return client().Call(kCall_cuMemcpyAsync, in);
   };
   EXPECT_EQ(map(0, 0, 100, 10), CUDA_ERROR_ALREADY_MAPPED) << "no page is there";
   ASSERT_EQ(map(0, 2, 100, kPage), CUDA_SUCCESS);
@@ -539,7 +540,6 @@ TEST_F(WorkerTest, RegisteredPagesLieWhereTheProgramHasThem) {
   EXPECT_EQ(fill(100, kPage, 'e'), CUDA_SUCCESS);
   ASSERT_EQ(unmap(100, 0, 1), CUDA_SUCCESS);
   ASSERT_EQ(map(0, 1, 100, kPage, true), CUDA_SUCCESS);
-  const uint64_t device = client().Allocate(kPage);
   wire::cuMemcpyAsync_Request copy;
   copy.dst = device;
   copy.src = start + kPage;
