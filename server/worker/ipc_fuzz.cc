@@ -64,7 +64,7 @@ void TryKey(const std::string& bytes) {
   const Sharer& sharer = TheSharer();
   const std::string scope(kIpcScopeBytes, 's');
   Ipc ipc(Self(2));
-  if (!ipc.SetScope(scope, {bytes}) && !ipc.SetScope(scope, {})) __builtin_trap();
+  if (!ipc.SetScope(scope)) __builtin_trap();
   IpcFacts facts;
   IpcUse use;
   int fd = -1;
