@@ -184,7 +184,8 @@ CUresult Custom_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDe
   return CUDA_SUCCESS;
 }
 
-// Memory that the application has not mapped itself has no access rights to ask for: the driver says 0.
+// Memory that the application has not mapped itself has no access rights to ask for: the driver says 0. For its own
+// mappings the client knows what the application has set; a checkpoint may have made more accessible on the server.
 CUresult Custom_cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr ptr) {
   if (!flags || !location || ptr == 0) return CUDA_ERROR_INVALID_VALUE;
   *flags = 0;
@@ -197,6 +198,11 @@ CUresult Custom_cuMemGetAccess(unsigned long long* flags, const CUmemLocation* l
       return call.session().memory().host_ranges().Find(ptr) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     }
     if (range->value.source != DeviceRange::kMapped) return CUDA_SUCCESS;
+    if (location->type == CU_MEM_LOCATION_TYPE_DEVICE && location->id >= 0 &&
+        size_t(location->id) < call.session().devices().size()) {
+      *flags = range->value.access.Of(location->id);
+      return CUDA_SUCCESS;
+    }
   }
   wire::cuMemGetAccess_Request request;
   request.location = wire::BytesOf(*location);

@@ -334,9 +334,8 @@ TEST_F(GraphTest, NodesInsideAChildGraphAreNodesOfTheExecutable) {
   move.srcMemoryType = move.dstMemoryType = CU_MEMORYTYPE_DEVICE;
   move.srcDevice = word_;
   move.dstDevice = word_ + 32;
-  move.WidthInBytes = move.Height = 4;
-  move.srcPitch = move.dstPitch = 4;
-  move.Depth = 1;
+  move.WidthInBytes = 16;  // one row: executables take no others
+  move.Height = move.Depth = 1;
   CU_OK(cuGraphAddMemcpyNode(&copy, inner, nullptr, 0, &move, context_));
   std::atomic<int> calls{0}, other_calls{0};
   const CUhostFn count = [](void* p) { ++*static_cast<std::atomic<int>*>(p); };

@@ -51,6 +51,8 @@ constexpr unsigned kMemoryMajor = 1, kTerminalMajor = 4, kConsoleMajor = 5, kMis
 constexpr unsigned kFirstPseudoMajor = 136, kLastPseudoMajor = 143, kMinors = 256, kMakerMinor = 2;
 // How long to wait for a CRIU whose tool was killed: 10 s.
 constexpr int kMostCriuWaits = 200, kCriuWaitUs = 50000;
+// How often to look for data that a process cannot read, and how long after each other.
+constexpr int kUrgentLooks = 6, kUrgentLookUs = 3000;
 // Anonymous files that CRIU does not know, and what they are for.
 const struct {
   const char* name;
@@ -280,19 +282,32 @@ class Search {
     const UniqueFd duplicate(DuplicateOf(pid, NumberOf(path)));
     if (!duplicate.ok()) return;
     const Loss* loss = LossOf(duplicate.get());
-    if (!loss && inode != 0) {
-      const auto& lines = TcpLines();
-      const auto line = lines.find(inode);
-      if (line != lines.end() && line->second.received > 0 && line->second.state != TcpLine::kListens)
-        loss = LossBehindUrgent(duplicate.get(), line->second.received, line->second.state != TcpLine::kMade);
+    // The process runs and may read between two looks: what it cannot read stays there at each of them.
+    for (int i = 0; inode != 0 && i < kUrgentLooks && (i == 0 || loss); ++i) {
+      if (i > 0) {
+        usleep(kUrgentLookUs);
+        tcp_read_ = false;
+      } else if (loss) {
+        break;
+      }
+      loss = LossAtMark(duplicate.get(), inode);
     }
     if (loss) Add(pid, loss->what, loss->advice, inode);
+  }
+
+  // Data of this TCP connection that the process cannot read, at this look.
+  const Loss* LossAtMark(int fd, uint32_t inode) {
+    const auto& lines = TcpLines();
+    const auto line = lines.find(inode);
+    if (line == lines.end() || line->second.received == 0 || line->second.state == TcpLine::kListens) return nullptr;
+    return LossBehindUrgent(fd, line->second.received, line->second.state != TcpLine::kMade);
   }
 
   // What the first process's network has, by inode.
   const std::map<uint64_t, TcpLine>& TcpLines() {
     if (tcp_read_) return tcp_;
     tcp_read_ = true;
+    tcp_.clear();
     for (const char* const table : {"tcp", "tcp6"}) {
       std::ifstream lines("/proc/" + std::to_string(pids_[0]) + "/net/" + table);
       TcpLine facts;
