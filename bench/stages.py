@@ -451,7 +451,7 @@ def log_of_job(directory):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as agent:
         agent.settimeout(10)
         agent.connect(glob.glob(os.path.join(directory, "agent-*.sock"))[0])
-        agent.send(struct.pack("<IIII", 0x41524355, 1, 1, 0))
+        agent.send(struct.pack("<IIII", 0x41524355, 2, 1, 0))
         answer = agent.recv(65536)
     kind, length = struct.unpack_from("<II", answer, 8)
     if kind != 64:

@@ -30,8 +30,8 @@ CUresult ShareRegistered(Call& call, uint64_t start);
 // CUDA_ERROR_INVALID_VALUE for other memory. `call` has entered; its messages are left alone.
 CUresult MapForDevice(Call& call, uint64_t address, uint64_t* device);
 
-// The same for all such memory whose addresses are among a kernel's parameters. `graph`: they go into one, which may run
-// on another server later. Else memory that the server shares is left out: it has that anyway.
+// The same for all such memory whose addresses are among a kernel's parameters. `graph`: they go into one, which may
+// run on another server later. Else memory that the server shares is left out: it has that anyway.
 CUresult FindParameters(Call& call, const std::string& block, bool graph);
 inline CUresult MapParameters(Call& call, const std::string& block, bool graph) {
   Session& session = call.session();

@@ -625,7 +625,9 @@ TEST_F(StagedNodeTest, WhatTheServerRefusesLeavesNothing) {
   server_->On(kOpHostMap, CUDA_ERROR_OUT_OF_MEMORY);
   std::string large(8 << 20, 'a');
   CUgraphNode node = nullptr;
-  const CUDA_MEMCPY3D large_copy = ToDevice(large.data(), large.size());
+  CUDA_MEMCPY3D large_copy = ToDevice(large.data(), large.size());
+  ASSERT_EQ(cuMemAlloc(&large_copy.dstDevice, large.size()), CUDA_SUCCESS);
+  Take();
   EXPECT_EQ(cuGraphAddMemcpyNode(&node, graph_, nullptr, 0, &large_copy, nullptr), CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_EQ(Take().calls, Calls());
   server_->On(kOpHostMap, FakeServer::Answer());
@@ -1307,13 +1309,14 @@ TEST_F(StagedNodeTest, ACapturedCopyIsANodeOfTheCapturesGraph) {
   shaped.Height = 3;
   EXPECT_EQ(cuMemcpy3DAsync(&shaped, stream), CUDA_SUCCESS);
   captured(false, nullptr);
-  // Registered memory may be registered no more when the graph runs.
+  // The server reaches registered memory itself.
   constexpr size_t kPage = 4096;
   void* const registered = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(registered, MAP_FAILED);
   ASSERT_EQ(cuMemHostRegister(registered, kPage, 0), CUDA_SUCCESS);
+  Take();
   EXPECT_EQ(cuMemcpyHtoDAsync(memory_, registered, kPage, stream), CUDA_SUCCESS);
-  captured(false, nullptr);
+  EXPECT_EQ(Take().calls, Calls{kCall_cuMemcpyAsync});
   EXPECT_EQ(cuMemHostUnregister(registered), CUDA_SUCCESS);
   EXPECT_EQ(munmap(registered, kPage), 0);
   // Between two places of the host.

@@ -57,7 +57,6 @@ ONE = (
         (
             "proto/base/mappings.cc",
             "checkpoint/engine/criu/criu_preload.cc",  # in CRIU, with nothing but the C library
-            "checkpoint/engine/criu/process_state_test.cc",  # what the kernel says is what it tests
         ) + STAND_ALONE,
         "use proto/base/mappings.h",
     ),
