@@ -43,6 +43,7 @@ struct Facts {
   uint64_t range_start = 0;
   uint64_t range_bytes = 0;
   bool has_context = false;  // the calling thread has a current one
+  bool of_other = false;     // a variable of another context than that one
 };
 
 Facts Look(Call& call, uint64_t address) {
@@ -68,7 +69,12 @@ Facts Look(Call& call, uint64_t address) {
       facts.pool = range->value.pool;
       facts.managed = range->value.managed;
       // A managed variable is of no context.
-      if (facts.managed && range->value.source == DeviceRange::kGlobal) facts.context = 0;
+      if (range->value.source == DeviceRange::kGlobal) {
+        const uint64_t current = call.thread().current_context();
+        facts.of_other = !facts.managed && KindOf(current) == Kind::kContext &&
+                         KindOf(facts.context) == Kind::kContext && current != facts.context;
+        if (facts.managed) facts.context = 0;
+      }
       facts.sync_memops = range->value.sync_memops;
       facts.handle_types = range->value.handle_types;
     } else if (const auto* range = session.memory().host_ranges().Find(address)) {
@@ -126,7 +132,7 @@ CUresult Answer(Session& session, const Facts& facts, uint64_t address, CUpointe
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
       Store(data, CUdeviceptr{0});
       if (!facts.has_context) return CUDA_ERROR_INVALID_CONTEXT;
-      if (facts.access == 0 || (!facts.device && !facts.mapped)) return CUDA_ERROR_INVALID_VALUE;
+      if (facts.access == 0 || facts.of_other || (!facts.device && !facts.mapped)) return CUDA_ERROR_INVALID_VALUE;
       Store(data, CUdeviceptr(facts.device ? address : facts.device_address));
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
@@ -321,7 +327,7 @@ CUresult Custom_cuMemGetAddressRange_v2(CUdeviceptr* pbase, size_t* psize, CUdev
   Call call(info::k_cuMemGetAddressRange_v2);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   const Facts facts = Look(call, dptr);
-  if (!facts.known || (facts.own_mapping && facts.access == 0)) return CUDA_ERROR_NOT_FOUND;
+  if (!facts.known || facts.of_other || (facts.own_mapping && facts.access == 0)) return CUDA_ERROR_NOT_FOUND;
   if (pbase) *pbase = facts.start;
   if (psize) *psize = facts.bytes;
   return CUDA_SUCCESS;

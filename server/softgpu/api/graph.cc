@@ -266,13 +266,14 @@ SOFTGPU_API cuGraphGetEdges(CUgraph handle, CUgraphNode* from, CUgraphNode* to, 
   return cuGraphGetEdges_v2(handle, from, to, nullptr, count);
 }
 
+// Flags of executables. An upload needs a stream, which only the call with parameters has.
+constexpr unsigned long long kExecFlags = CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH |
+                                          CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH |
+                                          CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
+
 SOFTGPU_API cuGraphInstantiateWithFlags(CUgraphExec* out, CUgraph graph, unsigned long long flags) {
   SOFTGPU_ENTER();
-  // An upload needs a stream, which only the call with parameters has.
-  constexpr unsigned long long kKnown = CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH |
-                                        CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH |
-                                        CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
-  if ((flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if ((flags & ~kExecFlags) != 0) return CUDA_ERROR_INVALID_VALUE;
   return Instantiate(out, graph, flags);
 }
 SOFTGPU_API cuGraphInstantiate(CUgraphExec* out, CUgraph graph, CUgraphNode* error_node, char* log, size_t log_bytes) {
@@ -290,7 +291,8 @@ SOFTGPU_API cuGraphInstantiate_v2(CUgraphExec* out, CUgraph graph, CUgraphNode* 
 }
 SOFTGPU_API cuGraphInstantiateWithParams(CUgraphExec* out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS* params) {
   SOFTGPU_ENTER();
-  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  constexpr unsigned long long kKnown = kExecFlags | CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
+  if (params == nullptr || (params->flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
   CUresult result = Instantiate(out, graph, params->flags);
   params->hErrNode_out = nullptr;
   params->result_out = result == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;

@@ -122,7 +122,10 @@ SOFTGPU_API cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUdeviceptr
   if (CUresult result = UsableContext(&context); result != CUDA_SUCCESS) return result;
   AllocationPtr allocation = MemoryMap::Get().Find(address);
   const bool mapped = allocation && allocation->kind == MemoryKind::kMapped;
-  if (!allocation || (mapped && !allocation->mapped_for(context->device()))) return CUDA_ERROR_NOT_FOUND;
+  if (!allocation || (mapped && !allocation->mapped_for(context->device())) ||
+      allocation->IsVariableOfOther(context.get())) {
+    return CUDA_ERROR_NOT_FOUND;
+  }
   if (base != nullptr) *base = allocation->begin;
   if (size != nullptr) *size = allocation->size;
   return CUDA_SUCCESS;

@@ -110,7 +110,7 @@ CUresult Attribute(void* data, CUpointer_attribute attribute, const Asked& asked
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
       Put<CUdeviceptr>(data, 0);
       if (!current) return CUDA_ERROR_INVALID_CONTEXT;
-      if (AccessFlags(a, device) == 0) return CUDA_ERROR_INVALID_VALUE;
+      if (AccessFlags(a, device) == 0 || a.IsVariableOfOther(current.get())) return CUDA_ERROR_INVALID_VALUE;
       Put<CUdeviceptr>(data, asked.address);
       break;
     case CU_POINTER_ATTRIBUTE_HOST_POINTER: {

@@ -60,6 +60,10 @@ struct Allocation {
 
   uint64_t end() const { return begin + size; }
   bool host() const { return kind == MemoryKind::kPinned || kind == MemoryKind::kRegistered; }
+  // Whether it is a module's variable in another context than this one, which the driver does not know in this one.
+  bool IsVariableOfOther(const Context* current) const {
+    return kind == MemoryKind::kSymbol && !of_variable && context != nullptr && context != current;
+  }
   // Whether the application has mapped it itself, and for this device.
   bool mapped_for(int of_device) const {
     return kind == MemoryKind::kMapped && readable && (reached_by >> of_device & 1) != 0;
