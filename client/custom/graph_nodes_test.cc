@@ -612,14 +612,14 @@ TEST_F(GraphNodesTest, CopiesOfMemoryThatTheServerReaches) {
   of_no_type.srcDevice = reinterpret_cast<CUdeviceptr>(pinned);
   ExpectRefused(
       {{"no memory type", [&] { return cuGraphAddMemcpyNode(&node, graph_, nullptr, 0, &of_no_type, nullptr); }}});
-  // Registered memory has another address there.
+  // Registered memory has the same address there.
   constexpr size_t kPage = 4096;
   void* const mapped = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(mapped, MAP_FAILED);
   CUdeviceptr device = 0;
   ASSERT_EQ(cuMemHostRegister(mapped, kPage, 0), CUDA_SUCCESS);
   ASSERT_EQ(cuMemHostGetDevicePointer(&device, mapped, 0), CUDA_SUCCESS);
-  EXPECT_NE(device, reinterpret_cast<CUdeviceptr>(mapped));
+  EXPECT_EQ(device, reinterpret_cast<CUdeviceptr>(mapped));
   CUDA_MEMCPY3D registered = copy;
   registered.dstMemoryType = CU_MEMORYTYPE_HOST;
   registered.dstHost = static_cast<char*>(mapped) + 16;
