@@ -802,21 +802,6 @@ void LeaveUnaccepted(bool sends, bool ends) {
   MUST(Receive(far) == "late");
 }
 
-void LeaveSender() {
-  const sockaddr_un address = UnixName(), own = UnixName("sender");
-  const int receiver = socket(AF_UNIX, SOCK_DGRAM, 0), sender = socket(AF_UNIX, SOCK_DGRAM, 0);
-  MUST(bind(receiver, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);
-  MUST(connect(sender, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);
-  MUST(bind(sender, reinterpret_cast<const sockaddr*>(&own), sizeof(own)) == 0);
-  Send(sender, "text");
-  Pause();
-  sockaddr_un from = {};
-  socklen_t bytes = sizeof(from);
-  char text[8];
-  MUST(recvfrom(receiver, text, sizeof(text), 0, reinterpret_cast<sockaddr*>(&from), &bytes) == 4);
-  MUST(strcmp(from.sun_path, own.sun_path) == 0);
-}
-
 void LeaveFailedConnect() {
   const int closed = socket(AF_INET, SOCK_STREAM, 0), near = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
   const sockaddr_in address = Bound(closed);
@@ -858,7 +843,6 @@ const std::map<std::string, void (*)()> kSubjects = {
     {"NetlinkAnswer", LeaveNetlinkAnswer},
     {"Credentials", LeaveCredentials},
     {"Cork", LeaveCork},
-    {"Sender", LeaveSender},
     {"FailedConnect", LeaveFailedConnect},
     {"OtherFamily", LeaveOtherFamily},
     {"Unaccepted", [] { LeaveUnaccepted(false, false); }},
@@ -1012,9 +996,6 @@ TEST_F(SocketsTest, PacketPipeIsRefused) { IsRefused("Packets", "a pipe with O_D
 TEST_F(SocketsTest, NetlinkAnswerIsRefused) { IsRefused("NetlinkAnswer", "a netlink socket with unread data"); }
 TEST_F(SocketsTest, CredentialsAreRefused) { IsRefused("Credentials", "a Unix socket with SO_PASSCRED"); }
 TEST_F(SocketsTest, CorkIsRefused) { IsRefused("Cork", "a UDP socket with UDP_CORK"); }
-TEST_F(SocketsTest, SenderOfADatagramIsRefused) {
-  IsRefused("Sender", "a Unix socket with an unread datagram whose sender has an address", /*look_only=*/false);
-}
 TEST_F(SocketsTest, FailedConnectIsRefused) { IsRefused("FailedConnect", "a TCP socket whose connect() has failed"); }
 TEST_F(SocketsTest, OtherFamilyIsRefused) {
   IsRefused("OtherFamily", "a socket ");
