@@ -1309,9 +1309,9 @@ TEST_F(StagedNodeTest, ACapturedCopyIsANodeOfTheCapturesGraph) {
   shaped.Height = 3;
   EXPECT_EQ(cuMemcpy3DAsync(&shaped, stream), CUDA_SUCCESS);
   captured(false, nullptr);
-  // The server reaches registered memory itself.
+  // The server reaches registered memory itself, where it can be shared.
   constexpr size_t kPage = 4096;
-  void* const registered = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const registered = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(registered, MAP_FAILED);
   ASSERT_EQ(cuMemHostRegister(registered, kPage, 0), CUDA_SUCCESS);
   Take();
