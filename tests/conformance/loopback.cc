@@ -183,6 +183,7 @@ CUresult NameNodesOf(Call&, uint64_t) { return CUDA_SUCCESS; }
 CUresult PrepareCapture(Call&, uint64_t) { return CUDA_SUCCESS; }
 CUresult PrepareDestruction(Call&, uint64_t) { return CUDA_SUCCESS; }
 CUresult CheckWithoutMemoryNodes(Call&, uint64_t) { return CUDA_SUCCESS; }
+CUresult CheckFill(Call&, const CUDA_MEMSET_NODE_PARAMS_v1&) { return CUDA_SUCCESS; }
 CUresult CheckChildGraph(Call&, uint64_t) { return CUDA_SUCCESS; }
 replay::ObjectKey CurrentContextKey(Call&) { return {Kind::kContext, 0}; }
 replay::ObjectKey StreamKey(Call&, uint64_t stream) { return ObjectOf(stream); }
