@@ -1309,16 +1309,6 @@ TEST_F(StagedNodeTest, ACapturedCopyIsANodeOfTheCapturesGraph) {
   shaped.Height = 3;
   EXPECT_EQ(cuMemcpy3DAsync(&shaped, stream), CUDA_SUCCESS);
   captured(false, nullptr);
-  // The server reaches registered memory itself, where it can be shared.
-  constexpr size_t kPage = 4096;
-  void* const registered = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  ASSERT_NE(registered, MAP_FAILED);
-  ASSERT_EQ(cuMemHostRegister(registered, kPage, 0), CUDA_SUCCESS);
-  Take();
-  EXPECT_EQ(cuMemcpyHtoDAsync(memory_, registered, kPage, stream), CUDA_SUCCESS);
-  EXPECT_EQ(Take().calls, Calls{kCall_cuMemcpyAsync});
-  EXPECT_EQ(cuMemHostUnregister(registered), CUDA_SUCCESS);
-  EXPECT_EQ(munmap(registered, kPage), 0);
   // Between two places of the host.
   std::string other(1000, 'b');
   Take();
