@@ -5,7 +5,6 @@
 
 #include <cuda.h>
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <chrono>
