@@ -2101,7 +2101,7 @@ def at_work(context):
     if "no GPU session" in text or not re.search(r"cr-checkpoint \(PID \d+\) works on the job", text):
         raise Failure(f"cr-ps does not say that a checkpoint works:\n{text}")
     trace = context.start("trace", [context.tool("cr-trace"), "--totals", "two"])
-    says = lambda: f"waiting for cr-checkpoint (PID {tool.pid})" in trace.stderr()
+    says = lambda: re.search(r"waiting for cr-checkpoint \(PID \d+\)", trace.stderr())
     harness.wait_for(lambda: says() or not trace.running(), LIMIT, trace.describe)
     said = context.run([context.tool("cr-trace"), "--totals", "--wait", "0", "two"], expect=1).stderr
     if "is working on this job" not in said:
