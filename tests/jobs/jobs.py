@@ -2111,7 +2111,7 @@ def at_work(context):
     trace.expect_success(LIMIT)
     # cr-ps and cr-trace have the same number for the process.
     [listed] = jobs_of(context)
-    [pid] = [one["pid"] for one in listed["process_list"] if one["session"]]
+    [pid] = [one["pid"] for one in listed["process_list"] if one.get("session")]
     if not re.search(rf"^globals \(PID {pid}\) on this machine is process \d+ in the job$", trace.stdout().decode(), re.M):
         raise Failure(f"cr-trace does not name process {pid}: {trace.describe()}")
     first = listed["pid"]
