@@ -316,7 +316,7 @@ class RealTablesTest(unittest.TestCase):
         # children that an executable is given: all but the last refused before. And copies of a stream's attributes, which the
         # log has as what was copied. And whether a node is enabled, which the client keeps of copies of pageable memory.
         # And operations on memory by streams, whose errors come from the call, array levels and planes, and what a pointer
-        # was told of synchronous operations, which the client keeps.
+        # was told of synchronous operations, which the client keeps. And rights to mapped memory, which a checkpoint extends.
         count = sum(1 for c in self.model.calls if c.client_custom or c.server_custom)
         self.assertLessEqual(count, 278)
 
