@@ -39,6 +39,7 @@
 #include "checkpoint/engine/criu/criu_restore.h"
 #include "checkpoint/engine/criu/socket_facts.h"
 #include "checkpoint/engine/criu/socket_state.h"
+#include "checkpoint/engine/criu/testing/saved_tree.h"
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
 #include "proto/base/proc.h"
@@ -47,30 +48,7 @@
 namespace cuda_remote::checkpoint {
 namespace {
 
-constexpr char kSubject[] = "--subject";
-constexpr int kExit = 9;
 constexpr char kText[] = "text";
-
-std::string g_folder;  // of the job, in a subject
-
-[[noreturn]] void Fail(int line, const std::string& what) {
-  std::ofstream(g_folder + "/failed", std::ios::app)
-      << "line " << line << ": " << what << ": " << strerror(errno) << "\n";
-  _exit(1);
-}
-
-#define MUST(condition)                           \
-  do {                                            \
-    if (!(condition)) Fail(__LINE__, #condition); \
-  } while (0)
-
-bool Exists(const std::string& name) { return access((g_folder + "/" + name).c_str(), F_OK) == 0; }
-void Touch(const std::string& name) { std::ofstream(g_folder + "/" + name) << "\n"; }
-
-void Pause() {
-  Touch("ready");
-  while (!Exists("go")) usleep(5000);
-}
 
 sockaddr_in Loopback(uint16_t port = 0) {
   sockaddr_in address = {};
@@ -850,25 +828,11 @@ const std::map<std::string, void (*)()> kSubjects = {
     {"UnacceptedAndClosed", [] { LeaveUnaccepted(false, true); }},
 };
 
-std::string Contents(const std::string& path) {
-  std::ifstream in(path);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-class SocketsTest : public testing::Test {
+class SocketsTest : public SavedTree {
  protected:
   void SetUp() override {
-    ASSERT_EQ(geteuid(), 0u) << "this test saves and restores processes: run it as root";
-    char name[] = "/tmp/sockets-test-XXXXXX";
-    ASSERT_NE(mkdtemp(name), nullptr);
-    g_folder = name;
-    for (const char* part : {"/image", "/job"}) ASSERT_EQ(mkdir((g_folder + part).c_str(), 0700), 0);
+    SavedTree::SetUp();
     job_.set_directory(g_folder + "/job");
-    BlockForwardedSignals();
-  }
-  void TearDown() override {
-    UnblockInChild();
-    ASSERT_EQ(system(("rm -rf " + g_folder).c_str()), 0);
   }
 
   void Use(const Isolated& isolated) {
@@ -879,7 +843,7 @@ class SocketsTest : public testing::Test {
     job_.set_pid_namespace(PidNamespace(isolated.init));
   }
 
-  void Start(const std::string& name) {
+  void StartQuietly(const std::string& name) {
     const std::string self = ReadLink("/proc/self/exe");
     Plan plan;
     ASSERT_EQ(CriuEngine().PrepareStart(&plan), absl::OkStatus());
@@ -892,12 +856,12 @@ class SocketsTest : public testing::Test {
     const absl::StatusOr<Isolated> isolated = StartIsolated(plan, &code);
     ASSERT_TRUE(isolated.ok()) << isolated.status().message();
     Use(*isolated);
-    for (int i = 0; i < 1000 && !Exists("ready") && !Exists("failed"); ++i) usleep(10000);
-    ASSERT_TRUE(Exists("ready")) << Contents(g_folder + "/failed");
+    for (int i = 0; i < 1000 && !Exists(g_folder + "/ready") && !Exists(g_folder + "/failed"); ++i) usleep(10000);
+    ASSERT_TRUE(Exists(g_folder + "/ready")) << Contents(g_folder + "/failed");
   }
 
   // What the dump says, after the look at the processes; or, if `look_only`, what that says.
-  std::string Save(bool stop, bool look_only = false) {
+  std::string SaveOrSay(bool stop, bool look_only = false) {
     const absl::Status looked = DescribeProcesses(job_, /*close_tcp=*/false, &facts_);
     if (!looked.ok() || look_only) return std::string(looked.message());
     PageReceiver pages(SavedBytes(job_));
@@ -906,7 +870,7 @@ class SocketsTest : public testing::Test {
     return std::string((dumped.ok() ? pages.Finish() : dumped).message());
   }
 
-  void Restore() {
+  void Restore() override {
     CriuRestore restore(job_, facts_, g_folder + "/job", {}, {}, {}, -1,
                         [](const std::string& text) { ADD_FAILURE() << text; });
     ASSERT_EQ(restore.Begin(g_folder + "/image"), absl::OkStatus());
@@ -916,46 +880,29 @@ class SocketsTest : public testing::Test {
     Use(*isolated);
   }
 
-  void Finish() {
-    Touch("go");
-    WaitForwarding(isolated_.init, true);
-    int status = -1;
-    ASSERT_TRUE(ProgramStatus(isolated_, &status));
-    EXPECT_EQ(ExitCode(status), kExit) << Contents(g_folder + "/failed") << Contents(g_folder + "/out");
-  }
-
   void SaveAndRestore(const std::string& name) {
-    ASSERT_NO_FATAL_FAILURE(Start(name));
+    ASSERT_NO_FATAL_FAILURE(StartQuietly(name));
     for (int i = 0; i < 2; ++i) {
-      ASSERT_EQ(Save(true), "");
-      ASSERT_TRUE(KillProcesses(job_));
-      WaitForwarding(isolated_.init, true);
-      int status;
-      ProgramStatus(isolated_, &status);
+      ASSERT_EQ(SaveOrSay(true), "");
+      ASSERT_NO_FATAL_FAILURE(Kill());
       ASSERT_NO_FATAL_FAILURE(Restore());
-      if (i == 0) {
-        ASSERT_EQ(system(("rm -r " + g_folder + "/image/*").c_str()), 0);
-      }
+      if (i == 0) EmptyImage();
     }
     Finish();
   }
 
   // A job that has this is refused, with these words, and goes on as if nothing had been.
   void IsRefused(const std::string& name, const std::string& words, bool look_only = true) {
-    ASSERT_NO_FATAL_FAILURE(Start(name));
-    none_ = Exists("none");
+    ASSERT_NO_FATAL_FAILURE(StartQuietly(name));
+    none_ = Exists(g_folder + "/none");
     if (!none_) {
-      const std::string said = Save(true, look_only);
+      const std::string said = SaveOrSay(true, look_only);
       EXPECT_NE(said.find("(PID " + std::to_string(job_.pid()) + ") has " + words), std::string::npos) << said;
       EXPECT_NE(said.find("which cannot be saved; "), std::string::npos) << said;
     }
     Finish();
   }
 
-  Isolated isolated_;
-  Job job_;
-  ProcessFacts facts_;
-  DumpFacts found_;
   bool none_ = false;  // the kernel has no such thing
 };
 
@@ -1013,9 +960,9 @@ TEST_F(SocketsTest, ConnectionThatIsNotAcceptedAndClosedIsRefused) {
 // What the job's processes left meanwhile is in no image: CRIU would take it out of a terminal's queue, and write it
 // back changed.
 TEST_F(SocketsTest, TerminalIsNotTouched) {
-  ASSERT_NO_FATAL_FAILURE(Start("ShownLine"));
+  ASSERT_NO_FATAL_FAILURE(StartQuietly("ShownLine"));
   // As if the line had come after the look.
-  ASSERT_NE(Save(true, /*look_only=*/true), "");
+  ASSERT_NE(SaveOrSay(true, /*look_only=*/true), "");
   PageReceiver pages(SavedBytes(job_));
   facts_.clear_stdio();
   const absl::Status dumped =

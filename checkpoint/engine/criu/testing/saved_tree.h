@@ -35,7 +35,7 @@ inline constexpr int kExit = 9;
 inline constexpr int kEnd = -7;
 inline std::string g_folder;  // of the job, in a subject
 
-[[noreturn]] inline void Fail(int line, const char* what) {
+[[noreturn]] inline void Fail(int line, const std::string& what) {
   std::ofstream(g_folder + "/failed", std::ios::app)
       << "line " << line << ": " << what << ": " << strerror(errno) << "\n";
   _exit(1);
