@@ -864,7 +864,8 @@ def without_cr_run(context):
     if len(sessions) != 1:
         raise Failure(f"the process is not on the second server: {sessions}")
     trace = context.start("trace", [context.tool("cr-trace"), str(child.pid), "--seconds", "5"])
-    harness.pause(0.5)
+    # It sleeps while the process records.
+    harness.wait_for(lambda: harness.sleeps(trace.pid), LIMIT, trace.describe)
     open(sync + ".go.5", "w").close()
     trace.expect_success(LIMIT)
     if "cuLaunchKernel" not in trace.stdout().decode():

@@ -315,6 +315,11 @@ def patient(seconds):
     return seconds * max(10, slowness())
 
 
+def sleeps(pid):
+    """Whether this process of one thread is in clock_nanosleep."""
+    return open(f"/proc/{pid}/syscall").read().split()[0] == "230"
+
+
 def pause(seconds):
     """For what nothing tells of: sleeps so long on an idle machine, and longer on a busy one."""
     time.sleep(seconds * slowness())

@@ -1028,18 +1028,8 @@ TEST(CriuImages, DescriptorsOfProcesses) {
 }
 
 }  // namespace
-
-int RunSubject(const std::string& name, const std::string& folder) {
-  g_folder = folder;
-  kSubjects.at(name)();
-  return kExit;
-}
-
 }  // namespace cuda_remote::checkpoint
 
 int main(int argc, char** argv) {
-  if (argc == 4 && strcmp(argv[1], cuda_remote::checkpoint::kSubject) == 0)
-    return cuda_remote::checkpoint::RunSubject(argv[2], argv[3]);
-  testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
+  return cuda_remote::checkpoint::RunTestsOrSubject(argc, argv, cuda_remote::checkpoint::kSubjects);
 }

@@ -873,6 +873,9 @@ TEST_F(TreeTest, SemaphoreEventIsRefused) {
 // CRIU cannot save it, and the kernel shows neither its memory nor its files.
 TEST_F(TreeTest, ProcessWithoutMainThreadIsRefused) {
   ASSERT_NO_FATAL_FAILURE(StartSubject("MainThreadEnded"));
+  // Its other thread may be ready before the main one has ended.
+  const std::string status = "/proc/" + std::to_string(job_.pid()) + "/status";
+  while (Contents(status).find("\nState:\tZ") == std::string::npos) usleep(5000);
   const std::string error(DescribeProcesses(job_, /*close_tcp=*/false, &facts_).message());
   EXPECT_NE(error.find("headless (PID "), std::string::npos) << error;
   EXPECT_NE(error.find("has ended its main thread while other threads run"), std::string::npos) << error;
@@ -1061,18 +1064,9 @@ TEST_F(TreeTest, DISABLED_Command) {
   puts(Contents(g_folder + "/out").c_str());
 }
 
-int RunSubject(const std::string& name, const std::string& folder) {
-  g_folder = folder;
-  kSubjects.at(name)();
-  return kExit;
-}
-
 }  // namespace
 }  // namespace cuda_remote::checkpoint
 
 int main(int argc, char** argv) {
-  if (argc == 4 && strcmp(argv[1], cuda_remote::checkpoint::kSubject) == 0)
-    return cuda_remote::checkpoint::RunSubject(argv[2], argv[3]);
-  testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
+  return cuda_remote::checkpoint::RunTestsOrSubject(argc, argv, cuda_remote::checkpoint::kSubjects);
 }

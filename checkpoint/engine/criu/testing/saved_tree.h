@@ -2,8 +2,8 @@
 // For tests in which jobs of several processes are saved by CRIU, ended and restored.
 //
 // Each subject is a function that runs in the job: it starts its processes, says that it is ready (Pause), waits for
-// "go" and looks whether everything is as it was. The test's main() calls it in a program that was started with
-// kSubject, its name and the folder.
+// "go" and looks whether everything is as it was. The test's program is the subject's, too: its main() is
+// RunTestsOrSubject.
 #ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_TESTING_SAVED_TREE_H_
 #define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_TESTING_SAVED_TREE_H_
 
@@ -18,6 +18,7 @@
 
 #include <fstream>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -241,6 +242,18 @@ class SavedTree : public testing::Test {
   DumpFacts found_;
   bool adopt_ = false;
 };
+
+// What main() of such a test does: the subject that the command line names (kSubject, name, folder), else the tests.
+// Returns the exit status.
+inline int RunTestsOrSubject(int argc, char** argv, const std::map<std::string, void (*)()>& subjects) {
+  if (argc == 4 && strcmp(argv[1], kSubject) == 0) {
+    g_folder = argv[3];
+    subjects.at(argv[2])();
+    return kExit;
+  }
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
 
 }  // namespace cuda_remote::checkpoint
 
