@@ -943,7 +943,7 @@ def user_requeued(context):
     context.become_user(own_hosts=True)
     cluster = HostCluster(context)
     requeue_on(context, cluster, lambda job: cluster.drain("n1"))
-    for name, saved in (("n1", "cr-checkpoint of job"), ("n2", "cr-restart, image")):
+    for name, saved in (("n1", ": cr-checkpoint, image"), ("n2", ": cr-restart, image")):
         if saved not in cluster.hostds[name].stderr():
             raise Failure(f"the cr-hostd of {name} has done nothing: {cluster.hostds[name].describe()}")
 

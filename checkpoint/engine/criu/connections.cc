@@ -241,6 +241,24 @@ void ForEachSocketOf(const std::vector<int>& pids, const std::function<void(int 
   });
 }
 
+std::vector<sock_filter> FilterOf(int socket) {
+  socklen_t count = 0;  // of instructions, here
+  if (getsockopt(socket, SOL_SOCKET, SO_GET_FILTER, nullptr, &count) != 0) return {};
+  std::vector<sock_filter> filter(count);
+  if (count > 0 && getsockopt(socket, SOL_SOCKET, SO_GET_FILTER, filter.data(), &count) != 0) filter.clear();
+  return filter;
+}
+
+void DetachFilter(const std::vector<int>& pids, const std::vector<sock_filter>& filter) {
+  ForEachSocketOf(pids, [&](int socket) {
+    const std::vector<sock_filter> its = FilterOf(socket);
+    const bool same =
+        its.size() == filter.size() && memcmp(its.data(), filter.data(), its.size() * sizeof(sock_filter)) == 0;
+    const int none = 0;
+    if (same) setsockopt(socket, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof(none));
+  });
+}
+
 void ResumeConnections(const std::vector<int>& pids, bool others_only) {
   if (pids.empty()) return;
   const std::map<uint64_t, Connection> all = ConnectionsSeenBy(pids[0]);

@@ -5,6 +5,8 @@
 #ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CONNECTIONS_H_
 #define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CONNECTIONS_H_
 
+#include <linux/filter.h>
+
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -72,6 +74,12 @@ std::vector<Connection> OpenConnections(const std::vector<int>& pids);
 // Calls `use` with a duplicate of each socket that these processes have open, more than once if several have it. Needs
 // root.
 void ForEachSocketOf(const std::vector<int>& pids, const std::function<void(int socket)>& use);
+
+// The filter of a socket (SO_ATTACH_FILTER); empty: it has none.
+std::vector<sock_filter> FilterOf(int socket);
+
+// Takes this filter from all sockets of these processes that have it. Needs root.
+void DetachFilter(const std::vector<int>& pids, const std::vector<sock_filter>& filter);
 
 // The connections in CRIU's files.img. False if `image` is not such a file. Any input is safe.
 bool SavedConnections(std::string_view image, std::vector<Connection>* connections);

@@ -20,13 +20,17 @@
 // another way it sees, and sends.
 //
 // Sockets. CRIU saves few of their options, and takes an empty datagram for the end of a queue. Whenever it asks for a
-// socket's family, the socket is looked at (criu_sockets.h).
+// socket's family, the socket is looked at (criu_sockets.h). CRIU restores the ends of a TCP connection one after the
+// other, and the kernel resets one that sends to the other too early. So whenever CRIU is about to restore an end
+// (TCP_REPAIR), the socket is kept from being reset.
 //
 // With nothing but the C library's oldest functions: CRIU may have a C library of its own.
 
 #include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -57,6 +61,7 @@ using cuda_remote::ScanRegion;
 using cuda_remote::TrustedVariable;
 using cuda_remote::checkpoint::HiddenPages;
 using cuda_remote::checkpoint::HoldsBackTerminal;
+using cuda_remote::checkpoint::KeepResetsOut;
 using cuda_remote::checkpoint::kMostHidden;
 using cuda_remote::checkpoint::kPagesSocketVariable;
 using cuda_remote::checkpoint::NoteSocket;
@@ -288,6 +293,12 @@ extern "C" __attribute__((visibility("default"))) int getsockopt(int fd, int lev
                                                                  socklen_t* bytes) noexcept {
   if (level == SOL_SOCKET && option == SO_DOMAIN && !NoteSocket(fd)) return -1;
   return int(syscall(SYS_getsockopt, fd, level, option, value, bytes));
+}
+
+extern "C" __attribute__((visibility("default"))) int setsockopt(int fd, int level, int option, const void* value,
+                                                                 socklen_t bytes) noexcept {
+  if (level == IPPROTO_TCP && option == TCP_REPAIR) KeepResetsOut(fd);
+  return int(syscall(SYS_setsockopt, fd, level, option, value, bytes));
 }
 
 extern "C" __attribute__((visibility("default"))) ssize_t recvmsg(int fd, msghdr* message, int flags) {

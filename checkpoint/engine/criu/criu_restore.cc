@@ -17,12 +17,14 @@
 #include <fstream>
 
 #include "checkpoint/engine/criu/affinity.h"
+#include "checkpoint/engine/criu/connections.h"
 #include "checkpoint/engine/criu/criu.h"
 #include "checkpoint/engine/criu/criu_facts.h"
 #include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/engine/criu/free_numbers.h"
 #include "checkpoint/engine/criu/hold.h"
 #include "checkpoint/engine/criu/own_settings.h"
+#include "checkpoint/engine/criu/socket_facts.h"
 #include "checkpoint/engine/criu/socket_state.h"
 #include "checkpoint/engine/criu/thread_settings.h"
 #include "checkpoint/job/own_ptys.h"
@@ -246,6 +248,7 @@ absl::StatusOr<Isolated> CriuRestore::Finish() {
   Job job;
   job.set_init_pid(isolated_.init);
   job.set_pid_namespace(PidNamespace(isolated_.init));
+  DetachFilter(ProcessesOf(job), {std::begin(kNoReset), std::end(kNoReset)});
   for (const std::string& what : RestoreSockets(image_, ProcessesOf(job), account_)) {
     if (say_) say_(what);
   }

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <linux/netlink.h>
 #include <linux/sock_diag.h>
+#include <linux/tcp.h>
 #include <linux/unix_diag.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -331,6 +332,16 @@ ssize_t ReceiveForCriu(int fd, msghdr* message, int flags) {
   }
   memcpy(message->msg_iov[0].iov_base, kEmptyDatagram, kEmptyDatagramBytes);
   return ssize_t(kEmptyDatagramBytes);
+}
+
+void KeepResetsOut(int fd) {
+  constexpr uint8_t kClosed = 7;
+  tcp_info facts = {};
+  socklen_t bytes = sizeof(facts);
+  // While a job is saved, its sockets are connected already.
+  if (Get(fd, IPPROTO_TCP, TCP_INFO, &facts, &bytes) != 0 || facts.tcpi_state != kClosed) return;
+  sock_fprog program = {sizeof(kNoReset) / sizeof(kNoReset[0]), const_cast<sock_filter*>(kNoReset)};
+  setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program));
 }
 
 }  // namespace cuda_remote::checkpoint

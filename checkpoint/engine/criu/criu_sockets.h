@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of the library in CRIU that looks at the job's sockets and terminals while the job is saved. With nothing
-// but the C library. CRIU has one thread.
+// The part of the library in CRIU that looks at the job's sockets and terminals while the job is saved, and protects
+// its TCP connections while it is restored. With nothing but the C library. CRIU has one thread.
 #ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_SOCKETS_H_
 #define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_SOCKETS_H_
 
@@ -21,6 +21,10 @@ bool HoldsBackTerminal(int fd);
 // As recvmsg. Where CRIU looks at the queue of a Unix socket, it finds empty datagrams as kEmptyDatagram, and files
 // that it cannot save are noted.
 ssize_t ReceiveForCriu(int fd, msghdr* message, int flags);
+
+// Gives a socket that is about to become a restored TCP connection the filter kNoReset. One
+// that had a filter when it was saved gets that back from CRIU, in place of this one.
+void KeepResetsOut(int fd);
 
 }  // namespace cuda_remote::checkpoint
 

@@ -75,14 +75,6 @@ int OptionOf(int socket, int option) {
   return getsockopt(socket, SOL_SOCKET, option, &value, &size) == 0 ? value : -1;
 }
 
-std::vector<sock_filter> FilterOf(int socket) {
-  socklen_t count = 0;  // of instructions, here
-  if (getsockopt(socket, SOL_SOCKET, SO_GET_FILTER, nullptr, &count) != 0) return {};
-  std::vector<sock_filter> filter(count);
-  if (count > 0 && getsockopt(socket, SOL_SOCKET, SO_GET_FILTER, filter.data(), &count) != 0) filter.clear();
-  return filter;
-}
-
 // The states of a process's threads, a letter each.
 std::string StatesOf(int pid) {
   std::string states;
@@ -179,15 +171,8 @@ void KeepCallersOut(const Job& job) {
 }
 
 void LetCallersIn(const Job& job) {
-  const std::vector<sock_filter> ours = CallersFilter(job.network().address());
-  ForEachSocketOf(ProcessesOf(job), [&](int socket) {
-    // One that was accepted meanwhile has inherited it.
-    const std::vector<sock_filter> filter = FilterOf(socket);
-    const bool same =
-        filter.size() == ours.size() && memcmp(filter.data(), ours.data(), ours.size() * sizeof(sock_filter)) == 0;
-    const int none = 0;
-    if (same) setsockopt(socket, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof(none));
-  });
+  // One that was accepted meanwhile has inherited it.
+  DetachFilter(ProcessesOf(job), CallersFilter(job.network().address()));
 }
 
 std::set<int> StoppedProcesses(const Job& job) {

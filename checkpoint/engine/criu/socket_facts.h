@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the library in CRIU notes of sockets and terminals while a job is saved, and CRIU does not: socket options, and
-// memberships of multicast groups. The notes are a file in the image. Constants only: the library has nothing but the C
-// library.
+// memberships of multicast groups. The notes are a file in the image. And what it does to a connection while the job is
+// restored. Constants only: the library has nothing but the C library.
 #ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_SOCKET_FACTS_H_
 #define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_SOCKET_FACTS_H_
+
+#include <linux/filter.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -36,6 +38,15 @@ struct SocketOption {
   int level, option;
   uint32_t bytes;  // at most
   const char* name;
+};
+
+// Drops what would end a TCP connection at once (RST). A socket that CRIU restores has it until all are there: what the
+// kernel sends for it, or CRIU in its name, may come to where the other end is not yet.
+inline constexpr sock_filter kNoReset[] = {
+    BPF_STMT(BPF_LD | BPF_B | BPF_ABS, 13),            // the flags in TCP's header, where the packet begins
+    BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, 0x04, 0, 1),  // RST
+    BPF_STMT(BPF_RET | BPF_K, 0),
+    BPF_STMT(BPF_RET | BPF_K, 0xffffffff),
 };
 
 // Levels of options.

@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -602,6 +603,40 @@ void HalfClosed() {
   if (!lost.empty()) Fail(__LINE__, lost);
 }
 
+// So many that the first ends are restored long before their other ends are.
+void ManyHalfClosed() {
+  constexpr int kMany = 3000;
+  const rlimit files = {3 * kMany, 3 * kMany};
+  MUST(setrlimit(RLIMIT_NOFILE, &files) == 0);
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
+  const sockaddr_in address = Bound(listener);
+  MUST(listen(listener, 64) == 0);
+  std::vector<int> near(kMany), far(kMany);
+  for (int i = 0; i < kMany; ++i) {
+    near[i] = socket(AF_INET, SOCK_STREAM, 0);
+    MUST(connect(near[i], Plain(&address), sizeof(address)) == 0);
+    const int end = accept(listener, nullptr, nullptr);
+    far[i] = fcntl(end, F_DUPFD, 2 * kMany);
+    MUST(far[i] >= 0 && close(end) == 0 && shutdown(far[i], SHUT_WR) == 0);
+  }
+  close(listener);
+  Pause();
+  for (int i = 0; i < kMany; ++i) {
+    MUST(Drain(near[i]) == "(end)" && Sends(near[i]) == "sends");
+    // What protected it while it was restored is gone.
+    socklen_t instructions = 0;
+    MUST(getsockopt(near[i], SOL_SOCKET, SO_GET_FILTER, nullptr, &instructions) == 0 && instructions == 0);
+  }
+  for (const int end : far) {
+    char text;
+    MUST(recv(end, &text, 1, 0) == 1 && text == 'x');
+  }
+  // A connection that its other end gives up is reset, as ever.
+  const linger at_once = {1, 0};
+  MUST(setsockopt(far[0], SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once)) == 0 && close(far[0]) == 0);
+  MUST(send(near[0], "x", 1, MSG_NOSIGNAL) == -1);
+}
+
 // Offsets for looking at queues, and how many connections may wait to be accepted.
 void Places() {
   const Pair stream(SOCK_STREAM), datagrams(SOCK_DGRAM);
@@ -807,6 +842,7 @@ const std::map<std::string, void (*)()> kSubjects = {
     {"Owners", Owners},
     {"Pipes", Pipes},
     {"HalfClosed", HalfClosed},
+    {"ManyHalfClosed", ManyHalfClosed},
     {"Places", Places},
     {"TimerInQueue", LeaveTimerInQueue},
     {"ClosedInQueue", LeaveClosedInQueue},
@@ -914,6 +950,7 @@ TEST_F(SocketsTest, SocketsInQueues) { SaveAndRestore("SocketsInQueues"); }
 TEST_F(SocketsTest, Owners) { SaveAndRestore("Owners"); }
 TEST_F(SocketsTest, Pipes) { SaveAndRestore("Pipes"); }
 TEST_F(SocketsTest, HalfClosed) { SaveAndRestore("HalfClosed"); }
+TEST_F(SocketsTest, ManyHalfClosed) { SaveAndRestore("ManyHalfClosed"); }
 TEST_F(SocketsTest, Places) { SaveAndRestore("Places"); }
 TEST_F(SocketsTest, RawTerminal) { SaveAndRestore("RawTerminal"); }
 
