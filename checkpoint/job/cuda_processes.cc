@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/job/cuda_processes.h"
 
+#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -107,6 +108,12 @@ bool HasEnded(const CudaProcess& process) {
   if (!IsRunning(process.pid)) return true;
   const uint64_t now = ProgramMark(process.pid);
   return process.mark != 0 && now != 0 && now != process.mark;
+}
+
+bool IsEnding(const CudaProcess& process) {
+  constexpr uint64_t kKill = 1 << (SIGKILL - 1);
+  return HasEnded(process) || StatOf(process.pid).exits ||
+         (strtoull(StatusField(process.pid, "SigPnd").c_str(), nullptr, 16) & kKill) != 0;
 }
 
 bool EndsNow(const CudaProcess& process) {

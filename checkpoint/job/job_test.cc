@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -223,6 +224,26 @@ TEST_F(JobTest, AnotherProgramInAProcess) {
   kill(child, SIGKILL);
   EXPECT_TRUE(EndsNow(process));
   waitpid(child, nullptr, 0);
+}
+
+// A debugger holds it where it ends.
+TEST_F(JobTest, AProcessThatIsKilledIsEnding) {
+  const pid_t child = fork();
+  if (child == 0) {
+    for (;;) pause();
+  }
+  const CudaProcess process{child, child, "test", 0};
+  ASSERT_EQ(ptrace(PTRACE_SEIZE, child, nullptr, PTRACE_O_TRACEEXIT), 0);
+  EXPECT_FALSE(IsEnding(process));
+  kill(child, SIGKILL);
+  int status;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSTOPPED(status));
+  EXPECT_FALSE(HasEnded(process));
+  EXPECT_TRUE(IsEnding(process));
+  ASSERT_EQ(ptrace(PTRACE_CONT, child, nullptr, nullptr), 0);
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(HasEnded(process));
 }
 
 TEST_F(JobTest, AProcessMayHaveAnyName) {

@@ -79,7 +79,7 @@ class LiveProcess final : public JobProcess {
 
   // JobProcess. Take refuses if the log has calls that cannot be replayed.
   std::string Name() const override { return NameOf(process_); }
-  bool HasEnded() const override { return checkpoint::HasEnded(process_); }
+  bool HasEnded() const override { return checkpoint::IsEnding(process_); }
   agent::Lockable* lockable() override { return agent_.get(); }
   absl::Status Take() override;
   absl::Status Release() override;

@@ -83,6 +83,8 @@ ProcessStat ParseStat(const std::string& text) {
   stat.session = int(fields[6]);
   stat.terminal = int(fields[7]);
   stat.foreground = int(fields[8]);
+  constexpr uint64_t kExiting = 4;  // PF_EXITING of the kernel's flags
+  stat.exits = (fields[9] & kExiting) != 0;
   stat.start = fields[22];
   stat.stack = fields[28];
   stat.arguments = fields[48];

@@ -35,6 +35,7 @@ struct ProcessStat {
   int parent = 0, group = 0, session = 0;
   int terminal = 0;    // its device; 0: none
   int foreground = 0;  // the terminal's foreground group
+  bool exits = false;  // its first thread has begun to end
   uint64_t start = 0;  // in clock ticks since the machine began
   uint64_t stack = 0;  // where the stack begins: another number for each program that the process executes
   uint64_t arguments = 0, arguments_end = 0;  // where its arguments lie
