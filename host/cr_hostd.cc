@@ -26,7 +26,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/engine/engines.h"
 #include "checkpoint/job/hostd_places.h"
-#include "checkpoint/job/network.h"
+#include "checkpoint/job/isolation/network.h"
 #include "host/hosts_server.h"
 #include "host/move_source.h"
 #include "host/move_state.h"

@@ -17,7 +17,7 @@ struct Settings {
   std::string socket;  // of cr-hostd; the folders of users are beside it
   std::string spool;   // for images on their way; only root can enter the folder above it
   std::string moves;   // folder with the states of moves that have come here (move_state.h)
-  // Networks of which jobs may have addresses of their own (checkpoint/job/network.h); none: jobs have none.
+  // Networks of which jobs may have addresses of their own (checkpoint/job/isolation/network.h); none: jobs have none.
   std::vector<std::string> addresses;
   // For other hosts' cr-hostds.
   std::string listen;              // empty: jobs do not come here

@@ -20,9 +20,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/job/account.h"
-#include "checkpoint/job/isolate.h"
+#include "checkpoint/job/isolation/isolate.h"
+#include "checkpoint/job/isolation/terminal.h"
 #include "checkpoint/job/job.h"
-#include "checkpoint/job/terminal.h"
 #include "ckptfmt/types.h"
 
 namespace cuda_remote::checkpoint {

@@ -13,7 +13,7 @@
 
 #include "checkpoint/engine/engines.h"
 #include "checkpoint/engine/testing/fake_engine.h"
-#include "checkpoint/job/isolate.h"
+#include "checkpoint/job/isolation/isolate.h"
 
 namespace cuda_remote::checkpoint {
 namespace {

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "checkpoint/job/caller.h"
-#include "checkpoint/job/isolate.h"
+#include "checkpoint/job/isolation/isolate.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/stall_watch.h"
 #include "proto/base/status_macros.h"

@@ -14,7 +14,7 @@
 #include "checkpoint/gpu/gpu_state.h"
 #include "checkpoint/gpu/parallel.h"
 #include "checkpoint/job/cuda_processes.h"
-#include "checkpoint/job/stand_ins.h"
+#include "checkpoint/job/isolation/stand_ins.h"
 #include "checkpoint/transaction/at_step.h"
 #include "proto/base/status_macros.h"
 #include "proto/errors/absl_status.h"

@@ -27,7 +27,7 @@ class FreeTest : public testing::Test {
   void SetUp() override {
     setenv("SOFTGPU_DEVICES", "2", 1);
     worker_ = std::make_unique<WorkerProcess>(
-        std::vector<std::string>{WorkerPath(), "--driver", "server/softgpu/libsoftgpu.so", "--log-level", "warn"});
+        std::vector<std::string>{WorkerPath(), "--driver", "softgpu/libsoftgpu.so", "--log-level", "warn"});
     unsetenv("SOFTGPU_DEVICES");
     client_ = std::make_unique<TestClient>(worker_->Connect(nullptr));
     for (int gpu : {0, 1}) {

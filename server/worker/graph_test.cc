@@ -16,7 +16,7 @@ namespace {
 class GraphTest : public testing::Test {
  protected:
   GraphTest()
-      : worker_({WorkerPath(), "--driver", "server/softgpu/libsoftgpu.so", "--log-level", "warn"}),
+      : worker_({WorkerPath(), "--driver", "softgpu/libsoftgpu.so", "--log-level", "warn"}),
         client_(worker_.Connect()) {}
   void SetUp() override {
     client_.OpenContext();

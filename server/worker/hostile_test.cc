@@ -218,7 +218,7 @@ TEST_P(HostileTest, EmptyMessages) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Drivers, HostileTest,
-                         testing::Values("server/worker/libfake_driver.so", "server/softgpu/libsoftgpu.so"));
+                         testing::Values("server/worker/libfake_driver.so", "softgpu/libsoftgpu.so"));
 
 }  // namespace
 }  // namespace cuda_remote::server

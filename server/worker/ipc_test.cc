@@ -27,7 +27,7 @@
 namespace cuda_remote::server {
 namespace {
 
-constexpr char kDriver[] = "server/softgpu/libsoftgpu.so";
+constexpr char kDriver[] = "softgpu/libsoftgpu.so";
 constexpr size_t kBytes = 3 << 20;
 // Where a key has what (server/worker/ipc.cc).
 constexpr size_t kKindAt = 8, kHomeAt = 16, kSecretAt = 32;

@@ -42,7 +42,7 @@ absl::StatusOr<LoadedDriver> TryAll() {
   absl::StatusOr<LoadedDriver> own = Try("libcuda.so.1");
   if (own.ok()) return own;
   absl::Status last = own.status();
-  for (const std::string& place : {OwnFolder(), OwnFolder() + "../lib/", OwnFolder() + "../softgpu/"}) {
+  for (const std::string& place : {OwnFolder(), OwnFolder() + "../lib/", OwnFolder() + "../../softgpu/"}) {
     const std::string candidate = place + kSoftware;
     if (access(candidate.c_str(), R_OK) != 0) continue;
     absl::StatusOr<LoadedDriver> software = Try(candidate);

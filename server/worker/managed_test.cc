@@ -34,7 +34,7 @@ class ManagedTest : public testing::Test {
   void SetUp() override {
     setenv("SOFTGPU_LATE_MS", late_ms_, 1);
     worker_ = std::make_unique<WorkerProcess>(
-        std::vector<std::string>{WorkerPath(), "--driver", "server/softgpu/libsoftgpu.so", "--log-level", "warn"});
+        std::vector<std::string>{WorkerPath(), "--driver", "softgpu/libsoftgpu.so", "--log-level", "warn"});
     unsetenv("SOFTGPU_LATE_MS");
     client_ = std::make_unique<TestClient>(worker_->Connect());
     context_ = client_->OpenContext();

@@ -19,7 +19,7 @@
 namespace cuda_remote::server {
 namespace {
 
-constexpr char kDriver[] = "server/softgpu/libsoftgpu.so";
+constexpr char kDriver[] = "softgpu/libsoftgpu.so";
 constexpr size_t kBytes = 3 << 20;
 constexpr uint64_t kPage = 2 << 20;
 

@@ -30,7 +30,7 @@
 namespace cuda_remote::server {
 namespace {
 
-constexpr char kDriver[] = "server/softgpu/libsoftgpu.so";
+constexpr char kDriver[] = "softgpu/libsoftgpu.so";
 constexpr char kModule[] = R"(.version 7.0
 .target sm_75
 .address_size 64

@@ -24,7 +24,7 @@ class SnapshotMemoryTest : public testing::Test {
  protected:
   static void SetUpTestSuite() {
     setenv("SOFTGPU_MEMORY", "1G", 1);
-    driver_ = *LoadDriver("server/softgpu/libsoftgpu.so");
+    driver_ = *LoadDriver("softgpu/libsoftgpu.so");
     GuardUnmapping(&driver_);
     SnapshotMemory::Get().GiveWayIn(&driver_);
     ASSERT_EQ(driver_.cuInit(0), CUDA_SUCCESS);

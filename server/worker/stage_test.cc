@@ -19,7 +19,7 @@
 namespace cuda_remote::server {
 namespace {
 
-constexpr char kDriver[] = "server/softgpu/libsoftgpu.so";
+constexpr char kDriver[] = "softgpu/libsoftgpu.so";
 constexpr uint64_t kPage = DeviceArena::kPage;
 constexpr uint64_t kAt = kArenaBase + 64 * kPage;
 

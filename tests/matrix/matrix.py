@@ -27,7 +27,7 @@ Modes:
   migrate_grpc  from the ring to gRPC and back, while running
   migrate_ten   ten moves between two servers in one run
   clients       four jobs at once on one server
-  late_MODE     MODE with a software GPU that does all work as late as CUDA allows (SOFTGPU_LATE_MS, server/softgpu), and a
+  late_MODE     MODE with a software GPU that does all work as late as CUDA allows (SOFTGPU_LATE_MS, softgpu), and a
                 worker that overwrites the memory that it has done with (CUDA_REMOTE_POISON) and moves managed memory
                 between host and device all the time (CUDA_REMOTE_RESTLESS)
 

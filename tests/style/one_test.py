@@ -41,7 +41,7 @@ ONE = (
             "proto/base/hash.cc",
             "proto/base/hash_avx2.cc",
             "proto/base/hash_test.cc",
-            "server/softgpu/ptx/cuda_matrix_test.cc",  # a real GPU's results are kept as this hash
+            "softgpu/ptx/cuda_matrix_test.cc",  # a real GPU's results are kept as this hash
         ) + STAND_ALONE,
         "use proto/base/hash.h, which also says which hashes have another purpose",
     ),
@@ -82,7 +82,7 @@ ONE = (
             "proto/base/proc.cc",
             "bench/instructions/own_ring.h",  # counts instructions: without the project's libraries
             "checkpoint/engine/criu/criu_preload.cc",  # in CRIU, with nothing but the C library
-            "server/softgpu/api/vmm.cc",  # the software GPU has none of the project's libraries but proto/driverabi
+            "softgpu/api/vmm.cc",  # the software GPU has none of the project's libraries but proto/driverabi
         ) + STAND_ALONE,
         "use ReadLink of proto/base/proc.h",
     ),
@@ -96,7 +96,7 @@ ONE = (
         "progress bar",
         re.compile(r"\\(x1b|033|e)\[K"),
         (
-            "client/tools/cr_ps.cc",  # writes its table over the one before
+            "programs/tools/cr_ps.cc",  # writes its table over the one before
             "proto/cli/progress.cc",
             "proto/cli/progress_test.cc",
         ) + STAND_ALONE,

@@ -330,7 +330,7 @@ class Tunnel : public testing::Test {
   std::string Ps(const std::vector<std::string>& more, int expect = 0) {
     static int number = 0;
     const std::string log = Path("ps" + std::to_string(++number));
-    std::vector<std::string> command = {Program("client/tools", "cr-ps")};
+    std::vector<std::string> command = {Program("programs/tools", "cr-ps")};
     command.insert(command.end(), more.begin(), more.end());
     Process ps(command, log);
     const int code = ps.Wait();
@@ -1406,7 +1406,7 @@ TEST_F(Tunnel, OtherLocalUsersAreServedApart) {
   EXPECT_EQ(as(kAlice, kAlice, noted), "not theirs");
   // cr-ps shows those who were admitted their own sessions, ends those, and no others.
   const std::string cr_ps = Path("cr-ps");
-  std::ofstream(cr_ps, std::ios::binary) << ReadFile(Program("client/tools", "cr-ps"));
+  std::ofstream(cr_ps, std::ios::binary) << ReadFile(Program("programs/tools", "cr-ps"));
   ASSERT_EQ(chmod(cr_ps.c_str(), 0755), 0);
   const auto ps = [&](const std::string& more) {
     std::string text;
@@ -2053,7 +2053,7 @@ TEST_F(Tls, BadFilesAreExplained) {
          "127.0.0.1:0"},
         2);
     run({Program("client/relay", "cr-relay"), "--connect", "127.0.0.1:1", "--socket", Relay()}, 2);
-    run({Program("client/tools", "cr-ps"), "--server", "127.0.0.1:1"}, 2);
+    run({Program("programs/tools", "cr-ps"), "--server", "127.0.0.1:1"}, 2);
   }
 }
 

@@ -28,7 +28,7 @@
 #include "checkpoint/engine/criu/saved_rights.h"
 #include "checkpoint/engine/kernel_features.h"
 #include "checkpoint/job/account.h"
-#include "checkpoint/job/stand_ins.h"
+#include "checkpoint/job/isolation/stand_ins.h"
 #include "ckptfmt/needs.h"
 #include "proto/base/clock.h"
 #include "proto/base/status_macros.h"

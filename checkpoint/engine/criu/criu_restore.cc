@@ -27,7 +27,7 @@
 #include "checkpoint/engine/criu/socket_facts.h"
 #include "checkpoint/engine/criu/socket_state.h"
 #include "checkpoint/engine/criu/thread_settings.h"
-#include "checkpoint/job/own_ptys.h"
+#include "checkpoint/job/isolation/own_ptys.h"
 #include "proto/base/proc.h"
 #include "proto/base/status_macros.h"
 #include "proto/base/unique_fd.h"

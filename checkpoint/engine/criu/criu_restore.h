@@ -19,9 +19,9 @@
 #include "checkpoint/engine/criu/ghost_locks.h"
 #include "checkpoint/engine/criu/process_facts.pb.h"
 #include "checkpoint/engine/snapshot_engine.h"
-#include "checkpoint/job/isolate.h"
+#include "checkpoint/job/isolation/isolate.h"
+#include "checkpoint/job/isolation/terminal.h"
 #include "checkpoint/job/job.h"
-#include "checkpoint/job/terminal.h"
 
 namespace cuda_remote::checkpoint {
 

@@ -18,7 +18,7 @@
 
 #include "checkpoint/engine/criu/criu.h"
 #include "checkpoint/engine/criu/criu_image.h"
-#include "checkpoint/job/stand_ins.h"
+#include "checkpoint/job/isolation/stand_ins.h"
 #include "ckptfmt/needs.h"
 #include "proto/base/status_macros.h"
 #include "proto/errors/absl_status.h"

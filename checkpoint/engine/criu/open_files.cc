@@ -12,8 +12,8 @@
 
 #include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/engine/criu/descriptors.h"
+#include "checkpoint/job/isolation/stand_ins.h"
 #include "checkpoint/job/job.h"
-#include "checkpoint/job/stand_ins.h"
 #include "proto/errors/absl_status.h"
 
 namespace cuda_remote::checkpoint {

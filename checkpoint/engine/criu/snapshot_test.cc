@@ -31,7 +31,7 @@
 #include "checkpoint/engine/criu/criu.h"
 #include "checkpoint/engine/criu/criu_engine.h"
 #include "checkpoint/engine/criu/free_numbers.h"
-#include "checkpoint/job/isolate.h"
+#include "checkpoint/job/isolation/isolate.h"
 #include "checkpoint/job/job.h"
 #include "proto/base/proc.h"
 

@@ -41,7 +41,7 @@
 #include "checkpoint/engine/criu/socket_facts.h"
 #include "checkpoint/engine/criu/socket_state.h"
 #include "checkpoint/engine/criu/testing/saved_tree.h"
-#include "checkpoint/job/isolate.h"
+#include "checkpoint/job/isolation/isolate.h"
 #include "checkpoint/job/job.h"
 #include "proto/base/proc.h"
 #include "proto/base/text.h"

@@ -49,7 +49,7 @@
 #include "checkpoint/engine/criu/criu.h"
 #include "checkpoint/engine/criu/criu_engine.h"
 #include "checkpoint/engine/criu/testing/saved_tree.h"
-#include "checkpoint/job/isolate.h"
+#include "checkpoint/job/isolation/isolate.h"
 #include "checkpoint/job/job.h"
 #include "proto/base/clock.h"
 #include "proto/base/proc.h"
