@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "client/session/call.h"
+#include "client/core/call.h"
 #include "client/trace/trace.h"
 #include "proto/frame/frame.h"
 #include "proto/frame/handle.h"

@@ -5,7 +5,7 @@
 #include <cuda.h>
 #include <cudaProfiler.h>
 
-#include "client/custom/bodies.gen.h"
+#include "client/calls/bodies.gen.h"
 #include "client/entry/export.h"
 #include "proto/api/entry_points.gen.h"
 

@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "client/session/relay_process.h"
+#include "client/core/relay_process.h"
 #include "proto/base/environment.h"
 #include "proto/base/status_macros.h"
 #include "proto/base/unique_fd.h"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""client/custom: the bodies of driver calls that need no hand-written one, and the declarations of all bodies."""
+"""client/calls: the bodies of driver calls that need no hand-written one, and the declarations of all bodies."""
 
 from proto_gen import text
 from proto_gen.emit_server import size_expression
@@ -16,7 +16,7 @@ def object_key(p):
     return f"ObjectOf({p.name + '_wire' if p.role == 'stream' else 'uint64_t(' + p.name + ')'})"
 
 
-# What graphs need is kept for as long as they need it (client/session/graph_records.h).
+# What graphs need is kept for as long as they need it (client/graphs/graph_records.h).
 OF_GRAPHS = ("Graph", "GraphExec", "UserObject")
 
 
@@ -227,13 +227,13 @@ def stub(model, call):
 
 def header(model):
     lines = ["// The body of each driver call that this library supports, for the entry points and for each other's use: Call_cuX is",
-             "// generated, Custom_cuX is hand-written in client/custom (a missing one is a link error). `per_thread` is true when the",
+             "// generated, Custom_cuX is hand-written in client/calls (a missing one is a link error). `per_thread` is true when the",
              "// call came through its per-thread-default-stream variant.", ""]
     for c in model.calls:
         if c.has_body:
             lines.append(text.wrap(f"CUresult {body_name(c)}(", parameters(c), ");"))
-    return text.header("client/custom/bodies.gen.h",
-                       ['"client/session/call.h"', '"client/session/call_info.gen.h"', '"proto/api/cuda_versions.h"'],
+    return text.header("client/calls/bodies.gen.h",
+                       ['"client/core/call.h"', '"client/core/call_info.gen.h"', '"proto/api/cuda_versions.h"'],
                        "\n".join(lines), "cuda_remote::client")
 
 
@@ -244,7 +244,7 @@ def emit(model, args):
         for c in model.family_calls(family.name):
             if c.has_body and not c.client_custom:
                 lines += stub(model, c)
-        includes = ["<cuda.h>", "<algorithm>", '"client/custom/bodies.gen.h"', '"client/custom/runtime.h"', '"client/session/call.h"',
+        includes = ["<cuda.h>", "<algorithm>", '"client/calls/bodies.gen.h"', '"client/calls/runtime.h"', '"client/core/call.h"',
                     '"proto/api/call_ids.gen.h"', f'"proto/codec/{family.name}.gen.h"', '"proto/codec/wire.h"']
         out[f"bodies_{family.name}.gen.cc"] = text.source(
             includes, "\n".join(lines), "cuda_remote::client", ["__CUDA_API_VERSION_INTERNAL  // no macros over the exported names"])

@@ -35,7 +35,7 @@ def family_file(model, family, numbers):
     for c in model.family_calls(family.name):
         lines += exported(model, c, numbers)
     lines += ["", '}  // extern "C"']
-    includes = ["<cuda.h>", "<cudaProfiler.h>", '"client/custom/bodies.gen.h"', '"client/entry/export.h"']
+    includes = ["<cuda.h>", "<cudaProfiler.h>", '"client/calls/bodies.gen.h"', '"client/entry/export.h"']
     return text.source(includes, "\n".join(lines), "cuda_remote::client", ["__CUDA_API_VERSION_INTERNAL  // no macros over the exported names"])
 
 

@@ -215,7 +215,7 @@ def emit(model, args):
         if c.client_custom:
             types = [p.type for p in c.params] + (["bool"] if c.per_thread else [])
             client.append(text.wrap(f"CUresult __attribute__((weak)) Custom_{c.symbol}(", types, ") { return CUDA_ERROR_NOT_SUPPORTED; }"))
-    out["client_stand_ins.gen.cc"] = text.source(['"client/custom/bodies.gen.h"'], "\n".join(client), "cuda_remote::client")
+    out["client_stand_ins.gen.cc"] = text.source(['"client/calls/bodies.gen.h"'], "\n".join(client), "cuda_remote::client")
     server = ["namespace {", "", "template <typename In, typename Out>",
               "CUresult Refuse(Session&, const Request&, const In&, Out*, ReplyBuilder*) {", "  return CUDA_ERROR_NOT_SUPPORTED;", "}", "",
               "}  // namespace", "", "const CustomHandlers kStandIns = {"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""client/session/call_info.gen.h: what a Call needs to know of each driver function and operation."""
+"""client/core/call_info.gen.h: what a Call needs to know of each driver function and operation."""
 
 from proto_gen import text
 
@@ -21,6 +21,6 @@ def emit(model, args):
     for symbol, request, name, context in rows:
         lines.append(f"inline constexpr CallInfo k_{symbol}{{{request}, {text.c_string(name)}, {CONTEXT[context]}}};")
     lines += ["}  // namespace info"]
-    return {"call_info.gen.h": text.header("client/session/call_info.gen.h",
-                                           ['"client/session/call_info.h"', '"proto/api/call_ids.gen.h"'],
+    return {"call_info.gen.h": text.header("client/core/call_info.gen.h",
+                                           ['"client/core/call_info.h"', '"proto/api/call_ids.gen.h"'],
                                            "\n".join(lines), "cuda_remote::client")}

@@ -3,7 +3,7 @@
 //
 // The client has a file (memfd) mapped at some addresses; here, device memory is mapped at the same addresses, and the
 // file somewhere else. Which of the two has the newest bytes of a page is the client's to know
-// (client/session/managed_pages.h): it has pages copied from the file to the device (Flush) and back (Fetch). A client
+// (client/memory/managed_pages.h): it has pages copied from the file to the device (Flush) and back (Fetch). A client
 // on another machine keeps its file, and the bytes travel with its requests (Write, Read).
 //
 // Short segments that host and kernels use in turn may be host memory for a while: then the file is mapped, and

@@ -6,9 +6,9 @@
 #include <random>
 #include <string>
 
-#include "client/custom/runtime.h"
-#include "client/session/call.h"
-#include "client/session/thread_state.h"
+#include "client/calls/runtime.h"
+#include "client/core/call.h"
+#include "client/core/thread_state.h"
 #include "server/dispatch/malformed.h"
 #include "server/dispatch/session.h"
 

@@ -65,8 +65,10 @@ IN_LIBRARY = (
     "replay/handles",
     "replay/log",
     "client/agent",
-    "client/session",
-    "client/custom",
+    "client/core",
+    "client/memory",
+    "client/graphs",
+    "client/calls",
     "client/entry",
     "client/nvml",
     "client/preload",
@@ -315,15 +317,15 @@ STANDARD_MUTEX = re.compile(r"std::(\w*_)?(mutex|lock_guard|unique_lock|shared_l
 OWN_MUTEX = "proto/threads/"
 # What is locked there guards no member: one thread at a time makes a context, a mapping or a connection.
 ONE_AT_A_TIME = (
-    "client/custom/context.cc",
-    "client/custom/ipc.cc",
-    "client/custom/mapped_memory.cc",
-    "client/custom/module.cc",
-    "client/session/call.cc",
-    "client/session/managed_pages.cc",
-    "client/session/managed_pages.h",
-    "client/session/own_calls.cc",
-    "client/session/session.cc",
+    "client/calls/context.cc",
+    "client/calls/ipc.cc",
+    "client/calls/mapped_memory.cc",
+    "client/calls/module.cc",
+    "client/core/call.cc",
+    "client/memory/managed_pages.cc",
+    "client/memory/managed_pages.h",
+    "client/core/own_calls.cc",
+    "client/core/session.cc",
 )
 # The library for logs wants one; and a lock of another kind, which changes hands.
 MAY_USE_STANDARD_MUTEX = re.compile(r"spdlog::|<(ring::)?TurnLock>")
@@ -349,7 +351,7 @@ ENVIRONMENT = "proto/base/environment.h"
 # What else is loaded into programs that are not ours.
 OTHER_LIBRARIES = ("checkpoint/engine/criu/criu_preload.cc",)
 # These pass the environment on to programs that they start, and believe nothing of it.
-PASS_ENVIRONMENT_ON = ("client/preload/calls.cc", "client/session/relay_process.cc")
+PASS_ENVIRONMENT_ON = ("client/preload/calls.cc", "client/core/relay_process.cc")
 
 
 def check_environment(root, problems):

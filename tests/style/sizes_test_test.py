@@ -65,7 +65,7 @@ class SizesTest(unittest.TestCase):
         self.assertEqual(list(sizes_test.classes(HEADER)), [("Room", 3, 3)])
 
     def test_rooms(self):
-        self.assertEqual(sizes_test.room("client/session/call.cc"), "client/session")
+        self.assertEqual(sizes_test.room("client/core/call.cc"), "client/core")
         self.assertEqual(sizes_test.room("host/move.cc"), "host")
         self.assertEqual(sizes_test.room("server/worker/custom/copy.cc"), "server/worker")
 

@@ -3,7 +3,7 @@
 //
 // A plain free waits, as natively, until nothing can use the memory any more - but not here: a waiter does, unless
 // nothing can be running. A stream-ordered free leaves an event in its stream; the memory is free when the event has
-// passed. (For the stream's next allocation of the same size the client keeps it: client/session/freed_memory.h.)
+// passed. (For the stream's next allocation of the same size the client keeps it: client/memory/freed_memory.h.)
 
 #include <cuda.h>
 
