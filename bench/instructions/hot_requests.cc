@@ -27,10 +27,10 @@
 #include "proto/frame/handle.h"
 #include "proto/ring/memory.h"
 #include "proto/ring/ring.h"
-#include "server/worker/custom/handlers.gen.h"
-#include "server/worker/executor.h"
-#include "server/worker/staging.h"
-#include "server/worker/worker_session.h"
+#include "server/worker/calls/handlers.gen.h"
+#include "server/worker/memory/staging.h"
+#include "server/worker/session/executor.h"
+#include "server/worker/session/worker_session.h"
 
 namespace cuda_remote::bench {
 namespace {

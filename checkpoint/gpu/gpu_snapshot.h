@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chunks of a process's GPU memory that are copied to free memory of the same GPU in the pause, and read when the job
-// runs again (server/worker/snapshot_memory.h). Copying inside the GPU takes a hundredth of the time that the bus does.
+// runs again (server/worker/memory/snapshot_memory.h). Copying inside the GPU takes a hundredth of the time that the
+// bus does.
 //
 // What there is no room for is not taken; it has to be read in the pause. Not thread-safe.
 #ifndef CUDA_REMOTE_CHECKPOINT_GPU_GPU_SNAPSHOT_H_

@@ -38,10 +38,8 @@
 namespace cuda_remote::checkpoint {
 namespace {
 
-// From the program's folder: an installation with everything in one folder or with bin, lib and libexec, and Bazel's
-// tree.
-constexpr const char* kPlaces[] = {
-    "", "../lib/", "../bin/", "../libexec/", "../", "../relay/", "../nvml/", "../preload/", "../../server/supervisor/"};
+// From the program's folder: an installation with everything in one folder, or with bin, lib and libexec.
+constexpr const char* kPlaces[] = {"", "../lib/", "../bin/", "../libexec/"};
 
 // Our libraries by the names that programs look for. Some (Numba) look for those without a version first.
 constexpr std::pair<const char*, const char*> kLinks[] = {{kClientLibrary, "libcuda.so.1"},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the hash of a chunk is, step by step: for the host's function (chunk_hash.cc) and for the GPU's kernel
-// (server/worker/hash_kernel.cu), which must give the same values for ever: images keep them.
+// (server/worker/memory/hash_kernel.cu), which must give the same values for ever: images keep them.
 //
 // A chunk is words of 16 bytes, the last one filled up with zeros. Word i goes to lane i % kLanes, and each lane
 // takes its words in order. The lanes' ends are mixed and added, and the sum is mixed with the chunk's length. A row is

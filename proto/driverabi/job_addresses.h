@@ -27,14 +27,14 @@ inline constexpr uint64_t kManagedBase = 0x220000000000;
 inline constexpr uint64_t kManagedBytes = uint64_t{1} << 41;
 static_assert(kHostBase + kHostBytes == kManagedBase, "HostArena and OpHostMap take the two for one range");
 
-// From 0x240000000000 on the worker has mappings of its own (server/worker/mapping_places.h).
+// From 0x240000000000 on the worker has mappings of its own (server/worker/memory/mapping_places.h).
 
 // The program's own reservations (cuMemAddressReserve).
 inline constexpr uint64_t kReservationBase = 0x300000000000;
 inline constexpr uint64_t kReservationBytes = uint64_t{1} << 45;
 
-// What a checkpoint keeps on the GPU for a while (server/worker/snapshot_memory.h): outside of all addresses that a job
-// can have.
+// What a checkpoint keeps on the GPU for a while (server/worker/memory/snapshot_memory.h): outside of all addresses
+// that a job can have.
 inline constexpr uint64_t kSnapshotBase = 0x600000000000;
 inline constexpr uint64_t kSnapshotBytes = uint64_t{1} << 40;
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""server/worker/custom: the declarations of the hand-written handlers, and the table of them for server/dispatch."""
+"""server/worker/calls: the declarations of the hand-written handlers, and the table of them for server/dispatch."""
 
 from proto_gen import text
 from proto_gen.emit_server import custom_handlers, signature
@@ -16,8 +16,8 @@ def emit(model, args):
     lines += [signature(f"CUresult {function(message)}(", message, ");") for _, message in handlers]
     lines += ["", "// All of them.", "extern const CustomHandlers kCustomHandlers;"]
     table = ["const CustomHandlers kCustomHandlers = {"] + [f"    {function(message)}," for _, message in handlers] + ["};"]
-    header = "server/worker/custom/handlers.gen.h"
+    header = "server/worker/calls/handlers.gen.h"
     return {
-        "custom/handlers.gen.h": text.header(header, ["<cuda.h>", '"server/dispatch/custom_handlers.gen.h"'], "\n".join(lines), "cuda_remote::server"),
-        "custom/handlers.gen.cc": text.source([f'"{header}"'], "\n".join(table), "cuda_remote::server"),
+        "handlers.gen.h": text.header(header, ["<cuda.h>", '"server/dispatch/custom_handlers.gen.h"'], "\n".join(lines), "cuda_remote::server"),
+        "handlers.gen.cc": text.source([f'"{header}"'], "\n".join(table), "cuda_remote::server"),
     }

@@ -17,7 +17,7 @@
 #include "server/nvml/answerer.h"
 #include "server/nvml/ask.gen.h"
 #include "server/nvml/source.h"
-#include "server/worker/loaded_driver.h"
+#include "server/worker/session/loaded_driver.h"
 #include "server/worker_link/worker_link.h"
 
 namespace cuda_remote::server {

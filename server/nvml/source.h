@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "proto/nvml/query.h"
 #include "server/nvml/ask.gen.h"
-#include "server/worker/loaded_driver.h"
+#include "server/worker/session/loaded_driver.h"
 
 namespace cuda_remote::server {
 

@@ -241,7 +241,7 @@ class Supervisor {
   void ForgetPlaces() CR_REQUIRES(mutex_);
   // Sessions that wait for a worker, and whose client has left.
   void DropGoneClients() CR_REQUIRES(mutex_);
-  // What the sessions of one owner may share with each other (server/worker/ipc.h).
+  // What the sessions of one owner may share with each other (server/worker/session/ipc.h).
   const std::string& SharingGroup(const std::string& owner) CR_REQUIRES(mutex_);
   // Gives the worker a place in its owner's memory budget, if that is limited. Fails if there is none.
   absl::Status JoinBudget(const std::string& owner, Worker* worker, WorkerAssign* assign) CR_REQUIRES(mutex_);

@@ -14,7 +14,7 @@
 
 #include "proto/base/clock.h"
 #include "proto/codec/wire.h"
-#include "server/worker/device_arena.h"
+#include "server/worker/memory/device_arena.h"
 #include "server/worker/testing/client.h"
 #include "server/worker/testing/worker_process.h"
 

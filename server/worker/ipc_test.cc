@@ -3,8 +3,6 @@
 // and freeing what they do not own, and strangers at the sharing worker's socket. Then the same sessions replayed on
 // other workers, and what a checkpoint is told of sharing.
 
-#include "server/worker/ipc.h"
-
 #include <cuda.h>
 #include <gtest/gtest.h>
 #include <string.h>
@@ -21,6 +19,7 @@
 #include <vector>
 
 #include "proto/base/testing/lingering.h"
+#include "server/worker/session/ipc.h"
 #include "server/worker/testing/client.h"
 #include "server/worker/testing/worker_process.h"
 
@@ -29,7 +28,7 @@ namespace {
 
 constexpr char kDriver[] = "softgpu/libsoftgpu.so";
 constexpr size_t kBytes = 3 << 20;
-// Where a key has what (server/worker/ipc.cc).
+// Where a key has what (server/worker/session/ipc.cc).
 constexpr size_t kKindAt = 8, kHomeAt = 16, kSecretAt = 32;
 const std::string kScope(kIpcScopeBytes, 'r');
 

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "proto/mirror/mirror.h"
-#include "server/worker/managed_memory.h"
+#include "server/worker/memory/managed_memory.h"
 #include "server/worker/testing/client.h"
 #include "server/worker/testing/worker_process.h"
 

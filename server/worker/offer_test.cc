@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "server/worker/device_arena.h"
-#include "server/worker/ipc.h"
+#include "server/worker/memory/device_arena.h"
+#include "server/worker/session/ipc.h"
 #include "server/worker/testing/client.h"
 #include "server/worker/testing/worker_process.h"
 

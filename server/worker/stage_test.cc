@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/worker/device_arena.h"
+#include "server/worker/memory/device_arena.h"
 #include "server/worker/testing/client.h"
 #include "server/worker/testing/worker_process.h"
 

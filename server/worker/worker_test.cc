@@ -21,8 +21,8 @@
 #include "proto/codec/wire.h"
 #include "proto/driverabi/export_tables.h"
 #include "proto/mirror/mirror.h"
-#include "server/worker/device_arena.h"
-#include "server/worker/mapping_places.h"
+#include "server/worker/memory/device_arena.h"
+#include "server/worker/memory/mapping_places.h"
 #include "server/worker/testing/client.h"
 #include "server/worker/testing/worker_process.h"
 

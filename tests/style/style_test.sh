@@ -8,6 +8,6 @@ case $1 in
   --one-self-test) exec /usr/bin/python3 "$folder/one_test_test.py" ;;
   --sizes) exec /usr/bin/python3 "$folder/sizes_test.py" ;;
   --sizes-self-test) exec /usr/bin/python3 "$folder/sizes_test_test.py" ;;
-  --annotations) shift && exec /usr/bin/python3 "$folder/annotations_test.py" "$@" ;;
+  --annotations) exec /usr/bin/python3 "$folder/annotations_test.py" ;;
   *) exec /usr/bin/python3 "$folder/style_test.py" "$@" ;;
 esac
