@@ -3,6 +3,8 @@
 // and freeing what they do not own, and strangers at the sharing worker's socket. Then the same sessions replayed on
 // other workers, and what a checkpoint is told of sharing.
 
+#include "server/worker/session/ipc.h"
+
 #include <cuda.h>
 #include <gtest/gtest.h>
 #include <string.h>
@@ -19,7 +21,6 @@
 #include <vector>
 
 #include "proto/base/testing/lingering.h"
-#include "server/worker/session/ipc.h"
 #include "server/worker/testing/client.h"
 #include "server/worker/testing/worker_process.h"
 

@@ -25,7 +25,7 @@ SKIP = {".git", ".cache", "node_modules", "packages"}
 # Made by proto/gen; each of its rows is a line.
 GENERATED = {"proto/api/COVERAGE.md"}
 # Folders of the tree: a code span that begins with one of them is a path.
-FOLDERS = ("bench", "checkpoint", "ckptfmt", "client", "docs", "host", "packaging", "proto", "replay", "server", "tests", "tools")
+FOLDERS = ("bench", "checkpoint", "ckptfmt", "client", "docs", "host", "packaging", "programs", "proto", "replay", "server", "softgpu", "tests", "tools")
 SPAN = re.compile(r"`((?:" + "|".join(FOLDERS) + r")/[\w./-]+)`")
 # A link from a name of the code to the source that has it.
 NAMED = re.compile(r"\[`(\w+)`\]\(([^()\s]+\.(?:cc|h|py|proto|textproto))\)")

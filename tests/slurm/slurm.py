@@ -824,7 +824,7 @@ def own_script(context):
 def plugin(context):
     """With the plugin, sbatch takes the options, on the command line and in the script; other jobs are as before."""
     compiled = os.path.join(context.lab.folder, "cuda_remote.so")
-    source = os.path.join(HERE, "..", "..", "client", "slurm", "spank_plugin.c")
+    source = os.path.join(HERE, "..", "..", "programs", "slurm", "spank_plugin.c")
     headers = os.path.join(context.slurm[0], "..", "include")
     warnings = ["-Wall", "-Wextra", "-Werror"]
     subprocess.run(["gcc", *warnings, "-shared", "-fPIC", "-I", headers, "-o", compiled, source], check=True)

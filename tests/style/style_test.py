@@ -16,7 +16,7 @@ import sys
 # Each version has a style of its own; Debian 12 and Ubuntu 24.04 both have this one.
 CLANG_FORMAT = "clang-format-14"
 PYFLAKES = "pyflakes3"
-TOPS = ("proto", "ckptfmt", "replay", "checkpoint", "host", "client", "server", "tests", "bench", "packaging")
+TOPS = ("proto", "ckptfmt", "replay", "checkpoint", "host", "programs", "client", "server", "softgpu", "tests", "bench", "packaging")
 SOURCE = (".h", ".cc", ".cu", ".cpp")
 WARNING = re.compile(r"(.*?):\d+:\d+: warning: code should be clang-formatted")
 
