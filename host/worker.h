@@ -46,6 +46,7 @@ inline constexpr char kMemberTool[] = "member";
 inline constexpr char kRejoinTool[] = "rejoin";
 
 // Whether it can be a part of a path, and is readable.
+inline constexpr size_t kMostName = 64;
 bool IsJobName(const std::string& name);
 
 // Serves the peer of `socket`.

@@ -111,9 +111,10 @@ bool HasEnded(const CudaProcess& process) {
 }
 
 bool IsEnding(const CudaProcess& process) {
+  // The kernel leaves it among the process's signals to its end.
   constexpr uint64_t kKill = 1 << (SIGKILL - 1);
   return HasEnded(process) || StatOf(process.pid).exits ||
-         (strtoull(StatusField(process.pid, "SigPnd").c_str(), nullptr, 16) & kKill) != 0;
+         (strtoull(StatusField(process.pid, "ShdPnd").c_str(), nullptr, 16) & kKill) != 0;
 }
 
 bool EndsNow(const CudaProcess& process) {
