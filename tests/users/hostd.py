@@ -16,6 +16,7 @@ import hmac
 import json
 import os
 import resource
+import select
 import shutil
 import signal
 import socket
@@ -1423,8 +1424,18 @@ def stopped_helpers(context):
     child = start_sleeper(host, "hers")
     image = host.home + "/image"
     for name, interrupted in (("cr-hostd", False), ("cr-hostd", True), ("criu", False), ("criu", True)):
-        stopping = context.start(VICTIM, [PYTHON, "-c", STOP_CALLED, name])
-        saving = host.begin(ATTACKER, "cr-checkpoint", "hers", image, "--user", str(VICTIM))
+        while True:
+            stopping = context.start(VICTIM, [PYTHON, "-c", STOP_CALLED, name])
+            saving = host.begin(ATTACKER, "cr-checkpoint", "hers", image, "--user", str(VICTIM))
+            has_stopped = lambda: bool(select.select([stopping.stdout], [], [], 0)[0])
+            harness.wait_for(lambda: has_stopped() or saving.poll() is not None, LIMIT, lambda: "cr-checkpoint does nothing")
+            if has_stopped():
+                break
+            # It was done before it was seen.
+            stopping.kill()
+            stopping.wait(LIMIT)
+            worked(saving)
+            shutil.rmtree(image)
         stopped = int(stopping.stdout.readline())
         if interrupted:
             saving.send_signal(signal.SIGINT)
