@@ -130,7 +130,7 @@ bool IsJobName(const std::string& name) {
 }
 
 void ServeRequest(int socket, const Settings& settings, const Key& key) {
-  Asked asked{socket, settings, key};
+  Asked asked(socket, settings, key);
   bool elsewhere = false;
   absl::Status begun = TakeRequest(&asked, &elsewhere);
   const Tool* const tool = asked.tool;

@@ -52,13 +52,16 @@ const Tool* FindTool(const std::string& name);
 
 // A request as it has come, from a peer who may make it.
 struct Asked {
+  Asked(int its_socket, const Settings& of_hostd, const Key& its_key)
+      : socket(its_socket), settings(of_hostd), key(its_key) {}
+
   int socket;
   const Settings& settings;
   const Key& key;
   const Tool* tool = nullptr;
-  Peer peer = {};
-  Request request = {};
-  std::vector<int> fds = {};  // standard input, output and error, and the working folder
+  Peer peer;
+  Request request;
+  std::vector<int> fds;  // standard input, output and error, and the working folder
 };
 
 // Limits of requests, and what tools and requests exit with.

@@ -1401,12 +1401,12 @@ def stalled_drain(context):
         his.wait(harness.patient(LIMIT))
 
 
-# Stops every process with this user's number that is called so, again and again, and says which was the first.
+# Stops every later process with this user's number that is called so, again and again, and says which was the first.
 STOP_CALLED = """
 import os, signal, sys, time
-first = True
+first, earlier = True, set(os.listdir("/proc"))
 while True:
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    for pid in filter(str.isdigit, set(os.listdir("/proc")) - earlier):
         try:
             if open(f"/proc/{pid}/comm").read().strip() != sys.argv[1]: continue
             os.kill(int(pid), signal.SIGSTOP)  # fails for those of other users

@@ -384,7 +384,8 @@ States Signals() {
     pthread_sigmask(SIG_SETMASK, &mask, nullptr);
   };
   const pid_t thread = Stay([=] {
-    block({SIGUSR2, SIGRTMIN + 5, SIGRTMIN + 6});
+    // What waits for the process waits only while every thread blocks it.
+    block({SIGUSR1, SIGUSR2, SIGRTMIN + 5, SIGRTMIN + 6});
     for (const int value : {1, 2}) pthread_sigqueue(pthread_self(), SIGRTMIN + 6, sigval{value});
   });
   block({SIGUSR1, SIGRTMIN + 5, SIGWINCH, SIGURG});
