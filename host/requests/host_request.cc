@@ -223,6 +223,8 @@ absl::Status HostRequest::ListArguments() {
   if (program.empty()) return absl::NotFoundError(name + " is not beside cr-hostd: the installation is incomplete");
   arguments_ = {program};
   for (const Option& option : request_.options()) {
+    if (option.value().find('\0') != std::string::npos)
+      return absl::InvalidArgumentError("--" + option.name() + " has a value that no command line can have");
     if (tool_->own.count(option.name())) {
       CR_RETURN_IF_ERROR(TakeOwnOption(option));
       continue;
@@ -230,8 +232,6 @@ absl::Status HostRequest::ListArguments() {
     const std::set<std::string>& known = option.flag() ? tool_->flags : tool_->values;
     if (!known.count(option.name()))
       return absl::InvalidArgumentError("--" + option.name() + " is not available through cr-hostd");
-    if (option.value().find('\0') != std::string::npos)
-      return absl::InvalidArgumentError("--" + option.name() + " has a value that no command line can have");
     // In one word, so that no value is taken for an option.
     arguments_.push_back("--" + option.name() + (option.flag() ? "" : "=" + option.value()));
   }
