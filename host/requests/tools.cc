@@ -9,6 +9,8 @@ namespace {
 
 using Names = std::set<std::string>;
 
+constexpr char kSave[] = "cr-checkpoint", kRestart[] = "cr-restart";
+
 Tool Of(const char* name, std::unique_ptr<HostRequest> (*make)(Asked), Names flags, Names values, Names own = {}) {
   Tool tool;
   tool.name = name;
@@ -34,7 +36,6 @@ Tool RunsJob(Tool tool, bool takes_image) {
 }  // namespace
 
 const Tool* FindTool(const std::string& name) {
-  constexpr char kSave[] = "cr-checkpoint", kRestart[] = "cr-restart";
   static const auto* const tools = new std::vector<Tool>{
       RunsJob(Of("run", NewPlain, {"append", "io-uring", "adopt", "no-check"},
                  {"server", "gpu", "name", "output", "error", "address"}),
