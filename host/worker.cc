@@ -134,6 +134,7 @@ void ServeRequest(int socket, const Settings& settings, const Key& key) {
   bool elsewhere = false;
   absl::Status begun = TakeRequest(&asked, &elsewhere);
   const Tool* const tool = asked.tool;
+  const std::string refused = LogLine(asked.peer.account, asked.request.job(), "refused: ");
   std::unique_ptr<HostRequest> request;
   if (begun.ok()) {
     request = tool->make(std::move(asked));
@@ -146,7 +147,7 @@ void ServeRequest(int socket, const Settings& settings, const Key& key) {
   if (request) {
     request->LogRefused(error);
   } else {
-    logging::Warn("{}", LogLine(asked.peer.account, asked.request.job(), "refused: " + error));
+    logging::Warn("{}", refused + Printable(error));
   }
   Reply reply;
   reply.set_kind(elsewhere ? Reply::ELSEWHERE : Reply::REFUSED);

@@ -289,7 +289,7 @@ CUresult Custom_cuMemAllocManaged(CUdeviceptr* dptr, size_t bytesize, unsigned i
   session.memory().set_uses_managed();
   DeviceRange range;
   range.source = DeviceRange::kManaged;
-  range.managed = true;
+  range.managed = range.sync_memops = true;
   range.context = call.thread().current_context();
   range.device = call.device();
   uint64_t address;

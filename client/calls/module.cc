@@ -161,7 +161,7 @@ CUresult GetGlobal(const CallInfo& info, Kind kind, uint64_t owner, const char* 
   }
   DeviceRange range;
   range.source = DeviceRange::kGlobal;
-  range.managed = reply.managed;
+  range.managed = range.sync_memops = reply.managed;
   range.context = call.thread().current_context();
   range.device = std::max(0, call.device());
   {

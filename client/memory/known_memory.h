@@ -62,7 +62,7 @@ struct DeviceRange {
   uint64_t buffer_id = 0;     // CU_POINTER_ATTRIBUTE_BUFFER_ID
   uint64_t pool = 0;          // stream-ordered, or imported from a pool: virtual handle, 0 for the device's default
   bool managed = false;       // kManaged, or a __managed__ variable: the host uses it too
-  bool sync_memops = false;   // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, as the application has set it
+  bool sync_memops = false;   // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS; of managed memory 1 unless the application sets it
   unsigned handle_types = 0;  // kMapped: CUmemAllocationHandleType that the memory can be exported as
   MappedAccess access;        // kMapped
 };

@@ -20,6 +20,7 @@ MemoryMap& MemoryMap::Get() {
 
 bool MemoryMap::Add(AllocationPtr allocation) {
   if (allocation->id == 0) allocation->id = NextBufferId();
+  allocation->sync_memops = allocation->kind == MemoryKind::kManaged;
   WriterLock lock(&mutex_);
   auto next = by_begin_.lower_bound(allocation->begin);
   if (next != by_begin_.end() && next->second->begin < allocation->end()) return false;

@@ -76,9 +76,6 @@ class Answers {
     text += where_ + ":";
     for (const Attribute& attribute : kAttributes) {
       if (attribute.of_mapping && !memory.own_mapping) continue;
-      // The driver keeps it for a block of managed memory, which other allocations share: what it says is theirs, too.
-      const bool is_managed = memory.name.rfind("managed ", 0) == 0;
-      if (attribute.value == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && is_managed) continue;
       const std::string one = Single(attribute), list = List(attribute);
       text += std::string(" ") + attribute.name + " " + one;
       if (list != one) text += "/" + list;
@@ -341,7 +338,7 @@ int main(int argc, char** argv) {
   // What can be set stays.
   unsigned one = 1;
   for (size_t i = 0; i < g_all.size(); i += 2) {
-    // It would be set for others, too.
+    // The driver keeps it for a block of managed memory, which other allocations share.
     if (g_all[i].name.rfind("managed ", 0) == 0) continue;
     const CUresult result = cuPointerSetAttribute(&one, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, g_all[i].at);
     printf("%s: set %d\n", g_all[i].name.c_str(), result);
