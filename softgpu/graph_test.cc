@@ -394,6 +394,7 @@ TEST_F(GraphTest, NodesInsideAChildGraphAreNodesOfTheExecutable) {
   move.srcDevice = word_ + 16;
   CU_OK(cuMemsetD32_v2(word_ + 16, 30, 4));
   CU_OK(cuMemsetD32_v2(word_ + 48, 0, 1));
+  CU_OK(cuCtxSynchronize());  // the streams do not wait for a memset
   CU_OK(cuStreamWaitValue32_v2(a_, word_ + 48, 1, CU_STREAM_WAIT_VALUE_EQ));
   CU_OK(cuGraphLaunch(exec, a_));
   CU_OK(cuGraphExecMemcpyNodeSetParams(exec, nodes[0], &move, context_));
