@@ -111,7 +111,7 @@ bool HasEnded(const CudaProcess& process) {
 }
 
 bool IsEnding(const CudaProcess& process) {
-  // The kernel leaves it among the process's signals to its end.
+  // The kernel leaves this signal among those that wait for the process, until its end.
   constexpr uint64_t kKill = 1 << (SIGKILL - 1);
   return HasEnded(process) || StatOf(process.pid).exits ||
          (strtoull(StatusField(process.pid, "ShdPnd").c_str(), nullptr, 16) & kKill) != 0;

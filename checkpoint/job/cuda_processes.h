@@ -30,7 +30,7 @@ std::string NameOf(const CudaProcess& process);
 
 // Whether it has ended, or executes another program by now: either way its session is no process's any more.
 bool HasEnded(const CudaProcess& process);
-// HasEnded, or a moment before that: it has been killed, and executes nothing of its program any more.
+// HasEnded, or a moment before that: killed or about to exit, it executes nothing of its program any more.
 bool IsEnding(const CudaProcess& process);
 // HasEnded for a process that has closed its connection, as one does that ends, a moment before it is seen to have
 // ended: waits up to a second for the rest.

@@ -25,6 +25,7 @@
 namespace cuda_remote::host {
 namespace {
 
+constexpr int kExitInterrupted = 3;  // as cr-checkpoint's
 // Of --every: how often it looks whether the user gives up, and whether the job has ended.
 constexpr auto kWaitStep = std::chrono::milliseconds(100);
 constexpr auto kLookForJob = std::chrono::seconds(10);

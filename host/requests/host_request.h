@@ -66,9 +66,7 @@ struct Asked {
 
 // Limits of requests, and what tools and requests exit with.
 inline constexpr size_t kMostKept = 10000;
-inline constexpr size_t kMostHosts = 512;
 inline constexpr int kExitNotRestarted = 125;  // as cr-restart's
-inline constexpr int kExitInterrupted = 3;     // as cr-checkpoint's
 inline constexpr char kCannotRead[] = "cr-hostd cannot read the request";
 inline constexpr char kToolHasDied[] = "cr-checkpoint has died";  // of a move
 // In a request's folder: an image, or a store of images.

@@ -12,6 +12,8 @@
 namespace cuda_remote::host {
 namespace {
 
+constexpr size_t kMostHosts = 512;
+
 // "HOST,HOST:PORT"
 std::vector<std::string> SplitHosts(const std::string& list) {
   std::vector<std::string> hosts;

@@ -22,8 +22,8 @@ bool HoldsBackTerminal(int fd);
 // that it cannot save are noted.
 ssize_t ReceiveForCriu(int fd, msghdr* message, int flags);
 
-// Gives a socket that is about to become a restored TCP connection the filter kNoReset. One
-// that had a filter when it was saved gets that back from CRIU, in place of this one.
+// Gives a socket that is about to become a restored TCP connection the filter kNoReset. One that had a filter when it
+// was saved gets that back from CRIU, in place of this one.
 void KeepResetsOut(int fd);
 
 }  // namespace cuda_remote::checkpoint
