@@ -186,9 +186,9 @@ class Cluster:
 
         harness.wait_for(reached, limit, lambda: f"job {job} is not {state}: {self.facts(job)}\n{self.shown_output()}")
 
-    def start_again(self, job, restarts=1):
+    def start_again(self, job, restarts=1, limit=LIMIT):
         """Lets a requeued job start, which otherwise waits two minutes."""
-        self.wait_state(job, "PENDING", restarts=restarts)
+        self.wait_state(job, "PENDING", restarts=restarts, limit=limit)
         time.sleep(2)  # slurmd starts no job in the second in which it has ended it ("Job credential revoked")
         self.command("scontrol", "update", f"jobid={job}", "StartTime=now")
 
@@ -598,19 +598,27 @@ done
 """
 
 
-def lose_node(context, lose, step_ms="100", kind=Cluster):
+# Before line 40 of LINES, the job waits until the test lets it go on.
+STANDS = "[ $i != 40 ] || until [ -e go ]; do sleep 0.1; done; "
+
+
+def lose_node(context, lose, kind=Cluster):
     """The job goes on from its last image on the other node, and no line comes twice.
 
-    `lose(cluster, node, processes)` makes Slurm lose the node; `processes()` are those of the job on it.
+    `lose(cluster, node, processes)` makes Slurm lose the node; `processes()` are those of the job on it. However long
+    Slurm takes until it gives the node up, the job has not ended: it stands until it runs elsewhere.
     """
     cluster = kind(context)
     # Also in a file that the script has open all the time.
-    twice = LINES.format(program=context.program).replace("echo line $i", "echo line $i; echo line $i >&3")
+    twice = LINES.format(program=context.program).replace("echo line $i", STANDS + "echo line $i; echo line $i >&3")
     script = context.script("exec 3> results\n" + twice)
+    go = context.path("go")
+    open(go, "w").close()
     want = context.uninterrupted(script)
+    os.unlink(go)
     results = cluster.output("results")
     job = cluster.submit("--checkpoint-cut", "results", "--checkpoint-interval", "2s", "--checkpoint-output", "out-%j.own",
-                         "--checkpoint-error", "out-%j.errors", "-o", "out", script, env={"CR_TEST_STEP_MS": step_ms})  # fmt: skip
+                         "--checkpoint-error", "out-%j.errors", "-o", "out", script, env={"CR_TEST_STEP_MS": "100"})  # fmt: skip
     own = f"out-{job}.own"
     lines = lambda: cluster.output(own).count("line") if os.path.exists(context.path(own)) else 0
     folder = context.path(f"checkpoints/job-{job}/images")
@@ -620,12 +628,15 @@ def lose_node(context, lose, step_ms="100", kind=Cluster):
     node = cluster.facts(job)["NodeList"]
     here = lambda: [pid for pid in processes_here() if f"job-{job}/script" in harness.command_of(pid)]
     lose(cluster, node, here)
-    had = lines()
-    cluster.start_again(job)
+    had, old = lines(), set(here())
+    cluster.start_again(job, limit=3 * LIMIT)
     cluster.wait_state(job, "RUNNING", restarts=1)
     if cluster.facts(job)["NodeList"] == node:
         raise Failure("the job is on the dead node")
+    open(go, "w").close()
     cluster.wait_state(job, "COMPLETED", limit=3 * LIMIT)
+    if old & set(here()):
+        raise Failure(f"processes of the job are left on the lost node: {old & set(here())}")
     if not 0 < had < lines():
         raise Failure(f"the node has failed at line {had}")
     if cluster.output(own) != want:
@@ -656,7 +667,7 @@ def node_unreachable(context):
         if not processes():
             raise Failure("the job does not run")
 
-    lose_node(context, stop, "200")
+    lose_node(context, stop)
 
 
 @case
