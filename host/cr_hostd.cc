@@ -156,6 +156,9 @@ class Server {
   void CleanUp() {
     fflush(nullptr);
     if (fork() != 0) return;
+    // The next cr-hostd need not wait for it, and nobody is to connect to a socket that nobody serves any more.
+    close(listener_);
+    close(lock_);
     CleanSpool(settings_);
     _exit(0);
   }
