@@ -126,7 +126,7 @@ double Measure(const LoadedDriver& driver, const Request& request, uint64_t coun
   WorkerSession::Parts parts;
   parts.driver = &driver;
   parts.staging = &staging;
-  parts.custom = &server::kCustomHandlers;
+  parts.calls = server::CallsOf;
   parts.channel = channel.get();
   WorkerSession session(parts);
   session.BindContext(kContext, reinterpret_cast<CUcontext>(16), 0, true);

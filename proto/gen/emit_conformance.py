@@ -216,10 +216,12 @@ def emit(model, args):
             types = [p.type for p in c.params] + (["bool"] if c.per_thread else [])
             client.append(text.wrap(f"CUresult __attribute__((weak)) Custom_{c.symbol}(", types, ") { return CUDA_ERROR_NOT_SUPPORTED; }"))
     out["client_stand_ins.gen.cc"] = text.source(['"client/calls/bodies.gen.h"'], "\n".join(client), "cuda_remote::client")
-    server = ["namespace {", "", "template <typename In, typename Out>",
-              "CUresult Refuse(Session&, const Request&, const In&, Out*, ReplyBuilder*) {", "  return CUDA_ERROR_NOT_SUPPORTED;", "}", "",
-              "}  // namespace", "", "const CustomHandlers kStandIns = {"]
-    server += ["    Refuse," for _ in emit_server.custom_handlers(model)] + ["};"]
+    server = ["namespace {", "", "class StandIns final : public CustomCalls {", " public:"]
+    for member, message in emit_server.custom_handlers(model):
+        types = ["const Request&", f"const wire::{message}_Request&", f"wire::{message}_Reply*", "ReplyBuilder*"]
+        server.append("  " + text.wrap(f"CUresult {member}(", types, ") override {").replace("\n", "\n  "))
+        server += ["    return CUDA_ERROR_NOT_SUPPORTED;", "  }"]
+    server += ["};", "", "}  // namespace", "", "CustomCalls* StandInCalls() {", "  static StandIns calls;", "  return &calls;", "}"]
     out["server_stand_ins.gen.cc"] = text.source(
-        ['"server/dispatch/custom_handlers.gen.h"', '"tests/conformance/loopback.h"'], "\n".join(server), "cuda_remote::server")
+        ['"server/dispatch/custom_calls.gen.h"', '"tests/conformance/loopback.h"'], "\n".join(server), "cuda_remote::server")
     return out

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""server/dispatch: a handler for each call and operation, and the table of the hand-written ones, which the worker fills."""
+"""server/dispatch: a handler for each call and operation, and the interface of the hand-written ones."""
 
 from proto_gen import text
 
@@ -7,27 +7,26 @@ KIND = "Kind::k"
 
 
 def custom_handlers(model):
-    """(member of CustomHandlers, message) of each hand-written handler: calls first, then our own operations."""
+    """(member of CustomCalls, message) of each hand-written handler: calls first, then our own operations."""
     return ([(c.member, c.symbol) for c in model.calls if c.server_custom] +
             [("Op" + op.name, "Op" + op.name) for op in model.operations if not op.event])
 
 
-def signature(start, message, end, names=True):
-    parts = [("Session&", "session"), ("const Request&", "request"), (f"const wire::{message}_Request&", "in"),
-             (f"wire::{message}_Reply*", "out"), ("ReplyBuilder*", "reply")]
-    return text.wrap(start, [f"{kind} {name}" if names else kind for kind, name in parts], end)
+def parameters(message):
+    return ["const Request& request", f"const wire::{message}_Request& in", f"wire::{message}_Reply* out", "ReplyBuilder* reply"]
 
 
 def custom_header(model):
-    lines = ["// The hand-written handlers, which the worker implements: Session::custom() returns the table. A generated handler",
-             "// decodes the request into `in` and calls the function. The views in `in` are valid until that function returns.",
-             "// What it leaves in *out is encoded into the reply when it returns, unless it deferred (Session::Defer). A function",
-             "// whose views in *out point to its own locals encodes by itself: out->Encode(&reply->message).",
-             "struct CustomHandlers {"]
-    lines += ["  " + signature(f"CUresult (*{member})(", message, ");").replace("\n", "\n  ") for member, message in custom_handlers(model)]
+    lines = ["// The hand-written handlers, which the worker implements (Session::custom). A generated handler decodes the request into",
+             "// `in` and calls the function. The views in `in` are valid until that function returns. What it leaves in *out is",
+             "// encoded into the reply when it returns, unless it deferred (Session::Defer). A function whose views in *out point to",
+             "// its own locals encodes by itself: out->Encode(&reply->message).",
+             "class CustomCalls {", " public:", "  virtual ~CustomCalls() = default;"]
+    lines += ["  " + text.wrap(f"virtual CUresult {member}(", parameters(message), ") = 0;").replace("\n", "\n  ")
+              for member, message in custom_handlers(model)]
     lines += ["};"]
     includes = ["<cuda.h>", '"proto/codec/calls.gen.h"', '"proto/codec/operations.gen.h"', '"server/dispatch/session.h"']
-    return text.header("server/dispatch/custom_handlers.gen.h", includes, "\n".join(lines), "cuda_remote::server")
+    return text.header("server/dispatch/custom_calls.gen.h", includes, "\n".join(lines), "cuda_remote::server")
 
 
 def wrapper(name, message, target, empty_reply):
@@ -35,7 +34,7 @@ def wrapper(name, message, target, empty_reply):
             f"  wire::{message}_Request in;",
             "  if (!in.Decode(request.message)) return kMalformedRequest;",
             f"  wire::{message}_Reply out;",
-            f"  const CUresult rc = {target}(session, request, in, &out, reply);",
+            f"  const CUresult rc = {target}(request, in, &out, reply);",
             "  if (!reply->deferred && reply->message.empty()) out.Encode(&reply->message);" if not empty_reply else "  (void)out;",
             "  return rc;", "}", ""]
 
@@ -216,7 +215,7 @@ def family_file(model, family):
         else:
             lines += handler(c)
     includes = ['"server/dispatch/runtime.h"', f'"proto/codec/{family.name}.gen.h"', '"proto/codec/wire.h"',
-                '"server/dispatch/custom_handlers.gen.h"', '"server/dispatch/handlers.gen.h"']
+                '"server/dispatch/custom_calls.gen.h"', '"server/dispatch/handlers.gen.h"']
     return text.source(includes, "\n".join(lines), "cuda_remote::server")
 
 
@@ -230,7 +229,7 @@ def describe(call):
 
 
 def emit(model, args):
-    out = {"custom_handlers.gen.h": custom_header(model)}
+    out = {"custom_calls.gen.h": custom_header(model)}
     lines = [f"CUresult Handle_{c.symbol}(Session& session, const Request& request, ReplyBuilder* reply);"
              for c in model.calls if c.has_wire]
     lines += [f"CUresult Handle_Op{op.name}(Session& session, const Request& request, ReplyBuilder* reply);"
@@ -243,7 +242,7 @@ def emit(model, args):
         if not op.event:
             lines += wrapper(f"Op{op.name}", f"Op{op.name}", f"session.custom().Op{op.name}", not op.reply.fields)
     out["dispatch_operations.gen.cc"] = text.source(
-        ['"server/dispatch/runtime.h"', '"proto/codec/operations.gen.h"', '"server/dispatch/custom_handlers.gen.h"', '"server/dispatch/handlers.gen.h"'],
+        ['"server/dispatch/runtime.h"', '"proto/codec/operations.gen.h"', '"server/dispatch/custom_calls.gen.h"', '"server/dispatch/handlers.gen.h"'],
         "\n".join(lines), "cuda_remote::server")
     last = max(c.id for c in model.calls)
     lines = ["namespace {", "", "struct Entry {", "  const char* name;", "  Handler handler;", "};", "",

@@ -22,7 +22,7 @@
 
 namespace cuda_remote::server {
 
-struct CustomHandlers;
+class CustomCalls;
 
 // A request's payload. It may lie in the channel's memory, which the client can write to at any time and fills again
 // once the handler has returned. So there are copies of it, but no pointer that could reach the driver (uploads.h).
@@ -67,8 +67,8 @@ class Session {
   // returns CUDA_ERROR_NOT_SUPPORTED after logging its name.
   virtual const DriverTable& driver() const = 0;
 
-  // The hand-written handlers (custom_handlers.gen.h). No member of the table is null.
-  virtual const CustomHandlers& custom() const = 0;
+  // The hand-written handlers (custom_calls.gen.h).
+  CustomCalls& custom() const { return *custom_; }
 
   // Real handle of a live virtual handle of `kind`. False if there is none: answer CUDA_ERROR_INVALID_HANDLE.
   virtual bool Real(Kind kind, uint64_t handle, uint64_t* real) const = 0;
@@ -127,6 +127,9 @@ class Session {
   // Runs `wait` on a waiter thread with the request's context current and replies with what it returns; the executor
   // goes on. `wait` may block on the GPU; it must not touch the Session. The request's views are not valid inside.
   virtual void Defer(ReplyBuilder* reply, std::function<CUresult(std::string* message, std::string* payload)> wait) = 0;
+
+ protected:
+  CustomCalls* custom_ = nullptr;  // set by the implementation's constructor
 };
 
 // A handler executes one call. It decodes and checks, calls the driver, fills `reply`, and returns the call's result.

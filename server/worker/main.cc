@@ -328,7 +328,7 @@ int Serve(const Options& options, char** argv) {
 
   WorkerSession::Parts parts;
   parts.driver = &warm.driver;
-  parts.custom = &kCustomHandlers;
+  parts.calls = CallsOf;
   parts.arena = warm.arena.get();
   parts.channel = pchannel;
   parts.output = &output;
@@ -346,13 +346,13 @@ int Serve(const Options& options, char** argv) {
   std::thread([&] {
     while (true) {
       std::this_thread::sleep_for(kStatsPeriod);
-      session.FlushOutput();
+      session.answers().FlushOutput();
       WorkerStats stats;
       stats.device_bytes = warm.arena->used_bytes();
       stats.gpu_bytes = warm.arena->used_by_device();
       stats.calls = executor.calls();
       stats.bytes_in = executor.bytes_in();
-      stats.bytes_out = session.payload_bytes_out();
+      stats.bytes_out = session.answers().payload_bytes_out();
       if (!plink->SendStats(stats)) _exit(0);
     }
   }).detach();

@@ -16,8 +16,8 @@
 namespace cuda_remote::server {
 
 // Refuse every call (server_stand_ins.gen.cc).
-struct CustomHandlers;
-extern const CustomHandlers kStandIns;
+class CustomCalls;
+CustomCalls* StandInCalls();
 
 }  // namespace cuda_remote::server
 

@@ -44,13 +44,13 @@ CUresult CopyRows(const DriverTable& driver, const ArrayLayout::Level& level, ui
 
 }  // namespace
 
-absl::StatusOr<ArrayLayout> DescribeArray(WorkerSession& worker, uint64_t handle) {
+absl::StatusOr<ArrayLayout> DescribeArray(WorkerSession& session, uint64_t handle) {
   ArrayLayout layout;
-  const HandleMap::Entry* const entry = worker.handles().Find(KindOf(handle), handle);
+  const HandleMap::Entry* const entry = session.handles().Find(KindOf(handle), handle);
   if (entry == nullptr) return absl::NotFoundError("an array is gone");
   if (IsArrayHandle(entry->parent)) return layout;
-  const ContextInfo* const context = worker.FindContext(entry->parent);
-  const DriverTable& driver = worker.driver();
+  const ContextInfo* const context = session.contexts().Find(entry->parent);
+  const DriverTable& driver = session.driver();
   if (context == nullptr || MakeCurrent(driver, context->ref) != CUDA_SUCCESS)
     return absl::FailedPreconditionError("a CUDA array is in no context");
   layout.context = entry->parent;

@@ -34,7 +34,7 @@ inline bool IsArrayHandle(uint64_t handle) {
 
 // Describes a live array. Levels and planes of others have no contents of their own: `bytes` is 0. Fails if its
 // contents cannot be saved. Changes the current context of the calling thread.
-absl::StatusOr<ArrayLayout> DescribeArray(WorkerSession& worker, uint64_t handle);
+absl::StatusOr<ArrayLayout> DescribeArray(WorkerSession& session, uint64_t handle);
 
 // Copies [offset, offset + bytes) of the packed contents from (`write`) or to `memory`, and waits. The array's context
 // is current. CUDA_ERROR_INVALID_VALUE if the array does not have these bytes. Any thread.

@@ -25,8 +25,8 @@
 #include "proto/logging/log.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/calls/handlers.gen.h"
+#include "server/worker/graphs/graph_nodes.h"
 #include "server/worker/session/driver_hooks.h"
-#include "server/worker/session/graph_nodes.h"
 #include "server/worker/session/worker_session.h"
 
 namespace cuda_remote::server {
@@ -81,7 +81,7 @@ CUresult ShapeOf(const DriverTable& driver, CUgraph graph, const std::vector<CUg
 // The stand-ins of one replayed capture. Destroys them when it goes.
 class StandIns {
  public:
-  explicit StandIns(WorkerSession* worker) : worker_(worker) {}
+  explicit StandIns(WorkerSession* session) : worker_(session) {}
   StandIns(const StandIns&) = delete;
   StandIns& operator=(const StandIns&) = delete;
   ~StandIns() {
@@ -150,7 +150,7 @@ class StandIns {
   CUresult In(uint64_t context, Make make) {
     WorkerSession::Outer outer;
     CUresult result = worker_->EnterNested(SlotOf(context), &outer);
-    if (result == CUDA_SUCCESS && worker_->current_ref().id == 0) result = CUDA_ERROR_INVALID_CONTEXT;
+    if (result == CUDA_SUCCESS && worker_->contexts().current_ref().id == 0) result = CUDA_ERROR_INVALID_CONTEXT;
     if (result == CUDA_SUCCESS) result = make();
     worker_->LeaveNested(outer);
     return result;
@@ -181,9 +181,8 @@ bool NextRequest(std::string_view* frames, FrameHeader* header, std::string_view
 }
 
 // Kernels that a driver loads at their first use are loaded now: during a capture that might not be allowed.
-void LoadKernels(WorkerSession& worker, std::string_view frames) {
-  const DriverTable& driver = worker.driver();
-  Session& session = worker;
+void LoadKernels(WorkerSession& session, std::string_view frames) {
+  const DriverTable& driver = session.driver();
   std::set<uint64_t> seen;
   FrameHeader header;
   std::string_view message;
@@ -192,13 +191,13 @@ void LoadKernels(WorkerSession& worker, std::string_view frames) {
     wire::cuLaunchKernel_Request launch;
     if (!wire::DecodeAs(header.call, message, &launch) || !seen.insert(launch.f).second) continue;
     WorkerSession::Outer outer;
-    if (worker.EnterNested(header.context_or_result, &outer) == CUDA_SUCCESS) {
+    if (session.EnterNested(header.context_or_result, &outer) == CUDA_SUCCESS) {
       CUfunction function = nullptr;
       CUkernel kernel = nullptr;
       if (session.Real(Kind::kKernel, launch.f, &kernel)) driver.cuKernelGetFunction(&function, kernel);
       if (function != nullptr || session.Real(Kind::kFunction, launch.f, &function)) driver.cuFuncLoad(function);
     }
-    worker.LeaveNested(outer);
+    session.LeaveNested(outer);
   }
 }
 
@@ -215,7 +214,7 @@ bool NamesEventItself(const FrameHeader& header, std::string_view message) {
 }  // namespace
 
 // Puts the driver's event into the state of one that was last recorded in a capture which is over.
-CUresult OpCaptureEvent(Session& session, const Request& request, const wire::OpCaptureEvent_Request& in,
+CUresult OpCaptureEvent(WorkerSession& session, const Request& request, const wire::OpCaptureEvent_Request& in,
                         wire::OpCaptureEvent_Reply*, ReplyBuilder*) {
   if (!request.replay()) return kMalformedRequest;
   CUevent event = nullptr;
@@ -241,7 +240,7 @@ static void OutliveStream(Session& session, uint64_t graph, uint64_t stream) {
   if (session.IsUnder(graph, stream)) session.SetParent(Kind::kGraph, graph, 0);
 }
 
-CUresult Custom_cuStreamEndCapture(Session& session, const Request&, const wire::cuStreamEndCapture_Request& in,
+CUresult Custom_cuStreamEndCapture(WorkerSession& session, const Request&, const wire::cuStreamEndCapture_Request& in,
                                    wire::cuStreamEndCapture_Reply* out, ReplyBuilder*) {
   if (!session.MayBind(Kind::kGraph, in.phGraph)) return kMalformedRequest;
   CUstream stream;
@@ -279,11 +278,10 @@ CUresult Custom_cuStreamEndCapture(Session& session, const Request&, const wire:
   return ShapeOf(driver, graph, in.added_only ? &before : nullptr, &out->shape);
 }
 
-CUresult OpGraphCapture(Session& session, const Request& request, const wire::OpGraphCapture_Request& in,
+CUresult OpGraphCapture(WorkerSession& session, const Request& request, const wire::OpGraphCapture_Request& in,
                         wire::OpGraphCapture_Reply* out, ReplyBuilder*) {
   if (!request.replay()) return kMalformedRequest;
-  WorkerSession& worker = Worker(session);
-  StandIns stand_ins(&worker);
+  StandIns stand_ins(&session);
   for (const wire::CapturedStream& stream : in.streams) {
     if (const CUresult result = stand_ins.Add(stream); result != CUDA_SUCCESS) return result;
   }
@@ -299,7 +297,7 @@ CUresult OpGraphCapture(Session& session, const Request& request, const wire::Op
   // A copy that cannot change: it is read twice.
   std::string record;
   request.payload.AppendTo(&record);
-  LoadKernels(worker, record);
+  LoadKernels(session, record);
   std::string_view frames = record;
   FrameHeader header;
   std::string_view message;
@@ -312,14 +310,14 @@ CUresult OpGraphCapture(Session& session, const Request& request, const wire::Op
     if (handler == nullptr) return kMalformedRequest;
     const bool itself = NamesEventItself(header, message);
     WorkerSession::Outer outer;
-    CUresult result = worker.EnterNested(header.context_or_result, &outer);
+    CUresult result = session.EnterNested(header.context_or_result, &outer);
     if (result == CUDA_SUCCESS) {
       if (itself) stand_ins.UseEvents(false);
       ReplyBuilder unused;
       result = handler(session, Request{header, message, {}}, &unused);
       if (itself) stand_ins.UseEvents(true);
     }
-    worker.LeaveNested(outer);
+    session.LeaveNested(outer);
     if (result == kMalformedRequest) return result;
     if (!begun && result != CUDA_SUCCESS) return result;
     begun = true;

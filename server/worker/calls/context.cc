@@ -15,18 +15,18 @@
 namespace cuda_remote::server {
 namespace {
 
-bool IsDevice(const WorkerSession& worker, int device) {
-  return device >= 0 && size_t(device) < worker.loaded().devices.size();
+bool IsDevice(const WorkerSession& session, int device) {
+  return device >= 0 && size_t(device) < session.loaded().devices.size();
 }
 
 // Waits until the context is idle, lets `end` end it, then frees what it leaves. Runs on a waiter thread, since the
 // wait may be long and host functions must be answered meanwhile.
-void EndContext(WorkerSession& worker, ReplyBuilder* reply, ContextRef context, ContextRemains remains,
+void EndContext(WorkerSession& session, ReplyBuilder* reply, ContextRef context, ContextRemains remains,
                 std::function<CUresult()> end) {
-  const DriverTable* const driver = &worker.driver();
-  DeviceArena* const arena = &worker.arena();
-  Ipc* const ipc = &worker.ipc();
-  worker.DeferIn(context, reply, [=, remains = std::move(remains), end = std::move(end)](Answer*) {
+  const DriverTable* const driver = &session.driver();
+  DeviceArena* const arena = &session.arena();
+  Ipc* const ipc = &session.ipc();
+  session.answers().DeferIn(context, reply, [=, remains = std::move(remains), end = std::move(end)](Answer*) {
     driver->cuCtxSynchronize();  // a context that is stuck with an error is destroyed all the same
     const CUresult result = end();
     ForgetCurrent();
@@ -38,27 +38,25 @@ void EndContext(WorkerSession& worker, ReplyBuilder* reply, ContextRef context, 
 }
 
 // Gives up the one retain that this process has of a primary context, which ends it.
-CUresult EndPrimary(Session& session, uint64_t handle, int device, ReplyBuilder* reply) {
-  WorkerSession& worker = Worker(session);
-  const ContextInfo* const found = worker.FindContext(handle);
+CUresult EndPrimary(WorkerSession& session, uint64_t handle, int device, ReplyBuilder* reply) {
+  const ContextInfo* const found = session.contexts().Find(handle);
   if (found == nullptr || !found->primary || found->device != device) return CUDA_ERROR_INVALID_CONTEXT;
   const ContextRef context = found->ref;
-  ContextRemains remains = worker.ForgetContext(handle);
-  worker.RegisterHostRanges();
+  ContextRemains remains = session.ForgetContext(handle);
+  session.host_ranges().RegisterAll(session.contexts().Any());
   MakeCurrent(session.driver(), {});
   const DriverTable* const driver = &session.driver();
-  EndContext(worker, reply, context, std::move(remains),
+  EndContext(session, reply, context, std::move(remains),
              [driver, device] { return driver->cuDevicePrimaryCtxRelease_v2(device); });
   return CUDA_SUCCESS;
 }
 
 }  // namespace
 
-CUresult Custom_cuCtxCreate_v4(Session& session, const Request&, const wire::cuCtxCreate_v4_Request& in,
+CUresult Custom_cuCtxCreate_v4(WorkerSession& session, const Request&, const wire::cuCtxCreate_v4_Request& in,
                                wire::cuCtxCreate_v4_Reply*, ReplyBuilder*) {
-  WorkerSession& worker = Worker(session);
   if (!session.MayBind(Kind::kContext, in.context)) return kMalformedRequest;
-  if (!IsDevice(worker, in.device)) return CUDA_ERROR_INVALID_DEVICE;
+  if (!IsDevice(session, in.device)) return CUDA_ERROR_INVALID_DEVICE;
   const DriverTable& driver = session.driver();
   CUcontext context = nullptr;
   CUresult result = driver.cuCtxCreate_v2(&context, in.flags, in.device);
@@ -67,52 +65,50 @@ CUresult Custom_cuCtxCreate_v4(Session& session, const Request&, const wire::cuC
   CUcontext popped = nullptr;
   driver.cuCtxPopCurrent_v2(&popped);
   ForgetCurrent();
-  worker.BindContext(in.context, context, in.device, false);
+  session.BindContext(in.context, context, in.device, false);
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuCtxDestroy_v2(Session& session, const Request&, const wire::cuCtxDestroy_v2_Request& in,
+CUresult Custom_cuCtxDestroy_v2(WorkerSession& session, const Request&, const wire::cuCtxDestroy_v2_Request& in,
                                 wire::cuCtxDestroy_v2_Reply*, ReplyBuilder* reply) {
-  WorkerSession& worker = Worker(session);
-  const ContextInfo* const found = worker.FindContext(in.context);
+  const ContextInfo* const found = session.contexts().Find(in.context);
   if (found == nullptr || found->primary) return CUDA_ERROR_INVALID_CONTEXT;
   const ContextRef context = found->ref;
-  ContextRemains remains = worker.ForgetContext(in.context);
-  worker.RegisterHostRanges();
+  ContextRemains remains = session.ForgetContext(in.context);
+  session.host_ranges().RegisterAll(session.contexts().Any());
   MakeCurrent(session.driver(), {});
   const DriverTable* const driver = &session.driver();
-  EndContext(worker, reply, context, std::move(remains),
+  EndContext(session, reply, context, std::move(remains),
              [driver, context] { return driver->cuCtxDestroy_v2(context.real); });
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuDevicePrimaryCtxRetain(Session& session, const Request&,
+CUresult Custom_cuDevicePrimaryCtxRetain(WorkerSession& session, const Request&,
                                          const wire::cuDevicePrimaryCtxRetain_Request& in,
                                          wire::cuDevicePrimaryCtxRetain_Reply*, ReplyBuilder*) {
-  WorkerSession& worker = Worker(session);
   if (!session.MayBind(Kind::kContext, in.context)) return kMalformedRequest;
-  if (!IsDevice(worker, in.device)) return CUDA_ERROR_INVALID_DEVICE;
-  for (const auto& [handle, context] : worker.contexts()) {
+  if (!IsDevice(session, in.device)) return CUDA_ERROR_INVALID_DEVICE;
+  for (const auto& [handle, context] : session.contexts().all()) {
     // The client counts its retains itself and asks for the first one only.
     if (context.primary && context.device == in.device) return kMalformedRequest;
   }
-  CUcontext context = worker.TakeWarmContext(in.device);
+  CUcontext context = session.contexts().TakeWarm(in.device);
   if (context == nullptr) {
     const CUresult result = session.driver().cuDevicePrimaryCtxRetain(&context, in.device);
     if (result != CUDA_SUCCESS) return result;
   }
-  worker.BindContext(in.context, context, in.device, true);
+  session.BindContext(in.context, context, in.device, true);
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuDevicePrimaryCtxRelease_v2(Session& session, const Request&,
+CUresult Custom_cuDevicePrimaryCtxRelease_v2(WorkerSession& session, const Request&,
                                              const wire::cuDevicePrimaryCtxRelease_v2_Request& in,
                                              wire::cuDevicePrimaryCtxRelease_v2_Reply*, ReplyBuilder* reply) {
   return EndPrimary(session, in.context, in.device, reply);
 }
 
 // Whoever has retained it may release it after a reset, too; the client counts that.
-CUresult Custom_cuDevicePrimaryCtxReset_v2(Session& session, const Request&,
+CUresult Custom_cuDevicePrimaryCtxReset_v2(WorkerSession& session, const Request&,
                                            const wire::cuDevicePrimaryCtxReset_v2_Request& in,
                                            wire::cuDevicePrimaryCtxReset_v2_Reply*, ReplyBuilder* reply) {
   return EndPrimary(session, in.context, in.device, reply);

@@ -27,17 +27,17 @@ CUresult RefuseCapture(const char* what) {
 }
 
 // Both ends are device memory of the session, perhaps on two GPUs, which need not reach each other.
-CUresult CopyOnDevices(WorkerSession& worker, uint64_t dst, uint64_t src, size_t bytes, CUstream stream) {
-  const DriverTable& driver = worker.driver();
-  const DeviceRange* const target = worker.ranges().Find(dst);
-  const DeviceRange* const source = worker.ranges().Find(src);
+CUresult CopyOnDevices(WorkerSession& session, uint64_t dst, uint64_t src, size_t bytes, CUstream stream) {
+  const DriverTable& driver = session.driver();
+  const DeviceRange* const target = session.ranges().Find(dst);
+  const DeviceRange* const source = session.ranges().Find(src);
   // Every GPU reaches managed memory.
   if (target->managed || source->managed) return driver.cuMemcpyAsync(dst, src, bytes, stream);
   const int to = target->device;
   const int from = source->device;
   if (to != from) {
-    const ContextRef to_context = worker.ContextOn(to);
-    const ContextRef from_context = worker.ContextOn(from);
+    const ContextRef to_context = session.contexts().On(to);
+    const ContextRef from_context = session.contexts().On(from);
     if (to_context.id != 0 && from_context.id != 0) {
       return driver.cuMemcpyPeerAsync(dst, to_context.real, src, from_context.real, bytes, stream);
     }
@@ -47,9 +47,9 @@ CUresult CopyOnDevices(WorkerSession& worker, uint64_t dst, uint64_t src, size_t
 
 }  // namespace
 
-CUresult AnswerBehind(WorkerSession& worker, CUstream stream, std::shared_ptr<char> buffer, size_t bytes,
+CUresult AnswerBehind(WorkerSession& session, CUstream stream, std::shared_ptr<char> buffer, size_t bytes,
                       ReplyBuilder* reply) {
-  const DriverTable* const driver = &worker.driver();
+  const DriverTable* const driver = &session.driver();
   CUresult result;
   const CUevent event = EventBehind(*driver, stream, &result);
   if (event == nullptr) {  // the stream has been waited for
@@ -58,8 +58,8 @@ CUresult AnswerBehind(WorkerSession& worker, CUstream stream, std::shared_ptr<ch
   }
   if (bytes <= kSmallReply) {
     CUresult state = CUDA_SUCCESS;
-    if (worker.SpinUntil([&] { return (state = driver->cuEventQuery(event)) != CUDA_ERROR_NOT_READY; })) {
-      if (state == CUDA_SUCCESS && worker.prints()) driver->cuEventSynchronize(event);
+    if (session.answers().SpinUntil([&] { return (state = driver->cuEventQuery(event)) != CUDA_ERROR_NOT_READY; })) {
+      if (state == CUDA_SUCCESS && session.modules().print()) driver->cuEventSynchronize(event);
       driver->cuEventDestroy_v2(event);
       if (state == CUDA_SUCCESS && bytes != 0) reply->payload.assign(buffer.get(), bytes);
       return state;
@@ -72,70 +72,69 @@ CUresult AnswerBehind(WorkerSession& worker, CUstream stream, std::shared_ptr<ch
     if (state == CUDA_SUCCESS) answer->view = {buffer.get(), bytes};
     return state;
   };
-  worker.DeferInStream(stream, reply, wait,
-                       [driver, event] { return driver->cuEventQuery(event) != CUDA_ERROR_NOT_READY; });
+  session.answers().DeferInStream(stream, reply, wait,
+                                  [driver, event] { return driver->cuEventQuery(event) != CUDA_ERROR_NOT_READY; });
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuMemcpyHtoDAsync_v2(Session& session, const Request& request,
+CUresult Custom_cuMemcpyHtoDAsync_v2(WorkerSession& session, const Request& request,
                                      const wire::cuMemcpyHtoDAsync_v2_Request& in, wire::cuMemcpyHtoDAsync_v2_Reply*,
                                      ReplyBuilder* reply) {
-  WorkerSession& worker = Worker(session);
   CUstream stream;
   if (!session.RealStream(in.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   if (in.src == 0 && request.payload.size() != in.bytes) return kMalformedRequest;
   if (in.bytes == 0) return CUDA_SUCCESS;
   if (!session.OwnsDeviceRange(in.dst, in.bytes)) return CUDA_ERROR_INVALID_VALUE;
-  if (in.src != 0 && !worker.OwnsHostRange(in.src, in.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  if (in.src != 0 && !session.host_ranges().Owns(in.src, in.bytes)) return CUDA_ERROR_INVALID_VALUE;
   if (in.src == 0 && IsCaptured(stream)) return RefuseCapture("a copy");
   const auto copy = [&](const void* source) {
     return session.driver().cuMemcpyHtoDAsync_v2(in.dst, source, in.bytes, stream);
   };
-  const CUresult result = in.src != 0 ? copy(reinterpret_cast<const void*>(in.src))
-                                      : worker.uploads().Copy(worker.current_ref(), stream, request.payload, copy);
-  const bool wait = in.blocking || (in.bounded && worker.uploads().plenty());
+  const CUresult result = in.src != 0
+                              ? copy(reinterpret_cast<const void*>(in.src))
+                              : session.uploads().Copy(session.contexts().current_ref(), stream, request.payload, copy);
+  const bool wait = in.blocking || (in.bounded && session.uploads().plenty());
   if (result != CUDA_SUCCESS || !wait || IsCaptured(stream)) return result;
-  return AnswerBehind(worker, stream, nullptr, 0, reply);
+  return AnswerBehind(session, stream, nullptr, 0, reply);
 }
 
-CUresult Custom_cuMemcpyDtoHAsync_v2(Session& session, const Request&, const wire::cuMemcpyDtoHAsync_v2_Request& in,
-                                     wire::cuMemcpyDtoHAsync_v2_Reply*, ReplyBuilder* reply) {
-  WorkerSession& worker = Worker(session);
+CUresult Custom_cuMemcpyDtoHAsync_v2(WorkerSession& session, const Request&,
+                                     const wire::cuMemcpyDtoHAsync_v2_Request& in, wire::cuMemcpyDtoHAsync_v2_Reply*,
+                                     ReplyBuilder* reply) {
   CUstream stream;
   if (!session.RealStream(in.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   if (in.bytes == 0) return CUDA_SUCCESS;
   if (!session.OwnsDeviceRange(in.src, in.bytes)) return CUDA_ERROR_INVALID_VALUE;
   if (in.dst != 0) {
-    if (!worker.OwnsHostRange(in.dst, in.bytes)) return CUDA_ERROR_INVALID_VALUE;
+    if (!session.host_ranges().Owns(in.dst, in.bytes)) return CUDA_ERROR_INVALID_VALUE;
     const CUresult result =
         session.driver().cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(in.dst), in.src, in.bytes, stream);
     if (result != CUDA_SUCCESS || !in.blocking || IsCaptured(stream)) return result;
-    return AnswerBehind(worker, stream, nullptr, 0, reply);
+    return AnswerBehind(session, stream, nullptr, 0, reply);
   }
   if (in.bytes > kMaxTotalPayloadBytes) return CUDA_ERROR_INVALID_VALUE;
   if (IsCaptured(stream)) return RefuseCapture("a copy");
-  if (in.bytes > StagingPool::kLarge) GiveBackStaging(worker);
-  std::shared_ptr<char> buffer = worker.staging().Take(in.bytes);
+  if (in.bytes > StagingPool::kLarge) GiveBackStaging(session);
+  std::shared_ptr<char> buffer = session.staging().Take(in.bytes);
   if (!buffer) return CUDA_ERROR_OUT_OF_MEMORY;
   const CUresult result = session.driver().cuMemcpyDtoHAsync_v2(buffer.get(), in.src, in.bytes, stream);
   if (result != CUDA_SUCCESS) return result;
-  return AnswerBehind(worker, stream, std::move(buffer), in.bytes, reply);
+  return AnswerBehind(session, stream, std::move(buffer), in.bytes, reply);
 }
 
-CUresult Custom_cuMemcpyAsync(Session& session, const Request&, const wire::cuMemcpyAsync_Request& in,
+CUresult Custom_cuMemcpyAsync(WorkerSession& session, const Request&, const wire::cuMemcpyAsync_Request& in,
                               wire::cuMemcpyAsync_Reply*, ReplyBuilder* reply) {
-  WorkerSession& worker = Worker(session);
   CUstream stream;
   if (!session.RealStream(in.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   if (in.bytes == 0) return CUDA_SUCCESS;
   const bool to_device = session.OwnsDeviceRange(in.dst, in.bytes);
   const bool from_device = session.OwnsDeviceRange(in.src, in.bytes);
-  if (!to_device && !worker.OwnsHostRange(in.dst, in.bytes)) return CUDA_ERROR_INVALID_VALUE;
-  if (!from_device && !worker.OwnsHostRange(in.src, in.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  if (!to_device && !session.host_ranges().Owns(in.dst, in.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  if (!from_device && !session.host_ranges().Owns(in.src, in.bytes)) return CUDA_ERROR_INVALID_VALUE;
   const DriverTable& driver = session.driver();
   CUresult result;
   if (to_device && from_device) {
-    result = CopyOnDevices(worker, in.dst, in.src, in.bytes, stream);
+    result = CopyOnDevices(session, in.dst, in.src, in.bytes, stream);
   } else if (to_device) {
     result = driver.cuMemcpyHtoDAsync_v2(in.dst, reinterpret_cast<const void*>(in.src), in.bytes, stream);
   } else if (from_device) {
@@ -144,16 +143,15 @@ CUresult Custom_cuMemcpyAsync(Session& session, const Request&, const wire::cuMe
     result = driver.cuMemcpyAsync(in.dst, in.src, in.bytes, stream);
   }
   if (result != CUDA_SUCCESS || !in.blocking || IsCaptured(stream)) return result;
-  return AnswerBehind(worker, stream, nullptr, 0, reply);
+  return AnswerBehind(session, stream, nullptr, 0, reply);
 }
 
-CUresult Custom_cuMemcpyPeerAsync(Session& session, const Request&, const wire::cuMemcpyPeerAsync_Request& in,
+CUresult Custom_cuMemcpyPeerAsync(WorkerSession& session, const Request&, const wire::cuMemcpyPeerAsync_Request& in,
                                   wire::cuMemcpyPeerAsync_Reply*, ReplyBuilder* reply) {
-  WorkerSession& worker = Worker(session);
   CUstream stream;
   if (!session.RealStream(in.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
-  const ContextInfo* const to = worker.FindContext(in.dst_context);
-  const ContextInfo* const from = worker.FindContext(in.src_context);
+  const ContextInfo* const to = session.contexts().Find(in.dst_context);
+  const ContextInfo* const from = session.contexts().Find(in.src_context);
   if (to == nullptr || from == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (in.bytes == 0) return CUDA_SUCCESS;
   if (!session.OwnsDeviceRange(in.dst, in.bytes) || !session.OwnsDeviceRange(in.src, in.bytes)) {
@@ -162,7 +160,7 @@ CUresult Custom_cuMemcpyPeerAsync(Session& session, const Request&, const wire::
   const CUresult result =
       session.driver().cuMemcpyPeerAsync(in.dst, to->ref.real, in.src, from->ref.real, in.bytes, stream);
   if (result != CUDA_SUCCESS || !in.blocking || IsCaptured(stream)) return result;
-  return AnswerBehind(worker, stream, nullptr, 0, reply);
+  return AnswerBehind(session, stream, nullptr, 0, reply);
 }
 
 }  // namespace cuda_remote::server

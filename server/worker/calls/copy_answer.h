@@ -12,7 +12,7 @@ namespace cuda_remote::server {
 
 // Answers the request when all that is in `stream` by now is done. `buffer` is kept until then; its first `bytes` are
 // the reply's payload.
-CUresult AnswerBehind(WorkerSession& worker, CUstream stream, std::shared_ptr<char> buffer, size_t bytes,
+CUresult AnswerBehind(WorkerSession& session, CUstream stream, std::shared_ptr<char> buffer, size_t bytes,
                       ReplyBuilder* reply);
 
 }  // namespace cuda_remote::server

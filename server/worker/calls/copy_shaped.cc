@@ -57,19 +57,18 @@ bool Touched(const Side& side, const Extent& extent, uint64_t* address, uint64_t
 }
 
 // Checks and translates one side. `payload`: the side is the channel's payload.
-CUresult CheckSide(WorkerSession& worker, const Side& side, const Extent& extent, bool payload) {
+CUresult CheckSide(WorkerSession& session, const Side& side, const Extent& extent, bool payload) {
   uint64_t address = 0, bytes = 0;
   switch (side.type) {
     case CU_MEMORYTYPE_ARRAY: {
       if (payload) return kMalformedRequest;
-      Session& session = worker;
       const bool known = session.Real(Kind::kArray, reinterpret_cast<uint64_t>(*side.array), side.array);
       return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
     }
     case CU_MEMORYTYPE_DEVICE:
       if (payload) return kMalformedRequest;
       if (!Touched(side, extent, &address, &bytes)) return CUDA_ERROR_INVALID_VALUE;
-      return worker.OwnsDeviceRange(address, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+      return session.OwnsDeviceRange(address, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     case CU_MEMORYTYPE_HOST:
       if (payload) {
         const bool packed =
@@ -77,7 +76,7 @@ CUresult CheckSide(WorkerSession& worker, const Side& side, const Extent& extent
         return packed && extent.packed() <= kMaxTotalPayloadBytes ? CUDA_SUCCESS : kMalformedRequest;
       }
       if (!Touched(side, extent, &address, &bytes)) return CUDA_ERROR_INVALID_VALUE;
-      return worker.OwnsHostRange(address, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+      return session.host_ranges().Owns(address, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     default:
       return kMalformedRequest;  // the client resolves unified addresses
   }
@@ -135,9 +134,9 @@ CUresult Prepare(WorkerSession&, CUDA_MEMCPY3D* copy) {
   copy->reserved0 = copy->reserved1 = nullptr;
   return CUDA_SUCCESS;
 }
-CUresult Prepare(WorkerSession& worker, CUDA_MEMCPY3D_PEER* copy) {
-  const ContextInfo* const from = worker.FindContext(reinterpret_cast<uint64_t>(copy->srcContext));
-  const ContextInfo* const to = worker.FindContext(reinterpret_cast<uint64_t>(copy->dstContext));
+CUresult Prepare(WorkerSession& session, CUDA_MEMCPY3D_PEER* copy) {
+  const ContextInfo* const from = session.contexts().Find(reinterpret_cast<uint64_t>(copy->srcContext));
+  const ContextInfo* const to = session.contexts().Find(reinterpret_cast<uint64_t>(copy->dstContext));
   if (from == nullptr || to == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   copy->srcContext = from->ref.real;
   copy->dstContext = to->ref.real;
@@ -145,10 +144,10 @@ CUresult Prepare(WorkerSession& worker, CUDA_MEMCPY3D_PEER* copy) {
 }
 
 // The one call that has no stream. It waits, so a waiter makes it.
-bool Unaligned(WorkerSession& worker, const CUDA_MEMCPY2D& copy, std::shared_ptr<char> buffer, size_t bytes,
+bool Unaligned(WorkerSession& session, const CUDA_MEMCPY2D& copy, std::shared_ptr<char> buffer, size_t bytes,
                ReplyBuilder* reply) {
-  const DriverTable* const driver = &worker.driver();
-  worker.DeferAnswer(reply, [driver, copy, buffer = std::move(buffer), bytes](Answer* answer) {
+  const DriverTable* const driver = &session.driver();
+  session.answers().Defer(reply, [driver, copy, buffer = std::move(buffer), bytes](Answer* answer) {
     CUresult result = driver->cuMemcpy2DUnaligned_v2(&copy);
     // Within device memory it need not wait, but the client's side may be managed memory, which the host may use now.
     if (result == CUDA_SUCCESS && !buffer) result = driver->cuStreamSynchronize(nullptr);
@@ -164,8 +163,7 @@ bool Unaligned(WorkerSession&, const Copy&, const std::shared_ptr<char>&, size_t
 }
 
 template <typename Copy, typename In>
-CUresult CopyShaped(Session& session, const Request& request, const In& in, ReplyBuilder* reply) {
-  WorkerSession& worker = Worker(session);
+CUresult CopyShaped(WorkerSession& session, const Request& request, const In& in, ReplyBuilder* reply) {
   Copy copy;
   if (!CopyExactly(in.copy, &copy, sizeof copy)) return kMalformedRequest;
   CUstream stream;
@@ -174,11 +172,11 @@ CUresult CopyShaped(Session& session, const Request& request, const In& in, Repl
   if (extent.width == 0 || extent.height == 0 || extent.depth == 0) return CUDA_SUCCESS;
   if (in.src_is_payload && in.dst_is_payload) return kMalformedRequest;
   if (in.src_is_payload && Wide(request.payload.size()) != extent.packed()) return kMalformedRequest;
-  if (const CUresult result = Prepare(worker, &copy); result != CUDA_SUCCESS) return result;
-  if (const CUresult result = CheckSide(worker, Source(&copy), extent, in.src_is_payload); result != CUDA_SUCCESS) {
+  if (const CUresult result = Prepare(session, &copy); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = CheckSide(session, Source(&copy), extent, in.src_is_payload); result != CUDA_SUCCESS) {
     return result;
   }
-  if (const CUresult result = CheckSide(worker, Target(&copy), extent, in.dst_is_payload); result != CUDA_SUCCESS) {
+  if (const CUresult result = CheckSide(session, Target(&copy), extent, in.dst_is_payload); result != CUDA_SUCCESS) {
     return result;
   }
   std::shared_ptr<char> buffer;
@@ -186,8 +184,8 @@ CUresult CopyShaped(Session& session, const Request& request, const In& in, Repl
   if (in.src_is_payload || in.dst_is_payload) {
     if (IsCaptured(stream)) return CUDA_ERROR_NOT_SUPPORTED;
     const size_t bytes = size_t(extent.packed());
-    if (bytes > StagingPool::kLarge) GiveBackStaging(worker);
-    buffer = worker.staging().Take(bytes);
+    if (bytes > StagingPool::kLarge) GiveBackStaging(session);
+    buffer = session.staging().Take(bytes);
     if (!buffer) return CUDA_ERROR_OUT_OF_MEMORY;
     if (in.src_is_payload) {
       request.payload.CopyTo(buffer.get());
@@ -197,25 +195,27 @@ CUresult CopyShaped(Session& session, const Request& request, const In& in, Repl
       answer_bytes = bytes;
     }
   }
-  if (in.unaligned && Unaligned(worker, copy, buffer, answer_bytes, reply)) return CUDA_SUCCESS;
+  if (in.unaligned && Unaligned(session, copy, buffer, answer_bytes, reply)) return CUDA_SUCCESS;
   const CUresult result = Enqueue(session.driver(), copy, stream);
   if (result != CUDA_SUCCESS || (!buffer && (!in.blocking || IsCaptured(stream)))) return result;
-  return AnswerBehind(worker, stream, std::move(buffer), answer_bytes, reply);
+  return AnswerBehind(session, stream, std::move(buffer), answer_bytes, reply);
 }
 
 }  // namespace
 
-CUresult Custom_cuMemcpy2DAsync_v2(Session& session, const Request& request, const wire::cuMemcpy2DAsync_v2_Request& in,
-                                   wire::cuMemcpy2DAsync_v2_Reply*, ReplyBuilder* reply) {
+CUresult Custom_cuMemcpy2DAsync_v2(WorkerSession& session, const Request& request,
+                                   const wire::cuMemcpy2DAsync_v2_Request& in, wire::cuMemcpy2DAsync_v2_Reply*,
+                                   ReplyBuilder* reply) {
   return CopyShaped<CUDA_MEMCPY2D>(session, request, in, reply);
 }
 
-CUresult Custom_cuMemcpy3DAsync_v2(Session& session, const Request& request, const wire::cuMemcpy3DAsync_v2_Request& in,
-                                   wire::cuMemcpy3DAsync_v2_Reply*, ReplyBuilder* reply) {
+CUresult Custom_cuMemcpy3DAsync_v2(WorkerSession& session, const Request& request,
+                                   const wire::cuMemcpy3DAsync_v2_Request& in, wire::cuMemcpy3DAsync_v2_Reply*,
+                                   ReplyBuilder* reply) {
   return CopyShaped<CUDA_MEMCPY3D>(session, request, in, reply);
 }
 
-CUresult Custom_cuMemcpy3DPeerAsync(Session& session, const Request& request,
+CUresult Custom_cuMemcpy3DPeerAsync(WorkerSession& session, const Request& request,
                                     const wire::cuMemcpy3DPeerAsync_Request& in, wire::cuMemcpy3DPeerAsync_Reply*,
                                     ReplyBuilder* reply) {
   return CopyShaped<CUDA_MEMCPY3D_PEER>(session, request, in, reply);

@@ -65,25 +65,24 @@ CUresult PairLayout(const DriverTable& driver, size_t pairs, std::string* out) {
 
 }  // namespace
 
-CUresult OpExportTable(Session& session, const Request&, const wire::OpExportTable_Request& in,
+CUresult OpExportTable(WorkerSession& session, const Request&, const wire::OpExportTable_Request& in,
                        wire::OpExportTable_Reply* out, ReplyBuilder* reply) {
   const auto is = [&in](const driverabi::TableId& id, uint32_t word, size_t arguments) {
     return in.table == std::string_view(reinterpret_cast<const char*>(id.data()), id.size()) && in.word == word &&
            in.arguments.size() == arguments;
   };
-  WorkerSession& worker = Worker(session);
   CUresult result = CUDA_SUCCESS;
   std::string layout;
   if (is(driverabi::kStreamTable, 39, 1)) {
     CUstream stream;
     uint64_t value = 0;
     if (!session.RealStream(in.arguments[0], &stream)) return CUDA_ERROR_INVALID_HANDLE;
-    result = StreamValue(session.driver(), worker.current_ref().real, stream, &value);
+    result = StreamValue(session.driver(), session.contexts().current_ref().real, stream, &value);
     out->values.push_back(value);
   } else if (is(driverabi::kLayoutTable, 4, 0)) {
-    const ContextInfo* const context = worker.FindContext(worker.CurrentContext());
+    const ContextInfo* const context = session.contexts().Find(session.CurrentContext());
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
-    const DeviceFacts& facts = worker.loaded().devices[size_t(context->device)];
+    const DeviceFacts& facts = session.loaded().devices[size_t(context->device)];
     const int32_t multiprocessors = facts.attributes[CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT];
     if (multiprocessors <= 0) return CUDA_ERROR_NOT_SUPPORTED;
     result = PairLayout(session.driver(), size_t(multiprocessors) / 2, &layout);

@@ -15,9 +15,9 @@
 #include "proto/codec/stream.gen.h"
 #include "proto/logging/log.h"
 #include "server/dispatch/malformed.h"
-#include "server/worker/calls/conditional_bodies.h"
 #include "server/worker/calls/handlers.gen.h"
-#include "server/worker/session/graph_nodes.h"
+#include "server/worker/graphs/conditional_bodies.h"
+#include "server/worker/graphs/graph_nodes.h"
 #include "server/worker/session/worker_session.h"
 
 namespace cuda_remote::server {
@@ -34,7 +34,7 @@ uint64_t Name(Session& session, Kind kind, uint64_t real, uint64_t offered, uint
 
 }  // namespace
 
-CUresult Custom_cuGraphInstantiateWithParams(Session& session, const Request&,
+CUresult Custom_cuGraphInstantiateWithParams(WorkerSession& session, const Request&,
                                              const wire::cuGraphInstantiateWithParams_Request& in,
                                              wire::cuGraphInstantiateWithParams_Reply* out, ReplyBuilder*) {
   if (!session.MayBind(Kind::kGraphExec, in.exec)) return kMalformedRequest;
@@ -51,7 +51,7 @@ CUresult Custom_cuGraphInstantiateWithParams(Session& session, const Request&,
   };
   const bool launchable = (in.flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0;
   if (launchable && in.expected != 0) {
-    Worker(session).InstantiateAt(in.expected, instantiate);
+    session.InstantiateAt(in.expected, instantiate);
   } else {
     instantiate();
   }
@@ -63,7 +63,8 @@ CUresult Custom_cuGraphInstantiateWithParams(Session& session, const Request&,
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuGraphExecUpdate_v2(Session& session, const Request&, const wire::cuGraphExecUpdate_v2_Request& in,
+CUresult Custom_cuGraphExecUpdate_v2(WorkerSession& session, const Request&,
+                                     const wire::cuGraphExecUpdate_v2_Request& in,
                                      wire::cuGraphExecUpdate_v2_Reply* out, ReplyBuilder*) {
   CUgraphExec exec;
   CUgraph graph;
@@ -78,7 +79,8 @@ CUresult Custom_cuGraphExecUpdate_v2(Session& session, const Request&, const wir
   return result;
 }
 
-CUresult Custom_cuGraphNodeFindInClone(Session& session, const Request&, const wire::cuGraphNodeFindInClone_Request& in,
+CUresult Custom_cuGraphNodeFindInClone(WorkerSession& session, const Request&,
+                                       const wire::cuGraphNodeFindInClone_Request& in,
                                        wire::cuGraphNodeFindInClone_Reply* out, ReplyBuilder*) {
   CUgraphNode original, node = nullptr;
   CUgraph clone;
@@ -91,7 +93,7 @@ CUresult Custom_cuGraphNodeFindInClone(Session& session, const Request&, const w
   return out->node != 0 ? CUDA_SUCCESS : kMalformedRequest;
 }
 
-CUresult Custom_cuGraphChildGraphNodeGetGraph(Session& session, const Request&,
+CUresult Custom_cuGraphChildGraphNodeGetGraph(WorkerSession& session, const Request&,
                                               const wire::cuGraphChildGraphNodeGetGraph_Request& in,
                                               wire::cuGraphChildGraphNodeGetGraph_Reply* out, ReplyBuilder*) {
   CUgraphNode node;
@@ -109,7 +111,7 @@ CUresult Custom_cuGraphChildGraphNodeGetGraph(Session& session, const Request&,
   return out->graph != 0 ? CUDA_SUCCESS : kMalformedRequest;
 }
 
-CUresult Custom_cuGraphConditionalHandleCreate(Session& session, const Request&,
+CUresult Custom_cuGraphConditionalHandleCreate(WorkerSession& session, const Request&,
                                                const wire::cuGraphConditionalHandleCreate_Request& in,
                                                wire::cuGraphConditionalHandleCreate_Reply* out, ReplyBuilder*) {
   CUgraph graph;
@@ -131,7 +133,7 @@ CUresult Custom_cuGraphConditionalHandleCreate(Session& session, const Request&,
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuGraphKernelNodeSetAttribute(Session& session, const Request&,
+CUresult Custom_cuGraphKernelNodeSetAttribute(WorkerSession& session, const Request&,
                                               const wire::cuGraphKernelNodeSetAttribute_Request& in,
                                               wire::cuGraphKernelNodeSetAttribute_Reply*, ReplyBuilder*) {
   CUgraphNode node;
@@ -151,7 +153,7 @@ CUresult Custom_cuGraphKernelNodeSetAttribute(Session& session, const Request&,
   return session.driver().cuGraphKernelNodeSetAttribute(node, id, &value);
 }
 
-CUresult OpGraphNames(Session& session, const Request&, const wire::OpGraphNames_Request& in,
+CUresult OpGraphNames(WorkerSession& session, const Request&, const wire::OpGraphNames_Request& in,
                       wire::OpGraphNames_Reply* out, ReplyBuilder*) {
   CUgraph graph;
   if (!session.Real(Kind::kGraph, in.graph, &graph)) return CUDA_ERROR_INVALID_VALUE;
@@ -172,7 +174,7 @@ CUresult OpGraphNames(Session& session, const Request&, const wire::OpGraphNames
   return used == in.nodes.size() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult OpNodeBefore(Session& session, const Request&, const wire::OpNodeBefore_Request& in,
+CUresult OpNodeBefore(WorkerSession& session, const Request&, const wire::OpNodeBefore_Request& in,
                       wire::OpNodeBefore_Reply* out, ReplyBuilder*) {
   constexpr size_t kMostNodes = 1000;
   std::unordered_map<CUgraphNode, uint64_t> wanted;
@@ -214,7 +216,7 @@ CUresult OpNodeBefore(Session& session, const Request&, const wire::OpNodeBefore
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuStreamGetCaptureInfo_v3(Session& session, const Request&,
+CUresult Custom_cuStreamGetCaptureInfo_v3(WorkerSession& session, const Request&,
                                           const wire::cuStreamGetCaptureInfo_v3_Request& in,
                                           wire::cuStreamGetCaptureInfo_v3_Reply* out, ReplyBuilder* reply) {
   CUstream stream;

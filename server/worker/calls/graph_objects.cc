@@ -31,10 +31,10 @@ struct Owned {
 }  // namespace
 
 // The driver counts the references, those of graphs and executables among them; its destructor tells the client.
-CUresult Custom_cuUserObjectCreate(Session& session, const Request&, const wire::cuUserObjectCreate_Request& in,
+CUresult Custom_cuUserObjectCreate(WorkerSession& session, const Request&, const wire::cuUserObjectCreate_Request& in,
                                    wire::cuUserObjectCreate_Reply*, ReplyBuilder*) {
   if (!session.MayBind(Kind::kUserObject, in.object)) return kMalformedRequest;
-  auto owned = std::make_unique<Owned>(Owned{Worker(session).gone_objects(), in.object});
+  auto owned = std::make_unique<Owned>(Owned{session.gone_objects(), in.object});
   CUuserObject object = nullptr;
   const CUresult result = session.driver().cuUserObjectCreate(
       &object, owned.get(),
@@ -49,7 +49,8 @@ CUresult Custom_cuUserObjectCreate(Session& session, const Request&, const wire:
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuGraphDebugDotPrint(Session& session, const Request&, const wire::cuGraphDebugDotPrint_Request& in,
+CUresult Custom_cuGraphDebugDotPrint(WorkerSession& session, const Request&,
+                                     const wire::cuGraphDebugDotPrint_Request& in,
                                      wire::cuGraphDebugDotPrint_Reply* out, ReplyBuilder* reply) {
   CUgraph graph;
   if (!session.Real(Kind::kGraph, in.graph, &graph)) return CUDA_ERROR_INVALID_VALUE;

@@ -10,9 +10,8 @@
 
 namespace cuda_remote::server {
 
-CUresult Custom_cuCtxFromGreenCtx(Session& session, const Request&, const wire::cuCtxFromGreenCtx_Request& in,
+CUresult Custom_cuCtxFromGreenCtx(WorkerSession& session, const Request&, const wire::cuCtxFromGreenCtx_Request& in,
                                   wire::cuCtxFromGreenCtx_Reply*, ReplyBuilder*) {
-  WorkerSession& worker = Worker(session);
   if (!session.MayBind(Kind::kContext, in.context)) return kMalformedRequest;
   CUgreenCtx green;
   if (!session.Real(Kind::kGreenContext, in.green, &green)) return CUDA_ERROR_INVALID_CONTEXT;
@@ -29,7 +28,7 @@ CUresult Custom_cuCtxFromGreenCtx(Session& session, const Request&, const wire::
   }
   ForgetCurrent();
   if (result != CUDA_SUCCESS) return result;
-  worker.BindContext(in.context, context, device, false, in.green);
+  session.BindContext(in.context, context, device, false, in.green);
   return CUDA_SUCCESS;
 }
 

@@ -67,11 +67,11 @@ void* MapAt(int fd, const wire::OpHostMap_Request& in) {
 }
 
 // Registers with the driver what the client has registered, on pages that are mapped here.
-CUresult Register(WorkerSession& worker, const wire::OpHostMap_Request& in) {
+CUresult Register(WorkerSession& session, const wire::OpHostMap_Request& in) {
   bool own = false;
   if (in.registered_bytes == 0 || in.registered + in.registered_bytes < in.registered ||
-      !worker.registered_pages().Hold(in.registered, in.registered_bytes, &own) ||
-      worker.OverlapsHostRange(in.registered, in.registered_bytes)) {
+      !session.registered_pages().Hold(in.registered, in.registered_bytes, &own) ||
+      session.host_ranges().Overlaps(in.registered, in.registered_bytes)) {
     return CUDA_ERROR_ALREADY_MAPPED;
   }
   char* const memory = reinterpret_cast<char*>(in.registered);
@@ -87,15 +87,15 @@ CUresult Register(WorkerSession& worker, const wire::OpHostMap_Request& in) {
   range.flags = in.flags;
   range.own = own;
   range.of_pages = true;
-  const ContextRef context = worker.AnyContext();
+  const ContextRef context = session.contexts().Any();
   if (context.id != 0) {
-    MakeCurrent(worker.driver(), context);
-    const CUresult result = worker.RegisterWithDriver(in.registered, range);
-    MakeCurrent(worker.driver(), worker.current_ref());
+    MakeCurrent(session.driver(), context);
+    const CUresult result = session.host_ranges().Register(in.registered, range);
+    MakeCurrent(session.driver(), session.contexts().current_ref());
     if (result != CUDA_SUCCESS) return result;
     range.registered_in = context.id;
   }
-  worker.host_ranges()[in.registered] = range;
+  session.host_ranges().all()[in.registered] = range;
   return CUDA_SUCCESS;
 }
 
@@ -104,40 +104,39 @@ void Unmap(const std::vector<RegisteredPages::Range>& pages) {
 }
 
 // Maps pages that the program registers, at its own addresses.
-CUresult MapPages(WorkerSession& worker, int fd, const wire::OpHostMap_Request& in) {
+CUresult MapPages(WorkerSession& session, int fd, const wire::OpHostMap_Request& in) {
   if (in.address % kHostPage != 0 || in.bytes % kHostPage != 0 || in.offset % kHostPage != 0) return kMalformedRequest;
   if (in.bytes != 0) {
     if (!RegisteredPages::MayLieAt(in.address, in.bytes)) return CUDA_ERROR_ALREADY_MAPPED;
-    if (fd < 0 && !worker.arena().Charge(in.bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (fd < 0 && !session.arena().Charge(in.bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     if (MapAt(fd, in) == nullptr) {
       const int error = errno;
-      if (fd < 0) worker.arena().Discharge(in.bytes);
+      if (fd < 0) session.arena().Discharge(in.bytes);
       return error == EEXIST ? CUDA_ERROR_ALREADY_MAPPED : CUDA_ERROR_OUT_OF_MEMORY;
     }
-    worker.registered_pages().Add(in.address, in.bytes, fd < 0);
+    session.registered_pages().Add(in.address, in.bytes, fd < 0);
   }
   if (in.registered == 0) return CUDA_SUCCESS;
-  const CUresult result = Register(worker, in);
+  const CUresult result = Register(session, in);
   if (result != CUDA_SUCCESS && in.bytes != 0) {
     uint64_t own;
-    Unmap(worker.registered_pages().Take(in.address, in.bytes, &own));
-    worker.arena().Discharge(own);
+    Unmap(session.registered_pages().Take(in.address, in.bytes, &own));
+    session.arena().Discharge(own);
   }
   return result;
 }
 
 }  // namespace
 
-CUresult OpHostMap(Session& session, const Request&, const wire::OpHostMap_Request& in, wire::OpHostMap_Reply* out,
-                   ReplyBuilder*) {
-  WorkerSession& worker = Worker(session);
+CUresult OpHostMap(WorkerSession& session, const Request&, const wire::OpHostMap_Request& in,
+                   wire::OpHostMap_Reply* out, ReplyBuilder*) {
   // Without a descriptor it is the copy here of memory that the client has elsewhere (proto/mirror).
-  if (in.managed && (in.device < 0 || size_t(in.device) >= worker.loaded().devices.size()))
+  if (in.managed && (in.device < 0 || size_t(in.device) >= session.loaded().devices.size()))
     return CUDA_ERROR_INVALID_DEVICE;
-  const int fd = in.tag == 0 ? -1 : worker.channel().TakeFd(in.tag, kDescriptorTimeoutMs);
+  const int fd = in.tag == 0 ? -1 : session.channel().TakeFd(in.tag, kDescriptorTimeoutMs);
   if (fd < 0 && in.tag != 0) return CUDA_ERROR_INVALID_VALUE;
   if (in.pages) {
-    const CUresult result = MapPages(worker, fd, in);
+    const CUresult result = MapPages(session, fd, in);
     if (fd >= 0) close(fd);
     out->device_pointer = in.registered;
     return result;
@@ -149,26 +148,26 @@ CUresult OpHostMap(Session& session, const Request&, const wire::OpHostMap_Reque
     if (fd >= 0) close(fd);
     return kMalformedRequest;
   }
-  if (fd < 0 && !worker.arena().Charge(in.bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (fd < 0 && !session.arena().Charge(in.bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   void* const memory = MapAt(fd, in);
   if (fd >= 0) close(fd);
   if (memory == nullptr) {
-    if (fd < 0) worker.arena().Discharge(in.bytes);
+    if (fd < 0) session.arena().Discharge(in.bytes);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  HostRange& range = worker.host_ranges()[in.address];
+  HostRange& range = session.host_ranges().all()[in.address];
   range = HostRange();
   range.bytes = in.bytes;
   range.flags = in.flags;
   range.own = fd < 0;
-  const ContextRef context = worker.AnyContext();
+  const ContextRef context = session.contexts().Any();
   MakeCurrent(session.driver(), context);
-  worker.RegisterHostRanges();
-  MakeCurrent(session.driver(), worker.current_ref());
+  session.host_ranges().RegisterAll(session.contexts().Any());
+  MakeCurrent(session.driver(), session.contexts().current_ref());
   if (context.id != 0 && range.registered_in == 0) {
-    worker.host_ranges().erase(in.address);
+    session.host_ranges().all().erase(in.address);
     munmap(memory, in.bytes);
-    if (fd < 0) worker.arena().Discharge(in.bytes);
+    if (fd < 0) session.arena().Discharge(in.bytes);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   if (in.managed) {
@@ -178,18 +177,17 @@ CUresult OpHostMap(Session& session, const Request&, const wire::OpHostMap_Reque
     managed.bytes = in.bytes;
     managed.device = in.device;
     managed.context = session.CurrentContext();
-    worker.ranges().Insert(in.address, managed);
+    session.ranges().Insert(in.address, managed);
   }
   out->device_pointer = in.address;
   return CUDA_SUCCESS;
 }
 
-CUresult OpHostUnmap(Session& session, const Request&, const wire::OpHostUnmap_Request& in, wire::OpHostUnmap_Reply*,
-                     ReplyBuilder* reply) {
-  WorkerSession& worker = Worker(session);
+CUresult OpHostUnmap(WorkerSession& session, const Request&, const wire::OpHostUnmap_Request& in,
+                     wire::OpHostUnmap_Reply*, ReplyBuilder* reply) {
   HostRange range;
-  const auto it = worker.host_ranges().find(in.address);
-  if (it != worker.host_ranges().end()) {
+  const auto it = session.host_ranges().all().find(in.address);
+  if (it != session.host_ranges().all().end()) {
     range = it->second;
   } else if (in.address != 0) {
     return CUDA_ERROR_INVALID_VALUE;
@@ -200,28 +198,28 @@ CUresult OpHostUnmap(Session& session, const Request&, const wire::OpHostUnmap_R
     // Not those of others.
     const uint64_t begin = in.pages, end = in.pages + in.page_bytes;
     const uint64_t first = std::clamp(in.address, begin, end), last = std::clamp(in.address + range.bytes, first, end);
-    if (begin % kHostPage != 0 || worker.OverlapsHostRange(begin, first - begin) ||
-        worker.OverlapsHostRange(last, end - last)) {
+    if (begin % kHostPage != 0 || session.host_ranges().Overlaps(begin, first - begin) ||
+        session.host_ranges().Overlaps(last, end - last)) {
       return kMalformedRequest;
     }
   }
-  if (in.address != 0) worker.host_ranges().erase(it);
+  if (in.address != 0) session.host_ranges().all().erase(it);
   std::vector<RegisteredPages::Range> unmapped;
   if (of_pages) {
     uint64_t own;
-    unmapped = worker.registered_pages().Take(in.pages, in.page_bytes, &own);
-    worker.arena().Discharge(own);
+    unmapped = session.registered_pages().Take(in.pages, in.page_bytes, &own);
+    session.arena().Discharge(own);
   } else {
     unmapped = {{in.address, range.bytes}};
-    if (range.own) worker.arena().Discharge(range.bytes);
+    if (range.own) session.arena().Discharge(range.bytes);
   }
-  if (const DeviceRange* const known = worker.ranges().At(in.address);
+  if (const DeviceRange* const known = session.ranges().At(in.address);
       known != nullptr && known->kind == DeviceRange::kManaged) {
-    worker.ranges().Erase(in.address);
+    session.ranges().Erase(in.address);
   }
   if (range.own) {
-    MutexLock lock(&worker.mirror_mutex());
-    std::map<uint64_t, Mirrored>& mirrored = worker.mirrored();
+    MutexLock lock(&session.mirror_mutex());
+    std::map<uint64_t, Mirrored>& mirrored = session.mirrored();
     mirrored.erase(mirrored.lower_bound(in.address), mirrored.lower_bound(in.address + range.bytes));
   }
   if (range.registered_in == 0) {
@@ -230,14 +228,14 @@ CUresult OpHostUnmap(Session& session, const Request&, const wire::OpHostUnmap_R
     return CUDA_SUCCESS;
   }
   // What uses it ends first, as natively; any context may.
-  const std::function<CUresult()> wait = WaitFor(worker, AllWork(worker));
-  ContextRef context = worker.AnyContext();
-  for (const auto& [handle, info] : worker.contexts()) {
+  const std::function<CUresult()> wait = WaitFor(session, AllWork(session));
+  ContextRef context = session.contexts().Any();
+  for (const auto& [handle, info] : session.contexts().all()) {
     if (info.ref.id == range.registered_in) context = info.ref;
   }
   const DriverTable* const driver = &session.driver();
   void* const memory = reinterpret_cast<void*>(in.address);
-  worker.DeferIn(context, reply, [driver, context, memory, unmapped, wait](Answer*) {
+  session.answers().DeferIn(context, reply, [driver, context, memory, unmapped, wait](Answer*) {
     wait();
     MakeCurrent(*driver, context);
     driver->cuMemHostUnregister(memory);
@@ -247,20 +245,19 @@ CUresult OpHostUnmap(Session& session, const Request&, const wire::OpHostUnmap_R
   return CUDA_SUCCESS;
 }
 
-CUresult OpLaunchHostFunc(Session& session, const Request&, const wire::OpLaunchHostFunc_Request& in,
+CUresult OpLaunchHostFunc(WorkerSession& session, const Request&, const wire::OpLaunchHostFunc_Request& in,
                           wire::OpLaunchHostFunc_Reply*, ReplyBuilder*) {
-  WorkerSession& worker = Worker(session);
   CUstream stream;
   if (!session.RealStream(in.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   const bool captured = IsCaptured(stream);
-  const CUresult result = worker.host_functions().Launch(session.driver(), stream, in.id, in.callback, captured);
-  if (result == CUDA_SUCCESS && !captured) worker.NoteHostFunction(in.stream, in.id);
+  const CUresult result = session.host_functions().Launch(session.driver(), stream, in.id, in.callback, captured);
+  if (result == CUDA_SUCCESS && !captured) session.work().NoteHostFunction(in.stream, in.id);
   return result;
 }
 
-CUresult OpHostFuncDone(Session& session, const Request&, const wire::OpHostFuncDone_Request& in,
+CUresult OpHostFuncDone(WorkerSession& session, const Request&, const wire::OpHostFuncDone_Request& in,
                         wire::OpHostFuncDone_Reply*, ReplyBuilder*) {
-  Worker(session).host_functions().Done(in.turn);
+  session.host_functions().Done(in.turn);
   return CUDA_SUCCESS;
 }
 

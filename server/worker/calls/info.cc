@@ -49,15 +49,15 @@ size_t PointerAttributeBytes(int32_t attribute) {
 
 }  // namespace
 
-CUresult OpPing(Session&, const Request&, const wire::OpPing_Request& in, wire::OpPing_Reply* out, ReplyBuilder*) {
+CUresult OpPing(WorkerSession&, const Request&, const wire::OpPing_Request& in, wire::OpPing_Reply* out,
+                ReplyBuilder*) {
   out->value = in.value;
   return CUDA_SUCCESS;
 }
 
-CUresult OpSessionInfo(Session& session, const Request&, const wire::OpSessionInfo_Request&,
+CUresult OpSessionInfo(WorkerSession& session, const Request&, const wire::OpSessionInfo_Request&,
                        wire::OpSessionInfo_Reply* out, ReplyBuilder* reply) {
-  WorkerSession& worker = Worker(session);
-  const LoadedDriver& driver = worker.loaded();
+  const LoadedDriver& driver = session.loaded();
   for (const DeviceFacts& facts : driver.devices) {
     wire::DeviceInfo info;
     info.name = facts.name;
@@ -65,36 +65,35 @@ CUresult OpSessionInfo(Session& session, const Request&, const wire::OpSessionIn
     info.luid = facts.luid;
     info.luid_node_mask = facts.luid_node_mask;
     // A limited session has that much memory and no more.
-    const uint64_t limit = worker.arena().memory_limit();
+    const uint64_t limit = session.arena().memory_limit();
     info.total_memory = limit != 0 ? std::min(limit, facts.total_memory) : facts.total_memory;
     info.pci_bus_id = facts.pci_bus_id;
     info.attributes = facts.attributes;
     info.primary_flags = facts.primary_flags;
-    // Whether the worker warmed a context up ahead of need is no business of the client's.
+    // Whether the session warmed a context up ahead of need is no business of the client's.
     info.primary_active = false;
     info.peers = facts.peers;
     out->devices.push_back(std::move(info));
   }
   out->driver_version = driver.version;
   out->software_gpu = driver.software;
-  out->arena_base = worker.arena().base();
-  out->arena_bytes = worker.arena().bytes();
+  out->arena_base = session.arena().base();
+  out->arena_bytes = session.arena().bytes();
   out->driver_path = driver.path;
   out->worker_pid = uint32_t(getpid());
   out->Encode(&reply->message);
   return CUDA_SUCCESS;
 }
 
-CUresult OpFunctionInfo(Session& session, const Request&, const wire::OpFunctionInfo_Request& in,
+CUresult OpFunctionInfo(WorkerSession& session, const Request&, const wire::OpFunctionInfo_Request& in,
                         wire::OpFunctionInfo_Reply* out, ReplyBuilder* reply) {
-  WorkerSession& worker = Worker(session);
   const DriverTable& driver = session.driver();
   CUfunction function = nullptr;
   CUkernel kernel = nullptr;
   if (!session.Real(Kind::kFunction, in.function, &function) && !session.Real(Kind::kKernel, in.function, &kernel)) {
     return CUDA_ERROR_INVALID_HANDLE;
   }
-  if (in.device < 0 || size_t(in.device) >= worker.loaded().devices.size()) return CUDA_ERROR_INVALID_DEVICE;
+  if (in.device < 0 || size_t(in.device) >= session.loaded().devices.size()) return CUDA_ERROR_INVALID_DEVICE;
   const char* name = nullptr;
   CUresult result = function ? driver.cuFuncGetName(&name, function) : driver.cuKernelGetName(&name, kernel);
   if (result != CUDA_SUCCESS) return result;
@@ -120,12 +119,12 @@ CUresult OpFunctionInfo(Session& session, const Request&, const wire::OpFunction
   return CUDA_SUCCESS;
 }
 
-CUresult OpPointerAttribute(Session& session, const Request&, const wire::OpPointerAttribute_Request& in,
+CUresult OpPointerAttribute(WorkerSession& session, const Request&, const wire::OpPointerAttribute_Request& in,
                             wire::OpPointerAttribute_Reply* out, ReplyBuilder* reply) {
-  WorkerSession& worker = Worker(session);
   const size_t bytes = PointerAttributeBytes(in.attribute);
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-  if (!session.OwnsDeviceRange(in.address, 1) && !worker.OwnsHostRange(in.address, 1)) return CUDA_ERROR_INVALID_VALUE;
+  if (!session.OwnsDeviceRange(in.address, 1) && !session.host_ranges().Owns(in.address, 1))
+    return CUDA_ERROR_INVALID_VALUE;
   char value[64] = {};
   const CUresult result = session.driver().cuPointerGetAttribute(value, CUpointer_attribute(in.attribute), in.address);
   if (result != CUDA_SUCCESS) return result;
@@ -136,7 +135,7 @@ CUresult OpPointerAttribute(Session& session, const Request&, const wire::OpPoin
 
 // How long ago each event completed: the time to an event that is recorded now, in a stream that waits for no other.
 // The request names the context that the events belong to.
-CUresult OpEventTimes(Session& session, const Request&, const wire::OpEventTimes_Request& in,
+CUresult OpEventTimes(WorkerSession& session, const Request&, const wire::OpEventTimes_Request& in,
                       wire::OpEventTimes_Reply* out, ReplyBuilder*) {
   const DriverTable& driver = session.driver();
   CUstream stream = nullptr;

@@ -49,18 +49,18 @@ CUresult TranslateAttributes(Session& session, std::vector<CUlaunchAttribute>* a
 
 }  // namespace
 
-CUresult Custom_cuLaunchKernel(Session& session, const Request&, const wire::cuLaunchKernel_Request& in,
+CUresult Custom_cuLaunchKernel(WorkerSession& session, const Request&, const wire::cuLaunchKernel_Request& in,
                                wire::cuLaunchKernel_Reply*, ReplyBuilder*) {
   // A kernel may stand for its function.
-  const HandleMap::Entry* entry = Worker(session).handles().Find(Kind::kFunction, in.f);
-  if (entry == nullptr) entry = Worker(session).handles().Find(Kind::kKernel, in.f);
+  const HandleMap::Entry* entry = session.handles().Find(Kind::kFunction, in.f);
+  if (entry == nullptr) entry = session.handles().Find(Kind::kKernel, in.f);
   if (entry == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   const CUfunction function = reinterpret_cast<CUfunction>(entry->real);
-  Worker(session).BeforeLaunch(entry->parent);
+  session.modules().BeforeLaunch(entry->parent);
   CUstream stream;
   if (!session.RealStream(in.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   if (in.params.size() > kMaxParameters) return CUDA_ERROR_INVALID_VALUE;
-  if (ManagedMemory& managed = Worker(session).managed_memory(); managed.flushing()) {
+  if (ManagedMemory& managed = session.managed_memory(); managed.flushing()) {
     // A captured stream must not wait for what is not captured.
     const CUresult result =
         CapturesInProgress() == 0 ? managed.OrderBehindFlush(stream, IsBlocking(stream)) : managed.AwaitFlush();

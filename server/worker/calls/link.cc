@@ -16,16 +16,16 @@
 namespace cuda_remote::server {
 namespace {
 
-LinkFacts* Find(Session& session, uint64_t handle, CUlinkState* state) {
+LinkFacts* Find(WorkerSession& session, uint64_t handle, CUlinkState* state) {
   if (!session.Real(Kind::kLinkState, handle, state)) return nullptr;
-  auto& links = Worker(session).links();
+  auto& links = session.links();
   const auto it = links.find(handle);
   return it == links.end() ? nullptr : &it->second;
 }
 
 }  // namespace
 
-CUresult Custom_cuLinkCreate_v2(Session& session, const Request&, const wire::cuLinkCreate_v2_Request& in,
+CUresult Custom_cuLinkCreate_v2(WorkerSession& session, const Request&, const wire::cuLinkCreate_v2_Request& in,
                                 wire::cuLinkCreate_v2_Reply*, ReplyBuilder*) {
   auto options = std::make_unique<JitOptions>();
   if (!session.MayBind(Kind::kLinkState, in.state) || !options->Read(in.options, in.option_values)) {
@@ -36,12 +36,13 @@ CUresult Custom_cuLinkCreate_v2(Session& session, const Request&, const wire::cu
       session.driver().cuLinkCreate_v2(options->count(), options->name_array(), options->value_array(), &state);
   if (result != CUDA_SUCCESS) return result;
   session.Bind(Kind::kLinkState, in.state, reinterpret_cast<uint64_t>(state), session.CurrentContext());
-  Worker(session).links()[in.state].options = std::move(options);
+  session.links()[in.state].options = std::move(options);
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuLinkAddData_v2(Session& session, const Request& request, const wire::cuLinkAddData_v2_Request& in,
-                                 wire::cuLinkAddData_v2_Reply* out, ReplyBuilder* reply) {
+CUresult Custom_cuLinkAddData_v2(WorkerSession& session, const Request& request,
+                                 const wire::cuLinkAddData_v2_Request& in, wire::cuLinkAddData_v2_Reply* out,
+                                 ReplyBuilder* reply) {
   CUlinkState state;
   LinkFacts* const link = Find(session, in.state, &state);
   if (link == nullptr) return CUDA_ERROR_INVALID_HANDLE;
@@ -68,7 +69,7 @@ CUresult Custom_cuLinkAddData_v2(Session& session, const Request& request, const
   return result;
 }
 
-CUresult Custom_cuLinkComplete(Session& session, const Request&, const wire::cuLinkComplete_Request& in,
+CUresult Custom_cuLinkComplete(WorkerSession& session, const Request&, const wire::cuLinkComplete_Request& in,
                                wire::cuLinkComplete_Reply* out, ReplyBuilder* reply) {
   CUlinkState state;
   LinkFacts* const link = Find(session, in.state, &state);
@@ -93,7 +94,7 @@ CUresult Custom_cuLinkComplete(Session& session, const Request&, const wire::cuL
   return result;
 }
 
-CUresult Custom_cuLinkDestroy(Session& session, const Request&, const wire::cuLinkDestroy_Request& in,
+CUresult Custom_cuLinkDestroy(WorkerSession& session, const Request&, const wire::cuLinkDestroy_Request& in,
                               wire::cuLinkDestroy_Reply*, ReplyBuilder*) {
   CUlinkState state;
   if (!session.Real(Kind::kLinkState, in.state, &state)) return CUDA_ERROR_INVALID_HANDLE;

@@ -46,8 +46,8 @@ bool FileHolds(int fd, uint64_t offset, uint64_t bytes) {
 }
 
 // All GPUs, if all of them reach the memory of `device`; else none.
-std::vector<int> DevicesThatReach(WorkerSession& worker, int device) {
-  const std::vector<DeviceFacts>& facts = worker.loaded().devices;
+std::vector<int> DevicesThatReach(WorkerSession& session, int device) {
+  const std::vector<DeviceFacts>& facts = session.loaded().devices;
   std::vector<int> devices;
   for (int other = 0; size_t(other) < facts.size(); ++other) {
     const std::vector<uint32_t>& peers = facts[size_t(other)].peers;
@@ -58,8 +58,8 @@ std::vector<int> DevicesThatReach(WorkerSession& worker, int device) {
 }
 
 // Whether the driver has noted the end of all of it. Leaves another context current.
-bool HasEnded(WorkerSession& worker, const Work& work) {
-  const DriverTable& driver = worker.driver();
+bool HasEnded(WorkerSession& session, const Work& work) {
+  const DriverTable& driver = session.driver();
   for (const auto& [context, stream] : work.streams) {
     if (MakeCurrent(driver, context) == CUDA_SUCCESS && driver.cuStreamQuery(stream) == CUDA_ERROR_NOT_READY)
       return false;
@@ -68,29 +68,29 @@ bool HasEnded(WorkerSession& worker, const Work& work) {
     if (driver.cuEventQuery(mark.event.get()) == CUDA_ERROR_NOT_READY) return false;
   }
   if (work.contexts.empty()) return true;
-  return worker.QueryAll(work.contexts) != CUDA_ERROR_NOT_READY;
+  return session.work().QueryAll(work.contexts) != CUDA_ERROR_NOT_READY;
 }
 
 // If the last work of the session are functions of the host's, and the client has run them: waits until the driver has
 // noted that. A program may go by such a function (CUDA C++ Programming Guide, "Managing Data Visibility and Concurrent
 // CPU + GPU Access with Streams"). Leaves another context current. False if it is not so.
-bool AwaitEndedFunctions(WorkerSession& worker) {
-  const std::vector<WorkerSession::LastFunction> functions = worker.LastFunctions();
+bool AwaitEndedFunctions(WorkerSession& session) {
+  const std::vector<LastFunction> functions = session.work().LastFunctions();
   if (functions.empty() || CapturesInProgress() != 0) return false;
   for (const auto& [context, handle, id] : functions) {
-    if (!worker.host_functions().IsDone(id)) return false;
+    if (!session.host_functions().IsDone(id)) return false;
   }
   for (const auto& [context, handle, id] : functions) {
     CUstream stream;
-    if (!worker.RealStream(handle, &stream) || MakeCurrent(worker.driver(), context) != CUDA_SUCCESS) continue;
-    worker.driver().cuStreamSynchronize(stream);
+    if (!session.RealStream(handle, &stream) || MakeCurrent(session.driver(), context) != CUDA_SUCCESS) continue;
+    session.driver().cuStreamSynchronize(stream);
   }
   return true;
 }
 
 // Whether all of it is done, as far as the program can know. Leaves another context current.
-bool IsDone(WorkerSession& worker, const Work& work) {
-  return HasEnded(worker, work) || (AwaitEndedFunctions(worker) && HasEnded(worker, work));
+bool IsDone(WorkerSession& session, const Work& work) {
+  return HasEnded(session, work) || (AwaitEndedFunctions(session) && HasEnded(session, work));
 }
 
 }  // namespace
@@ -99,62 +99,62 @@ void NoteFetched(bool in_place, std::string* payload) {
   payload->assign(1, in_place ? mirror::kFetchedInPlace : mirror::kFetched);
 }
 
-void EndFetchExpected(WorkerSession& worker, ReplyBuilder* reply) {
-  NoteFetched(worker.managed_memory().EndFetch(), &reply->payload);
-  MakeCurrent(worker.driver(), worker.current_ref());
+void EndFetchExpected(WorkerSession& session, ReplyBuilder* reply) {
+  NoteFetched(session.managed_memory().EndFetch(), &reply->payload);
+  MakeCurrent(session.driver(), session.contexts().current_ref());
 }
 
-void FetchExpected(WorkerSession& worker, const Request& request, ReplyBuilder* reply) {
+void FetchExpected(WorkerSession& session, const Request& request, ReplyBuilder* reply) {
   const std::string_view runs = request.payload.unstable();
-  if (runs.empty() || worker.executes_kept() || !IsDone(worker, AllWork(worker))) return;
-  worker.PrepareManagedMemory();
+  if (runs.empty() || session.executes_kept() || !IsDone(session, AllWork(session))) return;
+  session.PrepareManagedMemory();
   bool in_place;
-  if (worker.managed_memory().FetchAtWait(runs, &in_place) == CUDA_SUCCESS) NoteFetched(in_place, &reply->payload);
-  MakeCurrent(worker.driver(), worker.current_ref());
+  if (session.managed_memory().FetchAtWait(runs, &in_place) == CUDA_SUCCESS) NoteFetched(in_place, &reply->payload);
+  MakeCurrent(session.driver(), session.contexts().current_ref());
 }
 
-bool BeginFetchExpected(WorkerSession& worker, const Request& request) {
+bool BeginFetchExpected(WorkerSession& session, const Request& request) {
   const std::string_view runs = request.payload.unstable();
   // A host function may use the pages before what was begun here ends.
-  if (runs.empty() || worker.executes_kept() || worker.idle() || worker.host_functions().Any()) return false;
-  if (worker.contexts().size() != 1 || CapturesInProgress() != 0 || !worker.stream_marks().empty()) return false;
+  if (runs.empty() || session.executes_kept() || session.work().idle() || session.host_functions().Any()) return false;
+  if (session.contexts().all().size() != 1 || CapturesInProgress() != 0 || !session.work().stream_marks().empty())
+    return false;
   bool all_block = true;
-  worker.handles().ForEach(Kind::kStream, [&](const HandleMap::Entry& entry) {
+  session.handles().ForEach(Kind::kStream, [&](const HandleMap::Entry& entry) {
     all_block = all_block && IsBlocking(reinterpret_cast<CUstream>(entry.real));
   });
   if (!all_block) return false;
-  worker.PrepareManagedMemory();
-  return worker.managed_memory().BeginFetch(runs);
+  session.PrepareManagedMemory();
+  return session.managed_memory().BeginFetch(runs);
 }
 
-CUresult OpManagedMap(Session& session, const Request&, const wire::OpManagedMap_Request& in, wire::OpManagedMap_Reply*,
-                      ReplyBuilder*) {
-  WorkerSession& worker = Worker(session);
+CUresult OpManagedMap(WorkerSession& session, const Request&, const wire::OpManagedMap_Request& in,
+                      wire::OpManagedMap_Reply*, ReplyBuilder*) {
   constexpr uint64_t kPage = ManagedMemory::kPage;
   const bool aligned = in.address % kPage == 0 && in.bytes % kPage == 0 && in.offset % kPage == 0;
   const bool inside = in.address >= kManagedBase && in.bytes != 0 && in.bytes <= kManagedBytes &&
                       in.address - kManagedBase <= kManagedBytes - in.bytes;
   if (!aligned || !inside) return kMalformedRequest;
-  const UniqueFd file(in.tag == 0 ? -1 : worker.channel().TakeFd(in.tag, kDescriptorTimeoutMs));
+  const UniqueFd file(in.tag == 0 ? -1 : session.channel().TakeFd(in.tag, kDescriptorTimeoutMs));
   const int fd = file.get();
   if (in.tag != 0 && fd < 0) return CUDA_ERROR_INVALID_VALUE;
   if (fd >= 0 && !FileHolds(fd, in.offset, in.bytes)) return kMalformedRequest;
-  if (in.device < 0 || size_t(in.device) >= worker.loaded().devices.size()) return CUDA_ERROR_INVALID_DEVICE;
-  if (worker.OverlapsHostRange(in.address, in.bytes)) return CUDA_ERROR_INVALID_VALUE;
-  const std::vector<int> devices = DevicesThatReach(worker, in.device);
+  if (in.device < 0 || size_t(in.device) >= session.loaded().devices.size()) return CUDA_ERROR_INVALID_DEVICE;
+  if (session.host_ranges().Overlaps(in.address, in.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  const std::vector<int> devices = DevicesThatReach(session, in.device);
   if (devices.empty()) return CUDA_ERROR_NOT_SUPPORTED;
   if (!ChargeWithRoom(in.bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  worker.PrepareManagedMemory();
-  ManagedMemory& managed = worker.managed_memory();
+  session.PrepareManagedMemory();
+  ManagedMemory& managed = session.managed_memory();
   CUresult result = managed.Map(in.address, in.bytes, in.device, devices, fd, in.offset);
   if (result == CUDA_ERROR_OUT_OF_MEMORY && CapturesInProgress() == 0) {
-    worker.CollectPendingFrees(true);
-    worker.arena().Trim();
+    session.frees().Collect(true);
+    session.arena().Trim();
     result = managed.Map(in.address, in.bytes, in.device, devices, fd, in.offset);
   }
-  MakeCurrent(session.driver(), worker.current_ref());
+  MakeCurrent(session.driver(), session.contexts().current_ref());
   if (result != CUDA_SUCCESS) {
-    worker.arena().Discharge(in.bytes);
+    session.arena().Discharge(in.bytes);
     return result;
   }
   DeviceRange range;
@@ -163,20 +163,19 @@ CUresult OpManagedMap(Session& session, const Request&, const wire::OpManagedMap
   range.bytes = in.bytes;
   range.device = in.device;
   range.context = session.CurrentContext();
-  worker.ranges().Insert(in.address, range);
+  session.ranges().Insert(in.address, range);
   return CUDA_SUCCESS;
 }
 
-CUresult OpManagedUnmap(Session& session, const Request&, const wire::OpManagedUnmap_Request& in,
+CUresult OpManagedUnmap(WorkerSession& session, const Request&, const wire::OpManagedUnmap_Request& in,
                         wire::OpManagedUnmap_Reply*, ReplyBuilder* reply) {
-  WorkerSession& worker = Worker(session);
-  ManagedMemory* const managed = &worker.managed_memory();
+  ManagedMemory* const managed = &session.managed_memory();
   if (in.action > kUnmapWaitOnly) return kMalformedRequest;
   const uint64_t bytes = managed->BytesAt(in.address);
   if (bytes == 0 && in.action != kUnmapWaitOnly) return CUDA_ERROR_INVALID_VALUE;
-  if (in.action == kUnmapFree) worker.ranges().Erase(in.address);
-  worker.PrepareManagedMemory();
-  DeviceArena* const arena = &worker.arena();
+  if (in.action == kUnmapFree) session.ranges().Erase(in.address);
+  session.PrepareManagedMemory();
+  DeviceArena* const arena = &session.arena();
   const DriverTable* const driver = &session.driver();
   const auto finish = [managed, arena, bytes, address = in.address, action = in.action] {
     if (action == kUnmapWaitOnly) return CUDA_SUCCESS;
@@ -185,14 +184,14 @@ CUresult OpManagedUnmap(Session& session, const Request&, const wire::OpManagedU
     arena->Discharge(bytes);
     return result;
   };
-  if (worker.idle()) {
+  if (session.work().idle()) {
     const CUresult result = finish();
-    MakeCurrent(*driver, worker.current_ref());
+    MakeCurrent(*driver, session.contexts().current_ref());
     return result;
   }
   // Work in progress ends first, as natively.
-  const std::function<CUresult()> wait = WaitFor(worker, AllWork(worker));
-  worker.DeferIn(worker.AnyContext(), reply, [=](Answer*) {
+  const std::function<CUresult()> wait = WaitFor(session, AllWork(session));
+  session.answers().DeferIn(session.contexts().Any(), reply, [=](Answer*) {
     const CUresult result = wait();
     const CUresult finished = finish();
     return result == CUDA_SUCCESS ? finished : result;
@@ -200,63 +199,61 @@ CUresult OpManagedUnmap(Session& session, const Request&, const wire::OpManagedU
   return CUDA_SUCCESS;
 }
 
-CUresult FlushManaged(WorkerSession& worker, std::string_view payload) {
-  ManagedMemory& managed = worker.managed_memory();
+CUresult FlushManaged(WorkerSession& session, std::string_view payload) {
+  ManagedMemory& managed = session.managed_memory();
   return managed.carried() ? managed.Write(payload) : managed.Flush(payload);
 }
 
-CUresult FetchManaged(WorkerSession& worker, uint64_t address, uint64_t bytes, std::string* payload) {
-  ManagedMemory& managed = worker.managed_memory();
+CUresult FetchManaged(WorkerSession& session, uint64_t address, uint64_t bytes, std::string* payload) {
+  ManagedMemory& managed = session.managed_memory();
   return managed.carried() ? managed.Read(address, bytes, payload) : managed.Fetch(address, bytes);
 }
 
-CUresult OpManagedFlush(Session& session, const Request& request, const wire::OpManagedFlush_Request&,
+CUresult OpManagedFlush(WorkerSession& session, const Request& request, const wire::OpManagedFlush_Request&,
                         wire::OpManagedFlush_Reply*, ReplyBuilder*) {
-  WorkerSession& worker = Worker(session);
-  worker.PrepareManagedMemory();
-  ManagedMemory& managed = worker.managed_memory();
+  session.PrepareManagedMemory();
+  ManagedMemory& managed = session.managed_memory();
   const std::string_view payload = request.payload.unstable();
-  const bool idle = worker.idle() && worker.contexts().size() == 1 && CapturesInProgress() == 0;
+  const bool idle = session.work().idle() && session.contexts().all().size() == 1 && CapturesInProgress() == 0;
   const CUresult result = managed.carried() ? managed.Write(payload) : managed.BeginFlush(payload, idle);
-  MakeCurrent(session.driver(), worker.current_ref());
+  MakeCurrent(session.driver(), session.contexts().current_ref());
   return result == CUDA_ERROR_INVALID_VALUE ? kMalformedRequest : result;
 }
 
-CUresult OpManagedFetch(Session& session, const Request&, const wire::OpManagedFetch_Request& in,
+CUresult OpManagedFetch(WorkerSession& session, const Request&, const wire::OpManagedFetch_Request& in,
                         wire::OpManagedFetch_Reply* out, ReplyBuilder* reply) {
-  WorkerSession& worker = Worker(session);
-  ManagedMemory& managed = worker.managed_memory();
+  ManagedMemory& managed = session.managed_memory();
   if (in.wait > kUnlessStreamBusy || in.bytes == 0 || !managed.Contains(in.address, in.bytes)) return kMalformedRequest;
   if (managed.carried() && in.bytes > kMostCarried) return kMalformedRequest;
-  worker.PrepareManagedMemory();
+  session.PrepareManagedMemory();
   const DriverTable* const driver = &session.driver();
   Work work;
   CUstream stream = nullptr;
   if (in.wait == kForStream || in.wait == kUnlessStreamBusy) {
     // A stream that is gone has nothing to do any more.
     if (in.stream > 2 && session.RealStream(in.stream, &stream) && !IsCaptured(stream)) {
-      work.streams.emplace_back(worker.AnyContext(), stream);
+      work.streams.emplace_back(session.contexts().Any(), stream);
     }
   } else if (in.wait != kAtOnce) {
-    work = AllWork(worker);
+    work = AllWork(session);
   }
-  const bool done = IsDone(worker, work);
+  const bool done = IsDone(session, work);
   if (!done && (in.wait == kUnlessBusy || in.wait == kUnlessStreamBusy)) {
     out->busy = true;
-    MakeCurrent(*driver, worker.current_ref());
+    MakeCurrent(*driver, session.contexts().current_ref());
     return CUDA_SUCCESS;
   }
   if (in.bytes <= kShortCopy && done) {
-    const CUresult result = FetchManaged(worker, in.address, in.bytes, &reply->payload);
-    MakeCurrent(*driver, worker.current_ref());
+    const CUresult result = FetchManaged(session, in.address, in.bytes, &reply->payload);
+    MakeCurrent(*driver, session.contexts().current_ref());
     return result;
   }
-  MakeCurrent(*driver, worker.current_ref());
+  MakeCurrent(*driver, session.contexts().current_ref());
   std::string message;
   out->Encode(&message);
-  WorkerSession* const self = &worker;
-  const std::function<CUresult()> wait = WaitFor(worker, done ? Work() : work);
-  worker.DeferIn({}, reply, [=](Answer* answer) {
+  WorkerSession* const self = &session;
+  const std::function<CUresult()> wait = WaitFor(session, done ? Work() : work);
+  session.answers().DeferIn({}, reply, [=](Answer* answer) {
     answer->message = message;
     const CUresult result = wait();
     const CUresult fetched = FetchManaged(*self, in.address, in.bytes, &answer->payload);

@@ -25,11 +25,11 @@ namespace {
 constexpr uint64_t kPitch = 512;
 
 // Whether a pool has room: it may have been made with a limit. Its memory is the arena's, so the driver does not count.
-bool FitsIntoPool(WorkerSession& worker, uint64_t pool, uint64_t bytes) {
+bool FitsIntoPool(WorkerSession& session, uint64_t pool, uint64_t bytes) {
   CUmemPoolProps props;
   if (pool == 0 || !PropsOfPool(reinterpret_cast<CUmemoryPool>(pool), &props) || props.maxSize == 0) return true;
   uint64_t used = 0;
-  for (const auto& [address, range] : worker.ranges().all()) {
+  for (const auto& [address, range] : session.ranges().all()) {
     if (range.pool == pool) used += range.bytes;
   }
   return used <= props.maxSize && bytes <= props.maxSize - used;
@@ -37,20 +37,19 @@ bool FitsIntoPool(WorkerSession& worker, uint64_t pool, uint64_t bytes) {
 
 }  // namespace
 
-CUresult OpMemAlloc(Session& session, const Request&, const wire::OpMemAlloc_Request& in, wire::OpMemAlloc_Reply* out,
-                    ReplyBuilder*) {
-  WorkerSession& worker = Worker(session);
+CUresult OpMemAlloc(WorkerSession& session, const Request&, const wire::OpMemAlloc_Request& in,
+                    wire::OpMemAlloc_Reply* out, ReplyBuilder*) {
   if (in.flags == driverabi::kAllocateSnapshot) {
-    const ContextRef context = worker.ContextOn(in.device);
+    const ContextRef context = session.contexts().On(in.device);
     if (context.id == 0) return CUDA_ERROR_INVALID_CONTEXT;
     CUresult result = MakeCurrent(session.driver(), context);
     if (result == CUDA_SUCCESS) result = SnapshotMemory::Get().Allocate(in.device, in.bytes, &out->address);
-    MakeCurrent(session.driver(), worker.current_ref());
+    MakeCurrent(session.driver(), session.contexts().current_ref());
     return result;
   }
   if (in.flags & ~driverabi::kAllocateStreamOrdered) return kMalformedRequest;
-  worker.ipc().ForgetOffers();  // of a move that has come to nothing: a job that moves makes no calls
-  if (in.device < 0 || size_t(in.device) >= worker.loaded().devices.size()) return CUDA_ERROR_INVALID_DEVICE;
+  session.ipc().ForgetOffers();  // of a move that has come to nothing: a job that moves makes no calls
+  if (in.device < 0 || size_t(in.device) >= session.loaded().devices.size()) return CUDA_ERROR_INVALID_DEVICE;
   uint64_t bytes = in.bytes;
   uint64_t pitch = 0;
   if (in.pitch_width != 0) {
@@ -67,25 +66,25 @@ CUresult OpMemAlloc(Session& session, const Request&, const wire::OpMemAlloc_Req
   uint64_t pool = 0;
   // In a replay the pool may be gone, though its memory is not.
   if (in.pool != 0 && !session.Real(Kind::kMemoryPool, in.pool, &pool) && in.at == 0) return CUDA_ERROR_INVALID_HANDLE;
-  if (in.pool != 0 && worker.ipc().Holds(in.pool)) return CUDA_ERROR_INVALID_VALUE;  // another session's
+  if (in.pool != 0 && session.ipc().Holds(in.pool)) return CUDA_ERROR_INVALID_VALUE;  // another session's
   if (ordered && IsCaptured(stream)) {
     logging::Warn("cuMemAllocAsync in a stream that is being captured is not supported");
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   // No call of the driver's would give the error of a kernel that failed.
   if (const CUresult stuck = StickyError(session.driver()); stuck != CUDA_SUCCESS) return stuck;
-  if (in.at == 0 && !FitsIntoPool(worker, pool, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (in.at == 0 && !FitsIntoPool(session, pool, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   // Drivers may want a context to map memory, and the record of a pool's memory names none.
-  const bool borrows = worker.current_ref().id == 0;
-  if (borrows) MakeCurrent(session.driver(), worker.ContextOn(in.device));
-  if (!worker.pending_frees().empty() && CapturesInProgress() == 0) worker.CollectPendingFrees(false);
+  const bool borrows = session.contexts().current_ref().id == 0;
+  if (borrows) MakeCurrent(session.driver(), session.contexts().On(in.device));
+  if (!session.frees().empty() && CapturesInProgress() == 0) session.frees().Collect(false);
   uint64_t address = 0;
-  CUresult result = worker.arena().Allocate(in.device, bytes, in.at, &address);
-  if (result == CUDA_ERROR_OUT_OF_MEMORY && !worker.pending_frees().empty() && CapturesInProgress() == 0) {
-    worker.CollectPendingFrees(true);
-    result = worker.arena().Allocate(in.device, bytes, in.at, &address);
+  CUresult result = session.arena().Allocate(in.device, bytes, in.at, &address);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY && !session.frees().empty() && CapturesInProgress() == 0) {
+    session.frees().Collect(true);
+    result = session.arena().Allocate(in.device, bytes, in.at, &address);
   }
-  if (borrows) MakeCurrent(session.driver(), worker.current_ref());
+  if (borrows) MakeCurrent(session.driver(), session.contexts().current_ref());
   if (result != CUDA_SUCCESS) return result;
   DeviceRange range;
   range.bytes = bytes;
@@ -93,28 +92,27 @@ CUresult OpMemAlloc(Session& session, const Request&, const wire::OpMemAlloc_Req
   range.device = in.device;
   range.context = session.CurrentContext();
   range.pool = pool;
-  worker.ranges().Insert(address, range);
+  session.ranges().Insert(address, range);
   out->address = address;
   out->pitch = pitch;
   out->bytes = bytes;
   return CUDA_SUCCESS;
 }
 
-CUresult OpMemFree(Session& session, const Request&, const wire::OpMemFree_Request& in, wire::OpMemFree_Reply*,
+CUresult OpMemFree(WorkerSession& session, const Request&, const wire::OpMemFree_Request& in, wire::OpMemFree_Reply*,
                    ReplyBuilder* reply) {
-  WorkerSession& worker = Worker(session);
   if (SnapshotMemory::Get().Free(in.address)) return CUDA_SUCCESS;
-  const DeviceRange* const range = worker.ranges().At(in.address);
+  const DeviceRange* const range = session.ranges().At(in.address);
   if (range == nullptr || (range->kind != DeviceRange::kAllocation && range->kind != DeviceRange::kStreamOrdered)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  worker.ipc().Forget(in.address);
-  worker.ipc().ForgetOffers();
+  session.ipc().Forget(in.address);
+  session.ipc().ForgetOffers();
   const DriverTable* const driver = &session.driver();
   if (in.stream_ordered) {
     CUstream stream;
     if (!session.RealStream(in.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
-    if (worker.current_ref().id == 0) return CUDA_ERROR_INVALID_CONTEXT;
+    if (session.contexts().current_ref().id == 0) return CUDA_ERROR_INVALID_CONTEXT;
     if (IsCaptured(stream)) {
       logging::Warn("cuMemFreeAsync in a stream that is being captured is not supported");
       return CUDA_ERROR_NOT_SUPPORTED;
@@ -127,21 +125,21 @@ CUresult OpMemFree(Session& session, const Request&, const wire::OpMemFree_Reque
       driver->cuEventDestroy_v2(event);
       return result;
     }
-    worker.pending_frees().push_back({event, in.stream, worker.current_ref(), in.address});
-    worker.ranges().Erase(in.address);
+    session.frees().Add({event, in.stream, session.contexts().current_ref(), in.address});
+    session.ranges().Erase(in.address);
     return CUDA_SUCCESS;
   }
   const int gpu = range->device;
-  worker.ranges().Erase(in.address);
-  DeviceArena* const arena = &worker.arena();
-  if (worker.idle()) {
+  session.ranges().Erase(in.address);
+  DeviceArena* const arena = &session.arena();
+  if (session.work().idle()) {
     arena->Free(in.address);
     return CUDA_SUCCESS;
   }
   // What may use it ends first, as natively. A kernel of another GPU may wait for what the program does next.
-  const std::function<CUresult()> wait = WaitFor(worker, WorkOnMemoryOf(worker, gpu));
-  const ContextRef context = worker.AnyContext();
-  worker.DeferIn(context, reply, [driver, arena, context, wait, address = in.address](Answer*) {
+  const std::function<CUresult()> wait = WaitFor(session, WorkOnMemoryOf(session, gpu));
+  const ContextRef context = session.contexts().Any();
+  session.answers().DeferIn(context, reply, [driver, arena, context, wait, address = in.address](Answer*) {
     // A context whose work has failed runs nothing any more.
     NoteResult(wait());
     arena->Free(address);

@@ -29,25 +29,25 @@ std::string PrivateImage(const Request& request) {
 }
 
 // Whether a module's image says that this variable is a managed one.
-bool IsManaged(WorkerSession& worker, uint64_t owner, const std::string& name) {
-  const auto module = worker.modules().find(owner);
-  if (module == worker.modules().end()) return false;
-  const auto& symbols = module->second.symbols;
+bool IsManaged(WorkerSession& session, uint64_t owner, const std::string& name) {
+  const ModuleFacts* const module = session.modules().Find(owner);
+  if (module == nullptr) return false;
+  const auto& symbols = module->symbols;
   return std::any_of(symbols.begin(), symbols.end(),
                      [&name](const replay::DataSymbol& symbol) { return symbol.managed && symbol.name == name; });
 }
 
 // Returns whether the host may use the variable as well.
-bool NoteSymbol(WorkerSession& worker, uint64_t owner, const std::string& name, CUdeviceptr address, size_t bytes) {
+bool NoteSymbol(WorkerSession& session, uint64_t owner, const std::string& name, CUdeviceptr address, size_t bytes) {
   if (address == 0 || bytes == 0) return false;
   DeviceRange range;
   range.kind = DeviceRange::kSymbol;
   range.bytes = bytes;
-  range.context = worker.CurrentContext();
+  range.context = session.CurrentContext();
   range.owner = owner;
-  if (const ContextInfo* const context = worker.FindContext(range.context)) range.device = context->device;
-  range.managed = IsManaged(worker, owner, name);
-  worker.ranges().Insert(address, range);
+  if (const ContextInfo* const context = session.contexts().Find(range.context)) range.device = context->device;
+  range.managed = IsManaged(session, owner, name);
+  session.ranges().Insert(address, range);
   return range.managed;
 }
 
@@ -64,19 +64,19 @@ void AddParts(const VariablePlace& place, std::vector<uint64_t>* places) {
 }
 
 // Where the log says that variables were: in a module's own context.
-std::vector<VariablePlace> WantedPlaces(const WorkerSession& worker, const wire::cuModuleLoadData_Request& in) {
+std::vector<VariablePlace> WantedPlaces(const WorkerSession& session, const wire::cuModuleLoadData_Request& in) {
   if (in.places.empty()) return {};
-  return {{worker.CurrentContext(), PartsAt(in.places, 0, in.places.size())}};
+  return {{session.CurrentContext(), PartsAt(in.places, 0, in.places.size())}};
 }
 
 // The same of a library, in those of its contexts that exist: after a reset, one is gone.
-std::vector<VariablePlace> WantedPlaces(const WorkerSession& worker, const wire::cuLibraryLoadData_Request& in) {
+std::vector<VariablePlace> WantedPlaces(const WorkerSession& session, const wire::cuLibraryLoadData_Request& in) {
   const size_t count = in.places.size();
   std::vector<VariablePlace> wanted;
   if (count == 0) return wanted;
   const std::vector<uint64_t>& contexts = in.place_contexts;
   for (size_t i = 0; i < contexts.size() && i <= in.other_places.size() / count; ++i) {
-    if (worker.FindContext(contexts[i]) == nullptr) continue;
+    if (session.contexts().Find(contexts[i]) == nullptr) continue;
     wanted.push_back(
         {contexts[i], i == 0 ? PartsAt(in.places, 0, count) : PartsAt(in.other_places, (i - 1) * count, count)});
   }
@@ -96,32 +96,32 @@ void PutPlaces(const VariablePlaces& placed, wire::cuLibraryLoadData_Reply* out)
 
 // Notes a module that was loaded. In a replay its variables belong where they were.
 template <typename In, typename Out>
-CUresult Settle(WorkerSession& worker, const Request& request, uint64_t handle, bool library, std::string_view image,
+CUresult Settle(WorkerSession& session, const Request& request, uint64_t handle, bool library, std::string_view image,
                 const In& in, Out* out, const std::function<uint64_t()>& load) {
   VariablePlaces placed;
-  if (!worker.NoteModule(handle, library, image, &placed)) {
-    worker.UnloadModule(handle, library);
-    worker.Unbind(handle);
+  if (!session.modules().Note(handle, library, image, &placed)) {
+    session.modules().Unload(handle, library);
+    session.Unbind(handle);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   if (request.replay()) {
-    const std::vector<VariablePlace> wanted = WantedPlaces(worker, in);
-    CUresult result = worker.MoveVariables(handle, &placed, wanted, load);
+    const std::vector<VariablePlace> wanted = WantedPlaces(session, in);
+    CUresult result = session.modules().MoveVariables(handle, &placed, wanted, load);
     if (result == CUDA_SUCCESS && !in.code.empty()) {
       std::vector<uint64_t> code = in.code;
       for (uint64_t& word : code) word = ~word;  // complemented on the wire
-      result = worker.MoveCode(handle, &placed, in.code_contexts, code, load);
+      result = session.modules().MoveCode(handle, &placed, in.code_contexts, code, load);
       // Its variables may have gone elsewhere meanwhile.
-      if (result == CUDA_SUCCESS) result = worker.MoveVariables(handle, &placed, wanted, load);
+      if (result == CUDA_SUCCESS) result = session.modules().MoveVariables(handle, &placed, wanted, load);
     }
     if (result != CUDA_SUCCESS) {
-      if (placed.loaded) worker.UnloadModule(handle, library);
-      worker.Unbind(handle);
+      if (placed.loaded) session.modules().Unload(handle, library);
+      session.Unbind(handle);
       return result;
     }
   }
   PutPlaces(placed, out);
-  for (const auto& [context, words] : worker.modules()[handle].code) {
+  for (const auto& [context, words] : session.modules().Find(handle)->code) {
     // Another GPU's code in the same image may have other variables.
     if (!out->code_contexts.empty() && words.size() * out->code_contexts.size() != out->code.size()) continue;
     out->code_contexts.push_back(context);
@@ -132,9 +132,9 @@ CUresult Settle(WorkerSession& worker, const Request& request, uint64_t handle, 
 
 }  // namespace
 
-CUresult Custom_cuModuleLoadData(Session& session, const Request& request, const wire::cuModuleLoadData_Request& in,
-                                 wire::cuModuleLoadData_Reply* out, ReplyBuilder* reply) {
-  WorkerSession& worker = Worker(session);
+CUresult Custom_cuModuleLoadData(WorkerSession& session, const Request& request,
+                                 const wire::cuModuleLoadData_Request& in, wire::cuModuleLoadData_Reply* out,
+                                 ReplyBuilder* reply) {
   JitOptions options;
   if (!session.MayBind(Kind::kModule, in.module) || !options.Read(in.options, in.option_values)) {
     return kMalformedRequest;
@@ -150,7 +150,7 @@ CUresult Custom_cuModuleLoadData(Session& session, const Request& request, const
   CUresult result = load();
   if (result == CUDA_SUCCESS) {
     session.Bind(Kind::kModule, in.module, reinterpret_cast<uint64_t>(module), session.CurrentContext());
-    result = Settle(worker, request, in.module, false, {image.data(), request.payload.size()}, in, out,
+    result = Settle(session, request, in.module, false, {image.data(), request.payload.size()}, in, out,
                     [&]() -> uint64_t { return load() == CUDA_SUCCESS ? reinterpret_cast<uint64_t>(module) : 0; });
   }
   out->option_values = options.Outputs();
@@ -160,9 +160,9 @@ CUresult Custom_cuModuleLoadData(Session& session, const Request& request, const
   return result;
 }
 
-CUresult Custom_cuLibraryLoadData(Session& session, const Request& request, const wire::cuLibraryLoadData_Request& in,
-                                  wire::cuLibraryLoadData_Reply* out, ReplyBuilder* reply) {
-  WorkerSession& worker = Worker(session);
+CUresult Custom_cuLibraryLoadData(WorkerSession& session, const Request& request,
+                                  const wire::cuLibraryLoadData_Request& in, wire::cuLibraryLoadData_Reply* out,
+                                  ReplyBuilder* reply) {
   JitOptions options;
   if (!session.MayBind(Kind::kLibrary, in.library) || !options.Read(in.jit_options, in.jit_option_values)) {
     return kMalformedRequest;
@@ -177,7 +177,7 @@ CUresult Custom_cuLibraryLoadData(Session& session, const Request& request, cons
   CUresult result = load();
   if (result == CUDA_SUCCESS) {
     session.Bind(Kind::kLibrary, in.library, reinterpret_cast<uint64_t>(library), 0);
-    result = Settle(worker, request, in.library, true, {image.data(), request.payload.size()}, in, out,
+    result = Settle(session, request, in.library, true, {image.data(), request.payload.size()}, in, out,
                     [&]() -> uint64_t { return load() == CUDA_SUCCESS ? reinterpret_cast<uint64_t>(library) : 0; });
   }
   out->jit_option_values = options.Outputs();
@@ -187,7 +187,8 @@ CUresult Custom_cuLibraryLoadData(Session& session, const Request& request, cons
   return result;
 }
 
-CUresult Custom_cuModuleGetGlobal_v2(Session& session, const Request&, const wire::cuModuleGetGlobal_v2_Request& in,
+CUresult Custom_cuModuleGetGlobal_v2(WorkerSession& session, const Request&,
+                                     const wire::cuModuleGetGlobal_v2_Request& in,
                                      wire::cuModuleGetGlobal_v2_Reply* out, ReplyBuilder*) {
   CUmodule module;
   if (!session.Real(Kind::kModule, in.hmod, &module)) return CUDA_ERROR_INVALID_HANDLE;
@@ -196,13 +197,13 @@ CUresult Custom_cuModuleGetGlobal_v2(Session& session, const Request&, const wir
   const std::string name(in.name);
   const CUresult result = session.driver().cuModuleGetGlobal_v2(&address, &bytes, module, name.c_str());
   if (result != CUDA_SUCCESS) return result;
-  out->managed = NoteSymbol(Worker(session), in.hmod, name, address, bytes);
+  out->managed = NoteSymbol(session, in.hmod, name, address, bytes);
   out->dptr = address;
   out->bytes = bytes;
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuLibraryGetGlobal(Session& session, const Request&, const wire::cuLibraryGetGlobal_Request& in,
+CUresult Custom_cuLibraryGetGlobal(WorkerSession& session, const Request&, const wire::cuLibraryGetGlobal_Request& in,
                                    wire::cuLibraryGetGlobal_Reply* out, ReplyBuilder*) {
   CUlibrary library;
   if (!session.Real(Kind::kLibrary, in.library, &library)) return CUDA_ERROR_INVALID_HANDLE;
@@ -211,14 +212,13 @@ CUresult Custom_cuLibraryGetGlobal(Session& session, const Request&, const wire:
   const std::string name(in.name);
   const CUresult result = session.driver().cuLibraryGetGlobal(&address, &bytes, library, name.c_str());
   if (result != CUDA_SUCCESS) return result;
-  WorkerSession& worker = Worker(session);
-  out->managed = NoteSymbol(worker, in.library, name, address, bytes);
+  out->managed = NoteSymbol(session, in.library, name, address, bytes);
   out->dptr = address;
   out->bytes = bytes;
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuLibraryGetManaged(Session& session, const Request&, const wire::cuLibraryGetManaged_Request& in,
+CUresult Custom_cuLibraryGetManaged(WorkerSession& session, const Request&, const wire::cuLibraryGetManaged_Request& in,
                                     wire::cuLibraryGetManaged_Reply* out, ReplyBuilder*) {
   CUlibrary library;
   if (!session.Real(Kind::kLibrary, in.library, &library)) return CUDA_ERROR_INVALID_HANDLE;
@@ -227,8 +227,7 @@ CUresult Custom_cuLibraryGetManaged(Session& session, const Request&, const wire
   const std::string name(in.name);
   const CUresult result = session.driver().cuLibraryGetManaged(&address, &bytes, library, name.c_str());
   if (result != CUDA_SUCCESS) return result;
-  WorkerSession& worker = Worker(session);
-  out->managed = NoteSymbol(worker, in.library, name, address, bytes);
+  out->managed = NoteSymbol(session, in.library, name, address, bytes);
   // The driver says that it is one; an image that does not cannot be understood well enough.
   if (!out->managed) return CUDA_ERROR_NOT_SUPPORTED;
   out->dptr = address;
@@ -260,7 +259,7 @@ void AnswerNames(const std::vector<std::string>& names, uint32_t after, Reply* o
 
 }  // namespace
 
-CUresult Custom_cuModuleEnumerateFunctions(Session& session, const Request&,
+CUresult Custom_cuModuleEnumerateFunctions(WorkerSession& session, const Request&,
                                            const wire::cuModuleEnumerateFunctions_Request& in,
                                            wire::cuModuleEnumerateFunctions_Reply* out, ReplyBuilder* reply) {
   CUmodule module;
@@ -282,7 +281,7 @@ CUresult Custom_cuModuleEnumerateFunctions(Session& session, const Request&,
   return result;
 }
 
-CUresult Custom_cuLibraryEnumerateKernels(Session& session, const Request&,
+CUresult Custom_cuLibraryEnumerateKernels(WorkerSession& session, const Request&,
                                           const wire::cuLibraryEnumerateKernels_Request& in,
                                           wire::cuLibraryEnumerateKernels_Reply* out, ReplyBuilder* reply) {
   CUlibrary library;
@@ -303,11 +302,11 @@ CUresult Custom_cuLibraryEnumerateKernels(Session& session, const Request&,
   return result;
 }
 
-CUresult OpCodeWords(Session& session, const Request&, const wire::OpCodeWords_Request& in,
+CUresult OpCodeWords(WorkerSession& session, const Request&, const wire::OpCodeWords_Request& in,
                      wire::OpCodeWords_Reply* out, ReplyBuilder* reply) {
   uint64_t passed = 0;
   size_t bytes = 0;
-  for (const auto& [handle, module] : Worker(session).modules()) {
+  for (const auto& [handle, module] : session.modules().all()) {
     if (module.code.empty() || passed++ < in.after) continue;
     if (bytes > kCodeReplyBytes) {
       out->more = true;

@@ -14,9 +14,9 @@
 #include "proto/codec/operations.gen.h"
 #include "proto/codec/wire.h"
 #include "server/dispatch/runtime.h"
-#include "server/worker/calls/conditional_bodies.h"
 #include "server/worker/calls/handlers.gen.h"
 #include "server/worker/calls/kernel_parameters.h"
+#include "server/worker/graphs/conditional_bodies.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -250,7 +250,7 @@ CUresult AddMovedGraph(Session& session, const wire::cuGraphAddNode_v2_Request& 
 
 }  // namespace
 
-CUresult Custom_cuGraphAddNode_v2(Session& session, const Request&, const wire::cuGraphAddNode_v2_Request& in,
+CUresult Custom_cuGraphAddNode_v2(WorkerSession& session, const Request&, const wire::cuGraphAddNode_v2_Request& in,
                                   wire::cuGraphAddNode_v2_Reply*, ReplyBuilder*) {
   if (!session.MayBind(Kind::kGraphNode, in.node)) return kMalformedRequest;
   CUgraph graph;
@@ -281,8 +281,9 @@ CUresult Custom_cuGraphAddNode_v2(Session& session, const Request&, const wire::
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuGraphNodeSetParams(Session& session, const Request&, const wire::cuGraphNodeSetParams_Request& in,
-                                     wire::cuGraphNodeSetParams_Reply*, ReplyBuilder*) {
+CUresult Custom_cuGraphNodeSetParams(WorkerSession& session, const Request&,
+                                     const wire::cuGraphNodeSetParams_Request& in, wire::cuGraphNodeSetParams_Reply*,
+                                     ReplyBuilder*) {
   CUgraphNode node;
   if (!session.Real(Kind::kGraphNode, in.node, &node)) return CUDA_ERROR_INVALID_HANDLE;
   NodeParameters p;
@@ -308,7 +309,7 @@ CUresult Custom_cuGraphNodeSetParams(Session& session, const Request&, const wir
   }
 }
 
-CUresult Custom_cuGraphExecNodeSetParams(Session& session, const Request&,
+CUresult Custom_cuGraphExecNodeSetParams(WorkerSession& session, const Request&,
                                          const wire::cuGraphExecNodeSetParams_Request& in,
                                          wire::cuGraphExecNodeSetParams_Reply*, ReplyBuilder*) {
   CUgraphExec exec;
@@ -341,7 +342,7 @@ CUresult Custom_cuGraphExecNodeSetParams(Session& session, const Request&,
   }
 }
 
-CUresult OpGraphNodeParams(Session& session, const Request& request, const wire::OpGraphNodeParams_Request& in,
+CUresult OpGraphNodeParams(WorkerSession& session, const Request& request, const wire::OpGraphNodeParams_Request& in,
                            wire::OpGraphNodeParams_Reply* out, ReplyBuilder* reply) {
   CUgraphNode node;
   if (!session.Real(Kind::kGraphNode, in.node, &node)) return CUDA_ERROR_INVALID_HANDLE;

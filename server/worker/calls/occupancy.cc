@@ -58,7 +58,7 @@ CUresult Configuration(Session& session, const In& in, CUfunction* function, std
 }  // namespace
 
 CUresult Custom_cuOccupancyMaxPotentialBlockSizeWithFlags(
-    Session& session, const Request&, const wire::cuOccupancyMaxPotentialBlockSizeWithFlags_Request& in,
+    WorkerSession& session, const Request&, const wire::cuOccupancyMaxPotentialBlockSizeWithFlags_Request& in,
     wire::cuOccupancyMaxPotentialBlockSizeWithFlags_Reply* out, ReplyBuilder*) {
   CUfunction function;
   if (!RealFunction(session, in.func, &function)) return CUDA_ERROR_INVALID_HANDLE;
@@ -74,7 +74,7 @@ CUresult Custom_cuOccupancyMaxPotentialBlockSizeWithFlags(
   return result;
 }
 
-CUresult Custom_cuOccupancyMaxActiveClusters(Session& session, const Request&,
+CUresult Custom_cuOccupancyMaxActiveClusters(WorkerSession& session, const Request&,
                                              const wire::cuOccupancyMaxActiveClusters_Request& in,
                                              wire::cuOccupancyMaxActiveClusters_Reply* out, ReplyBuilder*) {
   CUfunction function;
@@ -86,7 +86,7 @@ CUresult Custom_cuOccupancyMaxActiveClusters(Session& session, const Request&,
   return session.driver().cuOccupancyMaxActiveClusters(&out->value, function, &config);
 }
 
-CUresult Custom_cuOccupancyMaxPotentialClusterSize(Session& session, const Request&,
+CUresult Custom_cuOccupancyMaxPotentialClusterSize(WorkerSession& session, const Request&,
                                                    const wire::cuOccupancyMaxPotentialClusterSize_Request& in,
                                                    wire::cuOccupancyMaxPotentialClusterSize_Reply* out, ReplyBuilder*) {
   CUfunction function;

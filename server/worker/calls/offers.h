@@ -21,7 +21,7 @@ struct MappedOffer {
 };
 
 // Takes the offer with this key and maps it for the GPU of the current context. Executor only.
-CUresult MapOffer(WorkerSession& worker, std::string_view key, MappedOffer* offer);
+CUresult MapOffer(WorkerSession& session, std::string_view key, MappedOffer* offer);
 
 // Once the copy is over. Any thread.
 void UnmapOffer(const DriverTable& driver, Ipc* ipc, const MappedOffer& offer);

@@ -24,7 +24,7 @@ CUresult NamePool(Session& session, CUresult result, CUmemoryPool pool, uint64_t
 
 }  // namespace
 
-CUresult Custom_cuDeviceGetDefaultMemPool(Session& session, const Request&,
+CUresult Custom_cuDeviceGetDefaultMemPool(WorkerSession& session, const Request&,
                                           const wire::cuDeviceGetDefaultMemPool_Request& in,
                                           wire::cuDeviceGetDefaultMemPool_Reply* out, ReplyBuilder*) {
   CUmemoryPool pool = nullptr;
@@ -32,14 +32,15 @@ CUresult Custom_cuDeviceGetDefaultMemPool(Session& session, const Request&,
   return NamePool(session, result, pool, in.pool, &out->pool);
 }
 
-CUresult Custom_cuDeviceGetMemPool(Session& session, const Request&, const wire::cuDeviceGetMemPool_Request& in,
+CUresult Custom_cuDeviceGetMemPool(WorkerSession& session, const Request&, const wire::cuDeviceGetMemPool_Request& in,
                                    wire::cuDeviceGetMemPool_Reply* out, ReplyBuilder*) {
   CUmemoryPool pool = nullptr;
   const CUresult result = session.driver().cuDeviceGetMemPool(&pool, in.device);
   return NamePool(session, result, pool, in.pool, &out->pool);
 }
 
-CUresult Custom_cuMemGetDefaultMemPool(Session& session, const Request&, const wire::cuMemGetDefaultMemPool_Request& in,
+CUresult Custom_cuMemGetDefaultMemPool(WorkerSession& session, const Request&,
+                                       const wire::cuMemGetDefaultMemPool_Request& in,
                                        wire::cuMemGetDefaultMemPool_Reply* out, ReplyBuilder*) {
   CUmemLocation location;
   if (!CopyExactly(in.location, &location, sizeof location)) return kMalformedRequest;
@@ -49,7 +50,7 @@ CUresult Custom_cuMemGetDefaultMemPool(Session& session, const Request&, const w
   return NamePool(session, result, pool, in.pool, &out->pool);
 }
 
-CUresult Custom_cuMemGetMemPool(Session& session, const Request&, const wire::cuMemGetMemPool_Request& in,
+CUresult Custom_cuMemGetMemPool(WorkerSession& session, const Request&, const wire::cuMemGetMemPool_Request& in,
                                 wire::cuMemGetMemPool_Reply* out, ReplyBuilder*) {
   CUmemLocation location;
   if (!CopyExactly(in.location, &location, sizeof location)) return kMalformedRequest;

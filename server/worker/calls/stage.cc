@@ -23,17 +23,17 @@ constexpr size_t kMostBlocks = 4096;
 // one, until EndEarlyContexts.
 class OnDevice {
  public:
-  OnDevice(WorkerSession& worker, int device) : worker_(worker) {
-    if (const ContextRef context = worker.ContextOn(device); context.id != 0) {
-      result_ = MakeCurrent(worker.driver(), context);
+  OnDevice(WorkerSession& session, int device) : worker_(session) {
+    if (const ContextRef context = session.contexts().On(device); context.id != 0) {
+      result_ = MakeCurrent(session.driver(), context);
       return;
     }
     CUcontext early = nullptr;
-    result_ = worker.EarlyContext(device, &early);
-    if (result_ == CUDA_SUCCESS) result_ = worker.driver().cuCtxSetCurrent(early);
+    result_ = session.contexts().Early(device, &early);
+    if (result_ == CUDA_SUCCESS) result_ = session.driver().cuCtxSetCurrent(early);
     ForgetCurrent();
   }
-  ~OnDevice() { MakeCurrent(worker_.driver(), worker_.current_ref()); }
+  ~OnDevice() { MakeCurrent(worker_.driver(), worker_.contexts().current_ref()); }
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
 
@@ -55,9 +55,9 @@ bool LeavesEnough(const DriverTable& driver, uint64_t bytes) {
 
 }  // namespace
 
-CUresult OpListBlocks(Session& session, const Request&, const wire::OpListBlocks_Request& in,
+CUresult OpListBlocks(WorkerSession& session, const Request&, const wire::OpListBlocks_Request& in,
                       wire::OpListBlocks_Reply* out, ReplyBuilder* reply) {
-  const std::vector<DeviceArena::Block> blocks = Worker(session).arena().LiveBlocks(in.after, kMostBlocks);
+  const std::vector<DeviceArena::Block> blocks = session.arena().LiveBlocks(in.after, kMostBlocks);
   for (const DeviceArena::Block& block : blocks) {
     wire::Block listed;
     listed.address = block.address;
@@ -70,33 +70,31 @@ CUresult OpListBlocks(Session& session, const Request&, const wire::OpListBlocks
   return CUDA_SUCCESS;
 }
 
-CUresult OpStageBlocks(Session& session, const Request&, const wire::OpStageBlocks_Request& in,
+CUresult OpStageBlocks(WorkerSession& session, const Request&, const wire::OpStageBlocks_Request& in,
                        wire::OpStageBlocks_Reply* out, ReplyBuilder* reply) {
-  WorkerSession& worker = Worker(session);
   if (in.blocks.size() > kMostBlocks || in.drop.size() > kMostBlocks) return kMalformedRequest;
-  DeviceArena& arena = worker.arena();
+  DeviceArena& arena = session.arena();
   for (const uint64_t address : in.drop) arena.Unstage(address);
   for (const wire::Block& block : in.blocks) {
-    if (block.device < 0 || size_t(block.device) >= worker.loaded().devices.size()) continue;
-    const OnDevice current(worker, block.device);
+    if (block.device < 0 || size_t(block.device) >= session.loaded().devices.size()) continue;
+    const OnDevice current(session, block.device);
     // As the driver says it: the session's limits are the arena's.
-    if (current.result() != CUDA_SUCCESS || !LeavesEnough(worker.loaded().table, block.bytes)) continue;
+    if (current.result() != CUDA_SUCCESS || !LeavesEnough(session.loaded().table, block.bytes)) continue;
     if (arena.Stage({block.address, block.bytes, block.device}) == CUDA_SUCCESS) out->staged.push_back(block.address);
   }
   out->Encode(&reply->message);
   return CUDA_SUCCESS;
 }
 
-CUresult OpFillBlock(Session& session, const Request& request, const wire::OpFillBlock_Request& in,
+CUresult OpFillBlock(WorkerSession& session, const Request& request, const wire::OpFillBlock_Request& in,
                      wire::OpFillBlock_Reply*, ReplyBuilder*) {
-  WorkerSession& worker = Worker(session);
   const size_t bytes = request.payload.size();
   if (bytes == 0) return CUDA_SUCCESS;
   int device = 0;
-  if (!worker.arena().IsStaged(in.address, bytes, &device)) return CUDA_ERROR_INVALID_VALUE;
-  const OnDevice current(worker, device);
+  if (!session.arena().IsStaged(in.address, bytes, &device)) return CUDA_ERROR_INVALID_VALUE;
+  const OnDevice current(session, device);
   if (current.result() != CUDA_SUCCESS) return current.result();
-  const std::shared_ptr<char> buffer = worker.staging().Take(bytes);
+  const std::shared_ptr<char> buffer = session.staging().Take(bytes);
   if (!buffer) return CUDA_ERROR_OUT_OF_MEMORY;
   request.payload.CopyTo(buffer.get());
   return session.driver().cuMemcpyHtoD_v2(in.address, buffer.get(), bytes);

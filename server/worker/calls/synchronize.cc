@@ -23,38 +23,40 @@ namespace {
 // With more streams than so many, asking each takes longer than handing the wait over.
 constexpr size_t kMostAskedStreams = 256;
 
-CUresult SynchronizeContext(WorkerSession& worker, const Request& request, ContextRef context, ReplyBuilder* reply) {
-  const DriverTable* const driver = &worker.driver();
-  const uint64_t work = worker.work_now();
+CUresult SynchronizeContext(WorkerSession& session, const Request& request, ContextRef context, ReplyBuilder* reply) {
+  const DriverTable* const driver = &session.driver();
+  const uint64_t work = session.work().now();
   bool fetching = false, in_place = false;
   std::function<CUresult()> wait;
   // What is asked here are the streams of all contexts. With one context, it is the session's work.
-  if (worker.contexts().size() == 1 && CapturesInProgress() == 0 && !worker.prints() &&
-      worker.handles().Count(Kind::kStream) <= kMostAskedStreams) {
+  if (session.contexts().all().size() == 1 && CapturesInProgress() == 0 && !session.modules().print() &&
+      session.handles().Count(Kind::kStream) <= kMostAskedStreams) {
     CUresult state = CUDA_SUCCESS;
-    fetching = BeginFetchExpected(worker, request);
+    fetching = BeginFetchExpected(session, request);
     // The copies are behind all of it.
-    const auto ask = [&] { return fetching ? worker.managed_memory().FetchState() : worker.QueryAll({context}); };
-    if (worker.SpinUntil([&] { return (state = ask()) != CUDA_ERROR_NOT_READY; }) && state == CUDA_SUCCESS) {
-      worker.NoteSynchronized(work);
+    const auto ask = [&] {
+      return fetching ? session.managed_memory().FetchState() : session.work().QueryAll({context});
+    };
+    if (session.answers().SpinUntil([&] { return (state = ask()) != CUDA_ERROR_NOT_READY; }) && state == CUDA_SUCCESS) {
+      session.work().NoteSynchronized(work);
       if (fetching) {
-        EndFetchExpected(worker, reply);
+        EndFetchExpected(session, reply);
       } else {
-        FetchExpected(worker, request, reply);
+        FetchExpected(session, request, reply);
       }
       return CUDA_SUCCESS;
     }
-    if (fetching) in_place = worker.managed_memory().LeaveFetch();
+    if (fetching) in_place = session.managed_memory().LeaveFetch();
     // The copies of managed memory are part of what is waited for, and wait() knows nothing of them.
-    if (!fetching && SideReadsAreUnderWay()) wait = WaitBesideSideWork(worker, context);
+    if (!fetching && SideReadsAreUnderWay()) wait = WaitBesideSideWork(session, context);
   }
-  WorkerSession* const session = &worker;
-  worker.DeferIn(context, reply, [driver, work, session, wait, fetching, in_place](Answer* answer) {
+  GpuWork* const all_work = &session.work();
+  session.answers().DeferIn(context, reply, [driver, work, all_work, wait, fetching, in_place](Answer* answer) {
     // An error comes from the context's own wait, which also makes the driver print what the kernels have printed.
     const bool done = wait && wait() == CUDA_SUCCESS;
     const CUresult result = done ? CUDA_SUCCESS : driver->cuCtxSynchronize();
     if (result != CUDA_SUCCESS) return result;
-    session->NoteSynchronized(work);
+    all_work->NoteSynchronized(work);
     if (fetching) NoteFetched(in_place, &answer->payload);
     return result;
   });
@@ -63,37 +65,35 @@ CUresult SynchronizeContext(WorkerSession& worker, const Request& request, Conte
 
 }  // namespace
 
-CUresult Custom_cuCtxSynchronize(Session& session, const Request& request, const wire::cuCtxSynchronize_Request&,
+CUresult Custom_cuCtxSynchronize(WorkerSession& session, const Request& request, const wire::cuCtxSynchronize_Request&,
                                  wire::cuCtxSynchronize_Reply*, ReplyBuilder* reply) {
-  WorkerSession& worker = Worker(session);
-  if (worker.current_ref().id == 0) return CUDA_ERROR_INVALID_CONTEXT;
-  return SynchronizeContext(worker, request, worker.current_ref(), reply);
+  if (session.contexts().current_ref().id == 0) return CUDA_ERROR_INVALID_CONTEXT;
+  return SynchronizeContext(session, request, session.contexts().current_ref(), reply);
 }
 
-CUresult Custom_cuCtxSynchronize_v2(Session& session, const Request& request,
+CUresult Custom_cuCtxSynchronize_v2(WorkerSession& session, const Request& request,
                                     const wire::cuCtxSynchronize_v2_Request& in, wire::cuCtxSynchronize_v2_Reply*,
                                     ReplyBuilder* reply) {
-  WorkerSession& worker = Worker(session);
-  const ContextInfo* const context = worker.FindContext(in.ctx != 0 ? in.ctx : session.CurrentContext());
+  const ContextInfo* const context = session.contexts().Find(in.ctx != 0 ? in.ctx : session.CurrentContext());
   if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  return SynchronizeContext(worker, request, context->ref, reply);
+  return SynchronizeContext(session, request, context->ref, reply);
 }
 
-CUresult Custom_cuStreamSynchronize(Session& session, const Request& request,
+CUresult Custom_cuStreamSynchronize(WorkerSession& session, const Request& request,
                                     const wire::cuStreamSynchronize_Request& in, wire::cuStreamSynchronize_Reply*,
                                     ReplyBuilder* reply) {
-  WorkerSession& worker = Worker(session);
   const DriverTable* const driver = &session.driver();
   CUstream stream;
   if (!session.RealStream(in.hStream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   // The driver's own answer for a stream being captured comes from its own wait.
   if (!IsCaptured(stream)) {
     CUresult state = CUDA_SUCCESS;
-    const bool done = worker.SpinUntil([&] { return (state = driver->cuStreamQuery(stream)) != CUDA_ERROR_NOT_READY; });
+    const bool done =
+        session.answers().SpinUntil([&] { return (state = driver->cuStreamQuery(stream)) != CUDA_ERROR_NOT_READY; });
     // An error comes from the wait itself, which also makes the driver print what the kernels have printed.
     if (done && state == CUDA_SUCCESS) {
-      if (worker.prints()) state = driver->cuStreamSynchronize(stream);
-      if (state == CUDA_SUCCESS) FetchExpected(worker, request, reply);
+      if (session.modules().print()) state = driver->cuStreamSynchronize(stream);
+      if (state == CUDA_SUCCESS) FetchExpected(session, request, reply);
       return state;
     }
   }
@@ -103,28 +103,29 @@ CUresult Custom_cuStreamSynchronize(Session& session, const Request& request,
     driver->cuStreamIsCapturing(stream, &status);
     return status == CU_STREAM_CAPTURE_STATUS_NONE && driver->cuStreamQuery(stream) != CUDA_ERROR_NOT_READY;
   };
-  worker.DeferAnswer(
+  session.answers().Defer(
       reply, [driver, stream](Answer*) { return driver->cuStreamSynchronize(stream); }, ready);
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuEventSynchronize(Session& session, const Request& request, const wire::cuEventSynchronize_Request& in,
-                                   wire::cuEventSynchronize_Reply*, ReplyBuilder* reply) {
-  WorkerSession& worker = Worker(session);
+CUresult Custom_cuEventSynchronize(WorkerSession& session, const Request& request,
+                                   const wire::cuEventSynchronize_Request& in, wire::cuEventSynchronize_Reply*,
+                                   ReplyBuilder* reply) {
   const DriverTable* const driver = &session.driver();
   CUevent event;
   if (!session.Real(Kind::kEvent, in.hEvent, &event)) return CUDA_ERROR_INVALID_HANDLE;
   if (CapturesInProgress() == 0) {
     CUresult state = CUDA_SUCCESS;
-    const bool done = worker.SpinUntil([&] { return (state = driver->cuEventQuery(event)) != CUDA_ERROR_NOT_READY; });
+    const bool done =
+        session.answers().SpinUntil([&] { return (state = driver->cuEventQuery(event)) != CUDA_ERROR_NOT_READY; });
     // An error comes from the wait itself, which also makes the driver print what the kernels have printed.
     if (done && state == CUDA_SUCCESS) {
-      if (worker.prints()) state = driver->cuEventSynchronize(event);
-      if (state == CUDA_SUCCESS) FetchExpected(worker, request, reply);
+      if (session.modules().print()) state = driver->cuEventSynchronize(event);
+      if (state == CUDA_SUCCESS) FetchExpected(session, request, reply);
       return state;
     }
   }
-  worker.DeferAnswer(
+  session.answers().Defer(
       reply, [driver, event](Answer*) { return driver->cuEventSynchronize(event); },
       [driver, event] { return driver->cuEventQuery(event) != CUDA_ERROR_NOT_READY; });
   return CUDA_SUCCESS;

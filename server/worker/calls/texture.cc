@@ -72,9 +72,8 @@ CUresult MakeNumbered(uint64_t wanted, const Make& make, const Destroy& destroy,
 
 }  // namespace
 
-CUresult Custom_cuTexObjectCreate(Session& session, const Request&, const wire::cuTexObjectCreate_Request& in,
+CUresult Custom_cuTexObjectCreate(WorkerSession& session, const Request&, const wire::cuTexObjectCreate_Request& in,
                                   wire::cuTexObjectCreate_Reply* out, ReplyBuilder*) {
-  WorkerSession& worker = Worker(session);
   CUDA_RESOURCE_DESC resource;
   CUDA_TEXTURE_DESC texture;
   CUDA_RESOURCE_VIEW_DESC view;
@@ -95,18 +94,18 @@ CUresult Custom_cuTexObjectCreate(Session& session, const Request&, const wire::
       },
       [&](uint64_t other) { driver.cuTexObjectDestroy(other); }, &value);
   if (result != CUDA_SUCCESS) return result;
-  worker.textures().insert({session.CurrentContext(), value});
+  session.textures().insert({session.CurrentContext(), value});
   out->pTexObject = value;
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuTexObjectDestroy(Session& session, const Request&, const wire::cuTexObjectDestroy_Request& in,
+CUresult Custom_cuTexObjectDestroy(WorkerSession& session, const Request&, const wire::cuTexObjectDestroy_Request& in,
                                    wire::cuTexObjectDestroy_Reply*, ReplyBuilder*) {
-  if (Worker(session).textures().erase({session.CurrentContext(), in.texObject}) == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (session.textures().erase({session.CurrentContext(), in.texObject}) == 0) return CUDA_ERROR_INVALID_VALUE;
   return session.driver().cuTexObjectDestroy(in.texObject);
 }
 
-CUresult Custom_cuSurfObjectCreate(Session& session, const Request&, const wire::cuSurfObjectCreate_Request& in,
+CUresult Custom_cuSurfObjectCreate(WorkerSession& session, const Request&, const wire::cuSurfObjectCreate_Request& in,
                                    wire::cuSurfObjectCreate_Reply* out, ReplyBuilder*) {
   CUDA_RESOURCE_DESC resource;
   if (!CopyExactly(in.pResDesc, &resource, sizeof resource)) return kMalformedRequest;
@@ -124,14 +123,14 @@ CUresult Custom_cuSurfObjectCreate(Session& session, const Request&, const wire:
       },
       [&](uint64_t other) { driver.cuSurfObjectDestroy(other); }, &value);
   if (result != CUDA_SUCCESS) return result;
-  Worker(session).surfaces().insert({session.CurrentContext(), value});
+  session.surfaces().insert({session.CurrentContext(), value});
   out->pSurfObject = value;
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuSurfObjectDestroy(Session& session, const Request&, const wire::cuSurfObjectDestroy_Request& in,
+CUresult Custom_cuSurfObjectDestroy(WorkerSession& session, const Request&, const wire::cuSurfObjectDestroy_Request& in,
                                     wire::cuSurfObjectDestroy_Reply*, ReplyBuilder*) {
-  if (Worker(session).surfaces().erase({session.CurrentContext(), in.surfObject}) == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (session.surfaces().erase({session.CurrentContext(), in.surfObject}) == 0) return CUDA_ERROR_INVALID_VALUE;
   return session.driver().cuSurfObjectDestroy(in.surfObject);
 }
 

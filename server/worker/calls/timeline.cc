@@ -20,9 +20,9 @@ constexpr size_t kEventsInReply = 8000;
 
 }  // namespace
 
-CUresult OpTimeline(Session& session, const Request&, const wire::OpTimeline_Request& in, wire::OpTimeline_Reply* out,
-                    ReplyBuilder*) {
-  Timeline& timeline = Worker(session).timeline();
+CUresult OpTimeline(WorkerSession& session, const Request&, const wire::OpTimeline_Request& in,
+                    wire::OpTimeline_Reply* out, ReplyBuilder*) {
+  Timeline& timeline = session.timeline();
   switch (in.action) {
     case driverabi::kTimelineBegin:
       timeline.Begin(in.capacity);

@@ -16,8 +16,8 @@ namespace cuda_remote::server {
 namespace {
 
 // Whether the application reserved all of [address, address + bytes).
-bool IsReserved(WorkerSession& worker, uint64_t address, uint64_t bytes) {
-  auto& reservations = worker.reservations();
+bool IsReserved(WorkerSession& session, uint64_t address, uint64_t bytes) {
+  auto& reservations = session.reservations();
   auto it = reservations.upper_bound(address);
   if (it == reservations.begin()) return false;
   --it;
@@ -26,34 +26,33 @@ bool IsReserved(WorkerSession& worker, uint64_t address, uint64_t bytes) {
 }
 
 // Whether anything is mapped in [address, address + bytes).
-bool HasMappings(WorkerSession& worker, uint64_t address, uint64_t bytes) {
-  const auto& all = worker.ranges().all();
+bool HasMappings(WorkerSession& session, uint64_t address, uint64_t bytes) {
+  const auto& all = session.ranges().all();
   const auto it = all.lower_bound(address);
   return it != all.end() && it->first < address + bytes;
 }
 
 // The physical memory's last user is gone.
-void ReleaseIfUnused(WorkerSession& worker, uint64_t handle) {
-  const auto it = worker.physical().find(handle);
-  if (it == worker.physical().end()) return;
+void ReleaseIfUnused(WorkerSession& session, uint64_t handle) {
+  const auto it = session.physical().find(handle);
+  if (it == session.physical().end()) return;
   const PhysicalFacts& memory = it->second;
   if (!memory.released || memory.mappings != 0 || memory.keep_unmapped) return;
-  worker.driver().cuMemRelease(memory.real);
+  session.driver().cuMemRelease(memory.real);
   PhysicalMemoryReleased(memory.real);
-  worker.physical().erase(it);
-  worker.Unbind(handle);
+  session.physical().erase(it);
+  session.Unbind(handle);
 }
 
 }  // namespace
 
-CUresult Custom_cuMemAddressReserve(Session& session, const Request& request,
+CUresult Custom_cuMemAddressReserve(WorkerSession& session, const Request& request,
                                     const wire::cuMemAddressReserve_Request& in, wire::cuMemAddressReserve_Reply* out,
                                     ReplyBuilder*) {
-  WorkerSession& worker = Worker(session);
   constexpr uint64_t kPage = DeviceArena::kPage;
   if (in.size == 0 || in.size % kPage != 0 || (in.alignment & (in.alignment - 1)) != 0) return CUDA_ERROR_INVALID_VALUE;
   if (in.flags != 0) return CUDA_ERROR_INVALID_VALUE;  // there are none, and the driver is not asked any more
-  AddressSpace* const space = worker.ReservationSpace();
+  AddressSpace* const space = session.ReservationSpace();
   if (space == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   // A hint elsewhere is a wish that the driver need not grant either.
   if (in.address != 0 && in.address % kPage == 0 && space->TakeAt(in.address, in.size)) {
@@ -62,32 +61,30 @@ CUresult Custom_cuMemAddressReserve(Session& session, const Request& request,
     out->address = space->Take(in.size, in.alignment);
   }
   if (out->address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
-  worker.reservations()[out->address] = in.size;
+  session.reservations()[out->address] = in.size;
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuMemAddressFree(Session& session, const Request&, const wire::cuMemAddressFree_Request& in,
+CUresult Custom_cuMemAddressFree(WorkerSession& session, const Request&, const wire::cuMemAddressFree_Request& in,
                                  wire::cuMemAddressFree_Reply*, ReplyBuilder*) {
-  WorkerSession& worker = Worker(session);
-  const auto it = worker.reservations().find(in.ptr);
-  if (it == worker.reservations().end() || it->second != in.size) return CUDA_ERROR_INVALID_VALUE;
-  if (HasMappings(worker, in.ptr, in.size)) return CUDA_ERROR_INVALID_VALUE;
-  worker.reservations().erase(it);
-  worker.ReservationSpace()->Give(in.ptr, in.size);
+  const auto it = session.reservations().find(in.ptr);
+  if (it == session.reservations().end() || it->second != in.size) return CUDA_ERROR_INVALID_VALUE;
+  if (HasMappings(session, in.ptr, in.size)) return CUDA_ERROR_INVALID_VALUE;
+  session.reservations().erase(it);
+  session.ReservationSpace()->Give(in.ptr, in.size);
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuMemMap(Session& session, const Request& request, const wire::cuMemMap_Request& in,
+CUresult Custom_cuMemMap(WorkerSession& session, const Request& request, const wire::cuMemMap_Request& in,
                          wire::cuMemMap_Reply*, ReplyBuilder*) {
-  WorkerSession& worker = Worker(session);
-  const auto memory = worker.physical().find(in.handle);
+  const auto memory = session.physical().find(in.handle);
   CUmemGenericAllocationHandle real;
-  if (memory == worker.physical().end() || !session.Real(Kind::kPhysicalMemory, in.handle, &real)) {
+  if (memory == session.physical().end() || !session.Real(Kind::kPhysicalMemory, in.handle, &real)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   // In a replay the release may come before the mapping that it once followed.
   if (memory->second.released && !request.replay()) return CUDA_ERROR_INVALID_VALUE;
-  if (in.size == 0 || !IsReserved(worker, in.ptr, in.size)) return CUDA_ERROR_INVALID_VALUE;
+  if (in.size == 0 || !IsReserved(session, in.ptr, in.size)) return CUDA_ERROR_INVALID_VALUE;
   const CUresult result = session.driver().cuMemMap(in.ptr, in.size, in.offset, real, in.flags);
   if (result != CUDA_SUCCESS) return result;
   ++memory->second.mappings;
@@ -102,55 +99,52 @@ CUresult Custom_cuMemMap(Session& session, const Request& request, const wire::c
   if (session.driver().cuMemGetAllocationPropertiesFromHandle(&prop, real) == CUDA_SUCCESS &&
       prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
     range.device = prop.location.id;
-  } else if (const ContextInfo* const context = worker.FindContext(session.CurrentContext())) {
+  } else if (const ContextInfo* const context = session.contexts().Find(session.CurrentContext())) {
     range.device = context->device;
   }
-  worker.ranges().Insert(in.ptr, range);
+  session.ranges().Insert(in.ptr, range);
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuMemUnmap(Session& session, const Request&, const wire::cuMemUnmap_Request& in,
+CUresult Custom_cuMemUnmap(WorkerSession& session, const Request&, const wire::cuMemUnmap_Request& in,
                            wire::cuMemUnmap_Reply*, ReplyBuilder*) {
-  WorkerSession& worker = Worker(session);
-  if (in.size == 0 || !IsReserved(worker, in.ptr, in.size)) return CUDA_ERROR_INVALID_VALUE;
+  if (in.size == 0 || !IsReserved(session, in.ptr, in.size)) return CUDA_ERROR_INVALID_VALUE;
   const CUresult result = session.driver().cuMemUnmap(in.ptr, in.size);
   if (result != CUDA_SUCCESS) return result;
   std::vector<std::pair<uint64_t, uint64_t>> gone;  // address, physical memory
-  const auto& all = worker.ranges().all();
+  const auto& all = session.ranges().all();
   for (auto it = all.lower_bound(in.ptr); it != all.end() && it->first < in.ptr + in.size; ++it) {
     if (it->second.kind == DeviceRange::kMapped) gone.emplace_back(it->first, it->second.owner);
   }
   for (const auto& [address, handle] : gone) {
-    worker.ranges().Erase(address);
-    worker.ipc().Forget(address);  // an offer of it
-    const auto memory = worker.physical().find(handle);
-    if (memory != worker.physical().end() && memory->second.mappings != 0) --memory->second.mappings;
-    ReleaseIfUnused(worker, handle);
+    session.ranges().Erase(address);
+    session.ipc().Forget(address);  // an offer of it
+    const auto memory = session.physical().find(handle);
+    if (memory != session.physical().end() && memory->second.mappings != 0) --memory->second.mappings;
+    ReleaseIfUnused(session, handle);
   }
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuMemRetainAllocationHandle(Session& session, const Request&,
+CUresult Custom_cuMemRetainAllocationHandle(WorkerSession& session, const Request&,
                                             const wire::cuMemRetainAllocationHandle_Request& in,
                                             wire::cuMemRetainAllocationHandle_Reply*, ReplyBuilder*) {
-  WorkerSession& worker = Worker(session);
-  const auto memory = worker.physical().find(in.handle);
-  if (memory == worker.physical().end()) return CUDA_ERROR_INVALID_VALUE;
+  const auto memory = session.physical().find(in.handle);
+  if (memory == session.physical().end()) return CUDA_ERROR_INVALID_VALUE;
   // The driver's own handle was kept for the sake of its mappings, so there is nothing to ask the driver for.
   memory->second.released = false;
   memory->second.keep_unmapped = false;
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuMemRelease(Session& session, const Request& request, const wire::cuMemRelease_Request& in,
+CUresult Custom_cuMemRelease(WorkerSession& session, const Request& request, const wire::cuMemRelease_Request& in,
                              wire::cuMemRelease_Reply*, ReplyBuilder*) {
-  WorkerSession& worker = Worker(session);
-  const auto memory = worker.physical().find(in.handle);
-  if (memory == worker.physical().end() || memory->second.released) return CUDA_ERROR_INVALID_VALUE;
+  const auto memory = session.physical().find(in.handle);
+  if (memory == session.physical().end() || memory->second.released) return CUDA_ERROR_INVALID_VALUE;
   // The driver keeps the memory until its last mapping is gone. So do we, with its handle: a replay may still need it.
   memory->second.released = true;
   memory->second.keep_unmapped = request.replay() && memory->second.mappings == 0;
-  ReleaseIfUnused(worker, in.handle);
+  ReleaseIfUnused(session, in.handle);
   return CUDA_SUCCESS;
 }
 

@@ -20,38 +20,38 @@ CUevent EventBehindAll(const DriverTable& driver, const ContextRef& context) {
 }
 
 // All work of the session on these GPUs.
-Work WorkOn(WorkerSession& worker, const std::function<bool(int gpu)>& included) {
+Work WorkOn(WorkerSession& session, const std::function<bool(int gpu)>& included) {
   Work work;
-  if (worker.idle()) return work;
+  if (session.work().idle()) return work;
   std::set<uint64_t> contexts;  // ContextRef::id
-  for (const auto& [handle, context] : worker.contexts()) {
+  for (const auto& [handle, context] : session.contexts().all()) {
     if (included(context.device)) contexts.insert(context.ref.id);
   }
-  const bool all = contexts.size() == worker.contexts().size();
+  const bool all = contexts.size() == session.contexts().all().size();
   const auto add_contexts = [&](const auto& add) {
-    for (const auto& [handle, context] : worker.contexts()) {
+    for (const auto& [handle, context] : session.contexts().all()) {
       if (contexts.count(context.ref.id) != 0) add(context.ref);
     }
   };
   if (CapturesInProgress() == 0) {
     add_contexts([&](const ContextRef& context) { work.contexts.push_back(context); });
-    if (all) work.session = worker.work_given();
+    if (all) work.session = session.work().given();
     return work;
   }
-  worker.handles().ForEach(Kind::kStream, [&](const HandleMap::Entry& entry) {
+  session.handles().ForEach(Kind::kStream, [&](const HandleMap::Entry& entry) {
     const CUstream stream = reinterpret_cast<CUstream>(entry.real);
     if (IsCaptured(stream)) return;
-    const int gpu = worker.GpuOf(entry.handle);
-    if (all || gpu == GpuReach::kAny || included(gpu)) work.streams.emplace_back(worker.AnyContext(), stream);
+    const int gpu = session.GpuOf(entry.handle);
+    if (all || gpu == GpuReach::kAny || included(gpu)) work.streams.emplace_back(session.contexts().Any(), stream);
   });
   const auto add_marks = [&](const std::vector<WorkMark>& marks) {
     for (const WorkMark& mark : marks) {
       if (included(mark.gpu)) work.marks.push_back(mark);
     }
   };
-  add_marks(worker.stream_marks());
-  if (worker.BlockingStreamIsCaptured()) {
-    add_marks(worker.legacy_marks());
+  add_marks(session.work().stream_marks());
+  if (session.work().BlockingStreamIsCaptured()) {
+    add_marks(session.work().legacy_marks());
   } else {
     add_contexts([&](const ContextRef& context) { work.streams.emplace_back(context, CU_STREAM_LEGACY); });
   }
@@ -60,16 +60,16 @@ Work WorkOn(WorkerSession& worker, const std::function<bool(int gpu)>& included)
 
 }  // namespace
 
-Work AllWork(WorkerSession& worker) {
-  return WorkOn(worker, [](int) { return true; });
+Work AllWork(WorkerSession& session) {
+  return WorkOn(session, [](int) { return true; });
 }
 
-Work WorkOnMemoryOf(WorkerSession& worker, int gpu) {
-  return WorkOn(worker, [&worker, gpu](int user) { return worker.MayUseMemoryOf(user, gpu); });
+Work WorkOnMemoryOf(WorkerSession& session, int gpu) {
+  return WorkOn(session, [&session, gpu](int user) { return session.MayUseMemoryOf(user, gpu); });
 }
 
-std::function<CUresult()> WaitFor(WorkerSession& worker, const Work& work) {
-  const DriverTable* const driver = &worker.driver();
+std::function<CUresult()> WaitFor(WorkerSession& session, const Work& work) {
+  const DriverTable* const driver = &session.driver();
   CUresult marked = CUDA_SUCCESS;
   std::vector<CUevent> events;
   for (const auto& [context, stream] : work.streams) {
@@ -89,9 +89,9 @@ std::function<CUresult()> WaitFor(WorkerSession& worker, const Work& work) {
       contexts.push_back(context);
     }
   }
-  if (!work.streams.empty() || !work.contexts.empty()) MakeCurrent(*driver, worker.current_ref());
-  WorkerSession* const session = &worker;
-  return [driver, session, marked, events, contexts, marks = work.marks, all = work.session] {
+  if (!work.streams.empty() || !work.contexts.empty()) MakeCurrent(*driver, session.contexts().current_ref());
+  GpuWork* const session_work = &session.work();
+  return [driver, session_work, marked, events, contexts, marks = work.marks, all = work.session] {
     CUresult result = marked;
     const auto note = [&result](CUresult other) {
       if (result == CUDA_SUCCESS) result = other;
@@ -104,16 +104,16 @@ std::function<CUresult()> WaitFor(WorkerSession& worker, const Work& work) {
       driver->cuEventDestroy_v2(event);
     }
     for (const WorkMark& mark : marks) note(driver->cuEventSynchronize(mark.event.get()));
-    if (result == CUDA_SUCCESS && all != 0) session->NoteSynchronized(all);
+    if (result == CUDA_SUCCESS && all != 0) session_work->NoteSynchronized(all);
     return result;
   };
 }
 
-std::function<CUresult()> WaitBesideSideWork(WorkerSession& worker, const ContextRef& context) {
-  const DriverTable& driver = worker.driver();
+std::function<CUresult()> WaitBesideSideWork(WorkerSession& session, const ContextRef& context) {
+  const DriverTable& driver = session.driver();
   Work work;
   bool blocking = false;
-  worker.handles().ForEach(Kind::kStream, [&](const HandleMap::Entry& entry) {
+  session.handles().ForEach(Kind::kStream, [&](const HandleMap::Entry& entry) {
     const CUstream stream = reinterpret_cast<CUstream>(entry.real);
     if (driver.cuStreamQuery(stream) != CUDA_ERROR_NOT_READY) return;
     blocking = blocking || IsBlocking(stream);
@@ -123,17 +123,17 @@ std::function<CUresult()> WaitBesideSideWork(WorkerSession& worker, const Contex
   // an order that the program has not asked for, and that may never come about.
   if (blocking) return nullptr;
   work.streams.emplace_back(context, CU_STREAM_LEGACY);
-  work.marks = worker.stream_marks();
-  return WaitFor(worker, work);
+  work.marks = session.work().stream_marks();
+  return WaitFor(session, work);
 }
 
-void GiveBackStaging(WorkerSession& worker) {
-  if (!worker.staging().has_much_unused() || CapturesInProgress() != 0) return;
+void GiveBackStaging(WorkerSession& session) {
+  if (!session.staging().has_much_unused() || CapturesInProgress() != 0) return;
   std::vector<ContextRef> contexts;
-  for (const auto& [handle, context] : worker.contexts()) contexts.push_back(context.ref);
-  const bool nothing = worker.QueryAll(contexts) == CUDA_SUCCESS;
-  if (nothing && MakeCurrent(worker.driver(), worker.AnyContext()) == CUDA_SUCCESS) worker.staging().GiveBack();
-  MakeCurrent(worker.driver(), worker.current_ref());
+  for (const auto& [handle, context] : session.contexts().all()) contexts.push_back(context.ref);
+  const bool nothing = session.work().QueryAll(contexts) == CUDA_SUCCESS;
+  if (nothing && MakeCurrent(session.driver(), session.contexts().Any()) == CUDA_SUCCESS) session.staging().GiveBack();
+  MakeCurrent(session.driver(), session.contexts().current_ref());
 }
 
 }  // namespace cuda_remote::server

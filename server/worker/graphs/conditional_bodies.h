@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bodies of conditional nodes, which the driver names only when a node is made.
-#ifndef CUDA_REMOTE_SERVER_WORKER_CALLS_CONDITIONAL_BODIES_H_
-#define CUDA_REMOTE_SERVER_WORKER_CALLS_CONDITIONAL_BODIES_H_
+#ifndef CUDA_REMOTE_SERVER_WORKER_GRAPHS_CONDITIONAL_BODIES_H_
+#define CUDA_REMOTE_SERVER_WORKER_GRAPHS_CONDITIONAL_BODIES_H_
 
 #include <cuda.h>
 
@@ -18,4 +18,4 @@ inline std::unordered_map<CUgraphNode, std::vector<CUgraph>>& ConditionalBodies(
 
 }  // namespace cuda_remote::server
 
-#endif  // CUDA_REMOTE_SERVER_WORKER_CALLS_CONDITIONAL_BODIES_H_
+#endif  // CUDA_REMOTE_SERVER_WORKER_GRAPHS_CONDITIONAL_BODIES_H_

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/worker/modules/exec_pads.h"
+#include "server/worker/graphs/exec_pads.h"
 
 #include <algorithm>
 #include <iterator>

@@ -7,8 +7,8 @@
 // then. It fills them with executables that nothing uses - pads - until the driver gives the right one.
 //
 // Executor only.
-#ifndef CUDA_REMOTE_SERVER_WORKER_MODULES_EXEC_PADS_H_
-#define CUDA_REMOTE_SERVER_WORKER_MODULES_EXEC_PADS_H_
+#ifndef CUDA_REMOTE_SERVER_WORKER_GRAPHS_EXEC_PADS_H_
+#define CUDA_REMOTE_SERVER_WORKER_GRAPHS_EXEC_PADS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -43,4 +43,4 @@ class ExecPads {
 
 }  // namespace cuda_remote::server
 
-#endif  // CUDA_REMOTE_SERVER_WORKER_MODULES_EXEC_PADS_H_
+#endif  // CUDA_REMOTE_SERVER_WORKER_GRAPHS_EXEC_PADS_H_

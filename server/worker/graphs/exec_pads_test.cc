@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The search for an executable's handle, with a driver that gives slots as exec_pads.h says.
-#include "server/worker/modules/exec_pads.h"
+#include "server/worker/graphs/exec_pads.h"
 
 #include <gtest/gtest.h>
 

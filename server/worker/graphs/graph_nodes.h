@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The nodes of a real graph.
-#ifndef CUDA_REMOTE_SERVER_WORKER_SESSION_GRAPH_NODES_H_
-#define CUDA_REMOTE_SERVER_WORKER_SESSION_GRAPH_NODES_H_
+#ifndef CUDA_REMOTE_SERVER_WORKER_GRAPHS_GRAPH_NODES_H_
+#define CUDA_REMOTE_SERVER_WORKER_GRAPHS_GRAPH_NODES_H_
 
 #include <cuda.h>
 
@@ -27,4 +27,4 @@ inline CUresult NodesOf(const DriverTable& driver, CUgraph graph, std::vector<CU
 
 }  // namespace cuda_remote::server
 
-#endif  // CUDA_REMOTE_SERVER_WORKER_SESSION_GRAPH_NODES_H_
+#endif  // CUDA_REMOTE_SERVER_WORKER_GRAPHS_GRAPH_NODES_H_

@@ -30,7 +30,7 @@ namespace cuda_remote::server {
 
 class Uploads {
  public:
-  // Beyond so many bytes clients that ask (client/core/upload_limit.h) wait before they send more.
+  // Beyond so many bytes clients that ask (client/memory/upload_limit.h) wait before they send more.
   static constexpr size_t kPlenty = size_t{256} << 20;
   // Most bytes that are lent at a time, however much is sent: beyond that the executor waits for the oldest.
   static constexpr size_t kMostLent = size_t{1} << 30;

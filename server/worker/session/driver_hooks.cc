@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "proto/driverabi/array_format.h"
+#include "server/worker/graphs/graph_nodes.h"
 #include "server/worker/memory/gpu_reach.h"
 #include "server/worker/memory/snapshot_memory.h"
 #include "server/worker/session/current_context.h"
-#include "server/worker/session/graph_nodes.h"
 
 namespace cuda_remote::server {
 namespace {

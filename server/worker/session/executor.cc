@@ -73,7 +73,7 @@ bool Executor::Execute(const FrameHeader& header, const std::string& message, st
     logging::Trace("{} #{} -> {}{}", CallName(header.call), header.sequence, int(result),
                    reply.deferred ? " (waits)" : "");
   }
-  if (!reply.deferred) session_->Finish(result, reply);
+  if (!reply.deferred) session_->answers().Finish(result, reply);
   if (timed_from != 0) session_->timeline().Add(header.sequence, header.call, uint32_t(result), timed_from);
   return true;
 }
