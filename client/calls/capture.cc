@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Capturing streams into graphs. What the record of a captured graph is: client/core/captures.h.
+// Capturing streams into graphs. What the record of a captured graph is: client/graphs/captures.h.
 
 #include <cuda.h>
 
@@ -32,18 +32,18 @@ CUresult CaptureInfo(CUstream hStream, bool per_thread, CUstreamCaptureStatus* s
   if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.stream); result != CUDA_SUCCESS) {
     return result;
   }
-  if (!call.session().captures().active()) {
+  if (!call.session().graphs().captures().active()) {
     *status = CU_STREAM_CAPTURE_STATUS_NONE;  // and the rest is left alone, as by the driver
     return CUDA_SUCCESS;
   }
   request.want_graph = graph != nullptr;
   request.want_dependencies = dependencies != nullptr;
   // The nodes die with their graph, so its handle must be one that stays.
-  uint64_t known = call.session().captures().GraphOf(request.stream);
+  uint64_t known = call.session().graphs().captures().GraphOf(request.stream);
   if (known == 0 && (request.want_graph || request.want_dependencies)) {
     request.graph = known = call.NewHandle(Kind::kGraph, kNoParent);
     if (!request.graph) return CUDA_ERROR_OUT_OF_MEMORY;
-    request.origin = call.session().captures().OriginOf(request.stream);
+    request.origin = call.session().graphs().captures().OriginOf(request.stream);
   }
   for (size_t i = 0; request.want_dependencies && i < kMaxNewNodes; ++i) {
     const uint64_t node = call.NewHandle(Kind::kGraphNode, known);
@@ -141,22 +141,22 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
   }
   request.phGraph = call.NewHandle(Kind::kGraph, kNoParent);
   if (!request.phGraph) return CUDA_ERROR_OUT_OF_MEMORY;
-  request.streams = session.captures().StreamsOf(request.hStream);
-  request.graph = session.captures().OwnGraphOf(request.hStream);
-  request.added_only = session.captures().OnlyAddsNodes(request.hStream);
+  request.streams = session.graphs().captures().StreamsOf(request.hStream);
+  request.graph = session.graphs().captures().OwnGraphOf(request.hStream);
+  request.added_only = session.graphs().captures().OnlyAddsNodes(request.hStream);
   request.Encode(&call.message());
   const CUresult result = call.Transact();
   if (result != CUDA_SUCCESS) {
     *phGraph = nullptr;
     if (GoesOn(result)) return result;
-    if (const auto failed = session.captures().End(request.hStream)) {
-      session.CaptureFailed(*failed);
+    if (const auto failed = session.graphs().captures().End(request.hStream)) {
+      session.graphs().CaptureFailed(*failed);
       DestroyAll(failed->children);
     }
     return result;
   }
   wire::cuStreamEndCapture_Reply reply;
-  const std::unique_ptr<CaptureRecord> record = session.captures().End(request.hStream);
+  const std::unique_ptr<CaptureRecord> record = session.graphs().captures().End(request.hStream);
   if (!reply.Decode(call.reply()) || !record || reply.flags.size() != record->streams.size() ||
       reply.priorities.size() != record->streams.size()) {
     return session.Lose(ChannelStatus::kProtocolError);
@@ -198,8 +198,10 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
       again.events.push_back({event, parent_of(event)});
     }
   }
-  for (uint64_t at = record->own_graph || !session.captures().active() ? 0 : graph; at != 0; at = parent_of(at)) {
-    if (KindOf(at) == Kind::kGraph && session.captures().EndedInside(at)) record->obstacle = "a capture around it";
+  for (uint64_t at = record->own_graph || !session.graphs().captures().active() ? 0 : graph; at != 0;
+       at = parent_of(at)) {
+    if (KindOf(at) == Kind::kGraph && session.graphs().captures().EndedInside(at))
+      record->obstacle = "a capture around it";
   }
   replay::ObjectKey object{Kind::kGraph, graph};
   if (!record->own_graph) {
@@ -245,7 +247,7 @@ CUresult Custom_cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus* cap
   if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.hStream); result != CUDA_SUCCESS) {
     return result;
   }
-  if (!call.session().captures().active()) {
+  if (!call.session().graphs().captures().active()) {
     *captureStatus = CU_STREAM_CAPTURE_STATUS_NONE;
     return CUDA_SUCCESS;
   }

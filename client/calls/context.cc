@@ -53,7 +53,7 @@ void Describe(Session* session, uint64_t handle, CUdevice dev, unsigned flags) {
 // Has the server end a context. Memory of pools outlives it; what was freed in its streams goes back while these are
 // there.
 CUresult End(Call& call) {
-  call.session().GiveBack(call.session().memory().TakeFreed());
+  call.session().memory().GiveBack(call.session().memory().TakeFreed());
   return call.Transact();
 }
 
@@ -138,7 +138,7 @@ CUresult Custom_cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
     handle = session.objects().PrimaryContextLocked(dev);
     if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
     if (session.objects().LivePrimaryContextLocked(dev)) {
-      session.primary_contexts().Retain(dev);
+      session.objects().primary_contexts().Retain(dev);
       *pctx = AsContext(handle);
       return CUDA_SUCCESS;
     }
@@ -151,9 +151,9 @@ CUresult Custom_cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
   {
     WriterLock lock(&session.objects().mutex());
     // More than 1 after a reset.
-    session.primary_contexts().Retain(dev);
+    session.objects().primary_contexts().Retain(dev);
     Object* const object = session.objects().handles().Find(Kind::kContext, handle);
-    object->flags = session.primary_contexts().flags(dev);
+    object->flags = session.objects().primary_contexts().flags(dev);
     object->id = session.objects().NextContextIdLocked();
     session.objects().SetActiveLocked(handle, object, true);
   }
@@ -171,11 +171,11 @@ CUresult Custom_cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
   uint64_t handle;
   {
     WriterLock lock(&session.objects().mutex());
-    const int retains = session.primary_contexts().retains(dev);
+    const int retains = session.objects().primary_contexts().retains(dev);
     if (retains == 0) return CUDA_ERROR_INVALID_CONTEXT;
     handle = session.objects().PrimaryContextLocked(dev);
     if (retains > 1 || !session.objects().LivePrimaryContextLocked(dev)) {
-      session.primary_contexts().Release(dev);
+      session.objects().primary_contexts().Release(dev);
       return CUDA_SUCCESS;
     }
   }
@@ -185,7 +185,7 @@ CUresult Custom_cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
   request.Encode(&call.message());
   if (const CUresult result = End(call); result != CUDA_SUCCESS) return result;
   Forget(call, handle);
-  session.primary_contexts().Release(dev);
+  session.objects().primary_contexts().Release(dev);
   return CUDA_SUCCESS;
 }
 
@@ -224,7 +224,7 @@ CUresult Custom_cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags) 
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   WriterLock lock(&session.objects().mutex());
-  session.primary_contexts().SetFlags(dev, flags);
+  session.objects().primary_contexts().SetFlags(dev, flags);
   if ((flags & CU_CTX_SCHED_MASK) == CU_CTX_SCHED_BLOCKING_SYNC) session.connection().WaitAsleep();
   Object* const context = session.objects().LivePrimaryContextLocked(dev);
   if (!context) return CUDA_SUCCESS;
@@ -252,7 +252,7 @@ CUresult Custom_cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int* flags, in
   if (!flags || !active) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckDevice(session, dev); result != CUDA_SUCCESS) return result;
   WriterLock lock(&session->objects().mutex());
-  *flags = session->primary_contexts().flags(dev);
+  *flags = session->objects().primary_contexts().flags(dev);
   *active = session->objects().LivePrimaryContextLocked(dev) != nullptr;
   return CUDA_SUCCESS;
 }

@@ -100,7 +100,7 @@ CUresult CopyUnified(Call& call, CUdeviceptr dst, CUdeviceptr src, size_t bytes,
   if (to_device) return CopyToDevice(call, dst, host_src, bytes, stream, blocking);
   if (from_device) return CopyToHost(call, host_dst, src, bytes, stream, blocking);
   // Host to host, in the stream's order.
-  if (!blocking && call.session().captures().IsCaptured(stream)) {
+  if (!blocking && call.session().graphs().captures().IsCaptured(stream)) {
     CUDA_MEMCPY3D copy{};
     copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_HOST;
     copy.srcHost = host_src;
@@ -208,10 +208,11 @@ bool IsSharedHostMemory(Session& session, const void* address, size_t bytes, uin
   const uint64_t start = reinterpret_cast<uint64_t>(address);
   *device = start;
   if (IsManaged(session, start, bytes)) return true;
-  if (!session.shared_memory() && !session.managed_mirror().active()) return false;
+  if (!session.shared_memory() && !session.memory().managed_mirror().active()) return false;
   ReaderLock lock(&session.memory().mutex());
   const auto* range = session.memory().host_ranges().Find(start);
-  if (!range || !range->Contains(start, bytes) || !session.host_mappings().IsReachable(range->value)) return false;
+  if (!range || !range->Contains(start, bytes) || !session.memory().host_mappings().IsReachable(range->value))
+    return false;
   if (range->value.on_device) *device = range->value.device + (start - range->start);
   return true;
 }
@@ -263,7 +264,7 @@ CUresult CopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes
   if (uint64_t from_device; IsSharedHostMemory(session, src, bytes, &from_device)) {
     return CopyByAddress(call, dst, from_device, bytes, stream, blocking);
   }
-  if (!blocking && session.captures().IsCaptured(stream)) {
+  if (!blocking && session.graphs().captures().IsCaptured(stream)) {
     if (uint64_t pinned; PinnedForGraph(call, src, bytes, &pinned)) {
       return CopyByAddress(call, dst, pinned, bytes, stream, false);
     }
@@ -271,7 +272,7 @@ CUresult CopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes
   }
   if (const CUresult result = SettleHostFunctions(call, stream); result != CUDA_SUCCESS) return result;
   // Mirrored memory travels with the calls of the ordinary way.
-  const bool staged = !session.managed_mirror().active() && !IsManaged(session, dst, 1);
+  const bool staged = !session.memory().managed_mirror().active() && !IsManaged(session, dst, 1);
   if (CUresult result; staged && StagedCopyToDevice(call, dst, src, bytes, stream, &result)) return result;
   call.set_id(kCall_cuMemcpyHtoDAsync_v2);
   const bool known = IsKnownDeviceRange(session, dst, bytes);
@@ -289,7 +290,7 @@ CUresult CopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes
     request.bytes = piece;
     request.stream = stream;
     request.blocking = wait && last;
-    request.bounded = session.upload_limit().ShouldAsk(piece);
+    request.bounded = session.memory().upload_limit().ShouldAsk(piece);
     call.message().clear();
     request.Encode(&call.message());
     call.SetPayload({from + done, piece});
@@ -310,13 +311,13 @@ CUresult CopyToHost(Call& call, void* dst, CUdeviceptr src, size_t bytes, uint64
     const CUresult result = CopyByAddress(call, to_device, src, bytes, stream, blocking);
     return result == CUDA_SUCCESS && blocking ? session.TakePendingError() : result;
   }
-  if (!blocking && session.captures().IsCaptured(stream)) {
+  if (!blocking && session.graphs().captures().IsCaptured(stream)) {
     if (uint64_t pinned; PinnedForGraph(call, dst, bytes, &pinned)) {
       return CopyByAddress(call, pinned, src, bytes, stream, false);
     }
     return CaptureCopy(dst, nullptr, src, bytes, stream);
   }
-  const bool staged = !session.managed_mirror().active() && !IsManaged(session, src, 1);
+  const bool staged = !session.memory().managed_mirror().active() && !IsManaged(session, src, 1);
   if (CUresult result; staged && StagedCopyToHost(call, dst, src, bytes, stream, &result)) return result;
   call.set_id(kCall_cuMemcpyDtoHAsync_v2);
   char* const to = static_cast<char*>(dst);

@@ -279,7 +279,7 @@ CUresult Copy2D(const CUDA_MEMCPY2D* pCopy, CUstream stream, bool per_thread, bo
   if (AlwaysOnServer(copy.srcMemoryType, copy.dstMemoryType)) {
     return CopyOnServer<wire::cuMemcpy2DAsync_v2_Request>(call, copy, wire_stream, unaligned, blocking);
   }
-  if (!blocking && call.session().captures().IsCaptured(wire_stream)) {
+  if (!blocking && call.session().graphs().captures().IsCaptured(wire_stream)) {
     if (!ReachSides(call, &copy)) return CaptureStagedNode(wire_stream, box);
     return CopyOnServer<wire::cuMemcpy2DAsync_v2_Request>(call, copy, wire_stream, unaligned, false);
   }
@@ -308,7 +308,7 @@ CUresult Copy3D(const CUDA_MEMCPY3D* pCopy, CUstream stream, bool per_thread, bo
   if (AlwaysOnServer(copy.srcMemoryType, copy.dstMemoryType)) {
     return CopyOnServer<wire::cuMemcpy3DAsync_v2_Request>(call, copy, wire_stream, false, blocking);
   }
-  if (!blocking && call.session().captures().IsCaptured(wire_stream)) {
+  if (!blocking && call.session().graphs().captures().IsCaptured(wire_stream)) {
     if (!ReachSides(call, &copy)) return CaptureStagedNode(wire_stream, copy);
     return CopyOnServer<wire::cuMemcpy3DAsync_v2_Request>(call, copy, wire_stream, false, false);
   }

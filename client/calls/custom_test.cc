@@ -138,7 +138,7 @@ TEST_F(CustomTest, MemoryStaysIfTheServerRefusesToFreeIt) {
   server_->On(kOpMemFree, FakeServer::Answer());
   EXPECT_EQ(cuMemFreeAsync(memory, nullptr), CUDA_SUCCESS);
   EXPECT_FALSE(InLog(Kind::kDeviceMemory, memory));
-  EXPECT_NE(Session::Get()->captures().End(reinterpret_cast<uint64_t>(stream)), nullptr);
+  EXPECT_NE(Session::Get()->graphs().captures().End(reinterpret_cast<uint64_t>(stream)), nullptr);
   EXPECT_EQ(cuStreamDestroy(stream), CUDA_SUCCESS);
 }
 
@@ -401,7 +401,7 @@ TEST_F(CustomTest, MemoryOfPoolsOutlivesContexts) {
   block.bytes = 64;
   block.context = MakeHandle(Kind::kContext, 1000, 1);
   Sent();
-  Session::Get()->GiveBack({block});
+  Session::Get()->memory().GiveBack({block});
   SentRequests();
   ASSERT_EQ(sent_.size(), 1u);
   EXPECT_EQ(sent_[0].header.context_or_result, 0u);
@@ -443,7 +443,7 @@ TEST_F(CustomTest, HostMemoryInACaptureIsNeededByItsGraph) {
   for (const auto& [needed, copy] : copies) {
     ASSERT_EQ(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
     EXPECT_EQ(copy(), CUDA_SUCCESS);
-    const auto captured = Session::Get()->captures().End(reinterpret_cast<uint64_t>(stream));
+    const auto captured = Session::Get()->graphs().captures().End(reinterpret_cast<uint64_t>(stream));
     ASSERT_NE(captured, nullptr);
     EXPECT_EQ(captured->obstacle, "");
     const replay::ObjectKey key{Kind::kHostMemory, needed};

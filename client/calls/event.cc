@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elapsed times between events, also where the job has moved to another server in between.
+// Events: recording them, asking whether they are done, and the times between them, also where the job has moved to
+// another server in between.
 
 #include <cuda.h>
 
 #include <vector>
 
 #include "client/calls/bodies.gen.h"
+#include "client/calls/wait.h"
 #include "client/core/call.h"
 #include "client/core/session.h"
 #include "proto/codec/codec.h"
@@ -70,6 +72,46 @@ CUresult Elapsed(const CallInfo& info, float* milliseconds, CUevent start, CUeve
   return CUDA_SUCCESS;
 }
 
+template <typename Request>
+CUresult OfEvent(const CallInfo& info, CUevent event, bool waits) {
+  Call call(info);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  Question question{Kind::kEvent, reinterpret_cast<uint64_t>(event), 0, waits};
+  if (!call.Valid(question.kind, question.object)) return CUDA_ERROR_INVALID_HANDLE;
+  if (IsKnown(call.session(), &question)) return AnswerKnown(call.session(), question);
+  Request request;
+  request.hEvent = question.object;
+  request.Encode(&call.message());
+  return AskServer(call, question);
+}
+
+// Whether event and stream are of different contexts. The driver refuses to record it then, and only a caller that
+// waits hears of that from this call.
+bool OfTwoContexts(Call& call, uint64_t event, uint64_t stream) {
+  RecordedObjects& objects = call.session().objects();
+  if (!objects.several_contexts()) return false;
+  const uint64_t of_event = objects.WholeContextOf(event);
+  const uint64_t place = KindOf(stream) == Kind::kStream ? stream : call.thread().current_context();
+  return of_event != 0 && of_event != objects.WholeContextOf(place);
+}
+
+// The wire's request of either way to record.
+template <typename Request>
+CUresult Record(const CallInfo& info, CUevent event, CUstream stream, bool per_thread, Request request) {
+  Call call(info);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  request.hEvent = reinterpret_cast<uint64_t>(event);
+  if (!call.Valid(Kind::kEvent, event)) return CUDA_ERROR_INVALID_HANDLE;
+  if (const CUresult result = call.StreamToWire(stream, per_thread, &request.hStream); result != CUDA_SUCCESS) {
+    return result;
+  }
+  request.Encode(&call.message());
+  if (call.session().objects().RecordsQuietly(request.hEvent)) call.SendQuietly();
+  const CUresult result = OfTwoContexts(call, request.hEvent, request.hStream) ? call.Transact() : call.Send();
+  call.session().completions().EventRecorded(request.hEvent);
+  return result;
+}
+
 }  // namespace
 
 CUresult Custom_cuEventElapsedTime(float* pMilliseconds, CUevent hStart, CUevent hEnd) {
@@ -78,6 +120,24 @@ CUresult Custom_cuEventElapsedTime(float* pMilliseconds, CUevent hStart, CUevent
 
 CUresult Custom_cuEventElapsedTime_v2(float* pMilliseconds, CUevent hStart, CUevent hEnd) {
   return Elapsed(info::k_cuEventElapsedTime_v2, pMilliseconds, hStart, hEnd);
+}
+
+CUresult Custom_cuEventRecord(CUevent hEvent, CUstream hStream, bool per_thread) {
+  return Record(info::k_cuEventRecord, hEvent, hStream, per_thread, wire::cuEventRecord_Request());
+}
+
+CUresult Custom_cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags, bool per_thread) {
+  wire::cuEventRecordWithFlags_Request request;
+  request.flags = flags;
+  return Record(info::k_cuEventRecordWithFlags, hEvent, hStream, per_thread, request);
+}
+
+CUresult Custom_cuEventQuery(CUevent hEvent) {
+  return OfEvent<wire::cuEventQuery_Request>(info::k_cuEventQuery, hEvent, false);
+}
+
+CUresult Custom_cuEventSynchronize(CUevent hEvent) {
+  return OfEvent<wire::cuEventSynchronize_Request>(info::k_cuEventSynchronize, hEvent, true);
 }
 
 }  // namespace cuda_remote::client

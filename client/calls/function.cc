@@ -101,12 +101,12 @@ CUresult GetName(const CallInfo& info, uint64_t function, const char** name) {
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   // Kernels are of no context, and have names without one.
   if (const std::string known = NameOfKernel(call.session(), function); !known.empty()) {
-    *name = call.session().names().Intern(known);
+    *name = call.session().objects().names().Intern(known);
     return CUDA_SUCCESS;
   }
   std::shared_ptr<FunctionInfo> facts;
   const CUresult result = FindFunctionInfo(call, function, &facts);
-  if (result == CUDA_SUCCESS) *name = call.session().names().Intern(facts->name);
+  if (result == CUDA_SUCCESS) *name = call.session().objects().names().Intern(facts->name);
   return result;
 }
 

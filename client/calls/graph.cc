@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Graph calls whose results do not fit the generator's rules.
+// Graphs as wholes: making executables of them, launching those, clones, updates, drawings. Nodes: graph_nodes.cc.
 
 #include <cuda.h>
+#include <fcntl.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -29,9 +33,9 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
   request.graph = reinterpret_cast<uint64_t>(graph);
   if (!call.Valid(Kind::kGraph, request.graph)) return CUDA_ERROR_INVALID_VALUE;
   Session& session = call.session();
-  if (session.disguised_nodes().uses_memory()) {
-    ReaderLock lock(&session.disguised_nodes().mutex());
-    const CUresult may = session.disguised_nodes().memory().MayInstantiate(request.graph);
+  if (session.graphs().disguised_nodes().uses_memory()) {
+    ReaderLock lock(&session.graphs().disguised_nodes().mutex());
+    const CUresult may = session.graphs().disguised_nodes().memory().MayInstantiate(request.graph);
     if (may != CUDA_SUCCESS) return may;
   }
   request.exec = call.NewHandle(Kind::kGraphExec, kNoParent);
@@ -59,13 +63,13 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
   call.message().clear();
   request.Encode(&call.message());
   call.Created({Kind::kGraphExec, request.exec}, {{Kind::kGraph, request.graph}});
-  if (session.disguised_nodes().uses_memory()) {
-    WriterLock lock(&session.disguised_nodes().mutex());
-    driverabi::GraphMemory& memory = session.disguised_nodes().memory();
+  if (session.graphs().disguised_nodes().uses_memory()) {
+    WriterLock lock(&session.graphs().disguised_nodes().mutex());
+    driverabi::GraphMemory& memory = session.graphs().disguised_nodes().memory();
     memory.Instantiated(request.graph, request.exec, (flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0);
     if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) memory.Uploaded(request.exec);
   }
-  session.disguised_nodes().Instantiated(request.graph, request.exec, &session.objects());
+  session.graphs().disguised_nodes().Instantiated(request.graph, request.exec, &session.objects());
   *exec = reinterpret_cast<CUgraphExec>(request.exec);
   if (launchable) {
     {
@@ -74,7 +78,7 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
       if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)
         session.objects().graph_records().Uploaded({Kind::kGraphExec, request.exec});
     }
-    session.driver_execs().Name(reply.handle, request.exec);
+    session.graphs().driver_execs().Name(reply.handle, request.exec);
     *exec = reinterpret_cast<CUgraphExec>(reply.handle);
   }
   return CUDA_SUCCESS;
@@ -91,9 +95,9 @@ CUresult UpdateNodes(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInf
     return CUDA_ERROR_INVALID_VALUE;
   }
   Session& session = call.session();
-  if (session.disguised_nodes().uses_memory()) {
-    ReaderLock lock(&session.disguised_nodes().mutex());
-    if (!session.disguised_nodes().memory().MayUpdate(request.exec, request.graph)) {
+  if (session.graphs().disguised_nodes().uses_memory()) {
+    ReaderLock lock(&session.graphs().disguised_nodes().mutex());
+    if (!session.graphs().disguised_nodes().memory().MayUpdate(request.exec, request.graph)) {
       *info = {};
       info->result = CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
       return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
@@ -109,13 +113,13 @@ CUresult UpdateNodes(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInf
   }
   if (result != CUDA_SUCCESS) return result;
   call.Modified({Kind::kGraphExec, request.exec}, 0, {{Kind::kGraph, request.graph}});
-  if (session.disguised_nodes().uses_memory()) {
-    driverabi::GraphMemory::Addresses gone;
+  if (session.graphs().disguised_nodes().uses_memory()) {
+    DisguisedNodes::Addresses gone;
     {
-      WriterLock lock(&session.disguised_nodes().mutex());
-      session.disguised_nodes().memory().Updated(request.exec, request.graph, &gone);
+      WriterLock lock(&session.graphs().disguised_nodes().mutex());
+      session.graphs().disguised_nodes().memory().Updated(request.exec, request.graph, &gone);
     }
-    session.FreeGraphMemory(gone);
+    session.graphs().FreeMemory(gone);
   }
   return CUDA_SUCCESS;
 }
@@ -123,6 +127,53 @@ CUresult UpdateNodes(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInf
 CUresult Update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* info) {
   if (!Session::Get()) return CUDA_ERROR_NOT_INITIALIZED;
   return UpdateStaged(exec, graph, [&] { return UpdateNodes(exec, graph, info); });
+}
+
+// A launch that may allocate and free.
+CUresult LaunchWithMemory(Call& call, const wire::cuGraphLaunch_Request& request, bool waits) {
+  Session& session = call.session();
+  DisguisedNodes::Addresses gone;
+  {
+    WriterLock lock(&session.graphs().disguised_nodes().mutex());
+    driverabi::GraphMemory& memory = session.graphs().disguised_nodes().memory();
+    if (memory.ExecHasNodes(request.hGraph)) {
+      // It would become a child graph.
+      if (session.graphs().captures().IsCaptured(request.hStream)) return CUDA_ERROR_NOT_SUPPORTED;
+      const CUresult may = memory.MayLaunch(request.hGraph);
+      if (may != CUDA_SUCCESS) return may;
+      memory.Launched(request.hGraph, &gone);
+    }
+  }
+  const CUresult result = waits ? call.Transact() : call.Send();
+  session.graphs().FreeMemory(gone);
+  return result;
+}
+
+// Notes that an executable has come to the GPU, by an upload or a launch in `stream`, if kernels may launch it.
+CUresult NoteUpload(Call& call, CUresult result, uint64_t exec, uint64_t stream) {
+  Session& session = call.session();
+  if (result != CUDA_SUCCESS || !session.graphs().driver_execs().Has(exec)) return result;
+  if (session.graphs().captures().IsCaptured(stream)) return result;  // it became a child graph
+  WriterLock lock(&session.objects().mutex());
+  session.objects().graph_records().Uploaded({Kind::kGraphExec, exec});
+  return result;
+}
+
+// All but what is done for copies of pageable memory. `waits`: for the server's answer.
+CUresult LaunchAlone(CUgraphExec hGraph, CUstream hStream, bool per_thread, bool waits) {
+  Call call(info::k_cuGraphLaunch);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuGraphLaunch_Request request;
+  request.hGraph = reinterpret_cast<uint64_t>(hGraph);
+  if (!call.Valid(Kind::kGraphExec, request.hGraph)) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.hStream); result != CUDA_SUCCESS) {
+    return result;
+  }
+  request.Encode(&call.message());
+  const bool with_memory = call.session().graphs().disguised_nodes().uses_memory();
+  const CUresult result =
+      with_memory ? LaunchWithMemory(call, request, waits) : (waits ? call.Transact() : call.Send());
+  return NoteUpload(call, result, request.hGraph, request.hStream);
 }
 
 }  // namespace
@@ -191,9 +242,9 @@ CUresult Custom_cuGraphClone(CUgraph* phGraphClone, CUgraph originalGraph) {
     request.Encode(&call.message());
     if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
     call.Created({Kind::kGraph, request.phGraphClone}, {{Kind::kGraph, request.originalGraph}});
-    if (session.disguised_nodes().any()) {
-      ReaderLock lock(&session.disguised_nodes().mutex());
-      for (const auto& [node, facts] : session.disguised_nodes().nodes()) {
+    if (session.graphs().disguised_nodes().any()) {
+      ReaderLock lock(&session.graphs().disguised_nodes().mutex());
+      for (const auto& [node, facts] : session.graphs().disguised_nodes().nodes()) {
         if (facts.graph == request.originalGraph) disguised.emplace_back(node, facts);
       }
     }
@@ -205,8 +256,8 @@ CUresult Custom_cuGraphClone(CUgraph* phGraphClone, CUgraph originalGraph) {
     const CUresult result = Custom_cuGraphNodeFindInClone(&copy, reinterpret_cast<CUgraphNode>(node), *phGraphClone);
     if (result != CUDA_SUCCESS) continue;  // it was taken out of the graph
     Session* const session = Session::Get();
-    WriterLock lock(&session->disguised_nodes().mutex());
-    DisguisedNode& kept = session->disguised_nodes().nodes()[reinterpret_cast<uint64_t>(copy)];
+    WriterLock lock(&session->graphs().disguised_nodes().mutex());
+    DisguisedNode& kept = session->graphs().disguised_nodes().nodes()[reinterpret_cast<uint64_t>(copy)];
     kept = facts;
     kept.graph = request.phGraphClone;
   }
@@ -279,9 +330,67 @@ CUresult GraphOfNode(CUgraphNode hNode, uint32_t body, CUgraph* phGraph) {
   wire::cuGraphChildGraphNodeGetGraph_Reply reply;
   if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
   if (reply.graph == request.graph) call.Created({Kind::kGraph, request.graph});
-  if (body != 0) call.session().disguised_nodes().NoteBody(reply.graph);
+  if (body != 0) call.session().graphs().disguised_nodes().NoteBody(reply.graph);
   *phGraph = reinterpret_cast<CUgraph>(reply.graph);
   return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuGraphLaunch(CUgraphExec hGraph, CUstream hStream, bool per_thread) {
+  Session* const session = Session::Get();
+  if (session && session->graphs().disguised_nodes().any_at_launch()) {
+    // Bytes that were taken for a launch that the server refuses must not become those of the next one.
+    const auto launch = [&] { return LaunchAlone(hGraph, hStream, per_thread, true); };
+    if (CUresult result; LaunchStaged(hGraph, hStream, per_thread, launch, &result)) return result;
+  }
+  return LaunchAlone(hGraph, hStream, per_thread, false);
+}
+
+CUresult Custom_cuGraphUpload(CUgraphExec hGraphExec, CUstream hStream, bool per_thread) {
+  Call call(info::k_cuGraphUpload);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuGraphUpload_Request request;
+  request.hGraph = reinterpret_cast<uint64_t>(hGraphExec);
+  if (!call.Valid(Kind::kGraphExec, request.hGraph)) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.hStream); result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (call.session().graphs().disguised_nodes().uses_memory()) {
+    WriterLock lock(&call.session().graphs().disguised_nodes().mutex());
+    call.session().graphs().disguised_nodes().memory().Uploaded(request.hGraph);
+  }
+  request.Encode(&call.message());
+  return NoteUpload(call, call.Send(), request.hGraph, request.hStream);
+}
+
+CUresult Custom_cuGraphDebugDotPrint(CUgraph hGraph, const char* path, unsigned int flags) {
+  if (!path) return CUDA_ERROR_INVALID_VALUE;
+  Call call(info::k_cuGraphDebugDotPrint);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuGraphDebugDotPrint_Request request;
+  request.graph = reinterpret_cast<uint64_t>(hGraph);
+  if (!call.Valid(Kind::kGraph, request.graph)) return CUDA_ERROR_INVALID_VALUE;
+  request.flags = flags;
+  std::string text;
+  wire::cuGraphDebugDotPrint_Reply reply;
+  do {
+    request.offset = text.size();
+    call.message().clear();
+    request.Encode(&call.message());
+    if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+    if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+    text.append(reply.text);
+  } while (!reply.text.empty() && text.size() < reply.total);
+  const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+  bool good = true;
+  for (size_t written = 0; good && written < text.size();) {
+    const ssize_t n = write(fd, text.data() + written, text.size() - written);
+    if (n < 0 && errno == EINTR) continue;
+    good = n > 0;
+    if (good) written += size_t(n);
+  }
+  if (close(fd) != 0) good = false;
+  return good ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
 }  // namespace cuda_remote::client

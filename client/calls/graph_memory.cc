@@ -7,7 +7,6 @@
 
 #include "client/calls/bodies.gen.h"
 #include "client/calls/captured_node.h"
-#include "client/calls/staged_node.h"
 #include "client/core/session.h"
 #include "proto/codec/codec.h"
 
@@ -85,9 +84,9 @@ CUresult FindFreed(Session* session, const char* name, uint64_t graph, const CUg
                    uint64_t bytes, int device, CUdeviceptr* address) {
   *address = 0;
   std::vector<driverabi::GraphMemory::Freed> freed;
-  if (count != 0 && count <= kMostDependencies && session->disguised_nodes().uses_memory()) {
-    ReaderLock lock(&session->disguised_nodes().mutex());
-    freed = session->disguised_nodes().memory().FreedFor(graph, bytes, device);
+  if (count != 0 && count <= kMostDependencies && session->graphs().disguised_nodes().uses_memory()) {
+    ReaderLock lock(&session->graphs().disguised_nodes().mutex());
+    freed = session->graphs().disguised_nodes().memory().FreedFor(graph, bytes, device);
   }
   if (freed.empty()) return CUDA_SUCCESS;
   const CallInfo info = Under(info::k_OpNodeBefore, name);
@@ -131,8 +130,8 @@ CUresult AddAllocation(const char* name, CUgraphNode* node, CUgraph graph, const
   bool again = false;
   if (address) {
     // Another thread may have been faster.
-    WriterLock lock(&session->disguised_nodes().mutex());
-    again = session->disguised_nodes().memory().AllocatesAgain(handle, address);
+    WriterLock lock(&session->graphs().disguised_nodes().mutex());
+    again = session->graphs().disguised_nodes().memory().AllocatesAgain(handle, address);
   }
   if (!again) {
     const CallInfo info = Under(info::k_OpMemAlloc, name);
@@ -142,19 +141,19 @@ CUresult AddAllocation(const char* name, CUgraphNode* node, CUgraph graph, const
   const CUresult result = AddStandIn(name, node, graph, dependencies, edges, count, address);
   if (result != CUDA_SUCCESS) {
     if (!again) {
-      session->FreeGraphMemory({address});
+      session->graphs().FreeMemory({address});
       return result;
     }
-    WriterLock lock(&session->disguised_nodes().mutex());
-    session->disguised_nodes().memory().DoesNotAllocateAgain(handle, address);
+    WriterLock lock(&session->graphs().disguised_nodes().mutex());
+    session->graphs().disguised_nodes().memory().DoesNotAllocateAgain(handle, address);
     return result;
   }
   params->dptr = address;
-  WriterLock lock(&session->disguised_nodes().mutex());
-  session->disguised_nodes().set_uses_memory();
-  session->disguised_nodes().set_any();
-  if (!again) session->disguised_nodes().memory().Allocates(handle, address, params->bytesize, device);
-  DisguisedNode& kept = session->disguised_nodes().nodes()[reinterpret_cast<uint64_t>(*node)];
+  WriterLock lock(&session->graphs().disguised_nodes().mutex());
+  session->graphs().disguised_nodes().set_uses_memory();
+  session->graphs().disguised_nodes().set_any();
+  if (!again) session->graphs().disguised_nodes().memory().Allocates(handle, address, params->bytesize, device);
+  DisguisedNode& kept = session->graphs().disguised_nodes().nodes()[reinterpret_cast<uint64_t>(*node)];
   kept.graph = handle;
   kept.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
   kept.allocation = *params;
@@ -173,15 +172,15 @@ CUresult AddFree(const char* name, CUgraphNode* node, CUgraph graph, const CUgra
   if (!session->objects().Usable(Kind::kGraph, handle)) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckOwn(session, graph); result != CUDA_SUCCESS) return result;
   {
-    ReaderLock lock(&session->disguised_nodes().mutex());
-    const CUresult may = session->disguised_nodes().memory().MayFree(handle, address);
+    ReaderLock lock(&session->graphs().disguised_nodes().mutex());
+    const CUresult may = session->graphs().disguised_nodes().memory().MayFree(handle, address);
     if (may != CUDA_SUCCESS) return may;
   }
   const CUresult result = AddStandIn(name, node, graph, dependencies, edges, count, 0);
   if (result != CUDA_SUCCESS) return result;
-  WriterLock lock(&session->disguised_nodes().mutex());
-  session->disguised_nodes().memory().Frees(handle, address, reinterpret_cast<uint64_t>(*node));
-  DisguisedNode& kept = session->disguised_nodes().nodes()[reinterpret_cast<uint64_t>(*node)];
+  WriterLock lock(&session->graphs().disguised_nodes().mutex());
+  session->graphs().disguised_nodes().memory().Frees(handle, address, reinterpret_cast<uint64_t>(*node));
+  DisguisedNode& kept = session->graphs().disguised_nodes().nodes()[reinterpret_cast<uint64_t>(*node)];
   kept.graph = handle;
   kept.type = CU_GRAPH_NODE_TYPE_MEM_FREE;
   kept.allocation.dptr = address;
@@ -196,65 +195,18 @@ CUresult FindOfType(const char* name, CUgraphNode node, CUgraphNodeType type, Di
   return FindDisguised(call.session(), node, found) && found->type == type ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-// A launch that may allocate and free.
-CUresult LaunchWithMemory(Call& call, const wire::cuGraphLaunch_Request& request, bool waits) {
-  Session& session = call.session();
-  Addresses gone;
-  {
-    WriterLock lock(&session.disguised_nodes().mutex());
-    driverabi::GraphMemory& memory = session.disguised_nodes().memory();
-    if (memory.ExecHasNodes(request.hGraph)) {
-      // It would become a child graph.
-      if (session.captures().IsCaptured(request.hStream)) return CUDA_ERROR_NOT_SUPPORTED;
-      const CUresult may = memory.MayLaunch(request.hGraph);
-      if (may != CUDA_SUCCESS) return may;
-      memory.Launched(request.hGraph, &gone);
-    }
-  }
-  const CUresult result = waits ? call.Transact() : call.Send();
-  session.FreeGraphMemory(gone);
-  return result;
-}
-
-// Notes that an executable has come to the GPU, by an upload or a launch in `stream`, if kernels may launch it.
-CUresult NoteUpload(Call& call, CUresult result, uint64_t exec, uint64_t stream) {
-  Session& session = call.session();
-  if (result != CUDA_SUCCESS || !session.driver_execs().Has(exec)) return result;
-  if (session.captures().IsCaptured(stream)) return result;  // it became a child graph
-  WriterLock lock(&session.objects().mutex());
-  session.objects().graph_records().Uploaded({Kind::kGraphExec, exec});
-  return result;
-}
-
 CUresult CheckDevice(Call& call, CUdevice device) {
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   return device >= 0 && size_t(device) < call.session().devices().size() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
-// All but what is done for copies of pageable memory. `waits`: for the server's answer.
-CUresult LaunchAlone(CUgraphExec hGraph, CUstream hStream, bool per_thread, bool waits) {
-  Call call(info::k_cuGraphLaunch);
-  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  wire::cuGraphLaunch_Request request;
-  request.hGraph = reinterpret_cast<uint64_t>(hGraph);
-  if (!call.Valid(Kind::kGraphExec, request.hGraph)) return CUDA_ERROR_INVALID_VALUE;
-  if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.hStream); result != CUDA_SUCCESS) {
-    return result;
-  }
-  request.Encode(&call.message());
-  const bool with_memory = call.session().disguised_nodes().uses_memory();
-  const CUresult result =
-      with_memory ? LaunchWithMemory(call, request, waits) : (waits ? call.Transact() : call.Send());
-  return NoteUpload(call, result, request.hGraph, request.hStream);
-}
-
 }  // namespace
 
 bool FindDisguised(Session& session, CUgraphNode node, DisguisedNode* found) {
-  if (!session.disguised_nodes().any()) return false;
-  ReaderLock lock(&session.disguised_nodes().mutex());
-  const auto it = session.disguised_nodes().nodes().find(reinterpret_cast<uint64_t>(node));
-  if (it == session.disguised_nodes().nodes().end()) return false;
+  if (!session.graphs().disguised_nodes().any()) return false;
+  ReaderLock lock(&session.graphs().disguised_nodes().mutex());
+  const auto it = session.graphs().disguised_nodes().nodes().find(reinterpret_cast<uint64_t>(node));
+  if (it == session.graphs().disguised_nodes().nodes().end()) return false;
   *found = it->second;
   return true;
 }
@@ -281,8 +233,8 @@ CUresult CaptureAllocation(Call& call, uint64_t stream, size_t bytes, uint64_t p
 CUresult CaptureFree(Call& call, uint64_t stream, CUdeviceptr dptr) {
   {
     // Before the capture's graph gets a handle for it: other memory than a graph's is an error that ends no capture.
-    ReaderLock lock(&call.session().disguised_nodes().mutex());
-    if (!call.session().disguised_nodes().memory().Contains(dptr)) return CUDA_ERROR_INVALID_VALUE;
+    ReaderLock lock(&call.session().graphs().disguised_nodes().mutex());
+    if (!call.session().graphs().disguised_nodes().memory().Contains(dptr)) return CUDA_ERROR_INVALID_VALUE;
   }
   const char* const name = call.info().name;
   return AddToCapture(
@@ -291,27 +243,27 @@ CUresult CaptureFree(Call& call, uint64_t stream, CUdeviceptr dptr) {
 }
 
 bool FreeOfGraph(Session& session, CUdeviceptr dptr, CUresult* result) {
-  if (!session.disguised_nodes().uses_memory()) return false;
+  if (!session.graphs().disguised_nodes().uses_memory()) return false;
   Addresses gone;
   {
-    WriterLock lock(&session.disguised_nodes().mutex());
-    if (!session.disguised_nodes().memory().Contains(dptr)) return false;
-    *result = session.disguised_nodes().memory().Free(dptr, &gone);
+    WriterLock lock(&session.graphs().disguised_nodes().mutex());
+    if (!session.graphs().disguised_nodes().memory().Contains(dptr)) return false;
+    *result = session.graphs().disguised_nodes().memory().Free(dptr, &gone);
   }
-  session.FreeGraphMemory(gone);
+  session.graphs().FreeMemory(gone);
   return true;
 }
 
 CUresult CheckWithoutMemory(Session& session, uint64_t graph_or_node) {
-  if (!session.disguised_nodes().uses_memory()) return CUDA_SUCCESS;
+  if (!session.graphs().disguised_nodes().uses_memory()) return CUDA_SUCCESS;
   uint64_t graph = graph_or_node;
   if (KindOf(graph) == Kind::kGraphNode) {
     ReaderLock lock(&session.objects().mutex());
     const Object* const node = session.objects().handles().Find(Kind::kGraphNode, graph);
     graph = node ? node->parent : 0;
   }
-  ReaderLock lock(&session.disguised_nodes().mutex());
-  return session.disguised_nodes().memory().HasNodes(graph) ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+  ReaderLock lock(&session.graphs().disguised_nodes().mutex());
+  return session.graphs().disguised_nodes().memory().HasNodes(graph) ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
 }
 
 CUresult Custom_cuGraphAddMemAllocNode(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies,
@@ -327,10 +279,10 @@ CUresult Custom_cuGraphMemAllocNodeGetParams(CUgraphNode hNode, CUDA_MEM_ALLOC_N
   if (result != CUDA_SUCCESS) return result;
   *params_out = found.allocation;
   Session* const session = Session::Get();
-  ReaderLock lock(&session->disguised_nodes().mutex());
-  const auto it = session->disguised_nodes().nodes().find(reinterpret_cast<uint64_t>(hNode));
+  ReaderLock lock(&session->graphs().disguised_nodes().mutex());
+  const auto it = session->graphs().disguised_nodes().nodes().find(reinterpret_cast<uint64_t>(hNode));
   // The list is the node's own.
-  if (it != session->disguised_nodes().nodes().end()) params_out->accessDescs = it->second.accesses.data();
+  if (it != session->graphs().disguised_nodes().nodes().end()) params_out->accessDescs = it->second.accesses.data();
   return CUDA_SUCCESS;
 }
 
@@ -363,58 +315,12 @@ CUresult AddMemoryNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* depe
   return result;
 }
 
-CUresult Custom_cuGraphNodeGetType(CUgraphNode hNode, CUgraphNodeType* type) {
-  if (!type) return CUDA_ERROR_INVALID_VALUE;
-  Call call(info::k_cuGraphNodeGetType);
-  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  wire::cuGraphNodeGetType_Request request;
-  request.hNode = reinterpret_cast<uint64_t>(hNode);
-  if (!call.Valid(Kind::kGraphNode, request.hNode)) return CUDA_ERROR_INVALID_VALUE;
-  if (DisguisedNode found; FindDisguised(call.session(), hNode, &found)) {
-    *type = found.type;
-    return CUDA_SUCCESS;
-  }
-  request.Encode(&call.message());
-  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
-  wire::cuGraphNodeGetType_Reply reply;
-  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
-  *type = CUgraphNodeType(reply.type);
-  return CUDA_SUCCESS;
-}
-
-CUresult Custom_cuGraphLaunch(CUgraphExec hGraph, CUstream hStream, bool per_thread) {
-  Session* const session = Session::Get();
-  if (session && session->disguised_nodes().any_at_launch()) {
-    // Bytes that were taken for a launch that the server refuses must not become those of the next one.
-    const auto launch = [&] { return LaunchAlone(hGraph, hStream, per_thread, true); };
-    if (CUresult result; LaunchStaged(hGraph, hStream, per_thread, launch, &result)) return result;
-  }
-  return LaunchAlone(hGraph, hStream, per_thread, false);
-}
-
-CUresult Custom_cuGraphUpload(CUgraphExec hGraphExec, CUstream hStream, bool per_thread) {
-  Call call(info::k_cuGraphUpload);
-  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  wire::cuGraphUpload_Request request;
-  request.hGraph = reinterpret_cast<uint64_t>(hGraphExec);
-  if (!call.Valid(Kind::kGraphExec, request.hGraph)) return CUDA_ERROR_INVALID_VALUE;
-  if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.hStream); result != CUDA_SUCCESS) {
-    return result;
-  }
-  if (call.session().disguised_nodes().uses_memory()) {
-    WriterLock lock(&call.session().disguised_nodes().mutex());
-    call.session().disguised_nodes().memory().Uploaded(request.hGraph);
-  }
-  request.Encode(&call.message());
-  return NoteUpload(call, call.Send(), request.hGraph, request.hStream);
-}
-
 CUresult Custom_cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, void* value) {
   if (!value || unsigned(attr) > CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH) return CUDA_ERROR_INVALID_VALUE;
   Call call(info::k_cuDeviceGetGraphMemAttribute);
   if (const CUresult result = CheckDevice(call, device); result != CUDA_SUCCESS) return result;
-  ReaderLock lock(&call.session().disguised_nodes().mutex());
-  *static_cast<cuuint64_t*>(value) = call.session().disguised_nodes().memory().Figure(device, attr);
+  ReaderLock lock(&call.session().graphs().disguised_nodes().mutex());
+  *static_cast<cuuint64_t*>(value) = call.session().graphs().disguised_nodes().memory().Figure(device, attr);
   return CUDA_SUCCESS;
 }
 
@@ -424,16 +330,16 @@ CUresult Custom_cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribu
   if (!value || !high || *static_cast<const cuuint64_t*>(value) != 0) return CUDA_ERROR_INVALID_VALUE;
   Call call(info::k_cuDeviceSetGraphMemAttribute);
   if (const CUresult result = CheckDevice(call, device); result != CUDA_SUCCESS) return result;
-  WriterLock lock(&call.session().disguised_nodes().mutex());
-  call.session().disguised_nodes().memory().ResetHigh(device, attr);
+  WriterLock lock(&call.session().graphs().disguised_nodes().mutex());
+  call.session().graphs().disguised_nodes().memory().ResetHigh(device, attr);
   return CUDA_SUCCESS;
 }
 
 CUresult Custom_cuDeviceGraphMemTrim(CUdevice device) {
   Call call(info::k_cuDeviceGraphMemTrim);
   if (const CUresult result = CheckDevice(call, device); result != CUDA_SUCCESS) return result;
-  WriterLock lock(&call.session().disguised_nodes().mutex());
-  call.session().disguised_nodes().memory().Trim(device);
+  WriterLock lock(&call.session().graphs().disguised_nodes().mutex());
+  call.session().graphs().disguised_nodes().memory().Trim(device);
   return CUDA_SUCCESS;
 }
 

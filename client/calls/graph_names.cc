@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles for nodes that the application did not make one by one: those of captured graphs and of clones. And taking
-// nodes away.
+// Handles for nodes that the application did not make one by one: those of captured graphs and of clones.
 
 #include "client/calls/graph_names.h"
 
@@ -92,7 +91,7 @@ CUresult PrepareCaptureInto(Session& session, uint64_t graph) {
   {
     ReaderLock lock(&session.objects().mutex());
     for (uint64_t at = graph; at != 0 && !in_capture;) {
-      in_capture = session.captures().IsGraphOfOne(at);
+      in_capture = session.graphs().captures().IsGraphOfOne(at);
       const Object* const object = session.objects().handles().Find(KindOf(at), at);
       at = object ? object->parent : 0;
     }
@@ -109,34 +108,6 @@ void NoteCaptureInto(Session& session, uint64_t graph, uint64_t capture, bool ad
   const bool named = adds_only && NameNodes(session, graph) == CUDA_SUCCESS;
   WriterLock lock(&session.objects().mutex());
   session.objects().graph_records().CapturedInto(graph, capture, named);
-}
-
-// The record of a node stays while something needs it (client/graphs/graph_records.h). Until then a replay takes the
-// node away when its turn has come.
-CUresult Custom_cuGraphDestroyNode(CUgraphNode hNode) {
-  Call call(info::k_cuGraphDestroyNode);
-  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  wire::cuGraphDestroyNode_Request request;
-  request.hNode = reinterpret_cast<uint64_t>(hNode);
-  if (!call.Valid(Kind::kGraphNode, request.hNode)) return CUDA_ERROR_INVALID_VALUE;
-  if (const CUresult result = CheckWithoutMemory(call.session(), request.hNode); result != CUDA_SUCCESS) return result;
-  request.Encode(&call.message());
-  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
-  uint64_t graph = 0;
-  {
-    WriterLock lock(&call.session().objects().mutex());
-    Object* const node = call.session().objects().handles().Find(Kind::kGraphNode, request.hNode);
-    if (node) {
-      call.session().objects().SetActiveLocked(request.hNode, node, false);
-      call.session().ForgetAskedLocked(request.hNode);
-      graph = node->parent;
-    }
-  }
-  call.Modified({Kind::kGraph, graph}, request.hNode);
-  call.session().disguised_nodes().ForgetNode(request.hNode);
-  WriterLock lock(&call.session().objects().mutex());
-  call.session().objects().graph_records().NodeRemoved({Kind::kGraph, graph}, {Kind::kGraphNode, request.hNode});
-  return CUDA_SUCCESS;
 }
 
 }  // namespace cuda_remote::client

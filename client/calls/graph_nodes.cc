@@ -276,14 +276,14 @@ CUresult AddMovedGraph(const CallInfo& info, CUgraphNode* node, CUgraph graph, c
   const auto fill = [&](Call& call, NodeMessage* out) {
     if (!call.Valid(Kind::kGraph, moved)) return CUDA_ERROR_INVALID_VALUE;
     Session& session = call.session();
-    if (session.captures().IsGraphOfOne(parent) || session.captures().IsGraphOfOne(moved)) {
+    if (session.graphs().captures().IsGraphOfOne(parent) || session.graphs().captures().IsGraphOfOne(moved)) {
       return Call::Unsupported(info.name, "moving a child graph in or out of the graph of a capture in progress");
     }
     if (const CUresult result = PrepareCopies(session, moved); result != CUDA_SUCCESS) return result;
     bool with_memory = false;
-    if (session.disguised_nodes().uses_memory()) {
-      ReaderLock lock(&session.disguised_nodes().mutex());
-      with_memory = session.disguised_nodes().memory().HasNodes(moved);
+    if (session.graphs().disguised_nodes().uses_memory()) {
+      ReaderLock lock(&session.graphs().disguised_nodes().mutex());
+      with_memory = session.graphs().disguised_nodes().memory().HasNodes(moved);
     }
     // As natively: memory nodes cannot be added to a graph inside another one.
     if (with_memory) {
@@ -297,7 +297,7 @@ CUresult AddMovedGraph(const CallInfo& info, CUgraphNode* node, CUgraph graph, c
     return CUDA_SUCCESS;
   };
   const CUresult result = Add(info, node, graph, dependencies, edges, count, fill);
-  if (result == CUDA_SUCCESS) Session::Get()->GraphMoved(moved, reinterpret_cast<uint64_t>(*node), parent);
+  if (result == CUDA_SUCCESS) Session::Get()->graphs().Moved(moved, reinterpret_cast<uint64_t>(*node), parent);
   return result;
 }
 
@@ -380,7 +380,7 @@ CUresult GetKernel(const char* name, CUgraphNode node, Kernel* out, CUkernel* ke
     if (context != nullptr) *context = reinterpret_cast<CUcontext>(its_context);
     if (const CUresult result = FindFunctionInfo(call, function, &info); result != CUDA_SUCCESS) return result;
     if (block.size() < info->params_bytes) return CUDA_ERROR_UNKNOWN;
-    call.session().asked_nodes().Keep(reinterpret_cast<uint64_t>(node), [&](AskedArrays* kept) {
+    call.session().graphs().asked_nodes().Keep(reinterpret_cast<uint64_t>(node), [&](AskedArrays* kept) {
       kept->block = block;
       kept->pointers.clear();
       for (const KernelParam& parameter : info->params) kept->pointers.push_back(&kept->block[parameter.offset]);
@@ -415,7 +415,7 @@ CUresult FindBodies(CUgraphNode node, CUDA_CONDITIONAL_NODE_PARAMS* params) {
   for (unsigned i = 0; i < params->size; ++i) {
     if (const CUresult result = GraphOfNode(node, i + 1, &bodies[i]); result != CUDA_SUCCESS) return result;
   }
-  Session::Get()->asked_nodes().Keep(reinterpret_cast<uint64_t>(node), [&](AskedArrays* kept) {
+  Session::Get()->graphs().asked_nodes().Keep(reinterpret_cast<uint64_t>(node), [&](AskedArrays* kept) {
     kept->bodies = std::move(bodies);
     params->phGraph_out = kept->bodies.data();
   });
@@ -496,7 +496,7 @@ CUresult Custom_cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams* nodeP
   const CUresult result = Set(kInfo, hNode, FromAny(nodeParams));
   if (result == CUDA_SUCCESS && nodeParams->type == CU_GRAPH_NODE_TYPE_GRAPH) {
     Session& session = *Session::Get();
-    session.disguised_nodes().ForgetGraphOf(reinterpret_cast<uint64_t>(hNode), &session.objects());
+    session.graphs().disguised_nodes().ForgetGraphOf(reinterpret_cast<uint64_t>(hNode), &session.objects());
   }
   return result;
 }
@@ -674,7 +674,7 @@ CUresult Custom_cuGraphBatchMemOpNodeGetParams(CUgraphNode hNode, CUDA_BATCH_MEM
   if (nodeParams_out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return Get("cuGraphBatchMemOpNodeGetParams", hNode, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
              [&](Call& call, const wire::NodeParams& p) {
-               call.session().asked_nodes().Keep(reinterpret_cast<uint64_t>(hNode), [&](AskedArrays* asked) {
+               call.session().graphs().asked_nodes().Keep(reinterpret_cast<uint64_t>(hNode), [&](AskedArrays* asked) {
                  std::vector<CUstreamBatchMemOpParams>& kept = asked->operations;
                  kept.resize(p.memory_operations.size() / sizeof kept[0]);
                  if (!kept.empty()) std::memcpy(&kept[0], p.memory_operations.data(), kept.size() * sizeof kept[0]);
@@ -727,6 +727,53 @@ CUresult Custom_cuGraphExecHostNodeSetParams(CUgraphExec hGraphExec, CUgraphNode
   static constexpr CallInfo kInfo = ExecInfo("cuGraphExecHostNodeSetParams");
   if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return SetExec(kInfo, hGraphExec, hNode, FromHost(nodeParams));
+}
+
+CUresult Custom_cuGraphNodeGetType(CUgraphNode hNode, CUgraphNodeType* type) {
+  if (!type) return CUDA_ERROR_INVALID_VALUE;
+  Call call(info::k_cuGraphNodeGetType);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuGraphNodeGetType_Request request;
+  request.hNode = reinterpret_cast<uint64_t>(hNode);
+  if (!call.Valid(Kind::kGraphNode, request.hNode)) return CUDA_ERROR_INVALID_VALUE;
+  if (DisguisedNode found; FindDisguised(call.session(), hNode, &found)) {
+    *type = found.type;
+    return CUDA_SUCCESS;
+  }
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::cuGraphNodeGetType_Reply reply;
+  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  *type = CUgraphNodeType(reply.type);
+  return CUDA_SUCCESS;
+}
+
+// The record of a node stays while something needs it (client/graphs/graph_records.h). Until then a replay takes the
+// node away when its turn has come.
+CUresult Custom_cuGraphDestroyNode(CUgraphNode hNode) {
+  Call call(info::k_cuGraphDestroyNode);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuGraphDestroyNode_Request request;
+  request.hNode = reinterpret_cast<uint64_t>(hNode);
+  if (!call.Valid(Kind::kGraphNode, request.hNode)) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = CheckWithoutMemory(call.session(), request.hNode); result != CUDA_SUCCESS) return result;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  uint64_t graph = 0;
+  {
+    WriterLock lock(&call.session().objects().mutex());
+    Object* const node = call.session().objects().handles().Find(Kind::kGraphNode, request.hNode);
+    if (node) {
+      call.session().objects().SetActiveLocked(request.hNode, node, false);
+      call.session().graphs().ForgetAskedLocked(call.session().objects(), request.hNode);
+      graph = node->parent;
+    }
+  }
+  call.Modified({Kind::kGraph, graph}, request.hNode);
+  call.session().graphs().disguised_nodes().ForgetNode(request.hNode);
+  WriterLock lock(&call.session().objects().mutex());
+  call.session().objects().graph_records().NodeRemoved({Kind::kGraph, graph}, {Kind::kGraphNode, request.hNode});
+  return CUDA_SUCCESS;
 }
 
 }  // namespace cuda_remote::client

@@ -467,7 +467,7 @@ TEST_F(GraphNodesTest, NoArraysAreLeftOfNodesThatAreGone) {
                                     operations.size() * sizeof operations[0]};
     return FakeServer::Answer(CUDA_SUCCESS, Encoded(out));
   });
-  const AskedNodes& asked = Session::Get()->asked_nodes();
+  const AskedNodes& asked = Session::Get()->graphs().asked_nodes();
   const auto ask = [&](CUgraph graph) {
     CUgraphNode node = nullptr;
     CUDA_KERNEL_NODE_PARAMS its, again;

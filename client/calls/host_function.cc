@@ -28,7 +28,7 @@ CUresult Launch(const CallInfo& info, CUstream hStream, bool per_thread, const P
   }
   HostFunctions& functions = call.session().host_functions();
   if (!functions.Start()) return CUDA_ERROR_OUT_OF_MEMORY;
-  const bool captured = plain && call.session().captures().IsCaptured(request.stream);
+  const bool captured = plain && call.session().graphs().captures().IsCaptured(request.stream);
   request.id =
       captured ? functions.RegisterForGraph(plain->function, plain->data) : functions.Register(std::move(function));
   request.callback = !plain;

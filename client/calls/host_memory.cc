@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pinned host memory. client/core/pinned_heap.h and host_arena.h say how it is shared with a server on the same
+// Pinned host memory. client/memory/pinned_heap.h and host_arena.h say how it is shared with a server on the same
 // machine.
 
 #include <cuda.h>
@@ -55,7 +55,7 @@ CUresult Allocate(const CallInfo& info, void** pp, size_t bytesize, unsigned fla
   }
   Session& session = call.session();
   uint64_t address;
-  if (const CUresult result = session.pinned_heap().Allocate(&session, bytesize, flags, &address);
+  if (const CUresult result = session.memory().pinned_heap().Allocate(bytesize, flags, &address);
       result != CUDA_SUCCESS) {
     return result;
   }
@@ -116,7 +116,7 @@ CUresult Custom_cuMemFreeHost(void* p) {
     WriterLock lock(&session.objects().mutex());
     session.objects().DropLocked({Kind::kHostMemory, address});
   }
-  const CUresult freed = session.pinned_heap().Free(&session, address, bytes);
+  const CUresult freed = session.memory().pinned_heap().Free(address, bytes);
   return result == CUDA_SUCCESS ? freed : result;
 }
 

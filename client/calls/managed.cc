@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Managed memory. Host and GPU use it at the same address, in the host arena (client/memory/host_arena.h). Its home is
-// the GPU (client/core/managed_home.h). Where that cannot be, it is host memory that the server shares and the GPU
+// the GPU (client/memory/managed_home.h). Where that cannot be, it is host memory that the server shares and the GPU
 // reaches over the bus; and over a relay both ends have their own, which are mirrored
 // (client/memory/managed_mirror.h). Advice is remembered for the questions about it; that memory is mostly the host's
 // also tells how much to fetch at a time.
@@ -64,7 +64,7 @@ CUresult Advise(CUdeviceptr address, size_t bytes, CUmem_advise advice, const CU
   const int who = place.type == CU_MEM_LOCATION_TYPE_DEVICE ? place.id : CU_DEVICE_CPU;
   WriterLock lock(&session.memory().mutex());
   if (!IsManagedLocked(session, address, bytes)) return CUDA_ERROR_INVALID_VALUE;
-  session.managed_advice().Update(address, bytes, [&](Advice& known) {
+  session.memory().managed_advice().Update(address, bytes, [&](Advice& known) {
     switch (advice) {
       case CU_MEM_ADVISE_SET_READ_MOSTLY:
       case CU_MEM_ADVISE_UNSET_READ_MOSTLY:
@@ -90,11 +90,11 @@ CUresult Advise(CUdeviceptr address, size_t bytes, CUmem_advise advice, const CU
     bool for_host;
   };
   std::vector<Piece> pieces;
-  session.managed_advice().VisitPieces(address, bytes, [&](uint64_t begin, uint64_t end, const Advice& known) {
+  session.memory().managed_advice().VisitPieces(address, bytes, [&](uint64_t begin, uint64_t end, const Advice& known) {
     pieces.push_back({begin, end, known.IsForHost()});
   });
   for (const auto& [begin, end, for_host] : pieces) {
-    session.managed_home().pages().PreferHost(begin, end - begin, for_host);
+    session.memory().managed_home().pages().PreferHost(begin, end - begin, for_host);
   }
   return CUDA_SUCCESS;
 }
@@ -132,12 +132,12 @@ CUresult Prefetch(const char* name, const CUdeviceptr* addresses, const size_t* 
     } else {
       to_host.push_back(i);
     }
-    session.managed_advice().Update(addresses[i], sizes[i], [&to](Advice& known) {
+    session.memory().managed_advice().Update(addresses[i], sizes[i], [&to](Advice& known) {
       known.last_prefetch = {int(to.type), to.type == CU_MEM_LOCATION_TYPE_HOST ? 0 : to.id};
     });
   }
   lock.Unlock();
-  ManagedPages& pages = session.managed_home().pages();
+  ManagedPages& pages = session.memory().managed_home().pages();
   // Not at once: the work before it in the stream is not done yet.
   for (const size_t i : to_host) pages.WillUse(addresses[i], sizes[i]);
   return pages.HandOver(&session.channel(), to_device);
@@ -158,7 +158,7 @@ CUresult RangeAttribute(Session& session, void* data, size_t data_bytes, CUmem_r
   Advice::Place preferred, last;
   std::set<int> accessed_by;
   // What holds for all pages; where they differ, nothing does.
-  session.managed_advice().Visit(address, bytes, [&](const Advice& advice) {
+  session.memory().managed_advice().Visit(address, bytes, [&](const Advice& advice) {
     read_mostly = read_mostly && advice.read_mostly;
     if (first) {
       preferred = advice.preferred;
@@ -210,19 +210,19 @@ CUresult RangeAttribute(Session& session, void* data, size_t data_bytes, CUmem_r
 
 // Managed memory that lies in this process's memory: the server shares it, or it is mirrored.
 CUresult AllocateInHostMemory(Session& session, size_t bytes, int device, uint64_t* address) {
-  void* const memory = session.host_arena().Allocate(bytes);
+  void* const memory = session.memory().host_arena().Allocate(bytes);
   if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
   HostArena::KeepFromChildren(memory, bytes);
   *address = reinterpret_cast<uint64_t>(memory);
-  CUresult result = session.host_mappings().MapManaged(*address, bytes, device);
+  CUresult result = session.memory().host_mappings().MapManaged(*address, bytes, device);
   if (result == CUDA_SUCCESS && !session.shared_memory()) {
-    result = session.managed_mirror().Add(&session.channel(), *address, bytes, *address,
-                                          ManagedMirror::Writers::kNobodyBesideTheGpu);
-    if (result != CUDA_SUCCESS) session.host_mappings().Unmap(*address);
+    result = session.memory().managed_mirror().Add(&session.channel(), *address, bytes, *address,
+                                                   ManagedMirror::Writers::kNobodyBesideTheGpu);
+    if (result != CUDA_SUCCESS) session.memory().host_mappings().Unmap(*address);
   }
   if (result == CUDA_SUCCESS && session.shared_memory())
-    session.managed_mirror().WatchShared(*address, HostArena::RoundUp(bytes));
-  if (result != CUDA_SUCCESS) session.host_arena().Free(memory, bytes);
+    session.memory().managed_mirror().WatchShared(*address, HostArena::RoundUp(bytes));
+  if (result != CUDA_SUCCESS) session.memory().host_arena().Free(memory, bytes);
   return result;
 }
 
@@ -243,7 +243,7 @@ bool FreeManaged(Call& call, uint64_t address, CUresult* result) {
     if (!range || range->value.source != DeviceRange::kManaged) return false;
     bytes = range->bytes;
     session.memory().device_ranges().Erase(address);
-    session.managed_advice().Forget(address, bytes);
+    session.memory().managed_advice().Forget(address, bytes);
   }
   {
     // Graphs that copy it go from the log.
@@ -251,24 +251,24 @@ bool FreeManaged(Call& call, uint64_t address, CUresult* result) {
     session.objects().DropLocked({Kind::kHostMemory, address});
   }
   if (ManagedHome::Contains(address)) {
-    *result = session.managed_home().Free(&session, address, bytes);
+    *result = session.memory().managed_home().Free(address, bytes);
     // The program may take the free for the wait that it is.
-    if (session.managed_mirror().active()) session.managed_mirror().Pull(&session.channel());
+    if (session.memory().managed_mirror().active()) session.memory().managed_mirror().Pull(&session.channel());
     return true;
   }
-  session.managed_mirror().Remove(address);
-  session.managed_mirror().UnwatchShared(address);
+  session.memory().managed_mirror().Remove(address);
+  session.memory().managed_mirror().UnwatchShared(address);
   // Waits for the GPU; only then may the pages go.
-  *result = session.host_mappings().Unmap(address);
+  *result = session.memory().host_mappings().Unmap(address);
   // The program may take the free for the wait that it is.
-  if (session.managed_mirror().active()) session.managed_mirror().Pull(&session.channel());
-  session.host_arena().Free(reinterpret_cast<void*>(address), bytes);
+  if (session.memory().managed_mirror().active()) session.memory().managed_mirror().Pull(&session.channel());
+  session.memory().host_arena().Free(reinterpret_cast<void*>(address), bytes);
   return true;
 }
 
 CUresult ShareVariable(Call& call, uint64_t address, uint64_t bytes, const char* name) {
   Session& session = call.session();
-  ManagedMirror& mirror = session.managed_mirror();
+  ManagedMirror& mirror = session.memory().managed_mirror();
   session.memory().set_uses_managed();
   if (!mirror.MapVariable(address, bytes)) {
     return Call::Unsupported(name, "this process has something else where the driver put the __managed__ variable");
@@ -293,13 +293,13 @@ CUresult Custom_cuMemAllocManaged(CUdeviceptr* dptr, size_t bytesize, unsigned i
   range.context = call.thread().current_context();
   range.device = call.device();
   uint64_t address;
-  CUresult result = session.managed_home().Allocate(&session, bytesize, range.device, &address);
+  CUresult result = session.memory().managed_home().Allocate(bytesize, range.device, &address);
   if (result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_OUT_OF_MEMORY) {
     // Where the GPU cannot have it, or has no room for it, it is host memory.
     result = AllocateInHostMemory(session, bytesize, range.device, &address);
-    if (flags == CU_MEM_ATTACH_HOST) session.managed_mirror().UnwatchShared();
+    if (flags == CU_MEM_ATTACH_HOST) session.memory().managed_mirror().UnwatchShared();
   } else if (result == CUDA_SUCCESS && flags == CU_MEM_ATTACH_HOST) {
-    session.managed_home().pages().Attach(address, bytesize, ManagedPages::kHost);
+    session.memory().managed_home().pages().Attach(address, bytesize, ManagedPages::kHost);
   }
   if (result != CUDA_SUCCESS) return result;
   WriterLock lock(&session.memory().mutex());
@@ -378,8 +378,8 @@ CUresult Custom_cuStreamAttachMemAsync(CUstream hStream, CUdeviceptr dptr, size_
   const uint64_t attached = flags == CU_MEM_ATTACH_GLOBAL ? ManagedPages::kGlobal
                             : flags == CU_MEM_ATTACH_HOST ? ManagedPages::kHost
                                                           : wire_stream;
-  if (ManagedHome::Contains(dptr)) session.managed_home().pages().Attach(dptr, bytes, attached);
-  if (attached != ManagedPages::kGlobal) session.managed_mirror().UnwatchShared();
+  if (ManagedHome::Contains(dptr)) session.memory().managed_home().pages().Attach(dptr, bytes, attached);
+  if (attached != ManagedPages::kGlobal) session.memory().managed_mirror().UnwatchShared();
   return CUDA_SUCCESS;
 }
 

@@ -41,24 +41,24 @@ bool IsShared(const HostMappings::Ranges::Range& range) {
 HostMappings::Pages PagesOnServer(Session& session, uint64_t start, uint64_t bytes) {
   ReaderLock lock(&session.memory().mutex());
   return HostMappings::PagesOf(&session.memory().host_ranges(), start, bytes,
-                               [&](const auto& other) { return session.host_mappings().IsRegistered(other); });
+                               [&](const auto& other) { return session.memory().host_mappings().IsRegistered(other); });
 }
 
 // Has the server make memory of its own at `range.device`, and mirrors what is at `start` there.
 CUresult Mirror(Session& session, uint64_t start, uint64_t bytes, const HostRange& range) {
   const bool at_its_own = range.registered && range.device == start;
   const HostMappings::Pages pages = at_its_own ? PagesOnServer(session, start, bytes) : HostMappings::Pages{};
-  const CUresult result = at_its_own ? session.host_mappings().RegisterOwn(start, bytes, pages)
-                                     : session.host_mappings().MapOwn(range.device, bytes);
+  const CUresult result = at_its_own ? session.memory().host_mappings().RegisterOwn(start, bytes, pages)
+                                     : session.memory().host_mappings().MapOwn(range.device, bytes);
   if (result != CUDA_SUCCESS) return result;
-  const CUresult added = session.managed_mirror().Add(&session.channel(), range.device, bytes, start,
-                                                      session.host_mappings().WritersOf(start, bytes, range));
+  const CUresult added = session.memory().managed_mirror().Add(
+      &session.channel(), range.device, bytes, start, session.memory().host_mappings().WritersOf(start, bytes, range));
   if (added == CUDA_SUCCESS) {
     SayOnce();
   } else if (at_its_own) {
-    session.host_mappings().Unregister(start, pages);
+    session.memory().host_mappings().Unregister(start, pages);
   } else {
-    session.host_mappings().Unmap(HostArena::PageOf(range.device));
+    session.memory().host_mappings().Unmap(HostArena::PageOf(range.device));
   }
   return added;
 }
@@ -67,7 +67,7 @@ CUresult Mirror(Session& session, uint64_t start, uint64_t bytes, const HostRang
 // none left. The host cannot use it: natively it might get away with such a mistake.
 void* ReserveAlias(Session& session, uint64_t start, uint64_t bytes, HostRange* range) {
   const uint64_t page = HostArena::PageOf(start), length = HostArena::RoundUp(start - page + bytes);
-  void* const alias = session.host_arena().Allocate(length);
+  void* const alias = session.memory().host_arena().Allocate(length);
   if (!alias) return nullptr;
   mprotect(alias, length, PROT_NONE);
   range->device = reinterpret_cast<uint64_t>(alias) + (start - page);
@@ -90,17 +90,17 @@ PageFaults::DeviceSource FaultSource(Session& session) {
 // False, and nothing has changed, if they cannot be shared.
 bool MakeShared(Session& session, const HostMappings::Pages& pages, unsigned flags, std::vector<PageBacking>* pieces) {
   if (pages.bytes == 0) return true;
-  *pieces = FindBacking(pages.start, pages.bytes, session.host_arena().fd());
+  *pieces = FindBacking(pages.start, pages.bytes, session.memory().host_arena().fd());
   if (pieces->empty()) return false;
   const PageBacking& first = pieces->front();
   const bool read_only = (flags & CU_MEMHOSTREGISTER_READ_ONLY) != 0;
   if (pieces->size() == 1 && first.kind == PageBacking::kPrivate && (first.writable || read_only)) {
-    char* const window = static_cast<char*>(session.host_arena().Allocate(pages.bytes, true));
+    char* const window = static_cast<char*>(session.memory().host_arena().Allocate(pages.bytes, true));
     if (!window) return false;
     const uint64_t offset = HostArena::OffsetOf(reinterpret_cast<uint64_t>(window));
-    if (!MovePages(pages.start, pages.bytes, first.writable, session.host_arena().fd(), offset, window,
+    if (!MovePages(pages.start, pages.bytes, first.writable, session.memory().host_arena().fd(), offset, window,
                    FaultSource(session))) {
-      session.host_arena().Free(window, pages.bytes);
+      session.memory().host_arena().Free(window, pages.bytes);
       return false;
     }
     mprotect(window, pages.bytes, PROT_NONE);
@@ -116,10 +116,10 @@ bool MakeShared(Session& session, const HostMappings::Pages& pages, unsigned fla
 // Ends it.
 void MakePrivate(Session& session, const HostMappings::Pages& pages) {
   if (pages.bytes == 0) return;
-  for (const PageBacking& piece : FindBacking(pages.start, pages.bytes, session.host_arena().fd())) {
+  for (const PageBacking& piece : FindBacking(pages.start, pages.bytes, session.memory().host_arena().fd())) {
     if (piece.kind != PageBacking::kMoved) continue;
     if (MovePagesBack(piece.start, piece.bytes, FaultSource(session))) {
-      session.host_arena().Free(reinterpret_cast<void*>(HostArena::kBase + piece.offset), piece.bytes);
+      session.memory().host_arena().Free(reinterpret_cast<void*>(HostArena::kBase + piece.offset), piece.bytes);
       continue;
     }
     LogLine(
@@ -150,7 +150,7 @@ CUresult ShareRegistered(Call& call, uint64_t start) {
   const HostMappings::Pages pages = PagesNotShared(session, start, bytes);
   std::vector<PageBacking> pieces;
   if (!MakeShared(session, pages, range.flags, &pieces)) return CUDA_SUCCESS;
-  const CUresult result = session.host_mappings().RegisterShared(start, bytes, range.flags, pieces);
+  const CUresult result = session.memory().host_mappings().RegisterShared(start, bytes, range.flags, pieces);
   if (result != CUDA_SUCCESS) {
     MakePrivate(session, pages);
     return result == CUDA_ERROR_ALREADY_MAPPED ? CUDA_SUCCESS : result;
@@ -180,12 +180,12 @@ CUresult MapForDevice(Call& call, uint64_t address, uint64_t* device) {
     range.device = start;
     void* alias = nullptr;
     CUresult result = CUDA_SUCCESS;
-    if (session.host_mappings().IsMirrored(range)) result = Mirror(session, start, bytes, range);
+    if (session.memory().host_mappings().IsMirrored(range)) result = Mirror(session, start, bytes, range);
     if (result == CUDA_ERROR_ALREADY_MAPPED && range.registered) {
       alias = ReserveAlias(session, start, bytes, &range);
       result = alias ? Mirror(session, start, bytes, range) : CUDA_ERROR_OUT_OF_MEMORY;
       if (alias && result != CUDA_SUCCESS)
-        session.host_arena().Free(alias, HostArena::RoundUp(start % HostArena::kPage + bytes));
+        session.memory().host_arena().Free(alias, HostArena::RoundUp(start % HostArena::kPage + bytes));
     }
     if (result != CUDA_SUCCESS) return result;
     WriterLock lock(&session.memory().mutex());
@@ -237,9 +237,9 @@ CUresult UnmapFromDevice(Call& call, uint64_t start) {
     if (!found || !(found->value.on_device || found->value.registered)) return CUDA_SUCCESS;
     range = found->value;
     bytes = found->bytes;
-    at_its_own = session.host_mappings().IsRegistered(*found);
-    on_server = HostMappings::PagesOf(&ranges, start, bytes,
-                                      [&](const auto& other) { return session.host_mappings().IsRegistered(other); });
+    at_its_own = session.memory().host_mappings().IsRegistered(*found);
+    on_server = HostMappings::PagesOf(
+        &ranges, start, bytes, [&](const auto& other) { return session.memory().host_mappings().IsRegistered(other); });
     moved = HostMappings::PagesOf(&ranges, start, bytes, IsShared);
     found->value.on_device = false;
     if (range.registered) found->value.shared = false;
@@ -251,25 +251,27 @@ CUresult UnmapFromDevice(Call& call, uint64_t start) {
     session.objects().DropLocked({Kind::kHostMemory, range.device});
   }
   CUresult result = CUDA_SUCCESS;
-  if (session.host_mappings().IsMirrored(range)) {
+  if (session.memory().host_mappings().IsMirrored(range)) {
     // The program keeps what it has registered, and with it what the work in progress still writes.
     if (range.registered) result = session.requests().WaitForWork();
-    if (const ChannelStatus status = session.managed_mirror().Pull(&session.channel()); status != ChannelStatus::kOk)
+    if (const ChannelStatus status = session.memory().managed_mirror().Pull(&session.channel());
+        status != ChannelStatus::kOk)
       result = session.Lose(status);
-    session.managed_mirror().Remove(range.device);
+    session.memory().managed_mirror().Remove(range.device);
     // Waits for the GPU; only then may the addresses serve others.
-    const CUresult unmapped = at_its_own ? session.host_mappings().Unregister(start, on_server)
-                                         : session.host_mappings().Unmap(HostArena::PageOf(range.device));
+    const CUresult unmapped = at_its_own ? session.memory().host_mappings().Unregister(start, on_server)
+                                         : session.memory().host_mappings().Unmap(HostArena::PageOf(range.device));
     if (result == CUDA_SUCCESS) result = unmapped;
     // The program may take the free for the wait that it is.
-    if (session.managed_mirror().active()) session.managed_mirror().Pull(&session.channel());
+    if (session.memory().managed_mirror().active()) session.memory().managed_mirror().Pull(&session.channel());
   } else if (at_its_own) {
-    result = session.host_mappings().Unregister(start, on_server);
+    result = session.memory().host_mappings().Unregister(start, on_server);
   }
   if (range.registered && range.shared) MakePrivate(session, moved);
   if (has_alias) {
     const uint64_t alias = HostArena::PageOf(range.device);
-    session.host_arena().Free(reinterpret_cast<void*>(alias), HostArena::RoundUp(range.device - alias + bytes));
+    session.memory().host_arena().Free(reinterpret_cast<void*>(alias),
+                                       HostArena::RoundUp(range.device - alias + bytes));
   }
   return result;
 }

@@ -35,9 +35,9 @@ CUresult MapForDevice(Call& call, uint64_t address, uint64_t* device);
 CUresult FindParameters(Call& call, const std::string& block, bool graph);
 inline CUresult MapParameters(Call& call, const std::string& block, bool graph) {
   Session& session = call.session();
-  graph = graph || session.captures().active();
+  graph = graph || session.graphs().captures().active();
   if (session.shared_memory() && !session.memory().uses_unshared() && !graph) return CUDA_SUCCESS;
-  const bool none = session.host_arena().fd() < 0 && !session.memory().uses_registered();
+  const bool none = session.memory().host_arena().fd() < 0 && !session.memory().uses_registered();
   return none ? CUDA_SUCCESS : FindParameters(call, block, graph);
 }
 

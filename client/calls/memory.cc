@@ -23,7 +23,7 @@ using driverabi::kAllocateStreamOrdered;
 
 // What freed_memory.h keeps is one stream's own; both names of the legacy default stream are the same stream. Captured
 // allocations and frees are nodes of a graph, and with CUDA_REMOTE_SYNC every call is to reach the server.
-bool MayKeepFreed(Session& session) { return !session.captures().active() && !session.settings().sync; }
+bool MayKeepFreed(Session& session) { return !session.graphs().captures().active() && !session.settings().sync; }
 uint64_t KeptStream(uint64_t stream) { return stream == 1 ? 0 : stream; }
 
 // Says which device and pool the allocation comes from (the request names a pool, or none: the current one), and takes
@@ -76,7 +76,7 @@ bool KeepFreed(Call& call, CUdeviceptr dptr, uint64_t stream) {
     session.memory().EraseDeviceRangeLocked(dptr);
     session.memory().freed().Keep(block, &out);
   }
-  session.GiveBack(out);
+  session.memory().GiveBack(out);
   return true;
 }
 
@@ -132,7 +132,7 @@ CUresult AllocateStreamOrdered(const CallInfo& info, CUdeviceptr* dptr, size_t b
     *dptr = 0;
     return CUDA_SUCCESS;
   }
-  if (call.session().captures().IsCaptured(request.stream)) {
+  if (call.session().graphs().captures().IsCaptured(request.stream)) {
     return CaptureAllocation(call, request.stream, bytesize, request.pool, dptr);
   }
   if (TakeFreed(call, &request, dptr)) return CUDA_SUCCESS;
@@ -219,7 +219,7 @@ CUresult Custom_cuMemGetInfo_v2(size_t* free, size_t* total) {
   Call call(info::k_cuMemGetInfo_v2);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   // What the application has freed is free.
-  call.session().GiveBackFreed();
+  call.session().memory().GiveBackFreed();
   wire::cuMemGetInfo_v2_Request{}.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   wire::cuMemGetInfo_v2_Reply reply;
@@ -250,7 +250,7 @@ CUresult Custom_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream, bool per_thre
   if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.stream); result != CUDA_SUCCESS) {
     return result;
   }
-  if (call.session().captures().IsCaptured(request.stream)) return CaptureFree(call, request.stream, dptr);
+  if (call.session().graphs().captures().IsCaptured(request.stream)) return CaptureFree(call, request.stream, dptr);
   if (CUresult result; FreeOfGraph(call.session(), dptr, &result)) return result;
   if (KeepFreed(call, dptr, request.stream)) return CUDA_SUCCESS;
   if (!IsAllocation(call.session(), dptr)) {
@@ -263,7 +263,7 @@ CUresult Custom_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream, bool per_thre
   request.Encode(&call.message());
   // As in cuMemFree, but the driver may refuse while a stream is captured: then the memory stays the application's. A
   // checkpoint drains the streams first, so by then the memory is free in the stream's order too.
-  const bool may_stay = call.session().captures().active();
+  const bool may_stay = call.session().graphs().captures().active();
   if (!may_stay) call.Destroyed({Kind::kDeviceMemory, dptr});
   const CUresult result = call.Transact();
   if (may_stay && result == CUDA_SUCCESS) call.Destroyed({Kind::kDeviceMemory, dptr});

@@ -99,9 +99,9 @@ Facts Look(Call& call, uint64_t address) {
   facts.range_bytes = facts.bytes;
   facts.block_id = facts.buffer_id;
   if (!facts.known || facts.own_mapping) {
-    session.virtual_memory().FindReservation(address, &facts.range_start, &facts.range_bytes);
+    session.memory().virtual_memory().FindReservation(address, &facts.range_start, &facts.range_bytes);
   }
-  if (facts.own_mapping) facts.block_id = session.virtual_memory().MemoryAt(address);
+  if (facts.own_mapping) facts.block_id = session.memory().virtual_memory().MemoryAt(address);
   return facts;
 }
 

@@ -186,7 +186,7 @@ CUresult Custom_cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep) {
     FiguresOfLocked(call.session(), pool).TrimTo(minBytesToKeep);
   }
   // What the application has freed is to be others' now, so the server must know of it.
-  call.session().GiveBackFreed();
+  call.session().memory().GiveBackFreed();
   wire::cuMemPoolTrimTo_Request request;
   request.pool = reinterpret_cast<uint64_t>(pool);
   request.minBytesToKeep = minBytesToKeep;

@@ -7,9 +7,9 @@
 #include "client/calls/managed.h"
 #include "client/calls/mapped_memory.h"
 #include "client/calls/staged_node.h"
-#include "client/core/host_needs.h"
 #include "client/core/session.h"
 #include "client/core/thread_state.h"
+#include "client/graphs/host_needs.h"
 #include "proto/codec/codec.h"
 #include "proto/codec/decode_as.h"
 
@@ -21,7 +21,7 @@ replay::ObjectKey StreamKey(Call& call, uint64_t stream) {
   return KindOf(stream) == Kind::kStream ? ObjectOf(stream) : CurrentContextKey(call);
 }
 
-replay::ObjectKey MemoryKey(Call& call, CUdeviceptr address) { return MemoryAt(&call.session(), address); }
+replay::ObjectKey MemoryKey(Call& call, CUdeviceptr address) { return MemoryAt(&call.session().memory(), address); }
 
 CUresult NameNodesOf(Call& call, uint64_t graph_or_node) { return NameNodes(call.session(), graph_or_node); }
 
@@ -29,12 +29,12 @@ CUresult PrepareCapture(Call& call, uint64_t graph) { return PrepareCaptureInto(
 
 CUresult PrepareDestruction(Call& call, uint64_t handle) {
   Session& session = call.session();
-  if (!session.captures().active()) return CUDA_SUCCESS;
+  if (!session.graphs().captures().active()) return CUDA_SUCCESS;
   ReaderLock lock(&session.objects().mutex());
   const Object* const object = session.objects().handles().Find(KindOf(handle), handle);
   if (!object) return CUDA_SUCCESS;
   if (KindOf(handle) == Kind::kEvent) {
-    session.captures().Goes(wire::CapturedEvent{handle, object->parent});
+    session.graphs().captures().Goes(wire::CapturedEvent{handle, object->parent});
     return CUDA_SUCCESS;
   }
   // The driver refuses to say of a captured stream how it was made, and ends the capture.
@@ -52,7 +52,7 @@ CUresult PrepareDestruction(Call& call, uint64_t handle) {
     if (wire::DecodeAs(call, made->message, &with_priority)) take(with_priority);
     if (wire::DecodeAs(call, made->message, &green)) take(green);
   }
-  session.captures().Goes(stream);
+  session.graphs().captures().Goes(stream);
   return CUDA_SUCCESS;
 }
 

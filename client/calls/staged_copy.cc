@@ -84,7 +84,7 @@ void Share(Copy* copy, int thread) {
       more = offset < copy->bytes && copy->error.load(std::memory_order_relaxed) == CUDA_SUCCESS;
       if (!more) continue;
       const size_t index = (oldest + used) % copy->slots;
-      char* const buffer = copy->session->staging().piece(size_t(thread) * copy->slots + index);
+      char* const buffer = copy->session->memory().staging().piece(size_t(thread) * copy->slots + index);
       Slot& slot = slots[index];
       slot.offset = offset;
       slot.bytes = std::min(copy->piece, copy->bytes - offset);
@@ -99,7 +99,7 @@ void Share(Copy* copy, int thread) {
       continue;
     }
     const Slot& slot = slots[oldest];
-    const char* const buffer = copy->session->staging().piece(size_t(thread) * copy->slots + oldest);
+    const char* const buffer = copy->session->memory().staging().piece(size_t(thread) * copy->slots + oldest);
     // Also after an error: the GPU must be done with the buffers.
     const CUresult result = Finish(*copy, slot);
     if (result != CUDA_SUCCESS) {
@@ -114,10 +114,10 @@ void Share(Copy* copy, int thread) {
 
 bool Run(Call& call, Copy* copy, CUresult* result) {
   Session& session = call.session();
-  Staging& staging = session.staging();
+  Staging& staging = session.memory().staging();
   // In a stream that is being captured, the buffers would become part of the graph.
-  if (!session.shared_memory() || session.captures().active()) return false;
-  if (!staging.Acquire(&session, copy->bytes)) return false;
+  if (!session.shared_memory() || session.graphs().captures().active()) return false;
+  if (!staging.Acquire(copy->bytes)) return false;
   const int threads = copy->bytes >= kLeastForThreads ? staging.threads() : 1;
   call.set_id(kCall_cuMemcpyAsync);
   copy->session = &session;
@@ -153,7 +153,7 @@ bool StagedCopyToHost(Call& call, void* dst, CUdeviceptr src, size_t bytes, uint
 }
 
 bool StagedCopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes, uint64_t stream, CUresult* result) {
-  if (bytes < kLeastToDevice || call.session().staging().threads() == 1) return false;
+  if (bytes < kLeastToDevice || call.session().memory().staging().threads() == 1) return false;
   Copy copy{};
   copy.to_host = false;
   copy.host = const_cast<char*>(static_cast<const char*>(src));

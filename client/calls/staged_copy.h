@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Large linear copies of pageable memory by way of buffers that the server shares (client/core/staging.h).
+// Large linear copies of pageable memory by way of buffers that the server shares (client/memory/staging.h).
 #ifndef CUDA_REMOTE_CLIENT_CALLS_STAGED_COPY_H_
 #define CUDA_REMOTE_CLIENT_CALLS_STAGED_COPY_H_
 

@@ -163,7 +163,7 @@ TEST_F(StagedCopyTest, ToTheHostInPieces) {
 }
 
 TEST_F(StagedCopyTest, ToTheDeviceOnlyWithSeveralThreads) {
-  Staging& staging = Session::Get()->staging();
+  Staging& staging = Session::Get()->memory().staging();
   const size_t bytes = 16 * kMiB;
   const std::vector<char> from = Pattern(bytes);
   const auto copy = [&](size_t length) {
@@ -268,20 +268,20 @@ TEST_F(StagedCopyTest, NotWhileAStreamIsCaptured) {
   EXPECT_EQ(cuMemcpyDtoH(&to[0], memory_, to.size()), CUDA_SUCCESS);
   EXPECT_TRUE(to == OnDevice(0, to.size()));
   EXPECT_EQ(Sent(), Calls{kCall_cuMemcpyDtoHAsync_v2});
-  EXPECT_NE(Session::Get()->captures().End(reinterpret_cast<uint64_t>(stream)), nullptr);
+  EXPECT_NE(Session::Get()->graphs().captures().End(reinterpret_cast<uint64_t>(stream)), nullptr);
   EXPECT_EQ(cuStreamDestroy(stream), CUDA_SUCCESS);
 }
 
 TEST_F(StagedCopyTest, OneCopyAtATimeHasTheBuffers) {
   Session* const session = Session::Get();
   std::string to(kMiB, 0);
-  ASSERT_TRUE(session->staging().Acquire(session, 0));
+  ASSERT_TRUE(session->memory().staging().Acquire(0));
   std::thread other([&] {
     EXPECT_EQ(cuCtxSetCurrent(context_), CUDA_SUCCESS);
     EXPECT_EQ(cuMemcpyDtoH(&to[0], memory_, to.size()), CUDA_SUCCESS);
   });
   other.join();
-  session->staging().Release();
+  session->memory().staging().Release();
   EXPECT_TRUE(to == OnDevice(0, to.size()));
   EXPECT_EQ(Sent(), Calls{kCall_cuMemcpyDtoHAsync_v2});
   std::vector<std::thread> threads;
@@ -302,7 +302,7 @@ TEST_F(StagedCopyTest, OneCopyAtATimeHasTheBuffers) {
 
 TEST_F(StagedCopyTest, WithoutBuffersTheChannelServes) {
   Session* const session = Session::Get();
-  session->staging().GiveBack(session);
+  session->memory().staging().GiveBack();
   EXPECT_EQ(Sent(), Calls{kOpHostUnmap});
   server_->On(kOpHostMap, CUDA_ERROR_OUT_OF_MEMORY);
   std::string to(kMiB, 0);
@@ -313,7 +313,7 @@ TEST_F(StagedCopyTest, WithoutBuffersTheChannelServes) {
   EXPECT_EQ(Sent(), Calls{kCall_cuMemcpyDtoHAsync_v2}) << "a server that refused is not asked again";
   // Another server may agree.
   server_->On(kOpHostMap, FakeServer::Answer());
-  session->staging().GiveBack(session);
+  session->memory().staging().GiveBack();
   EXPECT_EQ(cuMemcpyDtoH(&to[0], memory_, to.size()), CUDA_SUCCESS);
   EXPECT_EQ(ExpectPieces(true, 0, to.size(), nullptr), Calls{kOpHostMap});
 }

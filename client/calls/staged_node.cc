@@ -170,12 +170,12 @@ void Dedicate(const StagedParams& params, CUuserObject owned) {
 // `number`: DisguisedNode::number of a new node; 0: the next one.
 void Remember(CUgraphNode node, CUgraph graph, const StagedParams& params, CUuserObject owned, uint64_t number = 0) {
   Session* const session = Session::Get();
-  WriterLock lock(&session->disguised_nodes().mutex());
-  session->disguised_nodes().set_any();
-  DisguisedNode& kept = session->disguised_nodes().nodes()[reinterpret_cast<uint64_t>(node)];
+  WriterLock lock(&session->graphs().disguised_nodes().mutex());
+  session->graphs().disguised_nodes().set_any();
+  DisguisedNode& kept = session->graphs().disguised_nodes().nodes()[reinterpret_cast<uint64_t>(node)];
   if (graph) {
     kept.graph = reinterpret_cast<uint64_t>(graph);
-    kept.number = number != 0 ? number : session->disguised_nodes().NextNumberLocked();
+    kept.number = number != 0 ? number : session->graphs().disguised_nodes().NextNumberLocked();
   }
   kept.type = CU_GRAPH_NODE_TYPE_MEMCPY;
   kept.staged = params;
@@ -184,13 +184,13 @@ void Remember(CUgraphNode node, CUgraph graph, const StagedParams& params, CUuse
 
 // A piece of pinned memory of at least `bytes`.
 CUresult TakeStaged(Session& session, size_t bytes, StagedCopy** copy) {
-  *copy = session.staged_copies().Take(bytes);
+  *copy = session.graphs().staged_copies().Take(bytes);
   if (*copy) return CUDA_SUCCESS;
   void* pinned = nullptr;
   const CUresult result = Custom_cuMemHostAlloc(&pinned, bytes, CU_MEMHOSTALLOC_PORTABLE);
   if (result != CUDA_SUCCESS) return result;
   *copy = new StagedCopy;
-  (*copy)->home = &session.staged_copies();
+  (*copy)->home = &session.graphs().staged_copies();
   (*copy)->pinned = static_cast<char*>(pinned);
   (*copy)->capacity = bytes;
   return CUDA_SUCCESS;
@@ -200,7 +200,8 @@ CUresult TakeStaged(Session& session, size_t bytes, StagedCopy** copy) {
 // *object. The piece is free again when they are gone; after an error, as soon as no graph has it.
 CUresult OwnStaged(CUgraph graph, StagedCopy* staged, CUuserObject* object) {
   const auto give_back = [](void* data) {
-    if (Session* const session = Session::Get()) session->staged_copies().Give({static_cast<StagedCopy*>(data)});
+    if (Session* const session = Session::Get())
+      session->graphs().staged_copies().Give({static_cast<StagedCopy*>(data)});
   };
   CUresult result = Custom_cuUserObjectCreate(object, staged, give_back, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
   if (result != CUDA_SUCCESS) {
@@ -220,7 +221,7 @@ CUresult MakeChild(Session& session, bool enabled, StagedParams* params, CUgraph
   if (result != CUDA_SUCCESS) return result;
   result = Call_cuGraphCreate(child, 0);
   if (result != CUDA_SUCCESS) {
-    session.staged_copies().Give({params->piece});
+    session.graphs().staged_copies().Give({params->piece});
     return result;
   }
   result = OwnStaged(*child, params->piece, owned);
@@ -256,10 +257,10 @@ CUresult FindInside(CUgraphNode node, Inside* inside, bool* is_like = nullptr) {
 // Calls `use` with what is known of a node in an executable, under the lock. False: it is no staged node there.
 template <typename Use>
 bool WithStagedInExec(Session& session, CUgraphExec exec, CUgraphNode node, Use use) {
-  if (!session.disguised_nodes().any()) return false;
-  WriterLock lock(&session.disguised_nodes().mutex());
-  const auto found = session.disguised_nodes().staged().find(reinterpret_cast<uint64_t>(exec));
-  if (found == session.disguised_nodes().staged().end()) return false;
+  if (!session.graphs().disguised_nodes().any()) return false;
+  WriterLock lock(&session.graphs().disguised_nodes().mutex());
+  const auto found = session.graphs().disguised_nodes().staged().find(reinterpret_cast<uint64_t>(exec));
+  if (found == session.graphs().disguised_nodes().staged().end()) return false;
   for (StagedInExec& one : found->second) {
     if (one.node != reinterpret_cast<uint64_t>(node)) continue;
     use(one);
@@ -311,8 +312,8 @@ CUresult Explore(Session& session, CUgraph graph, bool is_inside, uint64_t* numb
     DisguisedNode known;
     if (FindDisguised(session, nodes[i], &known)) {
       if (!is_inside || known.type != CU_GRAPH_NODE_TYPE_MEMCPY) continue;
-      WriterLock lock(&session.disguised_nodes().mutex());
-      session.disguised_nodes().nodes()[reinterpret_cast<uint64_t>(nodes[i])].number = (*number)++;
+      WriterLock lock(&session.graphs().disguised_nodes().mutex());
+      session.graphs().disguised_nodes().nodes()[reinterpret_cast<uint64_t>(nodes[i])].number = (*number)++;
       continue;
     }
     CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
@@ -337,18 +338,18 @@ CUresult Explore(Session& session, CUgraph graph, bool is_inside, uint64_t* numb
 
 CUresult FindCopied(Session& session, CUgraph graph) {
   const std::vector<uint64_t> made =
-      session.disguised_nodes().Unexplored(reinterpret_cast<uint64_t>(graph), &session.objects());
+      session.graphs().disguised_nodes().Unexplored(reinterpret_cast<uint64_t>(graph), &session.objects());
   if (made.empty()) return CUDA_SUCCESS;
   uint64_t number = DisguisedNodes::kFirstInside;
   const CUresult result = Explore(session, graph, false, &number);
-  if (result == CUDA_SUCCESS) session.disguised_nodes().NoteExplored(made);
+  if (result == CUDA_SUCCESS) session.graphs().disguised_nodes().NoteExplored(made);
   return result;
 }
 
 // Before an executable is made from a graph (`exec` 0) or updated from it: nodes whose pieces others have get new ones,
 // since launches of both may be under way at once.
 CUresult RenewPieces(Session& session, CUgraph graph, uint64_t exec) {
-  DisguisedNodes& nodes = session.disguised_nodes();
+  DisguisedNodes& nodes = session.graphs().disguised_nodes();
   if (!nodes.any()) return CUDA_SUCCESS;
   CUresult result = FindCopied(session, graph);
   if (result != CUDA_SUCCESS) return result;
@@ -401,7 +402,8 @@ CUresult AddStagedNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* depe
   if (result == CUDA_SUCCESS) {
     result = Custom_cuGraphAddNode_v2(node, graph, dependencies, edges, count, &added);
   }
-  if (!session->captures().DestroyLater(reinterpret_cast<uint64_t>(graph), reinterpret_cast<uint64_t>(child))) {
+  if (!session->graphs().captures().DestroyLater(reinterpret_cast<uint64_t>(graph),
+                                                 reinterpret_cast<uint64_t>(child))) {
     Call_cuGraphDestroy(child);
   }
   if (result == CUDA_SUCCESS) Remember(*node, graph, params, owned);
@@ -453,7 +455,7 @@ CUresult SetStagedNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMC
       params.piece->owner = reinterpret_cast<uint64_t>(exec);
       one.params = params;
     });
-    if (params.at_launch) session->disguised_nodes().set_any_at_launch();
+    if (params.at_launch) session->graphs().disguised_nodes().set_any_at_launch();
   }
   return result;
 }
@@ -494,7 +496,7 @@ namespace {
 // that.
 CUresult UpdatePaused(CUgraphExec exec, CUgraph graph, CUgraphNode inside, const std::function<CUresult()>& update) {
   Session& session = *Session::Get();
-  DisguisedNodes& nodes = session.disguised_nodes();
+  DisguisedNodes& nodes = session.graphs().disguised_nodes();
   const auto its_exec = reinterpret_cast<uint64_t>(exec), its_graph = reinterpret_cast<uint64_t>(graph);
   const auto its_node = reinterpret_cast<uint64_t>(inside);
   struct Paused {
@@ -537,9 +539,9 @@ CUresult SetChildOfExec(CUgraphExec exec, CUgraphNode node, CUgraph child, const
 }
 
 CUresult PrepareCopies(Session& session, uint64_t graph) {
-  if (!session.disguised_nodes().any()) return CUDA_SUCCESS;
+  if (!session.graphs().disguised_nodes().any()) return CUDA_SUCCESS;
   const CUresult result = FindCopied(session, reinterpret_cast<CUgraph>(graph));
-  if (result == CUDA_SUCCESS) session.disguised_nodes().NoteCopied(graph, &session.objects());
+  if (result == CUDA_SUCCESS) session.graphs().disguised_nodes().NoteCopied(graph, &session.objects());
   return result;
 }
 
@@ -551,7 +553,7 @@ CUresult PrepareInstantiation(CUgraph graph) {
 bool LaunchStaged(CUgraphExec exec, CUstream stream, bool per_thread, const std::function<CUresult()>& launch,
                   CUresult* result) {
   Session& session = *Session::Get();
-  DisguisedNodes& nodes = session.disguised_nodes();
+  DisguisedNodes& nodes = session.graphs().disguised_nodes();
   const auto its_exec = reinterpret_cast<uint64_t>(exec);
   std::vector<StagedCopy*> pieces;  // whose bytes are taken now
   {
@@ -569,7 +571,7 @@ bool LaunchStaged(CUgraphExec exec, CUstream stream, bool per_thread, const std:
     *result = call.Enter();
     if (*result == CUDA_SUCCESS) *result = call.StreamToWire(stream, per_thread, &its_stream);
     if (*result != CUDA_SUCCESS) return true;
-    if (session.captures().IsCaptured(its_stream)) {
+    if (session.graphs().captures().IsCaptured(its_stream)) {
       // It becomes a child graph of the captured one: launches of that take the bytes.
       nodes.NoteCaptured(its_exec);
       return false;
@@ -577,7 +579,7 @@ bool LaunchStaged(CUgraphExec exec, CUstream stream, bool per_thread, const std:
   }
   const std::shared_ptr<Mutex> order = nodes.OrderOf(its_exec);
   MutexLock in_order(order.get());
-  StagedCopies& copies = session.staged_copies();
+  StagedCopies& copies = session.graphs().staged_copies();
   const uint64_t number = copies.TakeBytes(pieces);
   if (number == 0) {
     *result = CUDA_ERROR_OUT_OF_MEMORY;

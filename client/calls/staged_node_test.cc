@@ -128,7 +128,7 @@ class StagedNodeTest : public CustomTest {
     ASSERT_EQ(cuGraphCreate(&graph_, 0), CUDA_SUCCESS);
     ASSERT_EQ(cuMemAlloc(&memory_, 1 << 16), CUDA_SUCCESS);
     // Every test begins without pieces: those of earlier tests are out of the way.
-    while (StagedCopy* const one = Session::Get()->staged_copies().Take(0)) earlier_.push_back(one);
+    while (StagedCopy* const one = Session::Get()->graphs().staged_copies().Take(0)) earlier_.push_back(one);
     Answer();
     Sent();
   }
@@ -258,8 +258,8 @@ class StagedNodeTest : public CustomTest {
   }
   // Whether there is a free piece.
   static bool HasPiece() {
-    StagedCopy* const one = Session::Get()->staged_copies().Take(0);
-    if (one) Session::Get()->staged_copies().Give({one});
+    StagedCopy* const one = Session::Get()->graphs().staged_copies().Take(0);
+    if (one) Session::Get()->graphs().staged_copies().Give({one});
     return one != nullptr;
   }
 
@@ -290,8 +290,8 @@ class StagedNodeTest : public CustomTest {
   }
 
   static size_t Disguised() {
-    ReaderLock lock(&Session::Get()->disguised_nodes().mutex());
-    return Session::Get()->disguised_nodes().nodes().size();
+    ReaderLock lock(&Session::Get()->graphs().disguised_nodes().mutex());
+    return Session::Get()->graphs().disguised_nodes().nodes().size();
   }
   // What the application is told about a node, which is known here.
   void ExpectSeen(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
@@ -739,7 +739,7 @@ TEST_F(StagedNodeTest, ANodeIsChangedInItsGraph) {
   EXPECT_FALSE(HasPiece());
   Gone(added.Object());
   ASSERT_TRUE(HasPiece());
-  earlier_.push_back(Session::Get()->staged_copies().Take(0));
+  earlier_.push_back(Session::Get()->graphs().staged_copies().Take(0));
 
   // Refused, it is what it was, and the pinned memory is the graph's until that is gone.
   for (const uint32_t call : {uint32_t(kCall_cuGraphNodeSetParams), uint32_t(kCall_cuUserObjectCreate)}) {
@@ -1083,7 +1083,7 @@ TEST_F(StagedNodeTest, PinnedMemoryInThePlaceOfPageableMemoryIsStagedToo) {
 // The host function runs when the copy's turn comes; the bytes are those of the call.
 TEST_F(StagedNodeTest, ALaunchTakesTheBytesAtTheCall) {
   std::string host(1000, 'a');
-  StagedCopies& copies = Session::Get()->staged_copies();
+  StagedCopies& copies = Session::Get()->graphs().staged_copies();
   CUDA_MEMCPY3D rows = ToDevice(host.data(), 2);
   rows.Height = 3;
   rows.srcPitch = 100;
@@ -1189,7 +1189,7 @@ TEST_F(StagedNodeTest, LaunchesTakeTheBytesOfGraphsInside) {
   ASSERT_EQ(cuGraphInstantiate(&of_child, child, 0), CUDA_SUCCESS);
   ASSERT_EQ(cuGraphInstantiate(&exec, parent, 0), CUDA_SUCCESS);
   EXPECT_EQ(Disguised(), disguised + 3) << "the copies of the node are found";
-  StagedCopies& copies = Session::Get()->staged_copies();
+  StagedCopies& copies = Session::Get()->graphs().staged_copies();
   EXPECT_EQ(cuGraphLaunch(of_child, nullptr), CUDA_SUCCESS);
   EXPECT_EQ(copies.waiting_bytes(), 1000u);
   EXPECT_EQ(cuGraphLaunch(exec, nullptr), CUDA_SUCCESS);
@@ -1332,7 +1332,7 @@ TEST_F(StagedNodeTest, ACapturedCopyIsANodeOfTheCapturesGraph) {
   status = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
   EXPECT_EQ(cuMemcpyHtoDAsync(memory_, host.data(), host.size(), stream), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   EXPECT_EQ(Take().calls, Calls{kCall_cuStreamGetCaptureInfo_v3});
-  const auto record = Session::Get()->captures().End(HandleOf(stream));
+  const auto record = Session::Get()->graphs().captures().End(HandleOf(stream));
   ASSERT_NE(record, nullptr);
   EXPECT_EQ(record->children, children) << "the capture's record names them";
   server_->On(kCall_cuStreamGetCaptureInfo_v3, FakeServer::Answer());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Questions about streams that the client answers, and what it notes of their attributes.
+// Streams: whether they are done, which context they are of, and what the client notes of their attributes.
 
 #include <cuda.h>
 
@@ -8,6 +8,7 @@
 
 #include "client/calls/bodies.gen.h"
 #include "client/calls/runtime.h"
+#include "client/calls/wait.h"
 #include "client/core/call.h"
 #include "client/core/session.h"
 #include "proto/api/call_ids.gen.h"
@@ -44,6 +45,25 @@ CUresult ContextOfStream(const CallInfo& info, CUstream hStream, bool per_thread
     return Custom_cuCtxFromGreenCtx(pctx, reinterpret_cast<CUgreenCtx>(context));
   *pctx = reinterpret_cast<CUcontext>(context);
   return CUDA_SUCCESS;
+}
+
+template <typename Request>
+CUresult OfStream(const CallInfo& info, CUstream stream, bool per_thread, bool waits) {
+  Call call(info);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  Request request;
+  if (const CUresult result = call.StreamToWire(stream, per_thread, &request.hStream); result != CUDA_SUCCESS) {
+    return result;
+  }
+  // The default stream is each context's own.
+  Question question{Kind::kStream, request.hStream, 0, waits};
+  if (KindOf(request.hStream) != Kind::kStream) {
+    question.kind = Kind::kContext;
+    question.object = call.thread().current_context();
+  }
+  if (IsKnown(call.session(), &question)) return AnswerKnown(call.session(), question);
+  request.Encode(&call.message());
+  return AskServer(call, question);
 }
 
 }  // namespace
@@ -109,6 +129,14 @@ CUresult Custom_cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   std::swap(call.thread().capture_mode, *mode);
   return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuStreamQuery(CUstream hStream, bool per_thread) {
+  return OfStream<wire::cuStreamQuery_Request>(info::k_cuStreamQuery, hStream, per_thread, false);
+}
+
+CUresult Custom_cuStreamSynchronize(CUstream hStream, bool per_thread) {
+  return OfStream<wire::cuStreamSynchronize_Request>(info::k_cuStreamSynchronize, hStream, per_thread, true);
 }
 
 }  // namespace cuda_remote::client

@@ -81,7 +81,7 @@ void Remember(Call& call, Kind kind, uint64_t value, const ResourceObject& objec
   } else {
     call.Created({kind, key}, {needs});
   }
-  session.resource_objects(kind).Insert(key, object);
+  session.objects().resource_objects(kind).Insert(key, object);
 }
 
 // Looks an object of the current context up.
@@ -89,7 +89,7 @@ CUresult Look(const CallInfo& info, Kind kind, uint64_t value, ResourceObject* o
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   const uint64_t key = KeyOf(call.thread().current_context(), value);
-  const bool found = value >> kValueBits == 0 && call.session().resource_objects(kind).Find(key, object);
+  const bool found = value >> kValueBits == 0 && call.session().objects().resource_objects(kind).Find(key, object);
   return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -99,7 +99,7 @@ CUresult Destroy(const CallInfo& info, Kind kind, uint64_t value, uint64_t Reque
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   const uint64_t key = KeyOf(call.thread().current_context(), value);
-  if (value >> kValueBits != 0 || !call.session().resource_objects(kind).Contains(key)) return CUDA_SUCCESS;
+  if (value >> kValueBits != 0 || !call.session().objects().resource_objects(kind).Contains(key)) return CUDA_SUCCESS;
   Request request;
   request.*member = value;
   request.Encode(&call.message());

@@ -72,7 +72,7 @@ CUresult Custom_cuMemAddressReserve(CUdeviceptr* ptr, size_t size, size_t alignm
   call.message().clear();
   request.Encode(&call.message());
   call.Created({Kind::kReservation, reply.address});
-  call.session().virtual_memory().Reserve(reply.address, size);
+  call.session().memory().virtual_memory().Reserve(reply.address, size);
   *ptr = reply.address;
   return CUDA_SUCCESS;
 }
@@ -88,7 +88,7 @@ CUresult Custom_cuMemAddressFree(CUdeviceptr ptr, size_t size) {
   const CUresult result = call.Transact();
   if (result != CUDA_SUCCESS) return result;
   call.Destroyed({Kind::kReservation, ptr});
-  call.session().virtual_memory().Free(ptr);
+  call.session().memory().virtual_memory().Free(ptr);
   return CUDA_SUCCESS;
 }
 
@@ -101,7 +101,7 @@ CUresult Custom_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGener
   {
     ReaderLock lock(&session.objects().mutex());
     const Object* memory = session.objects().handles().Find(Kind::kPhysicalMemory, handle);
-    reservation = session.virtual_memory().ReservationOf(ptr, size);
+    reservation = session.memory().virtual_memory().ReservationOf(ptr, size);
     if (!memory || memory->released || !reservation) return CUDA_ERROR_INVALID_VALUE;
   }
   wire::cuMemMap_Request request;
@@ -117,7 +117,7 @@ CUresult Custom_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGener
   {
     WriterLock lock(&session.objects().mutex());
     if (Object* memory = session.objects().handles().Find(Kind::kPhysicalMemory, handle)) ++memory->mappings;
-    session.virtual_memory().Map({ptr, size, handle});
+    session.memory().virtual_memory().Map({ptr, size, handle});
     properties = PropertiesLocked(session, handle);
   }
   DeviceRange range;
@@ -142,7 +142,7 @@ CUresult Custom_cuMemUnmap(CUdeviceptr ptr, size_t size) {
   // The driver has accepted the range, so it holds whole mappings: one or several.
   Session& session = call.session();
   WriterLock lock(&session.objects().mutex());
-  for (const VirtualMemoryMap::Mapping& gone : session.virtual_memory().Unmap(ptr, size)) {
+  for (const VirtualMemoryMap::Mapping& gone : session.memory().virtual_memory().Unmap(ptr, size)) {
     {
       WriterLock memory_lock(&session.memory().mutex());
       session.memory().device_ranges().Erase(gone.start);
@@ -167,7 +167,7 @@ CUresult Custom_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDe
   const CUresult result = call.Transact();
   if (result != CUDA_SUCCESS) return result;
   // One record for each mapping, so that it goes when that mapping goes.
-  for (const VirtualMemoryMap::Mapping& mapping : call.session().virtual_memory().In(ptr, size)) {
+  for (const VirtualMemoryMap::Mapping& mapping : call.session().memory().virtual_memory().In(ptr, size)) {
     request.ptr = mapping.start;
     request.size = mapping.bytes;
     call.message().clear();
@@ -225,7 +225,7 @@ CUresult Custom_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle
   wire::cuMemRetainAllocationHandle_Request request;
   {
     WriterLock lock(&session.objects().mutex());
-    request.handle = session.virtual_memory().MemoryAt(reinterpret_cast<uint64_t>(addr));
+    request.handle = session.memory().virtual_memory().MemoryAt(reinterpret_cast<uint64_t>(addr));
     Object* memory = request.handle ? session.objects().handles().Find(Kind::kPhysicalMemory, request.handle) : nullptr;
     if (!memory) return CUDA_ERROR_INVALID_VALUE;
     if (!memory->released) {

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "client/core/coverage.h"
-#include "client/core/host_needs.h"
 #include "client/core/own_calls.h"
 #include "client/core/session.h"
+#include "client/graphs/host_needs.h"
 #include "client/trace/trace.h"
 #include "proto/api/call_traits.gen.h"
 #include "proto/codec/codec.h"
@@ -186,7 +186,7 @@ CUresult Call::Send() {
   }
   // An error that has to do with a capture is the call's own. Found later, it would be that of a call after the
   // capture.
-  if (Captures& captures = session_->captures(); captures.concern_events()) {
+  if (Captures& captures = session_->graphs().captures(); captures.concern_events()) {
     const bool at_once = captures.active() ? traits.events != Events::kNoEvents || captures.MayRefuse(stream_)
                                            : captures.WaitsForCaptured(header_.call, *message_);
     if (at_once) return Transact();
@@ -194,9 +194,9 @@ CUresult Call::Send() {
   if (WithoutContext()) return CUDA_ERROR_INVALID_CONTEXT;
   if (!session_->channel().Fits(message_->size(), payload_.size())) return TooLong();
   std::shared_lock<std::shared_mutex> sending;
-  if (session_->managed_home().pages().active()) {
+  if (session_->memory().managed_home().pages().active()) {
     CopyManagedPayload();
-    sending = std::shared_lock<std::shared_mutex>(session_->managed_home().pages().sending());
+    sending = std::shared_lock<std::shared_mutex>(session_->memory().managed_home().pages().sending());
   }
   if (const ChannelStatus status = HandOverManaged(true); status != ChannelStatus::kOk) return session_->Lose(status);
   header_.flags |= kFlagNoReply;
@@ -204,13 +204,13 @@ CUresult Call::Send() {
   const ChannelStatus status = session_->channel().Send(header_, *message_, payload_, &sequence, !traits.only_asks(),
                                                         quiet_ || traits.Has(kNotUrgent));
   if (sending) {
-    session_->managed_home().pages().EndHandOver();
+    session_->memory().managed_home().pages().EndHandOver();
     sending.unlock();
   }
   if (trace::On()) trace::Sent(sizeof(FrameHeader) + message_->size() + payload_.size(), sequence);
   if (traits.events == Events::kRecordsAny) session_->completions().SomeEventsRecorded();
   if (status != ChannelStatus::kOk) return session_->Lose(status);
-  if (session_->captures().active()) NoteCaptured();
+  if (session_->graphs().captures().active()) NoteCaptured();
   return CUDA_SUCCESS;
 }
 
@@ -220,7 +220,7 @@ CUresult Call::Transact() {
   const uint64_t sequence = Begin(reply_payload_, reply_payload_capacity_);
   const CUresult result = sequence ? Finish(sequence) : session_->Lose(ChannelStatus::kClosed);
   // What this process keeps for later allocations of its streams is free, and may be what is missing.
-  if (result != CUDA_ERROR_OUT_OF_MEMORY || !session_->GiveBackFreed()) return result;
+  if (result != CUDA_ERROR_OUT_OF_MEMORY || !session_->memory().GiveBackFreed()) return result;
   const uint64_t again = Begin(reply_payload_, reply_payload_capacity_);
   return again ? Finish(again) : session_->Lose(ChannelStatus::kClosed);
 }
@@ -228,7 +228,7 @@ CUresult Call::Transact() {
 CUresult Call::Recall(uint64_t function) {
   // The driver may refuse to answer about a stream that is captured, and invalidate the capture. It is to say so
   // itself.
-  if (session_->captures().IsCaptured(stream_)) return Transact();
+  if (session_->graphs().captures().IsCaptured(stream_)) return Transact();
   Answers& answers = session_->answers();
   std::string question(reinterpret_cast<const char*>(&header_.call), sizeof(header_.call));
   question.append(reinterpret_cast<const char*>(&header_.context_or_result), sizeof(header_.context_or_result));
@@ -245,18 +245,18 @@ uint64_t Call::Begin(void* out, size_t bytes) {
   const CallTraits& traits = TraitsOf(header_.call);
   ManagedReply* arriving = nullptr;
   std::shared_lock<std::shared_mutex> sending;
-  if (session_->managed_home().pages().active()) {
+  if (session_->memory().managed_home().pages().active()) {
     CopyManagedPayload();
     arriving = ArriveFor(out, bytes);
     if (arriving) out = &arriving->arrived[0];
-    sending = std::shared_lock<std::shared_mutex>(session_->managed_home().pages().sending());
+    sending = std::shared_lock<std::shared_mutex>(session_->memory().managed_home().pages().sending());
   }
   if (HandOverManaged(false) != ChannelStatus::kOk) return 0;
   header_.flags &= ~uint32_t(kFlagNoReply);
   std::string_view payload = payload_;
   std::unique_lock<Mutex> expecting;
   if (sending && FetchesAhead(traits)) {
-    expecting = session_->managed_home().pages().Expect(&expected_);
+    expecting = session_->memory().managed_home().pages().Expect(&expected_);
     if (expected_) payload = expected_->payload(), out = &expected_->answer, bytes = sizeof expected_->answer;
   }
   const uint64_t sequence = session_->channel().Begin(header_, *message_, payload, out, bytes, !traits.only_asks());
@@ -282,22 +282,22 @@ CUresult Call::Finish(uint64_t sequence) {
   }
   if (reply.result != CUDA_SUCCESS) {
     if (reply.result != CUDA_ERROR_NOT_READY) session_->answers().Forget();
-    if (IsOfCapture(reply.result)) session_->captures().NoteRefused();
+    if (IsOfCapture(reply.result)) session_->graphs().captures().NoteRefused();
     return CUresult(reply.result);
   }
   const CallTraits& traits = TraitsOf(header_.call);
-  if (session_->captures().active() || traits.capture == Capture::kBegins) NoteCaptured();
-  if (session_->managed_mirror().watches_shared() && traits.completes != Completes::kNoWork) {
-    session_->managed_mirror().WorkEnded();
+  if (session_->graphs().captures().active() || traits.capture == Capture::kBegins) NoteCaptured();
+  if (session_->memory().managed_mirror().watches_shared() && traits.completes != Completes::kNoWork) {
+    session_->memory().managed_mirror().WorkEnded();
   }
-  if (session_->managed_mirror().active() && traits.completes != Completes::kNoWork) {
+  if (session_->memory().managed_mirror().active() && traits.completes != Completes::kNoWork) {
     // A copy to the host comes in many pieces: once, when the driver call is done.
     show_managed_ = true;
     if (!traits.Has(kInPieces)) ShowManaged();
   }
   if (traits.work == Work::kWaits) {
     session_->memory().NoteWaited();
-    ManagedPages& pages = session_->managed_home().pages();
+    ManagedPages& pages = session_->memory().managed_home().pages();
     if (expected && reply_payload_bytes_ == sizeof expected->answer) {
       pages.Arrived(&session_->channel(), *expected, sequence);
     }
@@ -307,14 +307,14 @@ CUresult Call::Finish(uint64_t sequence) {
 }
 
 void Call::CopyManagedPayload() {
-  if (!session_->managed_home().pages().Overlaps(payload_.data(), payload_.size())) return;
+  if (!session_->memory().managed_home().pages().Overlaps(payload_.data(), payload_.size())) return;
   if (!managed_buffers_) managed_buffers_ = std::make_unique<ManagedBuffers>();
   managed_buffers_->payload.assign(payload_);
   payload_ = managed_buffers_->payload;
 }
 
 Call::ManagedReply* Call::ArriveFor(void* out, size_t bytes) {
-  if (!session_->managed_home().pages().Overlaps(out, bytes)) return nullptr;
+  if (!session_->memory().managed_home().pages().Overlaps(out, bytes)) return nullptr;
   if (!managed_buffers_) managed_buffers_ = std::make_unique<ManagedBuffers>();
   managed_buffers_->replies.push_back({0, out, std::string(bytes, '\0')});
   return &managed_buffers_->replies.back();
@@ -331,8 +331,8 @@ void Call::DeliverManaged(uint64_t sequence, size_t bytes) {
 }
 
 ChannelStatus Call::HandOverManaged(bool ends_later) {
-  ManagedMirror& mirror = session_->managed_mirror();
-  ManagedPages& pages = session_->managed_home().pages();
+  ManagedMirror& mirror = session_->memory().managed_mirror();
+  ManagedPages& pages = session_->memory().managed_home().pages();
   if (TraitsOf(header_.call).Has(kLaunchesKernels)) KernelsBegin();
   if ((!mirror.active() && !pages.touched()) || TraitsOf(header_.call).Has(kReadsNoManaged)) return ChannelStatus::kOk;
   ClientChannel* const channel = &session_->channel();
@@ -348,14 +348,14 @@ ChannelStatus Call::HandOverManaged(bool ends_later) {
 }
 
 void Call::KernelsBegin() {
-  ManagedMirror& mirror = session_->managed_mirror();
+  ManagedMirror& mirror = session_->memory().managed_mirror();
   // What is captured does not begin.
-  if (mirror.watches_shared() && !session_->captures().active()) mirror.WorkBegins();
+  if (mirror.watches_shared() && !session_->graphs().captures().active()) mirror.WorkBegins();
 }
 
 void Call::ShowManaged() {
   show_managed_ = false;
-  const ChannelStatus status = session_->managed_mirror().Pull(&session_->channel());
+  const ChannelStatus status = session_->memory().managed_mirror().Pull(&session_->channel());
   if (status != ChannelStatus::kOk) session_->Lose(status);
 }
 
@@ -375,7 +375,7 @@ void Call::Created(replay::ObjectKey object, std::initializer_list<replay::Objec
       needs.push_back(need);
     }
   }
-  if (IsOfGraphs(object.kind)) AddHostNeeds(session_, header_.call, *message_, &needs);
+  if (IsOfGraphs(object.kind)) AddHostNeeds(&session_->memory(), header_.call, *message_, &needs);
   WriterLock lock(&session_->objects().mutex());
   NoteEventLocked(object.id);
   if (NoteGraphLocked(object, needs, retains)) return;
@@ -405,20 +405,20 @@ void Call::NoteEventLocked(uint64_t event) CR_REQUIRES(session_->objects().mutex
 }
 
 void Call::NoteCaptured() {
-  session_->captures().Note(session_, header_, *message_, !payload_.empty(), stream_, thread_->current_context(),
-                            info_.name);
+  session_->graphs().captures().Note(header_, *message_, !payload_.empty(), stream_, thread_->current_context(),
+                                     info_.name);
 }
 
 void Call::NamedInCapture(uint64_t stream, uint64_t graph) {
-  session_->captures().Named(stream, graph, header_, *message_, thread_->current_context());
+  session_->graphs().captures().Named(stream, graph, header_, *message_, thread_->current_context());
 }
 
 bool Call::NoteGraphLocked(replay::ObjectKey object, const std::vector<replay::ObjectKey>& needs,
                            const std::vector<uint64_t>& retains) CR_REQUIRES_SHARED(session_->objects().mutex()) {
-  if (!session_->captures().active() || !IsOfGraphs(object.kind)) return false;
+  if (!session_->graphs().captures().active() || !IsOfGraphs(object.kind)) return false;
   for (uint64_t at = object.id; at != 0;) {
     if (KindOf(at) == Kind::kGraph &&
-        session_->captures().NoteGraph(at, header_, *message_, thread_->current_context(), needs, retains)) {
+        session_->graphs().captures().NoteGraph(at, header_, *message_, thread_->current_context(), needs, retains)) {
       return true;
     }
     const Object* const here = session_->objects().handles().Find(KindOf(at), at);
@@ -467,8 +467,8 @@ FrameHeader Call::RecordedHeaderLocked(replay::ObjectKey object, std::vector<rep
 }
 
 void Call::Destroyed(replay::ObjectKey object) {
-  if (object.kind == Kind::kStream && session_->captures().active()) {
-    if (const auto failed = session_->captures().End(object.id)) session_->CaptureFailed(*failed);
+  if (object.kind == Kind::kStream && session_->graphs().captures().active()) {
+    if (const auto failed = session_->graphs().captures().End(object.id)) session_->graphs().CaptureFailed(*failed);
   }
   {
     WriterLock lock(&session_->objects().mutex());
@@ -477,12 +477,12 @@ void Call::Destroyed(replay::ObjectKey object) {
       std::vector<replay::ObjectKey> needs;
       const FrameHeader recorded = RecordedHeaderLocked(object, &needs);
       session_->objects().log().Modify(object, 0, recorded, *message_, needs);
-      if (object.kind == Kind::kGraph) session_->ForgetAskedLocked(object.id);
+      if (object.kind == Kind::kGraph) session_->graphs().ForgetAskedLocked(session_->objects(), object.id);
     } else {
       session_->objects().DropLocked(object);
     }
   }
-  if (object.kind == Kind::kGraph || object.kind == Kind::kGraphExec) session_->GraphDestroyed(object);
+  if (object.kind == Kind::kGraph || object.kind == Kind::kGraphExec) session_->graphs().Destroyed(object);
 }
 
 void Call::Modified(replay::ObjectKey object, uint64_t key, std::initializer_list<replay::ObjectKey> depends_on) {
@@ -499,7 +499,7 @@ void Call::Modified(replay::ObjectKey object, uint64_t key, std::initializer_lis
   if (object.kind == Kind::kContext || object.kind == Kind::kStream || object.kind == Kind::kFunction || of_kernel) {
     session_->answers().Forget();
   }
-  if (IsOfGraphs(object.kind)) AddHostNeeds(session_, header_.call, *message_, &needs);
+  if (IsOfGraphs(object.kind)) AddHostNeeds(&session_->memory(), header_.call, *message_, &needs);
   WriterLock lock(&session_->objects().mutex());
   for (uint64_t& one : retains) one = session_->objects().RetainedForLocked(object.id, one);
   if (NoteGraphLocked(object, needs, retains)) return;
@@ -529,7 +529,7 @@ void Call::Undone(replay::ObjectKey object, uint32_t id, uint64_t key) {
 
 uint64_t Call::ExecOfDriver(uint64_t driver_handle) {
   Session* const session = Session::Get();
-  return session ? session->driver_execs().Find(driver_handle) : driver_handle;
+  return session ? session->graphs().driver_execs().Find(driver_handle) : driver_handle;
 }
 
 CUresult Call::Unsupported(const char* name, const char* reason) {

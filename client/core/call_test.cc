@@ -396,7 +396,7 @@ TEST_F(CallTest, WhatACaptureConsistsOf) {
     call.SetPayload(payload);
     EXPECT_EQ(call.Transact(), CUDA_SUCCESS);
   };
-  Captures& captures = session_->captures();
+  Captures& captures = session_->graphs().captures();
   server_->On(kCall_cuStreamBeginCapture_v2, {CUDA_ERROR_ILLEGAL_STATE});
   {
     Call refused(info::k_cuStreamBeginCapture_v2);

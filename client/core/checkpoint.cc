@@ -84,7 +84,7 @@ Status Checkpoint::Close() {
 StatusOr<agent::Activity> Checkpoint::Look() {
   agent::Activity activity;
   const bool closed = session_->gate().closed();
-  activity.capturing = session_->captures().active();
+  activity.capturing = session_->graphs().captures().active();
   activity.inside = closed ? session_->gate().AwaitEmpty(kLookMs) : session_->gate().inside();
   bool quiet = closed && activity.inside == 0 && !activity.capturing;
   if (question_ == 0) {
@@ -152,25 +152,26 @@ bool Checkpoint::Admit(const agent::Admission& which) {
 
 StatusOr<bool> Checkpoint::Settle(int timeout_ms, const std::function<bool()>& gone) {
   // A host function or the destructor of a user object may have begun since.
-  if (!session_->gate().closed() || session_->gate().inside() != 0 || session_->captures().active()) return false;
+  if (!session_->gate().closed() || session_->gate().inside() != 0 || session_->graphs().captures().active())
+    return false;
   if (!session_->host_functions().Detach(kDetachMs)) {
     session_->host_functions().SetChannel(channel());
     return false;
   }
   // What only this side knows of is settled before anybody looks.
-  session_->staging().GiveBack(session_);
-  session_->GiveBackFreed();
+  session_->memory().staging().GiveBack();
+  session_->memory().GiveBackFreed();
   const int64_t deadline = NowNs() + int64_t(timeout_ms) * 1000000;
   Status status = DrainUntil(deadline, gone);
   // From here on both sides have the same bytes, and the process's are saved.
-  if (status.ok() && session_->managed_mirror().active()) {
-    ChannelStatus same = session_->managed_mirror().Push(channel());
-    if (same == ChannelStatus::kOk) same = session_->managed_mirror().Pull(channel());
+  if (status.ok() && session_->memory().managed_mirror().active()) {
+    ChannelStatus same = session_->memory().managed_mirror().Push(channel());
+    if (same == ChannelStatus::kOk) same = session_->memory().managed_mirror().Pull(channel());
     status = same == ChannelStatus::kOk ? DrainUntil(deadline, gone) : ServerWentAway(same);
   }
-  session_->managed_mirror().StopWatching();
+  session_->memory().managed_mirror().StopWatching();
   if (status.ok() && session_->memory().uses_managed()) {
-    const CUresult result = session_->managed_home().Settle(session_);
+    const CUresult result = session_->memory().managed_home().Settle();
     if (result != CUDA_SUCCESS) {
       status = Error("managed memory could not be fetched: " + driverabi::DescribeError(result));
     }
@@ -288,8 +289,8 @@ void Checkpoint::Unlock() {
   }
   taken_ = false;
   if (given_new_) {
-    session_->managed_home().ForgetFormer();
-    session_->managed_mirror().ForgetFormer();
+    session_->memory().managed_home().ForgetFormer();
+    session_->memory().managed_mirror().ForgetFormer();
   }
   given_new_ = false;
   former_channel_.reset();
@@ -417,7 +418,7 @@ Status Checkpoint::Give(agent::Given given) {
   session_->host_functions().SetChannel(nullptr);
   adopted = session_->connection().Replace(std::move(adopted));
   if (const Status moved = given.new_worker ? MoveToNewServer() : OkStatus(); !moved.ok()) {
-    session_->managed_home().MoveBack();
+    session_->memory().managed_home().MoveBack();
     adopted = session_->connection().Replace(std::move(adopted));
     // The new worker has ended, and not the one that this process has; in a restart it has none yet.
     if (session_->connection().Restore(lost_before) != lost_before && channel()) {
@@ -465,8 +466,8 @@ void Checkpoint::GoBack() {
         former_server_.c_str());
   }
   former_channel_.reset();
-  session_->managed_home().MoveBack();
-  session_->managed_mirror().MoveBack();
+  session_->memory().managed_home().MoveBack();
+  session_->memory().managed_mirror().MoveBack();
   session_->set_server(former_server_);
   given_new_ = false;
   session_->event_times().MoveBack();
@@ -483,23 +484,23 @@ Status Checkpoint::ReplayRest() {
 Status Checkpoint::MapManaged() {
   ReaderLock lock(&session_->memory().mutex());
   for (auto& [start, range] : session_->memory().host_ranges()) {
-    if (range.value.alias_of || !session_->host_mappings().IsMirrored(range.value)) continue;
-    const bool at_its_own = session_->host_mappings().IsRegistered(range);
+    if (range.value.alias_of || !session_->memory().host_mappings().IsMirrored(range.value)) continue;
+    const bool at_its_own = session_->memory().host_mappings().IsRegistered(range);
     const CUresult result =
-        at_its_own ? session_->host_mappings().RegisterOwn(start, range.bytes, NewPagesOf(start, range.bytes))
-                   : session_->host_mappings().MapOwn(range.value.device, range.bytes);
+        at_its_own ? session_->memory().host_mappings().RegisterOwn(start, range.bytes, NewPagesOf(start, range.bytes))
+                   : session_->memory().host_mappings().MapOwn(range.value.device, range.bytes);
     if (result != CUDA_SUCCESS) {
       return Error("the new server has no room for host memory that kernels use (" + driverabi::DescribeError(result) +
                    ")");
     }
   }
-  const CUresult moved = session_->managed_home().MoveTo(session_);
+  const CUresult moved = session_->memory().managed_home().MoveTo();
   if (moved != CUDA_SUCCESS) {
     return Error("the new server has no room for the job's managed memory (" + driverabi::DescribeError(moved) + ")");
   }
   for (auto& [start, range] : session_->memory().device_ranges()) {
     if (range.value.source != DeviceRange::kManaged || ManagedHome::Contains(start)) continue;
-    const CUresult result = session_->host_mappings().MapManaged(start, range.bytes, range.value.device);
+    const CUresult result = session_->memory().host_mappings().MapManaged(start, range.bytes, range.value.device);
     if (result != CUDA_SUCCESS) {
       return Error("the new server has no room for the job's managed memory (" + driverabi::DescribeError(result) +
                    ")");
@@ -509,7 +510,7 @@ Status Checkpoint::MapManaged() {
 }
 
 Status Checkpoint::MoveManaged() {
-  std::vector<ManagedMirror::Place> places = session_->managed_home().Mirrored(session_);
+  std::vector<ManagedMirror::Place> places = session_->memory().managed_home().Mirrored();
   ReaderLock lock(&session_->memory().mutex());
   for (auto& [start, range] : session_->memory().device_ranges()) {
     if (!range.value.managed || ManagedHome::Contains(start)) continue;
@@ -519,11 +520,11 @@ Status Checkpoint::MoveManaged() {
     }
   }
   for (auto& [start, range] : session_->memory().host_ranges()) {
-    if (range.value.alias_of || !session_->host_mappings().IsMirrored(range.value)) continue;
+    if (range.value.alias_of || !session_->memory().host_mappings().IsMirrored(range.value)) continue;
     places.push_back({range.value.device, range.bytes, start, true,
-                      session_->host_mappings().WritersOf(start, range.bytes, range.value)});
+                      session_->memory().host_mappings().WritersOf(start, range.bytes, range.value)});
   }
-  const CUresult result = session_->managed_mirror().MoveTo(channel(), places);
+  const CUresult result = session_->memory().managed_mirror().MoveTo(channel(), places);
   if (result == CUDA_SUCCESS) return OkStatus();
   return Error("the new server cannot mirror the job's managed memory (" + driverabi::DescribeError(result) + ")");
 }
@@ -533,7 +534,7 @@ Status Checkpoint::MoveManaged() {
 HostMappings::Pages Checkpoint::NewPagesOf(uint64_t start, uint64_t bytes)
     CR_REQUIRES_SHARED(session_->memory().mutex()) {
   return HostMappings::PagesOf(&session_->memory().host_ranges(), start, bytes, [this, start](const auto& other) {
-    return other.start < start && session_->host_mappings().IsRegistered(other);
+    return other.start < start && session_->memory().host_mappings().IsRegistered(other);
   });
 }
 
@@ -543,8 +544,8 @@ Status Checkpoint::ShareHostArena() {
     return Error(std::string("the new server cannot map the job's ") + what + " memory (" +
                  driverabi::DescribeError(result) + ")");
   };
-  if (session_->host_arena().fd() >= 0) {
-    const CUresult segments = session_->pinned_heap().MapSegments(session_);
+  if (session_->memory().host_arena().fd() >= 0) {
+    const CUresult segments = session_->memory().pinned_heap().MapSegments();
     if (segments != CUDA_SUCCESS) return refuse("pinned", segments);
   }
   ReaderLock lock(&session_->memory().mutex());
@@ -552,13 +553,13 @@ Status Checkpoint::ShareHostArena() {
     if (!range.value.shared || range.value.alias_of) continue;
     if (range.value.registered) {
       const HostMappings::Pages pages = NewPagesOf(start, range.bytes);
-      const CUresult result = session_->host_mappings().RegisterShared(
+      const CUresult result = session_->memory().host_mappings().RegisterShared(
           start, range.bytes, range.value.flags,
           pages.bytes == 0 ? std::vector<PageBacking>()
-                           : FindBacking(pages.start, pages.bytes, session_->host_arena().fd()));
+                           : FindBacking(pages.start, pages.bytes, session_->memory().host_arena().fd()));
       if (result != CUDA_SUCCESS) return refuse("registered", result);
-    } else if (!session_->pinned_heap().InSegment(start)) {
-      const CUresult result = session_->host_mappings().Map(start, range.bytes, range.value.flags);
+    } else if (!session_->memory().pinned_heap().InSegment(start)) {
+      const CUresult result = session_->memory().host_mappings().Map(start, range.bytes, range.value.flags);
       if (result != CUDA_SUCCESS) return refuse("pinned", result);
     }
   }

@@ -19,7 +19,7 @@
 
 #include "client/agent/agent.h"
 #include "client/core/added_work.h"
-#include "client/core/host_mappings.h"
+#include "client/memory/host_mappings.h"
 #include "proto/base/hash.h"
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"

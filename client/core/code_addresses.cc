@@ -309,9 +309,10 @@ Status Checkpoint::FindOldCode() {
   const ReadableMemory readable;
   Buffer buffer;
   uint64_t found = buffer.ok() ? FindInOwnMemory(search, readable, &buffer) : kUnreadable;
-  if (found == 0) found = FindInArena(search, readable, &buffer, session_->host_arena().fd(), HostArena::kBase);
+  if (found == 0)
+    found = FindInArena(search, readable, &buffer, session_->memory().host_arena().fd(), HostArena::kBase);
   if (found == 0) {
-    found = FindInArena(search, readable, &buffer, session_->managed_home().file(), HostArena::kManagedBase);
+    found = FindInArena(search, readable, &buffer, session_->memory().managed_arena().fd(), HostArena::kManagedBase);
   }
   if (found == 0) return OkStatus();
   if (found == kUnreadable) {

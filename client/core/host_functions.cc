@@ -8,7 +8,6 @@
 #include <thread>
 
 #include "client/core/log.h"
-#include "client/core/session.h"
 #include "proto/base/clock.h"
 #include "proto/channel/client_channel.h"
 #include "proto/codec/operations.gen.h"
@@ -143,7 +142,7 @@ void HostFunctions::Loop() {
     }
     if (destructor.function) {
       destructor.function(destructor.data);
-      Session::Get()->objects().UserObjectGone(gone.object);
+      recorded_->UserObjectGone(gone.object);
     }
     if (is_event) {
       const bool runs = bool(function);

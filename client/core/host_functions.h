@@ -16,6 +16,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "client/core/recorded_objects.h"
 #include "proto/threads/mutex.h"
 
 namespace cuda_remote {
@@ -26,6 +27,9 @@ namespace cuda_remote::client {
 
 class HostFunctions {
  public:
+  // `recorded`: the session's objects, which outlive this.
+  explicit HostFunctions(RecordedObjects* recorded) : recorded_(recorded) {}
+
   // Starts the callback thread, if there is none yet. False: the system gives no thread. Everything that registers
   // something calls this before.
   bool Start();
@@ -40,8 +44,8 @@ class HostFunctions {
   // What RegisterForGraph was told. False for any other number.
   bool FindForGraph(uint64_t number, CUhostFn* function, void** data) const;
 
-  // Has `destroy(data)` called when the server says that the user object `handle` is gone; then Session forgets the
-  // object.
+  // Has `destroy(data)` called when the server says that the user object `handle` is gone; then the
+  // session's objects forget it.
   void RegisterObject(uint64_t handle, CUhostFn destroy, void* data);
 
   // Forgets a registration whose call failed.
@@ -70,6 +74,7 @@ class HostFunctions {
  private:
   void Loop();
 
+  RecordedObjects* const recorded_;
   mutable Mutex mutex_;  // guards what follows
   Condition changed_;
   ClientChannel* channel_ CR_GUARDED_BY(mutex_) = nullptr;

@@ -20,7 +20,7 @@ uint64_t RecordedObjects::WholeContextOf(uint64_t handle) {
   const Object* const object = handles_.Find(KindOf(context), context);
   if (!object) return 0;
   const bool is_green = KindOf(context) == Kind::kGreenContext || object->green != 0;
-  return is_green ? primary_contexts_->Find(object->device) : context;
+  return is_green ? primary_contexts_.Find(object->device) : context;
 }
 
 uint64_t RecordedObjects::ContextOfLocked(uint64_t handle) const {
@@ -42,10 +42,10 @@ uint64_t RecordedObjects::SomeContextOn(int device) {
 }
 
 uint64_t RecordedObjects::PrimaryContextLocked(int device) {
-  if (const uint64_t handle = primary_contexts_->Find(device)) return handle;
+  if (const uint64_t handle = primary_contexts_.Find(device)) return handle;
   const uint64_t handle = handles_.New(Kind::kContext, 0);
   if (handle == 0) return 0;
-  primary_contexts_->Name(device, handle);
+  primary_contexts_.Name(device, handle);
   Object* const object = handles_.Find(Kind::kContext, handle);
   object->device = device;
   object->primary = true;
@@ -54,7 +54,7 @@ uint64_t RecordedObjects::PrimaryContextLocked(int device) {
 }
 
 Object* RecordedObjects::LivePrimaryContextLocked(int device) {
-  const uint64_t handle = primary_contexts_->Find(device);
+  const uint64_t handle = primary_contexts_.Find(device);
   if (handle == 0) return nullptr;
   Object* const object = handles_.Find(Kind::kContext, handle);
   return object && object->active ? object : nullptr;

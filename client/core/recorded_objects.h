@@ -25,8 +25,10 @@
 #include <utility>
 #include <vector>
 
+#include "client/core/names.h"
 #include "client/core/objects.h"
 #include "client/core/primary_contexts.h"
+#include "client/core/resource_objects.h"
 #include "client/graphs/graph_records.h"
 #include "client/graphs/user_object_records.h"
 #include "proto/frame/handle.h"
@@ -40,10 +42,14 @@ namespace cuda_remote::client {
 class RecordedObjects {
  public:
   // `gone` is called for each object that goes, before its handle does: the session's other parts forget it. It is
-  // called with mutex() held, so it may lock only what comes after that. `primary_contexts` outlives this.
+  // called with mutex() held, so it may lock only what comes after that.
   using Gone = std::function<void(const replay::ObjectKey&)>;
-  RecordedObjects(PrimaryContexts* primary_contexts, Gone gone)
-      : primary_contexts_(primary_contexts), gone_(std::move(gone)) {}
+  explicit RecordedObjects(Gone gone) : gone_(std::move(gone)) {}
+
+  // With locks of their own, which come after mutex().
+  PrimaryContexts& primary_contexts() { return primary_contexts_; }
+  ResourceObjects& resource_objects(Kind kind) { return kind == Kind::kTexture ? textures_ : surfaces_; }
+  Names& names() { return names_; }
 
   SharedMutex& mutex() CR_RETURNS(mutex_) { return mutex_; }
 
@@ -144,7 +150,9 @@ class RecordedObjects {
   // Takes a dead object out of the tables.
   void ForgetLocked(const replay::ObjectKey& dead) CR_REQUIRES(mutex_);
 
-  PrimaryContexts* const primary_contexts_;
+  PrimaryContexts primary_contexts_;
+  ResourceObjects textures_, surfaces_;
+  Names names_;
   const Gone gone_;
   // The lock's line changes hands all the time. What the look-ups without it read lies on others.
   alignas(64) SharedMutex mutex_;

@@ -26,6 +26,15 @@ CUresult ServerRequests::Operate(uint32_t operation, const std::string& message,
   return CUresult(reply->result);
 }
 
+void ServerRequests::Send(uint32_t operation, const std::string& message, uint32_t context) {
+  FrameHeader header;
+  header.call = operation;
+  header.context_or_result = context;
+  if (const ChannelStatus status = connection_->channel().Send(header, message, {}); status != ChannelStatus::kOk) {
+    Lose(status);
+  }
+}
+
 CUresult ServerRequests::SendFile(int fd, uint64_t* tag) {
   *tag = connection_->NextTag();
   const ChannelStatus status = connection_->channel().SendFd(*tag, fd);

@@ -29,6 +29,8 @@ class ServerRequests {
   // Sends an operation and waits. Returns the operation's result; `reply` may be null. `context` is the slot of the
   // context to make current, 0 for none.
   CUresult Operate(uint32_t operation, const std::string& message, Reply* reply, uint32_t context = 0);
+  // Sends an operation that nobody waits for. In order with the others; a failure of the channel is the session's end.
+  void Send(uint32_t operation, const std::string& message, uint32_t context = 0);
   // Passes a file to the server, for the next request that names the tag.
   CUresult SendFile(int fd, uint64_t* tag);
   // Waits until the GPUs have done all work that was sent.

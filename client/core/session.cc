@@ -93,7 +93,7 @@ CUresult Session::Connect(Session** session) {
 
 CUresult Session::Open() {
   if (settings_.sync) waits_ = Waits::kAll;
-  staging_.SetThreads(settings_.copy_threads);
+  memory_.staging().SetThreads(settings_.copy_threads);
   if (settings_.server.empty()) {
     LogLine("no GPU server: run the program with cr-run, or set CUDA_REMOTE_SERVER");
     return CUDA_ERROR_NO_DEVICE;
@@ -165,18 +165,18 @@ CUresult Session::OpenChannel(const std::string& path, const std::string& visibl
   // A host function may use managed memory that earlier work in its stream has written, and later work what it writes.
   host_functions_.SetAround(
       [this](ClientChannel* channel) {
-        managed_home_.pages().EnterHostFunction();
-        managed_mirror_.HostFunctionBegins();
-        if (managed_mirror_.active()) managed_mirror_.Pull(channel);
+        memory_.managed_home().pages().EnterHostFunction();
+        memory_.managed_mirror().HostFunctionBegins();
+        if (memory_.managed_mirror().active()) memory_.managed_mirror().Pull(channel);
       },
       [this](ClientChannel* channel) {
-        managed_mirror_.HostFunctionEnds();
-        if (managed_mirror_.active()) managed_mirror_.Push(channel);
-        managed_home_.pages().sending().lock_shared();
-        managed_home_.pages().HandOver(channel);
-        managed_home_.pages().LeaveHostFunction();
+        memory_.managed_mirror().HostFunctionEnds();
+        if (memory_.managed_mirror().active()) memory_.managed_mirror().Push(channel);
+        memory_.managed_home().pages().sending().lock_shared();
+        memory_.managed_home().pages().HandOver(channel);
+        memory_.managed_home().pages().LeaveHostFunction();
       },
-      [this] { managed_home_.pages().sending().unlock_shared(); });
+      [this] { memory_.managed_home().pages().sending().unlock_shared(); });
   host_functions_.SetChannel(connection_.get());
   // A process that joins a job which was restarted or moved finds what the others share.
   wire::OpShareIn_Request share;
@@ -217,126 +217,33 @@ void Session::ForgetGone(const replay::ObjectKey& dead) {
   if (AnswersName(dead.kind)) answers_.Forget();
   switch (dead.kind) {
     case Kind::kDeviceMemory:
-      disguised_nodes_.ForgetMemory(dead.id);
+      if (graphs_.disguised_nodes().uses_memory()) graphs_.disguised_nodes().ForgetMemory(dead.id);
       [[fallthrough]];
     case Kind::kVariable:
-      managed_mirror_.Remove(dead.id);
+      if (memory_.managed_mirror().active()) memory_.managed_mirror().Remove(dead.id);
       memory_.Forget(dead.id);
       break;
     case Kind::kMemoryPool:
       memory_.PoolDestroyed(dead.id);
       break;
     case Kind::kTexture:
-      textures_.Erase(dead.id);
-      break;
     case Kind::kSurface:
-      surfaces_.Erase(dead.id);
+      objects().resource_objects(dead.kind).Erase(dead.id);
       break;
     case Kind::kStream:
-      if (captures_.active()) captures_.End(dead.id);
-      break;
     case Kind::kEvent:
-      captures_.ForgetEvent(dead.id);
-      break;
-    case Kind::kCapture:
-      disguised_nodes_.ForgetNode(dead.id);
-      break;
-    case Kind::kGraphNode:
-      disguised_nodes_.ForgetNode(dead.id);
-      ForgetAskedLocked(dead.id);
-      break;
-    case Kind::kGraphExec:
-      driver_execs_.Forget(dead.id);
+      // A capture in progress concerns events, too.
+      if (!graphs_.captures().concern_events()) break;
       [[fallthrough]];
+    case Kind::kCapture:
+    case Kind::kGraphNode:
+    case Kind::kGraphExec:
     case Kind::kGraph:
-      disguised_nodes_.ForgetInside(dead.id);
-      ForgetAskedLocked(dead.id);
+      graphs_.ForgetGoneLocked(objects(), dead);
       break;
     default:
       break;
   }
-}
-
-void Session::ForgetAskedLocked(uint64_t graph_or_node) {
-  if (asked_nodes_.count() == 0) return;
-  asked_nodes_.Forget(graph_or_node);
-  objects().handles().ForEachBelow(graph_or_node, [this](uint64_t below) { asked_nodes_.Forget(below); });
-}
-
-void Session::GiveBack(const std::vector<FreedMemory::Block>& blocks) {
-  for (const FreedMemory::Block& block : blocks) {
-    wire::OpMemFree_Request request;
-    request.address = block.address;
-    FrameHeader header;
-    header.call = kOpMemFree;
-    {
-      WriterLock lock(&objects_.mutex());
-      objects_.DropLocked({Kind::kDeviceMemory, block.address});
-      const Object* const context = objects_.handles().Find(Kind::kContext, block.context);
-      if (context && context->active) header.context_or_result = SlotOf(block.context);
-      // Without the context or the stream, the server waits until the GPU is idle.
-      request.stream_ordered = header.context_or_result != 0 && (KindOf(block.stream) != Kind::kStream ||
-                                                                 objects_.handles().Find(Kind::kStream, block.stream));
-    }
-    if (request.stream_ordered) request.stream = block.stream;
-    std::string message;
-    request.Encode(&message);
-    const ChannelStatus status = channel().Send(header, message, {});
-    if (status != ChannelStatus::kOk) Lose(status);
-  }
-}
-
-void Session::FreeGraphMemory(const DisguisedNodes::Addresses& gone) {
-  for (const uint64_t address : gone) {
-    // In no stream: the server waits until the GPU is idle.
-    wire::OpMemFree_Request request;
-    request.address = address;
-    FrameHeader header;
-    header.call = kOpMemFree;
-    {
-      ReaderLock lock(&memory_.mutex());
-      const auto* const range = memory_.device_ranges().At(address);
-      if (range) header.context_or_result = SlotOf(range->value.context);
-    }
-    {
-      WriterLock lock(&objects_.mutex());
-      objects_.DropLocked({Kind::kDeviceMemory, address});
-    }
-    std::string message;
-    request.Encode(&message);
-    const ChannelStatus status = channel().Send(header, message, {});
-    if (status != ChannelStatus::kOk) Lose(status);
-  }
-}
-
-void Session::GraphDestroyed(replay::ObjectKey object) {
-  DisguisedNodes::Addresses gone;
-  disguised_nodes_.Destroyed(object, &objects_, &gone);
-  FreeGraphMemory(gone);
-}
-
-void Session::CaptureFailed(const CaptureRecord& failed) {
-  if (!failed.own_graph || failed.graph == 0) return;
-  const replay::ObjectKey graph{Kind::kGraph, failed.graph};
-  {
-    WriterLock lock(&objects_.mutex());
-    objects_.DropLocked(graph);
-  }
-  GraphDestroyed(graph);
-}
-
-void Session::GraphMoved(uint64_t graph, uint64_t node, uint64_t parent) {
-  WriterLock lock(&objects_.mutex());
-  if (Object* const object = objects_.handles().Find(Kind::kGraph, graph)) object->parent = node;
-  objects_.graph_records().Moved(graph);
-  disguised_nodes_.Moved(graph, parent);
-}
-
-bool Session::GiveBackFreed() {
-  const std::vector<FreedMemory::Block> blocks = memory_.TakeFreed();
-  GiveBack(blocks);
-  const bool managed = memory_.uses_managed() && managed_home_.DropKept(this);
-  return managed || !blocks.empty();
 }
 
 }  // namespace cuda_remote::client

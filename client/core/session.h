@@ -19,34 +19,18 @@
 
 #include "client/agent/agent.h"
 #include "client/core/answers.h"
-#include "client/core/captures.h"
 #include "client/core/checkpoint.h"
 #include "client/core/completion.h"
 #include "client/core/connection.h"
 #include "client/core/event_times.h"
 #include "client/core/gate.h"
 #include "client/core/host_functions.h"
-#include "client/core/host_mappings.h"
-#include "client/core/managed_home.h"
-#include "client/core/names.h"
-#include "client/core/pinned_heap.h"
-#include "client/core/primary_contexts.h"
 #include "client/core/recorded_objects.h"
-#include "client/core/resource_objects.h"
 #include "client/core/server_requests.h"
 #include "client/core/settings.h"
-#include "client/core/staging.h"
 #include "client/core/thread_state.h"
-#include "client/core/upload_limit.h"
-#include "client/graphs/asked_nodes.h"
-#include "client/graphs/disguised_nodes.h"
-#include "client/graphs/driver_execs.h"
-#include "client/graphs/staged_copies.h"
-#include "client/memory/host_arena.h"
-#include "client/memory/known_memory.h"
-#include "client/memory/managed_advice.h"
-#include "client/memory/managed_mirror.h"
-#include "client/memory/virtual_memory_map.h"
+#include "client/graphs/graphs.h"
+#include "client/memory/memory.h"
 #include "client/trace/control.h"
 #include "proto/channel/client_channel.h"
 #include "replay/log/log.h"
@@ -90,24 +74,13 @@ class Session final : public trace::Server {
   // What the checkpoint agent talks to.
   Checkpoint& checkpoint() { return checkpoint_; }
   RecordedObjects& objects() { return objects_; }
-  KnownMemory& memory() { return memory_; }
-  DisguisedNodes& disguised_nodes() { return disguised_nodes_; }
-
-  // Tells the server, in the order of their streams, of frees that it has not heard of: of these blocks, or of all that
-  // are kept. Lock objects() and memory().
-  void GiveBack(const std::vector<FreedMemory::Block>& blocks);
-  // Whether there were any.
-  bool GiveBackFreed();
-
-  Names& names() { return names_; }
+  Memory& memory() { return memory_; }
+  Graphs& graphs() { return graphs_; }
 
   EventTimes& event_times() { return event_times_; }
 
-  Staging& staging() { return staging_; }
-  UploadLimit& upload_limit() { return upload_limit_; }
   Completions& completions() { return completions_; }
   Answers& answers() { return answers_; }
-  Captures& captures() { return captures_; }
   // Which asynchronous calls wait until the server has executed them.
   enum class Waits : uint8_t {
     kNone,
@@ -123,34 +96,10 @@ class Session final : public trace::Server {
   // Whether the application has ever made a stream, so that not everything is in the default stream's order.
   bool has_streams() const { return has_streams_.load(std::memory_order_relaxed); }
   void NoteStream() { has_streams_.store(true, std::memory_order_relaxed); }
-  StagedCopies& staged_copies() { return staged_copies_; }
-  DriverExecs& driver_execs() { return driver_execs_; }
-  AskedNodes& asked_nodes() { return asked_nodes_; }
-  // A node, or a graph with its nodes, is gone for the application: frees what was answered about them.
-  void ForgetAskedLocked(uint64_t graph_or_node) CR_REQUIRES_SHARED(objects().mutex());
-  // Gives memory of graphs back that nobody can use any more, once the GPU is idle; does not wait. Locks objects() and
-  // memory().
-  void FreeGraphMemory(const DisguisedNodes::Addresses& gone);
-  // The application destroyed a graph or an executable. Locks as FreeGraphMemory, and disguised_nodes().
-  void GraphDestroyed(replay::ObjectKey object);
-  // A capture came to nothing: its own graph is gone, with its nodes and their memory. Locks as GraphDestroyed.
-  void CaptureFailed(const CaptureRecord& failed);
-  // `node` of `parent` has taken `graph` over: it keeps its handle, and dies with the node. Locks objects() and
-  // disguised_nodes().
-  void GraphMoved(uint64_t graph, uint64_t node, uint64_t parent);
-  HostArena& host_arena() { return host_arena_; }
-  PinnedHeap& pinned_heap() { return pinned_heap_; }
-  ManagedMirror& managed_mirror() { return managed_mirror_; }
-  ManagedHome& managed_home() { return managed_home_; }
-  ManagedAdvice& managed_advice() { return managed_advice_; }
-  PrimaryContexts& primary_contexts() { return primary_contexts_; }
-  VirtualMemoryMap& virtual_memory() { return virtual_memory_; }
-  ResourceObjects& resource_objects(Kind kind) { return kind == Kind::kTexture ? textures_ : surfaces_; }
   HostFunctions& host_functions() { return host_functions_; }
 
   // What the client library asks the server for itself.
   ServerRequests& requests() { return requests_; }
-  HostMappings& host_mappings() { return host_mappings_; }
 
   // trace::Server. Any thread that is in no call.
   bool BeginTimeline(uint64_t capacity) override;
@@ -178,33 +127,17 @@ class Session final : public trace::Server {
   int visible_devices_ = -1;  // how many the program sees by CUDA_VISIBLE_DEVICES, -1: all
   int driver_version_ = 0;
 
-  RecordedObjects objects_{&primary_contexts_, [this](const replay::ObjectKey& dead)
-                                                   CR_REQUIRES_SHARED(objects().mutex()) { ForgetGone(dead); }};
-  KnownMemory memory_;
-  DisguisedNodes disguised_nodes_;
-  DriverExecs driver_execs_;
-  AskedNodes asked_nodes_;
+  RecordedObjects objects_{[this](const replay::ObjectKey& dead)
+                               CR_REQUIRES_SHARED(objects().mutex()) { ForgetGone(dead); }};
+  Memory memory_{&connection_, &requests_, &settings_, &objects_};
+  Graphs graphs_{&objects_, &memory_, &requests_};
+  ServerRequests requests_{&connection_, &settings_, &memory_.managed_mirror()};
   std::atomic<Waits> waits_{Waits::kNone};
   std::atomic<bool> has_streams_{false};
-  Captures captures_;
-  UploadLimit upload_limit_;
-  StagedCopies staged_copies_;
   EventTimes event_times_;
-  Names names_;
   Completions completions_;
   Answers answers_;
-  Staging staging_;
-  HostArena host_arena_;
-  PinnedHeap pinned_heap_{&host_arena_};
-  ManagedMirror managed_mirror_;
-  ManagedHome managed_home_;
-  ManagedAdvice managed_advice_;
-  PrimaryContexts primary_contexts_;
-  VirtualMemoryMap virtual_memory_;
-  ResourceObjects textures_, surfaces_;
-  HostFunctions host_functions_;
-  ServerRequests requests_{&connection_, &settings_, &managed_mirror_};
-  HostMappings host_mappings_{&requests_, &connection_, &settings_, &host_arena_, &managed_home_};
+  HostFunctions host_functions_{&objects_};
   std::unique_ptr<agent::Agent> agent_;
 };
 

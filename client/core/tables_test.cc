@@ -68,10 +68,9 @@ class TablesTest : public ::testing::Test {
     if (dead.kind == Kind::kGraph || dead.kind == Kind::kGraphExec) nodes_.ForgetInside(dead.id);
   }
 
-  PrimaryContexts primary_contexts_;
   Keys gone_;  // under the lock of objects_
   int usable_when_told_ = 0;
-  RecordedObjects objects_{&primary_contexts_, [this](const replay::ObjectKey& dead) { Gone(dead); }};
+  RecordedObjects objects_{[this](const replay::ObjectKey& dead) { Gone(dead); }};
   KnownMemory memory_;
   DisguisedNodes nodes_;
 };

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/core/captures.h"
+#include "client/graphs/captures.h"
 
 #include <cuda.h>
 
 #include <algorithm>
 
-#include "client/core/host_needs.h"
-#include "client/core/session.h"
 #include "client/graphs/graph_edges.h"
+#include "client/graphs/host_needs.h"
 #include "proto/api/call_traits.gen.h"
 #include "proto/codec/codec.h"
 #include "proto/codec/decode_as.h"
@@ -39,17 +38,17 @@ void Append(const FrameHeader& header, std::string_view message, uint64_t contex
 
 // What a request on a captured stream needs at its replay, besides its streams and events, for which others are used
 // then.
-std::vector<replay::ObjectKey> NeedsOf(Session* session, uint32_t call, std::string_view message) {
+std::vector<replay::ObjectKey> NeedsOf(Memory* memory, uint32_t call, std::string_view message) {
   struct : wire::IgnoreNamed {
     std::vector<replay::ObjectKey> needs;
     void Function(uint64_t function) { needs.push_back({KindOf(function), function}); }
   } named;
   wire::VisitNamed(call, message, &named);
   if (TraitsOf(call).Has(kRecordNeedsMemory)) {
-    for (const uint64_t address : AddressesOf(call, message)) named.needs.push_back(MemoryAt(session, address));
+    for (const uint64_t address : AddressesOf(call, message)) named.needs.push_back(MemoryAt(memory, address));
   } else {
     // Other memory that the application still has is there when graphs are made again.
-    AddHostNeeds(session, call, message, &named.needs);
+    AddHostNeeds(memory, call, message, &named.needs);
   }
   return named.needs;
 }
@@ -106,15 +105,15 @@ void Captures::ForgetEvent(uint64_t event) {
   CountLocked();
 }
 
-void Captures::Note(Session* session, const FrameHeader& header, std::string_view message, bool has_payload,
-                    uint64_t stream, uint64_t context, const char* name) {
+void Captures::Note(const FrameHeader& header, std::string_view message, bool has_payload, uint64_t stream,
+                    uint64_t context, const char* name) {
   if (KindOf(stream) != Kind::kStream) return;
   const CallTraits& traits = TraitsOf(header.call);
   const Capture role = traits.capture;
   if (role == Capture::kLeftOut) return;
   // Before the lock: KnownMemory has one of its own, which this one's holders do not take.
   std::vector<replay::ObjectKey> needs;
-  if (role != Capture::kObstacle) needs = NeedsOf(session, header.call, message);
+  if (role != Capture::kObstacle) needs = NeedsOf(memory_, header.call, message);
   MutexLock lock(&mutex_);
   if (role == Capture::kBegins) {
     wire::cuStreamBeginCaptureToGraph_Request into;

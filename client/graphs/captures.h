@@ -8,8 +8,8 @@
 //
 // Thread-safe. Requests that concurrent threads make in one capture are kept in some order that each thread could have
 // seen, which is all that the driver promises too.
-#ifndef CUDA_REMOTE_CLIENT_CORE_CAPTURES_H_
-#define CUDA_REMOTE_CLIENT_CORE_CAPTURES_H_
+#ifndef CUDA_REMOTE_CLIENT_GRAPHS_CAPTURES_H_
+#define CUDA_REMOTE_CLIENT_GRAPHS_CAPTURES_H_
 
 #include <atomic>
 #include <cstdint>
@@ -21,14 +21,13 @@
 #include <vector>
 
 #include "client/graphs/disguised_nodes.h"
+#include "client/memory/memory.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/frame/frame.h"
 #include "proto/threads/mutex.h"
 #include "replay/log/log.h"
 
 namespace cuda_remote::client {
-
-class Session;
 
 // One capture.
 struct CaptureRecord {
@@ -50,6 +49,9 @@ struct CaptureRecord {
 
 class Captures {
  public:
+  // `memory`: the session's, which outlives this.
+  explicit Captures(Memory* memory) : memory_(memory) {}
+
   // Whether a capture is in progress.
   bool active() const { return count_.load(std::memory_order_acquire) != 0; }
   // Whether one is in progress, or an event may be in the state in which a capture has left it.
@@ -58,8 +60,8 @@ class Captures {
   // Notes a request that was sent (and, if it was waited for, succeeded) on `stream` (0: on none that can be captured).
   // `context` is the virtual handle of the thread's context, `name` the application's call. Called for every request
   // while a capture is in progress, and for every request that begins one. Locks KnownMemory for look-ups.
-  void Note(Session* session, const FrameHeader& header, std::string_view message, bool has_payload, uint64_t stream,
-            uint64_t context, const char* name);
+  void Note(const FrameHeader& header, std::string_view message, bool has_payload, uint64_t stream, uint64_t context,
+            const char* name);
 
   // A request that is about to be sent while no capture is in progress: whether it waits for an event that may last
   // have been recorded in a capture. The driver refuses that at once. Asked if concern_events().
@@ -119,6 +121,7 @@ class Captures {
   void BeginLocked(uint64_t stream, uint64_t graph) CR_REQUIRES(mutex_);
   void CountLocked() CR_REQUIRES(mutex_);
 
+  Memory* const memory_;
   mutable Mutex mutex_ CR_ACQUIRED_AFTER(&RecordedObjects::mutex_, &DisguisedNodes::mutex_);
   std::atomic<int> count_{0};
   std::atomic<size_t> concerns_{0};             // captures in progress, and captured_events_
@@ -132,4 +135,4 @@ class Captures {
 
 }  // namespace cuda_remote::client
 
-#endif  // CUDA_REMOTE_CLIENT_CORE_CAPTURES_H_
+#endif  // CUDA_REMOTE_CLIENT_GRAPHS_CAPTURES_H_

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/core/host_needs.h"
+#include "client/graphs/host_needs.h"
 
 #include <cuda.h>
 
@@ -7,7 +7,6 @@
 #include <cstring>
 #include <utility>
 
-#include "client/core/session.h"
 #include "proto/codec/named.gen.h"
 
 namespace cuda_remote::client {
@@ -87,14 +86,14 @@ std::vector<uint64_t> AddressesOf(uint32_t call, std::string_view message) {
   return std::move(visitor.addresses);
 }
 
-replay::ObjectKey MemoryAt(Session* session, uint64_t address) {
-  WriterLock lock(&session->memory().mutex());
-  const auto* const range = session->memory().device_ranges().Find(address);
+replay::ObjectKey MemoryAt(Memory* memory, uint64_t address) {
+  WriterLock lock(&memory->mutex());
+  const auto* const range = memory->device_ranges().Find(address);
   if (!range) {
-    auto* const pinned = session->memory().host_ranges().Find(address);
+    auto* const pinned = memory->host_ranges().Find(address);
     if (!pinned) return {};
     // The server shares it now; the next one may have to make its own (client/calls/mapped_memory.h).
-    if (pinned->value.shared && !pinned->value.on_device && session->shared_memory()) {
+    if (pinned->value.shared && !pinned->value.on_device && memory->host_mappings().shared_memory()) {
       pinned->value.on_device = true;
       pinned->value.device = pinned->start;
     }
@@ -112,9 +111,9 @@ replay::ObjectKey MemoryAt(Session* session, uint64_t address) {
   }
 }
 
-void AddHostNeeds(Session* session, uint32_t call, std::string_view message, std::vector<replay::ObjectKey>* needs) {
+void AddHostNeeds(Memory* memory, uint32_t call, std::string_view message, std::vector<replay::ObjectKey>* needs) {
   for (const uint64_t address : AddressesOf(call, message)) {
-    const replay::ObjectKey key = MemoryAt(session, address);
+    const replay::ObjectKey key = MemoryAt(memory, address);
     if (key.kind != Kind::kHostMemory || key.id == 0) continue;
     if (std::find(needs->begin(), needs->end(), key) == needs->end()) needs->push_back(key);
   }

@@ -48,6 +48,8 @@ class HostArena {
   // Offset of an arena address in that file.
   static uint64_t OffsetOf(uint64_t address) { return address - (address < kManagedBase ? kBase : kManagedBase); }
   static uint64_t PageOf(uint64_t address) { return address & ~(kPage - 1); }
+  // Whether it is an address of managed memory's own arena, or of either.
+  static bool IsManaged(uint64_t address) { return address >= kManagedBase && Contains(address); }
   static bool Contains(uint64_t address) { return address >= kBase && address < kManagedBase + kMaxBytes; }
   static uint64_t RoundUp(uint64_t bytes) { return (bytes + kPage - 1) & ~(kPage - 1); }
 

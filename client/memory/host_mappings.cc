@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/core/host_mappings.h"
+#include "client/memory/host_mappings.h"
 
 #include <algorithm>
 #include <string>
@@ -33,7 +33,7 @@ CUresult HostMappings::Map(uint64_t address, uint64_t bytes, unsigned flags) {
 }
 
 CUresult HostMappings::MapManaged(uint64_t address, uint64_t bytes, int device) {
-  const int file = ManagedHome::Contains(address) ? managed_home_->file() : arena_->fd();
+  const int file = HostArena::IsManaged(address) ? managed_arena_->fd() : arena_->fd();
   const int fd = shared_memory() ? file : -1;
   return Ask({address, bytes, fd, HostArena::OffsetOf(address), 0, true, device});
 }

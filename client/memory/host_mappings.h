@@ -2,8 +2,8 @@
 // Host memory that the server has too: mapped at the same address, or as bytes of its own.
 //
 // Threads and locks: as for server_requests.h, but for the functions that are const: these only look.
-#ifndef CUDA_REMOTE_CLIENT_CORE_HOST_MAPPINGS_H_
-#define CUDA_REMOTE_CLIENT_CORE_HOST_MAPPINGS_H_
+#ifndef CUDA_REMOTE_CLIENT_MEMORY_HOST_MAPPINGS_H_
+#define CUDA_REMOTE_CLIENT_MEMORY_HOST_MAPPINGS_H_
 
 #include <cuda.h>
 
@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "client/core/connection.h"
-#include "client/core/managed_home.h"
 #include "client/core/server_requests.h"
 #include "client/core/settings.h"
 #include "client/memory/host_arena.h"
@@ -26,8 +25,15 @@ class HostMappings {
  public:
   // All outlive this.
   HostMappings(ServerRequests* requests, const Connection* connection, const Settings* settings, HostArena* arena,
-               ManagedHome* managed_home)
-      : requests_(requests), connection_(connection), settings_(settings), arena_(arena), managed_home_(managed_home) {}
+               HostArena* managed_arena)
+      : requests_(requests),
+        connection_(connection),
+        settings_(settings),
+        arena_(arena),
+        managed_arena_(managed_arena) {}
+
+  // Whether the server shares memory with this process (ring), or only sees what is sent (relay).
+  bool shared_memory() const { return connection_->channel().welcome().shared_memory; }
 
   // Makes a piece of the host arena known to the server (its address space and its GPU), and takes it back. Pinned
   // memory: only with shared memory. Managed memory: without shared memory the server has bytes of its own there, zero
@@ -83,15 +89,14 @@ class HostMappings {
     uint64_t registered = 0, registered_bytes = 0;
   };
   CUresult Ask(const Mapping& mapping);
-  bool shared_memory() const { return connection_->channel().welcome().shared_memory; }
 
   ServerRequests* const requests_;
   const Connection* const connection_;
   const Settings* const settings_;
   HostArena* const arena_;
-  ManagedHome* const managed_home_;
+  HostArena* const managed_arena_;
 };
 
 }  // namespace cuda_remote::client
 
-#endif  // CUDA_REMOTE_CLIENT_CORE_HOST_MAPPINGS_H_
+#endif  // CUDA_REMOTE_CLIENT_MEMORY_HOST_MAPPINGS_H_

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/core/managed_home.h"
+#include "client/memory/managed_home.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
 
 #include <string>
 
-#include "client/core/session.h"
 #include "client/memory/fault_device.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/driverabi/requests.h"
@@ -18,21 +17,21 @@ using driverabi::kUnmapClear, driverabi::kUnmapFree;
 
 }  // namespace
 
-bool ManagedHome::OnGpuLocked(Session* session) {
+bool ManagedHome::OnGpuLocked() {
   if (place_ == Place::kUnknown) {
-    const auto source = [server = session->settings().server] { return AskForFaultDevice(server); };
-    const PageFaults::Accesses accesses = session->settings().managed_accesses;
+    const auto source = [server = parts_.settings->server] { return AskForFaultDevice(server); };
+    const PageFaults::Accesses accesses = parts_.settings->managed_accesses;
     pages_.SetFaultSource(source, accesses);
-    const bool may = session->settings().managed_on_gpu && PageFaults::Supported(source, accesses);
+    const bool may = parts_.settings->managed_on_gpu && PageFaults::Supported(source, accesses);
     place_ = may ? Place::kGpu : Place::kHost;
   }
   return place_ == Place::kGpu;
 }
 
-CUresult ManagedHome::MapOnServer(Session* session, uint64_t address, uint64_t bytes, int device) {
+CUresult ManagedHome::MapOnServer(uint64_t address, uint64_t bytes, int device) {
   wire::OpManagedMap_Request request;
-  if (session->shared_memory()) {
-    const CUresult sent = session->requests().SendFile(arena_.fd(), &request.tag);
+  if (parts_.mappings->shared_memory()) {
+    const CUresult sent = parts_.requests->SendFile(arena_.fd(), &request.tag);
     if (sent != CUDA_SUCCESS) return sent;
   }
   request.address = address;
@@ -41,36 +40,36 @@ CUresult ManagedHome::MapOnServer(Session* session, uint64_t address, uint64_t b
   request.device = device;
   std::string message;
   request.Encode(&message);
-  return session->requests().Operate(kOpManagedMap, message, nullptr);
+  return parts_.requests->Operate(kOpManagedMap, message, nullptr);
 }
 
-CUresult ManagedHome::UnmapOnServer(Session* session, uint64_t address, uint32_t action) {
+CUresult ManagedHome::UnmapOnServer(uint64_t address, uint32_t action) {
   wire::OpManagedUnmap_Request request;
   request.address = address;
   request.action = action;
   std::string message;
   request.Encode(&message);
-  return session->requests().Operate(kOpManagedUnmap, message, nullptr);
+  return parts_.requests->Operate(kOpManagedUnmap, message, nullptr);
 }
 
-CUresult ManagedHome::AddSegmentLocked(Session* session, uint64_t bytes, int device, bool small, uint64_t* address) {
+CUresult ManagedHome::AddSegmentLocked(uint64_t bytes, int device, bool small, uint64_t* address) {
   void* const memory = arena_.Allocate(bytes);
   if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
   *address = reinterpret_cast<uint64_t>(memory);
-  const CUresult result = MapOnServer(session, *address, bytes, device);
+  const CUresult result = MapOnServer(*address, bytes, device);
   if (result != CUDA_SUCCESS) {
     arena_.Free(memory, bytes);
     // A server of before, a driver that has other uses for the addresses, GPUs that do not reach each other.
     if (result == CUDA_ERROR_NOT_SUPPORTED && heap_.segments().empty()) place_ = Place::kHost;
     return result;
   }
-  pages_.SetFile(arena_.fd(), HostArena::kManagedBase, !session->shared_memory());
+  pages_.SetFile(arena_.fd(), HostArena::kManagedBase, !parts_.mappings->shared_memory());
   pages_.Add(*address, bytes);
   heap_.Add(*address, bytes, device, small);
   return CUDA_SUCCESS;
 }
 
-CUresult ManagedHome::TakeSegmentLocked(Session* session, uint64_t bytes, int device, bool small, uint64_t* address) {
+CUresult ManagedHome::TakeSegmentLocked(uint64_t bytes, int device, bool small, uint64_t* address) {
   for (auto it = kept_.begin(); it != kept_.end() && !small; ++it) {
     if (it->bytes != bytes || it->device != device) continue;
     *address = it->address;
@@ -80,21 +79,21 @@ CUresult ManagedHome::TakeSegmentLocked(Session* session, uint64_t bytes, int de
     heap_.Add(*address, bytes, device, false);
     return CUDA_SUCCESS;
   }
-  const CUresult result = AddSegmentLocked(session, bytes, device, small, address);
-  if (result != CUDA_ERROR_OUT_OF_MEMORY || !DropKeptLocked(session)) return result;
-  return AddSegmentLocked(session, bytes, device, small, address);
+  const CUresult result = AddSegmentLocked(bytes, device, small, address);
+  if (result != CUDA_ERROR_OUT_OF_MEMORY || !DropKeptLocked()) return result;
+  return AddSegmentLocked(bytes, device, small, address);
 }
 
-CUresult ManagedHome::Allocate(Session* session, uint64_t bytes, int device, uint64_t* address) {
+CUresult ManagedHome::Allocate(uint64_t bytes, int device, uint64_t* address) {
   if (bytes > HostArena::kMaxBytes) return CUDA_ERROR_OUT_OF_MEMORY;
   const uint64_t rounded = SegmentHeap::RoundUp(bytes);
   MutexLock lock(&mutex_);
-  if (!OnGpuLocked(session)) return CUDA_ERROR_NOT_SUPPORTED;
-  if (!SegmentHeap::IsSmall(bytes)) return TakeSegmentLocked(session, rounded, device, false, address);
+  if (!OnGpuLocked()) return CUDA_ERROR_NOT_SUPPORTED;
+  if (!SegmentHeap::IsSmall(bytes)) return TakeSegmentLocked(rounded, device, false, address);
   *address = heap_.Take(rounded, device);
   if (*address == 0) {
     uint64_t segment;
-    const CUresult result = TakeSegmentLocked(session, SegmentHeap::kSegment, device, true, &segment);
+    const CUresult result = TakeSegmentLocked(SegmentHeap::kSegment, device, true, &segment);
     if (result != CUDA_SUCCESS) return result;
     *address = heap_.Take(rounded, device);
   }
@@ -102,16 +101,16 @@ CUresult ManagedHome::Allocate(Session* session, uint64_t bytes, int device, uin
   return CUDA_SUCCESS;
 }
 
-CUresult ManagedHome::RemoveSegmentLocked(Session* session, uint64_t address) {
+CUresult ManagedHome::RemoveSegmentLocked(uint64_t address) {
   const SegmentHeap::Segment segment = *heap_.At(address);
   heap_.Remove(address);
   pages_.Leave(address);
   CUresult result;
   if (place_ == Place::kGpu) {
-    result = UnmapOnServer(session, address, kUnmapFree);
+    result = UnmapOnServer(address, kUnmapFree);
   } else {
-    session->managed_mirror().Remove(address);
-    result = session->host_mappings().Unmap(address);
+    parts_.mirror->Remove(address);
+    result = parts_.mappings->Unmap(address);
   }
   // Only now: the server never sees a hole in the file.
   pages_.Remove(address);
@@ -119,11 +118,11 @@ CUresult ManagedHome::RemoveSegmentLocked(Session* session, uint64_t address) {
   return result;
 }
 
-CUresult ManagedHome::Free(Session* session, uint64_t address, uint64_t bytes) {
+CUresult ManagedHome::Free(uint64_t address, uint64_t bytes) {
   MutexLock lock(&mutex_);
   if (SegmentHeap::IsSmall(bytes)) {
     const uint64_t rounded = SegmentHeap::RoundUp(bytes);
-    CUresult result = session->requests().WaitForWork();
+    CUresult result = parts_.requests->WaitForWork();
     pages_.Clear(address, rounded);
     const uint64_t unused = heap_.Give(address, rounded);
     if (unused == 0) return result;
@@ -131,15 +130,15 @@ CUresult ManagedHome::Free(Session* session, uint64_t address, uint64_t bytes) {
       empty_ = unused;
       return result;
     }
-    const CUresult removed = RemoveSegmentLocked(session, unused);
+    const CUresult removed = RemoveSegmentLocked(unused);
     return result == CUDA_SUCCESS ? removed : result;
   }
   const SegmentHeap::Segment segment = *heap_.At(address);
-  if (place_ != Place::kGpu || segment.bytes > kLongestKept) return RemoveSegmentLocked(session, address);
+  if (place_ != Place::kGpu || segment.bytes > kLongestKept) return RemoveSegmentLocked(address);
   pages_.Leave(address);
-  const CUresult result = UnmapOnServer(session, address, kUnmapClear);
+  const CUresult result = UnmapOnServer(address, kUnmapClear);
   if (result != CUDA_SUCCESS) {
-    RemoveSegmentLocked(session, address);
+    RemoveSegmentLocked(address);
     return result;
   }
   heap_.Remove(address);
@@ -152,37 +151,37 @@ CUresult ManagedHome::Free(Session* session, uint64_t address, uint64_t bytes) {
     const Kept oldest = kept_.front();
     kept_.pop_front();
     kept_bytes_ -= oldest.bytes;
-    UnmapOnServer(session, oldest.address, kUnmapFree);
+    UnmapOnServer(oldest.address, kUnmapFree);
     arena_.Free(reinterpret_cast<void*>(oldest.address), oldest.bytes);
   }
   return CUDA_SUCCESS;
 }
 
-bool ManagedHome::DropKeptLocked(Session* session) {
+bool ManagedHome::DropKeptLocked() {
   const bool any = !kept_.empty() || empty_ != 0;
   for (const Kept& kept : kept_) {
-    UnmapOnServer(session, kept.address, kUnmapFree);
+    UnmapOnServer(kept.address, kUnmapFree);
     arena_.Free(reinterpret_cast<void*>(kept.address), kept.bytes);
   }
   kept_.clear();
   kept_bytes_ = 0;
-  if (empty_ != 0) RemoveSegmentLocked(session, empty_);
+  if (empty_ != 0) RemoveSegmentLocked(empty_);
   empty_ = 0;
   return any;
 }
 
-bool ManagedHome::DropKept(Session* session) {
+bool ManagedHome::DropKept() {
   MutexLock lock(&mutex_);
-  return DropKeptLocked(session);
+  return DropKeptLocked();
 }
 
-CUresult ManagedHome::Settle(Session* session) {
+CUresult ManagedHome::Settle() {
   MutexLock lock(&mutex_);
-  DropKeptLocked(session);
-  return pages_.Settle(session->lost() == CUDA_SUCCESS ? &session->channel() : nullptr);
+  DropKeptLocked();
+  return pages_.Settle(parts_.connection->lost() == CUDA_SUCCESS ? &parts_.connection->channel() : nullptr);
 }
 
-CUresult ManagedHome::MoveTo(Session* session) {
+CUresult ManagedHome::MoveTo() {
   MutexLock lock(&mutex_);
   moved_ = true;
   place_before_ = place_;
@@ -190,21 +189,21 @@ CUresult ManagedHome::MoveTo(Session* session) {
   place_ = Place::kUnknown;
   pages_.Enable(true);
   CUresult result = CUDA_SUCCESS;
-  if (OnGpuLocked(session)) {
-    pages_.SetFile(arena_.fd(), HostArena::kManagedBase, !session->shared_memory());
+  if (OnGpuLocked()) {
+    pages_.SetFile(arena_.fd(), HostArena::kManagedBase, !parts_.mappings->shared_memory());
     std::vector<uint64_t> mapped;
     for (const auto& [address, segment] : heap_.segments()) {
-      result = MapOnServer(session, address, segment.bytes, segment.device);
+      result = MapOnServer(address, segment.bytes, segment.device);
       if (result != CUDA_SUCCESS) break;
       mapped.push_back(address);
     }
     if (mapped.size() == heap_.segments().size()) return CUDA_SUCCESS;
-    for (const uint64_t address : mapped) UnmapOnServer(session, address, kUnmapFree);
+    for (const uint64_t address : mapped) UnmapOnServer(address, kUnmapFree);
     place_ = Place::kHost;
   }
   pages_.Enable(false);
   for (const auto& [address, segment] : heap_.segments()) {
-    result = session->host_mappings().MapManaged(address, segment.bytes, segment.device);
+    result = parts_.mappings->MapManaged(address, segment.bytes, segment.device);
     if (result == CUDA_SUCCESS) continue;
     MoveBackLocked();
     return result;
@@ -231,10 +230,10 @@ void ManagedHome::ForgetFormer() {
   moved_ = false;
 }
 
-std::vector<ManagedMirror::Place> ManagedHome::Mirrored(Session* session) {
+std::vector<ManagedMirror::Place> ManagedHome::Mirrored() {
   MutexLock lock(&mutex_);
   std::vector<ManagedMirror::Place> places;
-  if (session->shared_memory() || place_ == Place::kGpu) return places;
+  if (parts_.mappings->shared_memory() || place_ == Place::kGpu) return places;
   for (const auto& [address, segment] : heap_.segments()) {
     // Memory that is given back is cleared through the file.
     places.push_back({address, segment.bytes, address, true, ManagedMirror::Writers::kAnybody});

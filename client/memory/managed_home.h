@@ -8,8 +8,8 @@
 // at the same addresses.
 //
 // Thread-safe. Takes no lock of the tables (README, "Locks"). Waits for the server, so calls hold none of them.
-#ifndef CUDA_REMOTE_CLIENT_CORE_MANAGED_HOME_H_
-#define CUDA_REMOTE_CLIENT_CORE_MANAGED_HOME_H_
+#ifndef CUDA_REMOTE_CLIENT_MEMORY_MANAGED_HOME_H_
+#define CUDA_REMOTE_CLIENT_MEMORY_MANAGED_HOME_H_
 
 #include <cuda.h>
 
@@ -19,7 +19,11 @@
 #include <string>
 #include <vector>
 
+#include "client/core/connection.h"
+#include "client/core/server_requests.h"
+#include "client/core/settings.h"
 #include "client/memory/host_arena.h"
+#include "client/memory/host_mappings.h"
 #include "client/memory/managed_mirror.h"
 #include "client/memory/managed_pages.h"
 #include "client/memory/segment_heap.h"
@@ -27,32 +31,40 @@
 
 namespace cuda_remote::client {
 
-class Session;
-
 class ManagedHome {
  public:
+  // What it needs of the session; all outlive it.
+  struct Parts {
+    Connection* connection;
+    ServerRequests* requests;
+    const Settings* settings;
+    HostArena* arena;  // for managed memory alone
+    HostMappings* mappings;
+    ManagedMirror* mirror;
+  };
+  explicit ManagedHome(const Parts& parts) : parts_(parts), arena_(*parts.arena) {}
+
   // Zeroed memory. CUDA_ERROR_NOT_SUPPORTED: not with this server, this kernel or these rights.
-  CUresult Allocate(Session* session, uint64_t bytes, int device, uint64_t* address);
+  CUresult Allocate(uint64_t bytes, int device, uint64_t* address);
   // Waits for the GPU, as natively. `bytes` as in Allocate.
-  CUresult Free(Session* session, uint64_t address, uint64_t bytes);
+  CUresult Free(uint64_t address, uint64_t bytes);
   // Whether it is of Allocate.
-  static bool Contains(uint64_t address) { return address >= HostArena::kManagedBase && HostArena::Contains(address); }
+  static bool Contains(uint64_t address) { return HostArena::IsManaged(address); }
 
   ManagedPages& pages() { return pages_; }
-  int file() const { return arena_.fd(); }
 
   // Gives back what is kept although it is free. Whether there was any.
-  bool DropKept(Session* session);
+  bool DropKept();
   // For a checkpoint or a move: from now on this process has all contents, and they are ordinary memory.
-  CUresult Settle(Session* session);
+  CUresult Settle();
   // Another server takes over, after Settle: makes it have the memory. On failure all is as before; `undo` goes back to
   // the former server, if something else failed.
-  CUresult MoveTo(Session* session);
+  CUresult MoveTo();
   void MoveBack();
   // There is no way back to the former server.
   void ForgetFormer();
   // What that server has bytes of its own for, which ManagedMirror is to mirror.
-  std::vector<ManagedMirror::Place> Mirrored(Session* session);
+  std::vector<ManagedMirror::Place> Mirrored();
 
  private:
   enum class Place { kUnknown, kGpu, kHost };
@@ -65,24 +77,23 @@ class ManagedHome {
     int device;
   };
 
-  bool OnGpuLocked(Session* session) CR_REQUIRES(mutex_);
-  CUresult MapOnServer(Session* session, uint64_t address, uint64_t bytes, int device);
-  CUresult UnmapOnServer(Session* session, uint64_t address, uint32_t action);
-  CUresult AddSegmentLocked(Session* session, uint64_t bytes, int device, bool small, uint64_t* address)
-      CR_REQUIRES(mutex_);
-  CUresult TakeSegmentLocked(Session* session, uint64_t bytes, int device, bool small, uint64_t* address)
-      CR_REQUIRES(mutex_);
-  CUresult RemoveSegmentLocked(Session* session, uint64_t address) CR_REQUIRES(mutex_);
-  bool DropKeptLocked(Session* session) CR_REQUIRES(mutex_);
+  bool OnGpuLocked() CR_REQUIRES(mutex_);
+  CUresult MapOnServer(uint64_t address, uint64_t bytes, int device);
+  CUresult UnmapOnServer(uint64_t address, uint32_t action);
+  CUresult AddSegmentLocked(uint64_t bytes, int device, bool small, uint64_t* address) CR_REQUIRES(mutex_);
+  CUresult TakeSegmentLocked(uint64_t bytes, int device, bool small, uint64_t* address) CR_REQUIRES(mutex_);
+  CUresult RemoveSegmentLocked(uint64_t address) CR_REQUIRES(mutex_);
+  bool DropKeptLocked() CR_REQUIRES(mutex_);
   void MoveBackLocked() CR_REQUIRES(mutex_);
 
+  const Parts parts_;
+  HostArena& arena_;
   Mutex mutex_;
   Place place_ CR_GUARDED_BY(mutex_) = Place::kUnknown;
   // Of the former server, while there is a way back to it.
   bool moved_ CR_GUARDED_BY(mutex_) = false;
   Place place_before_ CR_GUARDED_BY(mutex_) = Place::kUnknown;
   bool carried_before_ CR_GUARDED_BY(mutex_) = false;
-  HostArena arena_{HostArena::kManagedBase};
   SegmentHeap heap_ CR_GUARDED_BY(mutex_);
   ManagedPages pages_;
   std::list<Kept> kept_ CR_GUARDED_BY(mutex_);  // oldest first
@@ -93,4 +104,4 @@ class ManagedHome {
 
 }  // namespace cuda_remote::client
 
-#endif  // CUDA_REMOTE_CLIENT_CORE_MANAGED_HOME_H_
+#endif  // CUDA_REMOTE_CLIENT_MEMORY_MANAGED_HOME_H_

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/core/pinned_heap.h"
+#include "client/memory/pinned_heap.h"
 
 #include <string.h>
-
-#include "client/core/session.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -14,63 +12,63 @@ constexpr int kAnyDevice = 0;
 
 }  // namespace
 
-CUresult PinnedHeap::AllocateWhole(Session* session, uint64_t bytes, unsigned flags, uint64_t* address) {
+CUresult PinnedHeap::AllocateWhole(uint64_t bytes, unsigned flags, uint64_t* address) {
   void* const memory = arena_->Allocate(bytes);
   if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
   *address = reinterpret_cast<uint64_t>(memory);
-  if (!session->shared_memory()) return CUDA_SUCCESS;
-  const CUresult result = session->host_mappings().Map(*address, bytes, flags);
+  if (!mappings_->shared_memory()) return CUDA_SUCCESS;
+  const CUresult result = mappings_->Map(*address, bytes, flags);
   if (result != CUDA_SUCCESS) arena_->Free(memory, bytes);
   return result;
 }
 
 // A piece of a segment, a new one if need be; 0 if there can be none.
-uint64_t PinnedHeap::TakeLocked(Session* session, uint64_t bytes) {
+uint64_t PinnedHeap::TakeLocked(uint64_t bytes) {
   if (const uint64_t address = heap_.Take(bytes, kAnyDevice)) {
     const SegmentHeap::Segment* const segment = heap_.Holding(address);
     if (segment->used == bytes) --empty_;
     return address;
   }
   uint64_t segment;
-  if (AllocateWhole(session, SegmentHeap::kSegment, kSegmentFlags, &segment) != CUDA_SUCCESS) return 0;
+  if (AllocateWhole(SegmentHeap::kSegment, kSegmentFlags, &segment) != CUDA_SUCCESS) return 0;
   heap_.Add(segment, SegmentHeap::kSegment, kAnyDevice, /*small=*/true);
   return heap_.Take(bytes, kAnyDevice);
 }
 
-CUresult PinnedHeap::Allocate(Session* session, uint64_t bytes, unsigned flags, uint64_t* address) {
-  if (SegmentHeap::IsSmall(bytes) && session->shared_memory()) {
+CUresult PinnedHeap::Allocate(uint64_t bytes, unsigned flags, uint64_t* address) {
+  if (SegmentHeap::IsSmall(bytes) && mappings_->shared_memory()) {
     MutexLock lock(&mutex_);
-    *address = TakeLocked(session, SegmentHeap::RoundUp(bytes));
+    *address = TakeLocked(SegmentHeap::RoundUp(bytes));
     if (*address != 0) return CUDA_SUCCESS;
   }
   // Where there is no room for a segment, there may be for this.
-  return AllocateWhole(session, bytes, flags, address);
+  return AllocateWhole(bytes, flags, address);
 }
 
-CUresult PinnedHeap::Free(Session* session, uint64_t address, uint64_t bytes) {
+CUresult PinnedHeap::Free(uint64_t address, uint64_t bytes) {
   if (!InSegment(address)) {
     // The server waits for what uses the memory and unmaps it first, so it never sees a hole in the file.
-    const CUresult result = session->shared_memory() ? session->host_mappings().Unmap(address) : CUDA_SUCCESS;
+    const CUresult result = mappings_->shared_memory() ? mappings_->Unmap(address) : CUDA_SUCCESS;
     arena_->Free(reinterpret_cast<void*>(address), bytes);
     return result;
   }
   const uint64_t rounded = SegmentHeap::RoundUp(bytes);
-  const CUresult waited = session->requests().WaitForWork();
+  const CUresult waited = requests_->WaitForWork();
   memset(reinterpret_cast<void*>(address), 0, rounded);
   MutexLock lock(&mutex_);
   const uint64_t unused = heap_.Give(address, rounded);
   if (unused == 0 || ++empty_ <= kMostEmpty) return waited;
   --empty_;
   heap_.Remove(unused);
-  const CUresult unmapped = session->shared_memory() ? session->host_mappings().Unmap(unused) : CUDA_SUCCESS;
+  const CUresult unmapped = mappings_->shared_memory() ? mappings_->Unmap(unused) : CUDA_SUCCESS;
   arena_->Free(reinterpret_cast<void*>(unused), SegmentHeap::kSegment);
   return waited == CUDA_SUCCESS ? unmapped : waited;
 }
 
-CUresult PinnedHeap::MapSegments(Session* session) {
+CUresult PinnedHeap::MapSegments() {
   MutexLock lock(&mutex_);
   for (const auto& [address, segment] : heap_.segments()) {
-    const CUresult result = session->host_mappings().Map(address, segment.bytes, kSegmentFlags);
+    const CUresult result = mappings_->Map(address, segment.bytes, kSegmentFlags);
     if (result != CUDA_SUCCESS) return result;
   }
   return CUDA_SUCCESS;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/core/staging.h"
+#include "client/memory/staging.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <thread>
 
-#include "client/core/session.h"
 #include "proto/ring/spin.h"
 
 namespace cuda_remote::client {
@@ -21,30 +20,30 @@ void Staging::SetThreads(int threads) {
   threads_ = std::min(threads, kMostThreads);
 }
 
-bool Staging::Acquire(Session* session, size_t bytes) {
+bool Staging::Acquire(size_t bytes) {
   if (!in_use_.try_lock()) return false;
   if (memory_) return true;
   missed_ += std::min(bytes, kWorth);
   if (missed_ >= kWorth && !refused_) {
     constexpr size_t kBytes = kPieces * kPieceBytes;
-    void* const memory = session->host_arena().Allocate(kBytes);
-    if (memory && session->host_mappings().Map(reinterpret_cast<uint64_t>(memory), kBytes, 0) == CUDA_SUCCESS) {
+    void* const memory = arena_->Allocate(kBytes);
+    if (memory && mappings_->Map(reinterpret_cast<uint64_t>(memory), kBytes, 0) == CUDA_SUCCESS) {
       memory_ = static_cast<char*>(memory);
       return true;
     }
-    if (memory) session->host_arena().Free(memory, kBytes);
+    if (memory) arena_->Free(memory, kBytes);
     refused_ = true;
   }
   in_use_.unlock();
   return false;
 }
 
-void Staging::GiveBack(Session* session) {
+void Staging::GiveBack() {
   MutexLock lock(&in_use_);
   refused_ = false;
   if (!memory_) return;
-  session->host_mappings().Unmap(reinterpret_cast<uint64_t>(memory_));
-  session->host_arena().Free(memory_, kPieces * kPieceBytes);
+  mappings_->Unmap(reinterpret_cast<uint64_t>(memory_));
+  arena_->Free(memory_, kPieces * kPieceBytes);
   memory_ = nullptr;
 }
 

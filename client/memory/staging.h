@@ -12,21 +12,24 @@
 // Thread-safe. Only for sessions with shared memory.
 //
 // This header is part of the client library: no libprotobuf, no abseil, no logging.
-#ifndef CUDA_REMOTE_CLIENT_CORE_STAGING_H_
-#define CUDA_REMOTE_CLIENT_CORE_STAGING_H_
+#ifndef CUDA_REMOTE_CLIENT_MEMORY_STAGING_H_
+#define CUDA_REMOTE_CLIENT_MEMORY_STAGING_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 
+#include "client/memory/host_arena.h"
+#include "client/memory/host_mappings.h"
 #include "proto/threads/mutex.h"
 
 namespace cuda_remote::client {
 
-class Session;
-
 class Staging {
  public:
+  // Both outlive this.
+  Staging(HostArena* arena, HostMappings* mappings) : arena_(arena), mappings_(mappings) {}
+
   static constexpr size_t kPieces = 12;
   static constexpr size_t kPieceBytes = 1 << 20;
   // Divides kPieces, so that each thread has as many pieces as the others.
@@ -41,7 +44,7 @@ class Staging {
 
   // Takes the buffers for a copy of `bytes`, making them first once they would have been used for kWorth bytes. False
   // if there are none or another copy has them.
-  bool Acquire(Session* session, size_t bytes) CR_ANNOTATION(try_acquire_capability(true, in_use_));
+  bool Acquire(size_t bytes) CR_ANNOTATION(try_acquire_capability(true, in_use_));
   void Release() CR_ANNOTATION(release_capability(in_use_)) { in_use_.unlock(); }
   // With the buffers: one of them. Also for the threads of Run, of which clang does not know whose lock they work
   // under.
@@ -52,12 +55,14 @@ class Staging {
   void Run(int count, const std::function<void(int)>& job);
 
   // Gives the buffers back: to the server, which is about to be left, and to the system. With no copy in progress.
-  void GiveBack(Session* session);
+  void GiveBack();
 
  private:
   void StartHelpersLocked(int count) CR_REQUIRES(mutex_);
   void Help(int index);
 
+  HostArena* const arena_;
+  HostMappings* const mappings_;
   int threads_ = 1;
   Mutex in_use_;
   char* memory_ CR_GUARDED_BY(in_use_) = nullptr;
@@ -76,4 +81,4 @@ class Staging {
 
 }  // namespace cuda_remote::client
 
-#endif  // CUDA_REMOTE_CLIENT_CORE_STAGING_H_
+#endif  // CUDA_REMOTE_CLIENT_MEMORY_STAGING_H_

@@ -8,8 +8,8 @@
 // Thread-safe.
 //
 // This header is part of the client library: no libprotobuf, no abseil, no logging.
-#ifndef CUDA_REMOTE_CLIENT_CORE_UPLOAD_LIMIT_H_
-#define CUDA_REMOTE_CLIENT_CORE_UPLOAD_LIMIT_H_
+#ifndef CUDA_REMOTE_CLIENT_MEMORY_UPLOAD_LIMIT_H_
+#define CUDA_REMOTE_CLIENT_MEMORY_UPLOAD_LIMIT_H_
 
 #include <atomic>
 #include <cstddef>
@@ -33,4 +33,4 @@ class UploadLimit {
 
 }  // namespace cuda_remote::client
 
-#endif  // CUDA_REMOTE_CLIENT_CORE_UPLOAD_LIMIT_H_
+#endif  // CUDA_REMOTE_CLIENT_MEMORY_UPLOAD_LIMIT_H_
