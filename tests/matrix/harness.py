@@ -26,6 +26,11 @@ TOOLS = (
 )  # fmt: skip
 LIBRARIES = ("libcuda-remote.so", "libcuda-remote-nvml.so", "libcuda-remote-preload.so", "libsoftgpu.so")
 
+# Ranks of MPI wait by asking again and again. Where there are few processors, they are to let others run meanwhile.
+if os.cpu_count() < 8:
+    os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+    os.environ.setdefault("MPIR_CVAR_POLLS_BEFORE_YIELD", "1")
+
 
 def disk_bytes(folder):
     """What the files below a folder take on the disk; each once, however many names it has."""
