@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -15,7 +16,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "checkpoint/job/caller.h"
 #include "checkpoint/job/isolation/isolate.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/stall_watch.h"
@@ -49,7 +49,8 @@ void ShowLog(int log) {
 
 // Starts a server or relay and waits until it says that it listens. `log`: -1, or it is nobody's child, and has this
 // file in place of standard error. A reader of this tool's output would wait for it otherwise.
-absl::StatusOr<pid_t> StartDaemon(std::vector<std::string> command, int log, const std::optional<Account>& account) {
+absl::StatusOr<pid_t> StartDaemon(std::vector<std::string> command, int log, const GpuHostOptions& options) {
+  const std::optional<Account>& account = options.account;
   const bool detached = log >= 0;
   int ready[2], number[2];
   if (pipe(ready) != 0 || pipe2(number, O_CLOEXEC) != 0) return ErrnoStatus("pipe");
@@ -66,7 +67,12 @@ absl::StatusOr<pid_t> StartDaemon(std::vector<std::string> command, int log, con
     }
     if (account && !detached && !LeaveTerminal()) _exit(127);
     if (account && !Become(*account)) _exit(127);
-    if (account && Caller::Get()) Caller::Get()->UseEnvironment();
+    std::vector<char*> variables;
+    if (account && options.environment) {
+      for (const std::string& variable : *options.environment) variables.push_back(const_cast<char*>(variable.c_str()));
+      variables.push_back(nullptr);
+      environ = variables.data();
+    }
     if (!detached) {
       prctl(PR_SET_PDEATHSIG, SIGTERM);  // after the change of the user, which forgets it
       setpgid(0, 0);                     // the terminal's signals are for the program
@@ -133,11 +139,10 @@ absl::Status CheckServerAddress(const std::string& address) {
       "\"" + address + "\" is not a server address: write unix:PATH, or HOST:PORT with a port from 1 to 65535");
 }
 
-absl::StatusOr<std::unique_ptr<GpuHost>> GpuHost::Open(const std::string& address, int gpu, const std::string& folder,
-                                                       bool detached, const std::optional<Account>& account) {
-  std::unique_ptr<GpuHost> host(new GpuHost);
-  host->detached_ = detached;
-  host->account_ = account;
+absl::StatusOr<std::unique_ptr<GpuHost>> GpuHost::Open(const std::string& address, int gpu,
+                                                       const GpuHostOptions& options) {
+  const std::string& folder = options.folder;
+  std::unique_ptr<GpuHost> host(new GpuHost(options));
   if (const std::optional<std::string> path = SocketPathOf(address)) {
     host->path_ = Absolute(*path);
     return host;
@@ -151,7 +156,8 @@ absl::StatusOr<std::unique_ptr<GpuHost>> GpuHost::Open(const std::string& addres
     }
     host->path_ = folder + "/server/session.sock";
     // Why no session could be opened, the program says itself, on the same stderr.
-    command = {server, "--dir", folder + "/server", "--workers", "1", "--log-level", detached ? "warn" : "error"};
+    command = {
+        server, "--dir", folder + "/server", "--workers", "1", "--log-level", options.detached ? "warn" : "error"};
     if (gpu >= 0) command.insert(command.end(), {"--gpu", std::to_string(gpu)});
   } else {
     CR_RETURN_IF_ERROR(CheckServerAddress(address));
@@ -164,24 +170,24 @@ absl::StatusOr<std::unique_ptr<GpuHost>> GpuHost::Open(const std::string& addres
     for (int number = 2; access(host->path_.c_str(), F_OK) == 0 && number < 1000; ++number)
       host->path_ = folder + "/relay" + std::to_string(number) + ".sock";
     command = {relay, "--connect", address, "--socket", host->path_};
-    if (detached) command.insert(command.end(), {"--idle-exit", "10"});
+    if (options.detached) command.insert(command.end(), {"--idle-exit", "10"});
   }
   CR_RETURN_IF_ERROR(CheckLength(host->path_));
   if (!address.empty()) {
     const std::string path = ServerNameFile(host->path_), line = address + "\n";
-    const UniqueFd file(OpenNew(path, account));
+    const UniqueFd file(OpenNew(path, options.account));
     if (!file.ok() || write(file.get(), line.data(), line.size()) != ssize_t(line.size()))
       return ErrnoStatus("cannot make " + path);
   }
   int log = -1;
-  if (detached) {
+  if (options.detached) {
     // relay2.log beside relay2.sock.
     const std::string path =
         address.empty() ? folder + "/server.log" : host->path_.substr(0, host->path_.rfind('.')) + ".log";
-    log = OpenNew(path, account);
+    log = OpenNew(path, options.account);
     if (log < 0) return ErrnoStatus("cannot make " + path);
   }
-  const absl::StatusOr<pid_t> started = StartDaemon(std::move(command), log, account);
+  const absl::StatusOr<pid_t> started = StartDaemon(std::move(command), log, options);
   if (log >= 0) close(log);
   CR_RETURN_IF_ERROR(started.status());
   host->process_ = *started;
@@ -191,7 +197,7 @@ absl::StatusOr<std::unique_ptr<GpuHost>> GpuHost::Open(const std::string& addres
 absl::Status GpuHost::Ask(const std::function<bool(int waited_ms)>& goes_on) const {
   control::ControlCall call;
   call.mutable_get_server_info();
-  const ActAs user(account_);  // a relay serves nobody else, and a server may not either
+  const ActAs user(options_.account);  // a relay serves nobody else, and a server may not either
   CR_ASSIGN_OR_RETURN(const control::ControlAnswer answer, control::CallOnSocket(path_, call, kAskMs, goes_on));
   const std::string& problem = answer.server_info().worker_error();
   return problem.empty() ? absl::OkStatus() : absl::UnavailableError("its workers cannot start: " + problem);
@@ -201,7 +207,7 @@ absl::StatusOr<GpuHost*> GpuHosts::Open(const std::string& address, int gpu) {
   for (const Entry& known : hosts_) {
     if (known.address == address) return known.host.get();
   }
-  CR_ASSIGN_OR_RETURN(std::unique_ptr<GpuHost> host, GpuHost::Open(address, gpu, folder_, detached_, account_));
+  CR_ASSIGN_OR_RETURN(std::unique_ptr<GpuHost> host, GpuHost::Open(address, gpu, options_));
   // The same socket may have been named in another way.
   for (const Entry& known : hosts_) {
     if (known.host->socket_path() == host->socket_path()) return known.host.get();
@@ -223,7 +229,7 @@ std::vector<pid_t> GpuHosts::Started() const {
 }
 
 GpuHost::~GpuHost() {
-  if (!process_ || detached_) return;
+  if (!process_ || options_.detached) return;
   // A server needs a moment for its workers.
   kill(process_, SIGTERM);
   ReapWithoutStall(process_, StallWatch::kHurried);

@@ -22,16 +22,24 @@
 
 namespace cuda_remote::checkpoint {
 
+// How servers and relays are started.
+struct GpuHostOptions {
+  std::string folder;     // for their sockets
+  bool detached = false;  // they outlive this tool, and end by themselves when they have had no session for a while
+  std::optional<Account> account;  // whom they run as; `folder` is that user's then
+  // The variables of that account, NAME=VALUE, which must outlive the host; null: this tool's own.
+  const std::vector<std::string>* environment = nullptr;
+};
+
 // Fails unless `address` is "unix:PATH" or "HOST:PORT" with a port from 1 to 65535.
 absl::Status CheckServerAddress(const std::string& address);
 
 class GpuHost {
  public:
   // `address`: "unix:PATH" (a socket, or cr-server's folder), "HOST:PORT", or empty for an own server that serves `gpu`
-  // only (-1: all). Its sockets go to `folder`. `detached`: what is started outlives this tool, and ends by itself when
-  // it has had no session for a while. `account`: whom that runs as; `folder` is his then.
-  static absl::StatusOr<std::unique_ptr<GpuHost>> Open(const std::string& address, int gpu, const std::string& folder,
-                                                       bool detached, const std::optional<Account>& account);
+  // only (-1: all).
+  static absl::StatusOr<std::unique_ptr<GpuHost>> Open(const std::string& address, int gpu,
+                                                       const GpuHostOptions& options);
   ~GpuHost();
   GpuHost(const GpuHost&) = delete;
   GpuHost& operator=(const GpuHost&) = delete;
@@ -48,19 +56,16 @@ class GpuHost {
   pid_t process() const { return process_; }
 
  private:
-  GpuHost() = default;
+  explicit GpuHost(const GpuHostOptions& options) : options_(options) {}
+  const GpuHostOptions options_;
   std::string path_;
   pid_t process_ = 0;
-  bool detached_ = false;
-  std::optional<Account> account_;
 };
 
 // The ways to several servers, for jobs whose processes are not all on one. Each is opened once, and kept.
 class GpuHosts {
  public:
-  // As for GpuHost::Open.
-  GpuHosts(std::string folder, bool detached, std::optional<Account> account)
-      : folder_(std::move(folder)), detached_(detached), account_(std::move(account)) {}
+  explicit GpuHosts(GpuHostOptions options) : options_(std::move(options)) {}
 
   // The way to `address`, which lives as long as this.
   absl::StatusOr<GpuHost*> Open(const std::string& address, int gpu);
@@ -74,9 +79,7 @@ class GpuHosts {
     std::string address;
     std::unique_ptr<GpuHost> host;
   };
-  std::string folder_;
-  bool detached_;
-  std::optional<Account> account_;
+  const GpuHostOptions options_;
   std::vector<Entry> hosts_;
 };
 

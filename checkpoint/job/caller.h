@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ordinary user for whom cr-hostd has started this tool (host/README.md), which runs as root.
 //
-// What that user has decided, such as her environment, is for processes that run as her only: the tool's own
+// What that user has decided, such as the environment, is for processes that run as that user only: the tool's own
 // environment is cr-hostd's.
 #ifndef CUDA_REMOTE_CHECKPOINT_JOB_CALLER_H_
 #define CUDA_REMOTE_CHECKPOINT_JOB_CALLER_H_
 
 #include <sys/types.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,41 +16,27 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/job/account.h"
+#include "checkpoint/job/caller.pb.h"
+#include "checkpoint/job/step_gate.h"
 
 namespace cuda_remote::checkpoint {
 
-// What a tool announces, and cr-hostd does before it answers.
-inline constexpr char kImageBegins[] = "image begins";      // makes the image's folder, as the user; answers its name
-inline constexpr char kImageComplete[] = "image complete";  // signs the image, and copies it there
-inline constexpr char kImageRestored[] = "image restored";  // if Caller::holds: answers when the job is to run
-// Of a checkpoint over several hosts: they answer when all hosts have come so far.
-inline constexpr char kJobReady[] = "job ready";
-inline constexpr char kJobLocked[] = "job locked";
-inline constexpr char kJobStill[] = "job still";
-inline constexpr char kJobDumped[] = "job dumped";
-inline constexpr char kImageUsed[] = "image used";  // removes its copy of the image
-
-// Goes with a signal that is passed on: a terminal has sent it.
-inline constexpr int kOfTerminal = 0x7e12;
-
 class Caller {
  public:
-  // From the descriptor that cr-hostd names with the option --caller. Once, before any thread is started. Fails if that
-  // is not such a descriptor, or this program does not run as root.
-  static absl::Status Take(int fd);
-  // Null in a tool that a person has started.
-  static const Caller* Get();
+  // From the descriptor that cr-hostd names with the option --caller. Null for -1: a person has started the tool. Fails
+  // if it is not such a descriptor, or this program does not run as root.
+  static absl::StatusOr<std::unique_ptr<const Caller>> From(int fd);
+  // `account`: the user, as this machine knows that one; the groups are those of `facts`.
+  Caller(const CallerFacts& facts, Account account, std::unique_ptr<StepGate> gate);
 
-  // With the groups that she has now, and what the machine says of her otherwise.
+  // With the groups that the user has now, and what the machine says of the user otherwise.
   const Account& account() const { return account_; }
   const std::vector<std::string>& environment() const { return environment_; }
   // The value of a variable; null if there is none.
   const char* Variable(const std::string& name) const;
-  // In a child that has become the user: her environment instead of this program's.
-  void UseEnvironment() const;
-  // For what is made as her. The tool's own keeps others out.
+  // For what is made as the user. The tool's own keeps others out.
   mode_t umask() const { return umask_; }
-  // Of the process that asks: by this number she may call the job.
+  // Of the process that asks: by this number the user may call the job.
   pid_t pid() const { return pid_; }
   // Whether cr-hostd decides when a restored job runs.
   bool holds() const { return holds_; }
@@ -57,23 +44,22 @@ class Caller {
   const std::vector<std::string>& addresses() const { return addresses_; }
   // Whether this is a part of a checkpoint over several hosts.
   bool waits() const { return waits_; }
-  // For messages: the image as she named it.
+  // For messages: the image as the user named it.
   const std::string& image() const { return image_; }
+  // Where cr-hostd does its part.
+  StepGate* gate() const { return gate_.get(); }
 
-  // Whether a saved job with these rights may be restored for her.
+  // Whether a saved job with these rights may be restored for the user.
   absl::Status CheckSaved(const std::optional<Account>& saved) const;
-
-  // Returns when cr-hostd has done what belongs to it, with what it answers. Fails if it could not.
-  absl::StatusOr<std::string> Announce(const char* what) const;
 
  private:
   Account account_;
-  std::vector<std::string> environment_, addresses_;
-  std::string image_;
-  mode_t umask_ = 077;
-  pid_t pid_ = 0;
-  bool holds_ = false, waits_ = false;
-  int announcements_ = -1;
+  const std::vector<std::string> environment_, addresses_;
+  const std::string image_;
+  const mode_t umask_;
+  const pid_t pid_;
+  const bool holds_, waits_;
+  const std::unique_ptr<StepGate> gate_;
 };
 
 }  // namespace cuda_remote::checkpoint

@@ -11,6 +11,9 @@ namespace cuda_remote::checkpoint {
 inline constexpr int kForwardedSignals[] = {SIGHUP,  SIGINT,   SIGQUIT, SIGTERM,   SIGUSR1, SIGUSR2, SIGALRM,
                                             SIGCONT, SIGWINCH, SIGURG,  SIGVTALRM, SIGPROF, SIGTSTP};
 
+// Goes with a signal that is passed on: a terminal has sent it.
+inline constexpr int kOfTerminal = 0x7e12;
+
 }  // namespace cuda_remote::checkpoint
 
 #endif  // CUDA_REMOTE_CHECKPOINT_JOB_FORWARDED_SIGNALS_H_

@@ -330,7 +330,7 @@ class Moving {
         job_(job),
         directory_(directory),
         report_(*report),
-        hosts_(SocketFolder(directory), /*detached=*/true, AccountOf(job)),
+        hosts_({SocketFolder(directory), /*detached=*/true, AccountOf(job), options.environment}),
         code_(job, directory, claim_, &images_),
         live_(job, directory, claim_, &images_),
         transaction_(job_, &live_, /*engine=*/nullptr, /*guard=*/nullptr) {

@@ -21,6 +21,7 @@ struct MoveJobOptions {
   int gpu = -1;                      // the only GPU that they get there; -1: all
   std::vector<PlacementRule> rules;  // for the others
   double timeout = 60;               // seconds to wait for CUDA calls that are in progress
+  const std::vector<std::string>* environment = nullptr;  // GpuHostOptions::environment
 };
 
 // Of a move that has succeeded. Times are in seconds.

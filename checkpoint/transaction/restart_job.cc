@@ -337,7 +337,7 @@ absl::Status RestartJob::FinishProcesses() {
   if (holds || network_) {
     const absl::Status held = restore_->AwaitHeld();
     if (held.ok()) {
-      if (holds) CR_RETURN_IF_ERROR(caller_->Announce(kImageRestored).status());
+      if (holds) CR_RETURN_IF_ERROR(caller_->gate()->Pass(IMAGE_RESTORED).status());
       if (network_) CR_RETURN_IF_ERROR(network_->Connect());
     } else if (!held.message().empty()) {
       return held;
@@ -362,15 +362,15 @@ absl::Status RestartJob::GoOn() {
     for (size_t i = 0; i < saved_.logs.size(); ++i) sessions_.NoteSaved(i, job.saved_unix_ms(), job.saved_bytes());
     sessions_.Unlock();
   }
-  if (is_part()) CR_RETURN_IF_ERROR(caller_->Announce(kImageUsed).status());
+  if (is_part()) CR_RETURN_IF_ERROR(caller_->gate()->Pass(IMAGE_USED).status());
   report_.Done("giving it the session");
   claim_.Release();
   sessions_.LetGo();
   // It may be removed from now on.
   saved_.image.reset();
   if (caller_ && !is_part()) {
-    const auto announced = caller_->Announce(kImageUsed);
-    if (!announced.ok()) report_.Say(std::string(announced.status().message()));
+    const auto passed = caller_->gate()->Pass(IMAGE_USED);
+    if (!passed.ok()) report_.Say(std::string(passed.status().message()));
   }
   upkeep_ = engine_->BeginUpkeep();
   return absl::OkStatus();

@@ -37,8 +37,9 @@ struct RestartJobOptions {
   RestartPlaces places;
   std::string directory;  // the job's folder; empty: the one that it had
   OutputOptions outputs;
-  bool cut_back = false;         // RestoreOptions::cut_back
-  std::vector<std::string> cut;  // RestoreOptions::cut
+  bool cut_back = false;           // RestoreOptions::cut_back
+  std::vector<std::string> cut;    // RestoreOptions::cut
+  const Caller* caller = nullptr;  // null: a person has started the tool
 };
 
 // One restart. Not thread-safe.
@@ -49,11 +50,7 @@ class RestartJob {
 
   // All pointers must outlive this.
   RestartJob(const RestartJobOptions& options, FindEngine find_engine, SavedSessions* sessions, JobReport* report)
-      : options_(options),
-        find_engine_(std::move(find_engine)),
-        sessions_(*sessions),
-        report_(*report),
-        caller_(Caller::Get()) {}
+      : options_(options), find_engine_(std::move(find_engine)), sessions_(*sessions), report_(*report) {}
   // Unless Run has succeeded, nothing is left of the restored job.
   ~RestartJob();
   RestartJob(const RestartJob&) = delete;
@@ -110,7 +107,7 @@ class RestartJob {
   const FindEngine find_engine_;
   SavedSessions& sessions_;
   JobReport& report_;
-  const Caller* const caller_;
+  const Caller* const caller_ = options_.caller;
 
   SavedJob saved_;
   std::vector<uint64_t> marks_;  // CudaProcess::mark of each process; 0: not known

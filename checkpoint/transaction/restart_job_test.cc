@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <string>
@@ -24,6 +26,8 @@
 #include <vector>
 
 #include "checkpoint/engine/testing/fake_engine.h"
+#include "checkpoint/job/caller.h"
+#include "checkpoint/transaction/testing/fakes.h"
 #include "ckptfmt/image_writer.h"
 #include "proto/base/status_macros.h"
 #include "proto/frame/frame.h"
@@ -32,6 +36,7 @@ namespace cuda_remote::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // Steps by their names, in the order in which they came; one of them fails. Any thread.
@@ -118,22 +123,6 @@ class FakeSessions final : public SavedSessions {
   std::mutex mutex_;
 };
 
-class QuietReport final : public JobReport {
- public:
-  const char* Tool() const override { return "test"; }
-  void Say(const std::string& text) override { said += text + "\n"; }
-  std::unique_ptr<LongStep> Begin(const std::string&) override {
-    class Nothing final : public LongStep {
-      void Update(uint64_t, uint64_t) override {}
-    };
-    return std::make_unique<Nothing>();
-  }
-  void Done(const char*) override {}
-  bool Cancelled() override { return false; }
-
-  std::string said;
-};
-
 // Files and their contents, and links.
 std::map<std::string, std::string> ContentsOf(const std::string& folder) {
   std::map<std::string, std::string> contents;
@@ -148,10 +137,12 @@ std::map<std::string, std::string> ContentsOf(const std::string& folder) {
 
 // A restart of an image, with all that it meets. What it has restored ends with it.
 struct Attempt {
-  explicit Attempt(const std::string& image, const std::string& fault = "", bool changes_files = false)
+  explicit Attempt(const std::string& image, const std::string& fault = "", bool changes_files = false,
+                   const Caller* caller = nullptr)
       : faults(fault), sessions(&faults, &engine) {
     RestartJobOptions options;
     options.image = image;
+    options.caller = caller;
     const auto find_engine = [this, changes_files](const ckptfmt::ImageInfo& info, std::string* facts) {
       EXPECT_EQ(info.engine, "fake");
       *facts = info.client_info.at(info.engine);
@@ -189,11 +180,30 @@ struct Attempt {
   std::string error;
 };
 
+// What cr-hostd says of a user, and its part in the restart. `waits`: of a job on several hosts.
+struct Hostd {
+  Hostd(const Account& user, bool waits, Step refused = STEP_UNKNOWN) {
+    CallerFacts facts;
+    facts.set_group(user.group);
+    facts.set_image(FakeGate::kUsersImage);
+    facts.set_holds(true);
+    facts.set_waits(waits);
+    auto made = std::make_unique<FakeGate>(refused);
+    gate = made.get();
+    caller = std::make_unique<const Caller>(facts, user, std::move(made));
+  }
+
+  FakeGate* gate;
+  std::unique_ptr<const Caller> caller;
+};
+
 class RestartJobTest : public testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = std::string(getenv("TEST_TMPDIR") ? getenv("TEST_TMPDIR") : "/tmp") + "/restartXXXXXX";
+    // Where a job's user may enter.
+    std::string pattern = "/tmp/restartXXXXXX";
     ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    ASSERT_EQ(chmod(pattern.c_str(), 0755), 0);
     root_ = pattern;
   }
   void TearDown() override {
@@ -213,6 +223,7 @@ class RestartJobTest : public testing::Test {
     job.set_name("train");
     job.set_directory(folder());
     job.set_inner_pid(int(pid));
+    if (user_) SetAccount(*user_, &job);
     ckptfmt::ImageInfo info;
     info.engine = "fake";
     info.job = "train";
@@ -257,6 +268,7 @@ class RestartJobTest : public testing::Test {
   }
 
   std::string root_;
+  std::optional<Account> user_;  // whose job it is
 };
 
 TEST_F(RestartJobTest, EachStepOfEachProcessMayFail) {
@@ -337,6 +349,42 @@ TEST_F(RestartJobTest, AJobThatEndsAtOnceIsNoFailure) {
   EXPECT_TRUE(attempt.sessions.open.empty());
   attempt.End();
   EXPECT_FALSE(fs::exists(folder()));
+}
+
+TEST_F(RestartJobTest, HostdDoesItsPart) {
+  // Root is no user whose jobs cr-hostd starts.
+  user_.emplace();
+  user_->user = geteuid() != 0 ? geteuid() : 65533;
+  user_->group = geteuid() != 0 ? getegid() : 65533;
+  WriteImage(1);
+  for (const bool waits : {false, true}) {
+    Hostd hostd(*user_, waits);
+    Attempt whole(image(), "", false, hostd.caller.get());
+    hostd.gate->on_step = [&whole](Step step) {
+      EXPECT_EQ(whole.engine->restored().size(), step == IMAGE_USED ? 1u : 0u) << "runs before it may";
+    };
+    whole.Run();
+    ExpectWhole(whole);
+    EXPECT_THAT(hostd.gate->steps, ElementsAre(IMAGE_RESTORED, IMAGE_USED));
+    EXPECT_EQ(whole.restart->job().image(), FakeGate::kUsersImage);
+    whole.End();
+    for (const Step step : {IMAGE_RESTORED, IMAGE_USED}) {
+      const Hostd refusing(*user_, waits, step);
+      Attempt attempt(image(), "", false, refusing.caller.get());
+      attempt.Run();
+      const std::string refusal = Step_Name(step) + " was refused";
+      // A copy of the image that cannot be removed ends no job.
+      if (step == IMAGE_USED && !waits) {
+        ExpectWhole(attempt);
+        EXPECT_EQ(attempt.report.said, refusal + "\n");
+      } else {
+        EXPECT_EQ(attempt.error, refusal);
+        // One whose other parts may have failed has run for a moment.
+        EXPECT_EQ(std::exchange(attempt.sessions.unlocked, false), step == IMAGE_USED);
+        ExpectNothing(attempt);
+      }
+    }
+  }
 }
 
 TEST_F(RestartJobTest, OneJobInOneFolder) {

@@ -19,7 +19,6 @@
 #include "checkpoint/gpu/gpu_snapshot.h"
 #include "checkpoint/gpu/shared_buffers.h"
 #include "checkpoint/job/account.h"
-#include "checkpoint/job/caller.h"
 #include "checkpoint/job/cuda_processes.h"
 #include "checkpoint/job/job_claim.h"
 #include "checkpoint/job/ranks.h"
@@ -256,8 +255,6 @@ class Saving {
   absl::Status CheckNotCancelled() const {
     return cancelled_() ? absl::CancelledError("interrupted") : absl::OkStatus();
   }
-  // Over several hosts: all come so far, and stand still until all are saved.
-  bool waits() const { return caller_ && caller_->waits(); }
 
   const SaveJobOptions& options_;
   const Job& job_;
@@ -267,8 +264,6 @@ class Saving {
   JobReport& report_;
   SaveJobOutcome* const outcome_;
   const std::function<bool()> cancelled_ = [this] { return report_.Cancelled(); };
-  // Of cr-hostd's, which gives the image to its user when it is complete.
-  const Caller* const caller_ = Caller::Get();
   const Moment start_ = Now();
 
   // In the order in which they were made; they go in the opposite one.
@@ -316,7 +311,7 @@ absl::Status Saving::Run() {
 }
 
 absl::Status Saving::Claim() {
-  if (!caller_) engine_.KeepLogs(Absolute(options_.image));
+  if (!options_.gate) engine_.KeepLogs(Absolute(options_.image));
   if (engine_.Capabilities().needs_root && job_.no_checkpoint().empty()) {
     const AsRoot root;
     if (geteuid() != 0) {
@@ -336,8 +331,8 @@ absl::Status Saving::BeginImage() {
   writer_options.zstd_level = options_.compress;
   writer_options.job_folder = job_.directory();
   AtStep("begin the image");
-  if (caller_) {
-    CR_ASSIGN_OR_RETURN(given_, caller_->Announce(kImageBegins));
+  if (options_.gate) {
+    CR_ASSIGN_OR_RETURN(given_, options_.gate->Pass(IMAGE_BEGINS));
   }
   {
     // The image is root's also where this tool acts as the job's user.
@@ -381,7 +376,7 @@ absl::Status Saving::CopyWhileItRuns() {
   }
   CR_RETURN_IF_ERROR(CheckNotCancelled());
   report_.Done("copying GPU memory while the job runs");
-  if (waits()) CR_RETURN_IF_ERROR(caller_->Announce(kJobReady).status());
+  if (options_.waits) CR_RETURN_IF_ERROR(options_.gate->Pass(JOB_READY).status());
   if (!ends) {
     AtStep("read module images");
     images_.Read(job_, directory_);
@@ -398,9 +393,9 @@ absl::Status Saving::Hold() {
   lock.cancelled = cancelled_;
   CR_RETURN_IF_ERROR(transaction_.Begin(lock));
   report_.Done("locking the job");
-  if (!waits()) return absl::OkStatus();
+  if (!options_.waits) return absl::OkStatus();
   AtStep("wait for the other hosts to lock");
-  return caller_->Announce(kJobLocked).status();
+  return options_.gate->Pass(JOB_LOCKED).status();
 }
 
 absl::Status Saving::ListMemory() {
@@ -483,20 +478,20 @@ absl::Status Saving::SaveProcesses() {
   info_.client_info["programs"] = MarksText(live_);
 
   const Moment dumping = Now();
-  if (waits()) {
+  if (options_.waits) {
     engine_.OnStill([this] {
       AtStep("wait for the other hosts to stand still");
-      return caller_->Announce(kJobStill).status();
+      return options_.gate->Pass(JOB_STILL).status();
     });
   }
-  const auto after = options_.stop || waits() ? SnapshotEngine::After::kStop : SnapshotEngine::After::kRun;
+  const auto after = options_.stop || options_.waits ? SnapshotEngine::After::kStop : SnapshotEngine::After::kRun;
   CR_RETURN_IF_ERROR(transaction_.Snapshot(facts_, image_->client_dir(), directory_, after));
   CR_RETURN_IF_ERROR(engine_.ListNeeds(job_, facts_, image_->client_dir(), &info_.needs));
   outcome_->dumping = SecondsSince(dumping);
   report_.Done("saving the process");
-  if (!waits()) return absl::OkStatus();
+  if (!options_.waits) return absl::OkStatus();
   AtStep("wait for the other hosts to be saved");
-  return caller_->Announce(kJobDumped).status();
+  return options_.gate->Pass(JOB_DUMPED).status();
 }
 
 absl::Status Saving::GoOn() {
@@ -574,9 +569,9 @@ absl::Status Saving::Finish() {
     CR_RETURN_IF_ERROR(image_->Commit(info_, show));
   }
   report_.Done("flushing to the disk");
-  if (!caller_) return absl::OkStatus();
+  if (!options_.gate) return absl::OkStatus();
   AtStep("give the image to its user");
-  CR_RETURN_IF_ERROR(caller_->Announce(kImageComplete).status());
+  CR_RETURN_IF_ERROR(options_.gate->Pass(IMAGE_COMPLETE).status());
   report_.Done("giving the image to its user");
   return absl::OkStatus();
 }
@@ -614,7 +609,7 @@ std::string Saving::ImagePath() const {
 // For cr-ps, now and after a move.
 void Saving::NoteSaved() {
   // An image that cr-hostd sends to another host is nothing that the job could be restarted from later.
-  if (caller_ && given_.empty()) return;
+  if (options_.gate && given_.empty()) return;
   absl::StatusOr<Job> told = ReadJob(directory_);
   if (!told.ok() || !IsSameRun(*told, job_)) return;
   told->set_saved_unix_ms(UnixMs());

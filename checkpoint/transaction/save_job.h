@@ -13,6 +13,7 @@
 #include "checkpoint/gpu/gpu_state.h"
 #include "checkpoint/gpu/precopy.h"
 #include "checkpoint/job/job.h"
+#include "checkpoint/job/step_gate.h"
 #include "checkpoint/transaction/job_report.h"
 #include "checkpoint/transaction/session_keeper.h"
 #include "ckptfmt/image_writer.h"
@@ -27,6 +28,9 @@ struct SaveJobOptions {
   double timeout = 60;     // seconds to wait for CUDA calls that are in progress
   int compress = -1;       // ckptfmt::WriterOptions::zstd_level
   std::optional<uint64_t> pool;  // bytes of host memory for GPU memory that waits to be written; nothing: what is spare
+  // Of cr-hostd's, which gives the image to its user when it is complete; null: a person has started the tool.
+  StepGate* gate = nullptr;
+  bool waits = false;  // over several hosts: all come so far, and stand still until all are saved
 };
 
 // Of a checkpoint that has succeeded. Times are in seconds.

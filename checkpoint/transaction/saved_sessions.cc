@@ -50,7 +50,7 @@ absl::Status GpuSessions::Plan(const SavedJob& saved) {
 
 absl::Status GpuSessions::OpenHosts(const std::string& folder, const std::optional<Account>& account) {
   account_ = account;
-  hosts_ = std::make_unique<GpuHosts>(folder, /*detached=*/false, account);
+  hosts_ = std::make_unique<GpuHosts>(GpuHostOptions{folder, /*detached=*/false, account, environment_});
   const int own = places_.rules.empty() ? places_.gpu : -1;
   const bool all_elsewhere =
       !placed_.empty() && places_.server.empty() &&

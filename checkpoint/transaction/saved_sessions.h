@@ -48,7 +48,7 @@ class SavedSessions {
 
   // Where each process goes. Starts nothing. `saved` must outlive LetGo.
   virtual absl::Status Plan(const SavedJob& saved) = 0;
-  // Opens the ways to the servers. `folder`, `account`: of GpuHost::Open.
+  // Opens the ways to the servers. `folder`, `account`: of GpuHostOptions.
   virtual absl::Status OpenHosts(const std::string& folder, const std::optional<Account>& account) = 0;
   // After that: the server for processes that begin to use CUDA later (CUDA_REMOTE_SERVER).
   virtual std::string server() const = 0;
@@ -81,8 +81,9 @@ struct RestartPlaces {
 // On GPU servers.
 class GpuSessions final : public SavedSessions {
  public:
-  // `report` outlives this.
-  GpuSessions(RestartPlaces places, JobReport* report) : places_(std::move(places)), report_(*report) {}
+  // `environment`: GpuHostOptions::environment. It and `report` outlive this.
+  GpuSessions(RestartPlaces places, const std::vector<std::string>* environment, JobReport* report)
+      : places_(std::move(places)), environment_(environment), report_(*report) {}
 
   absl::Status Plan(const SavedJob& saved) override;
   absl::Status OpenHosts(const std::string& folder, const std::optional<Account>& account) override;
@@ -100,6 +101,7 @@ class GpuSessions final : public SavedSessions {
   const ckptfmt::ProcessInfo& Info(size_t process) const { return saved_->image->info().processes[process]; }
 
   const RestartPlaces places_;
+  const std::vector<std::string>* const environment_;
   JobReport& report_;
   const SavedJob* saved_ = nullptr;
   std::optional<Account> account_;  // whose sessions they are

@@ -7,15 +7,15 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/job/account.h"
+#include "checkpoint/job/caller.h"
 #include "ckptfmt/types.h"
 
 namespace cuda_remote::checkpoint {
 
-// Opens a session with `server`, as `account`, and ends it. `server`, `gpu`: as for GpuHost::Open and cr-restart --gpu.
+// Opens a session with `server`, as the user, and ends it. `server`, `gpu`: as for GpuHost::Open and cr-restart --gpu.
 // What is started for that has its sockets in `folder`, a new job folder, which is removed then.
 absl::StatusOr<std::vector<ckptfmt::DeviceFacts>> FindSeenGpus(const std::string& server, int gpu,
-                                                               const std::string& folder, const Account& account);
+                                                               const std::string& folder, const Caller& caller);
 
 }  // namespace cuda_remote::checkpoint
 

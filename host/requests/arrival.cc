@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <system_error>
 
-#include "checkpoint/job/caller.h"
 #include "checkpoint/job/hostd_places.h"
 #include "checkpoint/job/job.h"
 #include "host/move_state.h"
@@ -43,12 +42,12 @@ class Arrival : public HostRequest {
   bool EndsWithPeer() const override { return !goes_on_; }
   void EndArguments() override { arguments_.insert(arguments_.end(), {"--append", "--quiet", spool_ + kImage}); }
 
-  absl::StatusOr<std::string> Do(const std::string& announced) override {
-    if (announced == checkpoint::kImageRestored) {
+  absl::StatusOr<std::string> Do(checkpoint::Step step) override {
+    if (step == checkpoint::IMAGE_RESTORED) {
       CR_RETURN_IF_ERROR(AwaitGoOn());
       return std::string();
     }
-    if (announced != checkpoint::kImageUsed) return HostRequest::Do(announced);
+    if (step != checkpoint::IMAGE_USED) return HostRequest::Do(step);
     RemoveSpool();
     running_ = true;
     SetMoveState(settings_.moves, request_.arrived().id(), kMoveRuns);

@@ -29,8 +29,6 @@
 
 #include "checkpoint/engine/engines.h"
 #include "checkpoint/job/account.h"
-#include "checkpoint/job/caller.h"
-#include "checkpoint/job/caller.pb.h"
 #include "checkpoint/job/forwarded_signals.h"
 #include "checkpoint/job/hostd_places.h"
 #include "checkpoint/job/isolation/network.h"
@@ -240,9 +238,7 @@ absl::Status HostRequest::ListArguments() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> HostRequest::Do(const std::string& announced) {
-  return absl::InvalidArgumentError(kCannotRead);
-}
+absl::StatusOr<std::string> HostRequest::Do(checkpoint::Step step) { return absl::InvalidArgumentError(kCannotRead); }
 
 void HostRequest::SetToolsVariables() const {
   setenv("XDG_RUNTIME_DIR", checkpoint::UserFolder(settings_.socket, peer_.account.user).c_str(), 1);
@@ -431,16 +427,21 @@ void HostRequest::LookForRoom() {
 }
 
 void HostRequest::AnswerAnnouncement() {
-  char text[256];
-  const ssize_t got = recv(announcements_, text, sizeof(text), 0);
+  char bytes[256];
+  const ssize_t got = recv(announcements_, bytes, sizeof(bytes), 0);
   if (got <= 0) {
     close(announcements_);
     announcements_ = -1;
     return;
   }
-  const absl::StatusOr<std::string> said = Do(std::string(text, size_t(got)));
-  const std::string answer = said.ok() ? "+" + *said : "-" + std::string(said.status().message());
-  send(announcements_, answer.data(), answer.size(), MSG_NOSIGNAL);
+  checkpoint::StepAnnouncement announced;
+  if (!announced.ParseFromArray(bytes, int(got))) announced.Clear();
+  const absl::StatusOr<std::string> done = Do(announced.step());
+  checkpoint::StepAnswer answer;
+  answer.set_done(done.ok());
+  answer.set_text(done.ok() ? *done : std::string(done.status().message()));
+  const std::string text = answer.SerializeAsString();
+  send(announcements_, text.data(), text.size(), MSG_NOSIGNAL);
 }
 
 // To the end of the tool: its exit code.

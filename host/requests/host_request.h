@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/engine/snapshot_engine.h"
+#include "checkpoint/job/caller.pb.h"
 #include "ckptfmt/image_reader.h"
 #include "host/move.pb.h"
 #include "host/peer.h"
@@ -92,8 +93,8 @@ class HostRequest {
   // What a kind of request decides.
   virtual absl::Status TakeOwnOption(const Option& option) { return absl::OkStatus(); }
   virtual void EndArguments() {}
-  // What the tool has announced, and waits for. Gives the answer.
-  virtual absl::StatusOr<std::string> Do(const std::string& announced);
+  // What belongs to a step that the tool has announced. Gives the answer, for which the tool waits.
+  virtual absl::StatusOr<std::string> Do(checkpoint::Step step);
   // In the child that becomes the tool.
   virtual void SetToolsVariables() const;
   // Whether the tool ends the job if nobody asks for it any more; it is killed then.

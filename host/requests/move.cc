@@ -17,7 +17,6 @@
 #include "absl/strings/str_join.h"
 #include "checkpoint/gpu/modules.h"
 #include "checkpoint/job/account.h"
-#include "checkpoint/job/caller.h"
 #include "checkpoint/job/hostd_places.h"
 #include "checkpoint/job/job.h"
 #include "ckptfmt/folder.h"
@@ -59,7 +58,7 @@ class MoveAway : public HostRequest {
     if (move_) move_->Cancel();
   }
 
-  absl::StatusOr<std::string> Do(const std::string& announced) override;
+  absl::StatusOr<std::string> Do(checkpoint::Step step) override;
   absl::Status BeginMove();
   absl::Status OpenStreams();
   absl::Status MoveImage();
@@ -260,10 +259,10 @@ absl::Status MoveAway::MoveImage() {
   return runs;
 }
 
-absl::StatusOr<std::string> MoveAway::Do(const std::string& announced) {
-  // So the user's cr-run says where her job is.
-  if (announced == checkpoint::kImageBegins) return last_ ? checkpoint::kMovedTo + host_ : std::string();
-  if (announced != checkpoint::kImageComplete) return HostRequest::Do(announced);
+absl::StatusOr<std::string> MoveAway::Do(checkpoint::Step step) {
+  // So the user's cr-run says where the job is.
+  if (step == checkpoint::IMAGE_BEGINS) return last_ ? checkpoint::kMovedTo + host_ : std::string();
+  if (step != checkpoint::IMAGE_COMPLETE) return HostRequest::Do(step);
   const absl::Status moved = MoveImage();
   if (!moved.ok()) move_problem_ = std::string(moved.message());
   CR_RETURN_IF_ERROR(moved);

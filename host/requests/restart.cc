@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // cr-restart: root's tool reads the user's image from the request's folder.
-#include "checkpoint/job/caller.h"
 #include "host/exchange.h"
 #include "host/requests/host_request.h"
 #include "proto/base/status_macros.h"
@@ -27,8 +26,8 @@ class Restart : public HostRequest {
  private:
   void EndArguments() override { arguments_.push_back(spool_ + kImage); }
 
-  absl::StatusOr<std::string> Do(const std::string& announced) override {
-    if (announced != checkpoint::kImageUsed) return HostRequest::Do(announced);
+  absl::StatusOr<std::string> Do(checkpoint::Step step) override {
+    if (step != checkpoint::IMAGE_USED) return HostRequest::Do(step);
     RemoveSpool();
     return std::string();
   }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // A part of a job over several hosts is restarted: for another host's cr-hostd, which has vouched for the user.
-#include "checkpoint/job/caller.h"
 #include "checkpoint/job/job.h"
 #include "host/exchange.h"
 #include "host/requests/host_request.h"
@@ -43,14 +42,14 @@ class RestartPart : public HostRequest {
 
   absl::Status Await(SaveStep step) { return AwaitOthers(step, checkpoint_, /*restarts=*/true); }
 
-  absl::StatusOr<std::string> Do(const std::string& announced) override {
-    if (announced == checkpoint::kImageRestored) {
+  absl::StatusOr<std::string> Do(checkpoint::Step step) override {
+    if (step == checkpoint::IMAGE_RESTORED) {
       const absl::Status held = Await(RESTART_HELD);
       released_ = held.ok();
       CR_RETURN_IF_ERROR(held);
       return std::string();
     }
-    if (announced != checkpoint::kImageUsed) return HostRequest::Do(announced);
+    if (step != checkpoint::IMAGE_USED) return HostRequest::Do(step);
     CR_RETURN_IF_ERROR(Await(RESTART_RUNS));
     if (!peer_gone_) CR_RETURN_IF_ERROR(Await(RESTART_SURE));
     RemoveSpool();

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 
 #include "checkpoint/job/account.h"
-#include "checkpoint/job/caller.h"
 #include "ckptfmt/folder.h"
 #include "proto/base/status_macros.h"
 #include "proto/errors/absl_status.h"
@@ -90,9 +89,9 @@ absl::Status Save::GiveImage() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> Save::Do(const std::string& announced) {
-  if (announced == checkpoint::kImageBegins) return BeginImage();
-  if (announced != checkpoint::kImageComplete || !giver_) return HostRequest::Do(announced);
+absl::StatusOr<std::string> Save::Do(checkpoint::Step step) {
+  if (step == checkpoint::IMAGE_BEGINS) return BeginImage();
+  if (step != checkpoint::IMAGE_COMPLETE || !giver_) return HostRequest::Do(step);
   const absl::Status given = GiveImage();
   giver_.reset();
   RemoveOwnFolder(spool_ + kImage);

@@ -24,7 +24,7 @@ class Save : public HostRequest {
  protected:
   absl::Status TakeOwnOption(const Option& option) override;
   void EndArguments() override;
-  absl::StatusOr<std::string> Do(const std::string& announced) override;
+  absl::StatusOr<std::string> Do(checkpoint::Step step) override;
   bool CountsWhenCancelled() const override { return giver_ != nullptr; }
 
   // Whether the image shares memory with earlier ones of a store, and where those are.

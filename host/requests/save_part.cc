@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 
 #include "checkpoint/job/account.h"
-#include "checkpoint/job/caller.h"
 #include "ckptfmt/folder.h"
 #include "host/requests/save.h"
 #include "host/sets.h"
@@ -43,15 +42,24 @@ class SavePart : public Save {
     return EarlierInSets(image_, {sets.begin(), sets.end()});
   }
 
-  absl::StatusOr<std::string> Do(const std::string& announced) override {
-    for (const auto& [word, step] :
-         {std::pair(checkpoint::kJobReady, SAVE_READY), std::pair(checkpoint::kJobLocked, SAVE_LOCKED),
-          std::pair(checkpoint::kJobStill, SAVE_STILL), std::pair(checkpoint::kJobDumped, SAVE_DUMPED)}) {
-      if (announced != word) continue;
-      CR_RETURN_IF_ERROR(AwaitOthers(step, "", /*restarts=*/false));
-      return std::string();
+  absl::StatusOr<std::string> Do(checkpoint::Step step) override {
+    switch (step) {
+      case checkpoint::JOB_READY:
+        return AwaitAll(SAVE_READY);
+      case checkpoint::JOB_LOCKED:
+        return AwaitAll(SAVE_LOCKED);
+      case checkpoint::JOB_STILL:
+        return AwaitAll(SAVE_STILL);
+      case checkpoint::JOB_DUMPED:
+        return AwaitAll(SAVE_DUMPED);
+      default:
+        return Save::Do(step);
     }
-    return Save::Do(announced);
+  }
+
+  absl::StatusOr<std::string> AwaitAll(SaveStep step) {
+    CR_RETURN_IF_ERROR(AwaitOthers(step, "", /*restarts=*/false));
+    return std::string();
   }
 
   absl::Status MakeImagesFolder();

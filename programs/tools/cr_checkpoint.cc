@@ -87,7 +87,7 @@ struct Options {
 
 // As the person knows the job: cr-hostd says its folder, which ends with its name.
 std::string NameFor(const Options& options) {
-  return Caller::Get() ? options.job.substr(options.job.rfind('/') + 1) : options.job;
+  return options.save.gate ? options.job.substr(options.job.rfind('/') + 1) : options.job;
 }
 
 void TellTransfer(const TransferTimes& times, const Steps& steps) {
@@ -139,7 +139,7 @@ absl::Status Checkpoint(const Options& options, const std::string& directory, co
     const std::unique_ptr<SnapshotEngine> engine = NewEngine();
     absl::Status saved = SaveJob(options.save, job, directory, engine.get(), keeper, &report, outcome);
     // A cr-hostd follows one try.
-    if (saved.ok() || !engine->FailurePasses() || tries == kMostTries || Caller::Get() || cancelled()) return saved;
+    if (saved.ok() || !engine->FailurePasses() || tries == kMostTries || options.save.gate || cancelled()) return saved;
     std::this_thread::sleep_for(kBetweenTries);
   }
 }
@@ -295,7 +295,7 @@ int Work(const Options& options, const Background& background) {
 
 int Main(int argc, char** argv) {
   Options options;
-  int caller = -1;
+  int caller_fd = -1;
   CLI::App app("Saves a running job: its processes, their GPU objects and their GPU memory.", kTool);
   SetUpProgram(&app);
   const std::unique_ptr<SnapshotEngine> engine = NewEngine();
@@ -343,7 +343,7 @@ int Main(int argc, char** argv) {
   app.add_flag("--json", options.json, "print times and sizes as JSON");
   app.add_flag("--times", options.times, "print the duration of each step");
   app.add_flag("--quiet", options.quiet, "print errors only");
-  app.add_option("--caller", caller, "used by cr-hostd")->group("");
+  app.add_option("--caller", caller_fd, "used by cr-hostd")->group("");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -370,9 +370,14 @@ int Main(int argc, char** argv) {
     request.set_image(Absolute(options.save.image));
     return ThroughHostd(kTool, std::move(request), kExitFailure);
   }
-  if (const absl::Status taken = caller >= 0 ? Caller::Take(caller) : absl::OkStatus(); !taken.ok()) {
-    Say(kTool, taken);
+  const auto caller = Caller::From(caller_fd);
+  if (!caller.ok()) {
+    Say(kTool, caller.status());
     return kExitFailure;
+  }
+  if (*caller) {
+    options.save.gate = (*caller)->gate();
+    options.save.waits = (*caller)->waits();
   }
   if (!options.user.empty()) {
     if (geteuid() == 0) {

@@ -90,6 +90,7 @@ struct Options {
   std::string to_host, server, save, reason = "the host is being drained";
   double timeout = 60, limit = 7200;
   bool undo = false, dry_run = false;
+  bool of_operator = false;  // cr-hostd has started the tool for one: root must not make or open folders then
 };
 
 // What happened to the jobs. For any thread.
@@ -187,22 +188,22 @@ int RunTool(const std::string& name, const std::vector<std::string>& words, cons
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-// A folder for images of `account` (none: root's) in `folder`. Others cannot have prepared it.
-absl::StatusOr<std::string> MakeImagesFolder(const std::string& folder, const std::optional<Account>& account) {
+// A folder for images of `account` (none: root's) in that of --save. Others cannot have prepared it.
+absl::StatusOr<std::string> MakeImagesFolder(const Options& options, const std::optional<Account>& account) {
+  const std::string& folder = options.save;
   struct stat facts;
-  // An operator must not have root make or open folders.
-  const bool of_operator = Caller::Get() != nullptr;
-  if (of_operator && (lstat(folder.c_str(), &facts) != 0 || !S_ISDIR(facts.st_mode) || facts.st_uid != 0 ||
-                      (facts.st_mode & 5) != 5)) {
+  if (options.of_operator && (lstat(folder.c_str(), &facts) != 0 || !S_ISDIR(facts.st_mode) || facts.st_uid != 0 ||
+                              (facts.st_mode & 5) != 5)) {
     return absl::FailedPreconditionError(
         folder + " is not a folder of root that users can enter; root must create it (mode 0755)");
   }
-  if (!of_operator && mkdir(folder.c_str(), 0755) != 0 && errno != EEXIST) {
+  if (!options.of_operator && mkdir(folder.c_str(), 0755) != 0 && errno != EEXIST) {
     return ErrnoStatus("cannot make the folder " + folder);
   }
   // Root's alone, also above it.
   CR_RETURN_IF_ERROR(ToAbsl(CheckFolder(folder, FolderUse::kServe)));
-  if (!of_operator && chmod(folder.c_str(), 0755) != 0) return ErrnoStatus("cannot open " + folder + " to users");
+  if (!options.of_operator && chmod(folder.c_str(), 0755) != 0)
+    return ErrnoStatus("cannot open " + folder + " to users");
   const std::string path = folder + "/" +
                            (!account                ? "root"
                             : account->name.empty() ? std::to_string(account->user)
@@ -288,7 +289,7 @@ void DrainOne(const Options& options, const FoundJob& found, bool of_hostd, Mome
     error = "jobs of root do not move to other hosts";
   }
   if (!options.save.empty()) {
-    const absl::StatusOr<std::string> folder = MakeImagesFolder(options.save, account);
+    const absl::StatusOr<std::string> folder = MakeImagesFolder(options, account);
     if (!folder.ok()) {
       error = std::string(folder.status().message());
     } else {
@@ -463,8 +464,8 @@ int Main(int argc, char** argv) {
       ->capture_default_str()
       ->check(CLI::Range(1.0, 1e6));
   app.add_flag("--dry-run", options.dry_run, "only say what would happen to each job; change nothing");
-  int caller = -1;
-  app.add_option("--caller", caller, "used by cr-hostd")->group("");
+  int caller_fd = -1;
+  app.add_option("--caller", caller_fd, "used by cr-hostd")->group("");
   CLI::Option* const undo = app.add_flag("--undo", options.undo, "let the host accept jobs again");
   for (const char* other : {"--to-host", "--to", "--save", "--reason", "--timeout", "--limit", "--dry-run"})
     undo->excludes(other);
@@ -495,10 +496,12 @@ int Main(int argc, char** argv) {
     }
     return (*hostd)->Run(kTool, std::move(request), kExitFailure);
   }
-  if (const absl::Status taken = caller >= 0 ? Caller::Take(caller) : absl::OkStatus(); !taken.ok()) {
-    Say(kTool, taken);
+  const auto caller = Caller::From(caller_fd);
+  if (!caller.ok()) {
+    Say(kTool, caller.status());
     return kExitFailure;
   }
+  options.of_operator = *caller != nullptr;
   setvbuf(stdout, nullptr, _IOLBF, 0);
   if (!options.undo) return Drain(options);
   const absl::Status undone = SetDrainingReason(HostdSocket(), "");

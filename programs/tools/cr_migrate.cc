@@ -120,7 +120,7 @@ int Work(const Options& options, const std::function<bool()>& cancelled) {
 
 int Main(int argc, char** argv) {
   Options options;
-  int caller = -1;
+  int caller_fd = -1;
   bool whole = false;
   std::string to_host, output, error_output;
   std::vector<std::string> map;
@@ -153,7 +153,7 @@ int Main(int argc, char** argv) {
       ->type_name("FILE");
   app.add_flag("--json", options.json, "print times and sizes as JSON");
   app.add_flag("--quiet", options.quiet, "print errors only");
-  app.add_option("--caller", caller, "used by cr-hostd")->group("");
+  app.add_option("--caller", caller_fd, "used by cr-hostd")->group("");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -190,10 +190,12 @@ int Main(int argc, char** argv) {
     Say(kTool, "no server given: name it with --to unix:PATH or --to HOST:PORT, or with --map");
     return kExitUsage;
   }
-  if (const absl::Status taken = caller >= 0 ? Caller::Take(caller) : absl::OkStatus(); !taken.ok()) {
-    Say(kTool, taken);
+  const auto caller = Caller::From(caller_fd);
+  if (!caller.ok()) {
+    Say(kTool, caller.status());
     return kExitFailure;
   }
+  if (*caller) options.move.environment = &(*caller)->environment();
   if (const std::string name = JobOfHostd(options.job); !name.empty()) {
     host::Request request = host::RequestOf(app, "migrate");
     request.set_job(name);

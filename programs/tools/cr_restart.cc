@@ -91,7 +91,8 @@ int Run(const Options& options) {
   signal(SIGXFSZ, SIG_IGN);
   RaiseDescriptorLimit();
   ToolReport report(kTool, options.quiet, options.times, Interrupted);
-  GpuSessions sessions(options.restart.places, &report);
+  const Caller* const caller = options.restart.caller;
+  GpuSessions sessions(options.restart.places, caller ? &caller->environment() : nullptr, &report);
   RestartJob restart(options.restart, EngineOf, &sessions, &report);
   if (const absl::Status status = restart.Run(); !status.ok()) return Fail(status);
   const int code = FinishJob(kTool, restart.isolated(), restart.directory(), restart.job(), restart.TakeTerminal(),
@@ -102,9 +103,8 @@ int Run(const Options& options) {
 
 // For cr-hostd: writes HostGpus to standard output.
 int DescribeGpus(const RestartJobOptions& options) {
-  if (!Caller::Get() || options.directory.empty()) return Fail("--describe-gpus is for cr-hostd");
-  const auto seen =
-      FindSeenGpus(options.places.server, options.places.gpu, options.directory, Caller::Get()->account());
+  if (!options.caller || options.directory.empty()) return Fail("--describe-gpus is for cr-hostd");
+  const auto seen = FindSeenGpus(options.places.server, options.places.gpu, options.directory, *options.caller);
   if (!seen.ok()) return Fail(seen.status());
   host::HostGpus found;
   for (const ckptfmt::DeviceFacts& device : *seen) {
@@ -120,7 +120,7 @@ int DescribeGpus(const RestartJobOptions& options) {
 
 int Main(int argc, char** argv) {
   Options options;
-  int caller = -1;
+  int caller_fd = -1;
   std::vector<std::string> map;
   CLI::App app("Brings a saved job back, on this machine and any GPU server.", kTool);
   SetUpProgram(&app);
@@ -161,7 +161,7 @@ int Main(int argc, char** argv) {
                  "that were pipes or terminals (default: /dev/null), with %n for N")
       ->type_name("HOST,...");
   app.add_flag("--quiet", options.quiet, "print errors only");
-  app.add_option("--caller", caller, "used by cr-hostd")->group("");
+  app.add_option("--caller", caller_fd, "used by cr-hostd")->group("");
   app.add_flag("--describe-gpus", options.describe_gpus, "used by cr-hostd")->group("");
   // Options that may be given several times leave the last word to DIR only because it is required.
   image->required(std::none_of(argv, argv + argc, [](const char* word) { return !strcmp(word, "--describe-gpus"); }));
@@ -175,7 +175,9 @@ int Main(int argc, char** argv) {
   absl::StatusOr<std::vector<PlacementRule>> rules = ParsePlacement(map);
   if (!rules.ok()) return Fail(rules.status());
   options.restart.places.rules = *std::move(rules);
-  if (const absl::Status taken = caller >= 0 ? Caller::Take(caller) : absl::OkStatus(); !taken.ok()) return Fail(taken);
+  const auto caller = Caller::From(caller_fd);
+  if (!caller.ok()) return Fail(caller.status());
+  options.restart.caller = caller->get();
   if (options.describe_gpus) return DescribeGpus(options.restart);
   if (!options.hosts.empty()) {
     if (!options.restart.directory.empty() || options.times) return Fail("--hosts excludes --job-dir and --times");

@@ -12,9 +12,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -208,7 +210,7 @@ class Run {
   bool own_wishes_ = false;  // options that make it another job than the one around
 
   const std::unique_ptr<SnapshotEngine> engine_ = NewEngine();
-  const Caller* caller_ = nullptr;
+  std::unique_ptr<const Caller> caller_;
   std::string no_hostd_;  // why the cr-hostd that there is does not do it
   std::optional<Account> account_;
   bool claimed_ = false;  // the folder
@@ -282,10 +284,9 @@ std::optional<int> Run::ReadCommandLine() {
   for (const char* option : {"--server", "--gpu", "--name", "--job-dir", "--address", "--user", "--output", "--error"})
     own_wishes_ |= app_.count(option) > 0;
   if (name_.find('/') != std::string::npos) return Fail("--name " + name_ + ": a job's name cannot contain a slash");
-  if (caller_fd_ >= 0) {
-    if (const absl::Status taken = Caller::Take(caller_fd_); !taken.ok()) return Fail(taken);
-  }
-  caller_ = Caller::Get();
+  auto caller = Caller::From(caller_fd_);
+  if (!caller.ok()) return Fail(caller.status());
+  caller_ = *std::move(caller);
   if (address_.empty()) return {};
   absl::StatusOr<JobNetwork> parsed = ParseNetwork(address_);
   if (!parsed.ok()) return Fail("--address: " + std::string(parsed.status().message()));
@@ -402,7 +403,8 @@ std::optional<int> Run::MakeNetwork() {
 std::optional<int> Run::OpenServer() {
   // From here on everything that is started must be ended.
   BlockForwardedSignals();
-  hosts_ = std::make_unique<GpuHosts>(SocketFolder(directory_), /*detached=*/false, account_);
+  hosts_ = std::make_unique<GpuHosts>(GpuHostOptions{SocketFolder(directory_), /*detached=*/false, account_,
+                                                     caller_ ? &caller_->environment() : nullptr});
   const absl::StatusOr<GpuHost*> host = hosts_->Open(server_, gpu_);
   if (!host.ok()) return Fail(host.status());
   host_ = *host;
@@ -460,6 +462,7 @@ void Run::SetEnvironment() {
 void Run::PlanProcesses() {
   const bool is_root = geteuid() == 0;
   plan_.account = account_;
+  if (caller_) plan_.umask = caller_->umask();
   if (const absl::Status prepared = engine_->PrepareStart(&plan_); !prepared.ok()) {
     job_.set_no_checkpoint(std::string(prepared.message()));
     Say(kTool, job_.no_checkpoint() + "; the job runs, but cannot be checkpointed");

@@ -41,8 +41,10 @@ class FakeEngine final : public SnapshotEngine {
     *facts = "facts";
     return Step("describe");
   }
+  void OnStill(std::function<absl::Status()> still) override { still_ = std::move(still); }
   absl::Status Dump(const Job&, const std::string&, const std::string&, const std::string&, After after) override {
     CR_RETURN_IF_ERROR(Step("dump"));
+    if (still_) CR_RETURN_IF_ERROR(still_());
     if (on_dump_) on_dump_();
     stopped_ = after == After::kStop;
     return absl::OkStatus();
@@ -87,6 +89,7 @@ class FakeEngine final : public SnapshotEngine {
    public:
     explicit Restore(FakeEngine* engine) : engine_(engine) { ++engine_->restoring_; }
     ~Restore() override { --engine_->restoring_; }
+    absl::Status AwaitHeld() override { return engine_->Step("hold"); }
     absl::StatusOr<Isolated> Finish() override {
       CR_RETURN_IF_ERROR(engine_->Step("finish"));
       const pid_t child = fork();
@@ -124,6 +127,7 @@ class FakeEngine final : public SnapshotEngine {
 
   const std::function<bool(const std::string&)> step_;
   const std::function<void()> on_dump_;
+  std::function<absl::Status()> still_;
   bool stopped_ = false, ended_ = false, changes_files_ = false;
   std::vector<Plan> prepared_;
   int restoring_ = 0;

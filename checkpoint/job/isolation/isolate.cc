@@ -25,7 +25,6 @@
 #include <random>
 #include <sstream>
 
-#include "checkpoint/job/caller.h"
 #include "checkpoint/job/forwarded_signals.h"
 #include "checkpoint/job/isolation/io_uring.h"
 #include "checkpoint/job/isolation/mptcp.h"
@@ -164,7 +163,7 @@ pid_t Spawn(const Plan& plan, bool own_session, int* failure) {
     }
     UnblockInChild();
     const bool is_user = !plan.account || Become(*plan.account, plan.kept_capabilities);
-    if (Caller::Get() && !plan.restored_pid) umask(Caller::Get()->umask());
+    if (plan.umask) umask(*plan.umask);
     if (is_user) Execute(plan);
     const int code = errno;
     const ssize_t ignored = write(ready[1], &code, sizeof(code));

@@ -65,6 +65,7 @@ struct Plan {
   // Whom the program runs as; of a restorer: whose rights it has. And the capabilities that it keeps besides.
   std::optional<Account> account;
   std::vector<int> kept_capabilities;
+  std::optional<mode_t> umask;  // of the program; none: this tool's
   // What else is to be done in the namespace, by its init, before anything starts there.
   std::function<void()> prepare;
 
