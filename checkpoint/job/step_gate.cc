@@ -31,6 +31,7 @@ absl::StatusOr<std::string> HostdGate::Pass(Step step) {
   if (send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == ssize_t(bytes.size()) &&
       answer.ParseFromString(ReceiveNext(socket_.get()))) {
     if (answer.done()) return answer.text();
+    if (answer.interrupted()) return absl::CancelledError(answer.text());
     if (!answer.text().empty()) return absl::FailedPreconditionError(answer.text());
   }
   return absl::UnavailableError("the cr-hostd that started this tool has ended");

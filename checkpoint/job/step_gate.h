@@ -16,7 +16,7 @@ class StepGate {
   virtual ~StepGate() = default;
 
   // Returns when the others have done what belongs to the step (caller.proto), with what they answer. Fails if they
-  // could not.
+  // could not: with CancelledError if the user has interrupted them.
   virtual absl::StatusOr<std::string> Pass(Step step) = 0;
 };
 

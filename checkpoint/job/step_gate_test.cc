@@ -41,10 +41,11 @@ class HostdGateTest : public testing::Test {
   void Send(const std::string& bytes) {
     EXPECT_EQ(send(hostd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), ssize_t(bytes.size()));
   }
-  void Answer(bool done, const std::string& text) {
+  void Answer(bool done, const std::string& text, bool interrupted = false) {
     StepAnswer answer;
     answer.set_done(done);
     answer.set_text(text);
+    answer.set_interrupted(interrupted);
     Send(answer.SerializeAsString());
   }
   std::string Passed(Step step) {
@@ -66,6 +67,11 @@ TEST_F(HostdGateTest, EachStepHasItsAnswer) {
   EXPECT_EQ(Passed(IMAGE_COMPLETE), "");
   EXPECT_EQ(Announced(), IMAGE_BEGINS);
   EXPECT_EQ(Announced(), IMAGE_COMPLETE);
+}
+
+TEST_F(HostdGateTest, AnInterruptionIsNoFailure) {
+  Answer(false, "interrupted", true);
+  EXPECT_EQ(gate_->Pass(IMAGE_BEGINS).status(), absl::CancelledError("interrupted"));
 }
 
 TEST_F(HostdGateTest, ARefusalSaysWhy) {

@@ -439,6 +439,7 @@ void HostRequest::AnswerAnnouncement() {
   const absl::StatusOr<std::string> done = Do(announced.step());
   checkpoint::StepAnswer answer;
   answer.set_done(done.ok());
+  answer.set_interrupted(absl::IsCancelled(done.status()));
   answer.set_text(done.ok() ? *done : std::string(done.status().message()));
   const std::string text = answer.SerializeAsString();
   send(announcements_, text.data(), text.size(), MSG_NOSIGNAL);

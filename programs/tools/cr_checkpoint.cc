@@ -285,7 +285,8 @@ int Work(const Options& options, const Background& background) {
     if (!status.ok()) {
       const char* const state = JobIsAlive(job) ? "; the job continues" : "";
       Say(kTool, "no checkpoint of " + NameFor(options) + ": " + std::string(status.message()) + state);
-      return cancelled() ? kExitInterrupted : kExitFailure;
+      // cr-hostd may hear of an interruption before this program does.
+      return cancelled() || absl::IsCancelled(status) ? kExitInterrupted : kExitFailure;
     }
     Tell(options, outcome);
     return 0;
