@@ -243,7 +243,8 @@ absl::Status CriuRestore::AwaitHeld() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Isolated> CriuRestore::Finish() {
+// What CRIU does not restore. All processes are there, and held.
+void CriuRestore::RestoreTheRest() {
   RestoreAffinities(facts_, isolated_.init);
   Job job;
   job.set_init_pid(isolated_.init);
@@ -253,6 +254,15 @@ absl::StatusOr<Isolated> CriuRestore::Finish() {
     if (say_) say_(what);
   }
   RestoreThreadSettings(facts_, isolated_.init);
+}
+
+absl::StatusOr<Isolated> CriuRestore::Finish() {
+  const absl::Status held = AwaitHeld();
+  if (held.ok()) {
+    RestoreTheRest();
+  } else if (!held.message().empty()) {
+    return held;
+  }
   if (write(hold_, kHoldGo, strlen(kHoldGo)) != ssize_t(strlen(kHoldGo)))
     return ErrnoStatus("cannot resume the restored processes");
   int code = 0;
