@@ -250,7 +250,7 @@ bool FreeManaged(Call& call, uint64_t address, CUresult* result) {
     WriterLock lock(&session.objects().mutex());
     session.objects().DropLocked({Kind::kHostMemory, address});
   }
-  if (ManagedHome::Contains(address)) {
+  if (HostArena::IsManaged(address)) {
     *result = session.memory().managed_home().Free(address, bytes);
     // The program may take the free for the wait that it is.
     if (session.memory().managed_mirror().active()) session.memory().managed_mirror().Pull(&session.channel());
@@ -378,7 +378,7 @@ CUresult Custom_cuStreamAttachMemAsync(CUstream hStream, CUdeviceptr dptr, size_
   const uint64_t attached = flags == CU_MEM_ATTACH_GLOBAL ? ManagedPages::kGlobal
                             : flags == CU_MEM_ATTACH_HOST ? ManagedPages::kHost
                                                           : wire_stream;
-  if (ManagedHome::Contains(dptr)) session.memory().managed_home().pages().Attach(dptr, bytes, attached);
+  if (HostArena::IsManaged(dptr)) session.memory().managed_home().pages().Attach(dptr, bytes, attached);
   if (attached != ManagedPages::kGlobal) session.memory().managed_mirror().UnwatchShared();
   return CUDA_SUCCESS;
 }

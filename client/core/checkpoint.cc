@@ -499,7 +499,7 @@ Status Checkpoint::MapManaged() {
     return Error("the new server has no room for the job's managed memory (" + driverabi::DescribeError(moved) + ")");
   }
   for (auto& [start, range] : session_->memory().device_ranges()) {
-    if (range.value.source != DeviceRange::kManaged || ManagedHome::Contains(start)) continue;
+    if (range.value.source != DeviceRange::kManaged || HostArena::IsManaged(start)) continue;
     const CUresult result = session_->memory().host_mappings().MapManaged(start, range.bytes, range.value.device);
     if (result != CUDA_SUCCESS) {
       return Error("the new server has no room for the job's managed memory (" + driverabi::DescribeError(result) +
@@ -513,7 +513,7 @@ Status Checkpoint::MoveManaged() {
   std::vector<ManagedMirror::Place> places = session_->memory().managed_home().Mirrored();
   ReaderLock lock(&session_->memory().mutex());
   for (auto& [start, range] : session_->memory().device_ranges()) {
-    if (!range.value.managed || ManagedHome::Contains(start)) continue;
+    if (!range.value.managed || HostArena::IsManaged(start)) continue;
     const bool variable = range.value.source == DeviceRange::kGlobal;
     if (variable || !session_->shared_memory()) {
       places.push_back({start, range.bytes, start, !variable, ManagedMirror::Writers::kNobodyBesideTheGpu});

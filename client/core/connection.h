@@ -23,6 +23,8 @@ class Connection {
   const ClientChannel& channel() const { return *channel_; }
   // Null: there is none, since the process was released for a snapshot.
   ClientChannel* get() { return channel_.get(); }
+  // Whether the server shares memory with this process (ring), or only sees what is sent (relay).
+  bool shared_memory() const { return channel_->welcome().shared_memory; }
   // Uses `channel` (null: none) from here on, with what the GPU prints going to the application's streams. Returns the
   // one before.
   std::unique_ptr<ClientChannel> Replace(std::unique_ptr<ClientChannel> channel);

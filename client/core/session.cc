@@ -217,10 +217,10 @@ void Session::ForgetGone(const replay::ObjectKey& dead) {
   if (AnswersName(dead.kind)) answers_.Forget();
   switch (dead.kind) {
     case Kind::kDeviceMemory:
-      if (graphs_.disguised_nodes().uses_memory()) graphs_.disguised_nodes().ForgetMemory(dead.id);
+      graphs_.disguised_nodes().ForgetMemory(dead.id);
       [[fallthrough]];
     case Kind::kVariable:
-      if (memory_.managed_mirror().active()) memory_.managed_mirror().Remove(dead.id);
+      memory_.managed_mirror().Remove(dead.id);
       memory_.Forget(dead.id);
       break;
     case Kind::kMemoryPool:
@@ -235,13 +235,8 @@ void Session::ForgetGone(const replay::ObjectKey& dead) {
       // A capture in progress concerns events, too.
       if (!graphs_.captures().concern_events()) break;
       [[fallthrough]];
-    case Kind::kCapture:
-    case Kind::kGraphNode:
-    case Kind::kGraphExec:
-    case Kind::kGraph:
-      graphs_.ForgetGoneLocked(objects(), dead);
-      break;
     default:
+      graphs_.ForgetGoneLocked(objects(), dead);
       break;
   }
 }

@@ -68,7 +68,7 @@ class Session final : public trace::Server {
   void set_server(const std::string& server) { settings_.server = server; }
   ClientChannel& channel() { return connection_.channel(); }
   // Whether the server shares memory with this process (ring), or only sees what is sent (relay).
-  bool shared_memory() const { return connection_.channel().welcome().shared_memory; }
+  bool shared_memory() const { return connection_.shared_memory(); }
 
   Gate& gate() { return gate_; }
   // What the checkpoint agent talks to.

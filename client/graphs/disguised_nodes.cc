@@ -179,12 +179,6 @@ void DisguisedNodes::Moved(uint64_t graph, uint64_t parent) {
   memory_.Move(graph, parent, true);
 }
 
-void DisguisedNodes::ForgetMemory(uint64_t address) {
-  if (!uses_memory()) return;
-  WriterLock lock(&mutex_);
-  memory_.Forget(address);
-}
-
 void DisguisedNodes::ForgetNode(uint64_t node) {
   if (!any()) return;
   WriterLock lock(&mutex_);

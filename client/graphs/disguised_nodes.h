@@ -117,7 +117,11 @@ class DisguisedNodes {
   // A node of `parent` has taken `graph` over.
   void Moved(uint64_t graph, uint64_t parent) CR_EXCLUDES(mutex_);
   // Device memory is gone with its context.
-  void ForgetMemory(uint64_t address) CR_EXCLUDES(mutex_);
+  void ForgetMemory(uint64_t address) CR_EXCLUDES(mutex_) {
+    if (!uses_memory()) return;
+    WriterLock lock(&mutex_);
+    memory_.Forget(address);
+  }
   // The application took a node out of its graph, or its graph is gone.
   void ForgetNode(uint64_t node) CR_EXCLUDES(mutex_);
   // A graph or an executable is gone.

@@ -32,8 +32,7 @@ class HostMappings {
         arena_(arena),
         managed_arena_(managed_arena) {}
 
-  // Whether the server shares memory with this process (ring), or only sees what is sent (relay).
-  bool shared_memory() const { return connection_->channel().welcome().shared_memory; }
+  bool shared_memory() const { return connection_->shared_memory(); }
 
   // Makes a piece of the host arena known to the server (its address space and its GPU), and takes it back. Pinned
   // memory: only with shared memory. Managed memory: without shared memory the server has bytes of its own there, zero

@@ -48,8 +48,6 @@ class ManagedHome {
   CUresult Allocate(uint64_t bytes, int device, uint64_t* address);
   // Waits for the GPU, as natively. `bytes` as in Allocate.
   CUresult Free(uint64_t address, uint64_t bytes);
-  // Whether it is of Allocate.
-  static bool Contains(uint64_t address) { return HostArena::IsManaged(address); }
 
   ManagedPages& pages() { return pages_; }
 

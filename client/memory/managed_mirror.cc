@@ -119,8 +119,7 @@ CUresult ManagedMirror::AddLocked(ClientChannel* channel, uint64_t address, uint
   return CUDA_SUCCESS;
 }
 
-void ManagedMirror::Remove(uint64_t address) {
-  if (!active()) return;
+void ManagedMirror::RemoveRange(uint64_t address) {
   MutexLock lock(&mutex_);
   if (const auto it = ranges_.find(address); it != ranges_.end()) {
     UnwatchLocked(&it->second);

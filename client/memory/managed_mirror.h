@@ -74,7 +74,9 @@ class ManagedMirror {
   // before are gone, with what was in them.
   CUresult AddVariable(ClientChannel* channel, uint64_t address, uint64_t bytes);
   // Ends that; an unknown range is ignored. The server forgets its side with the memory.
-  void Remove(uint64_t address);
+  void Remove(uint64_t address) {
+    if (active()) RemoveRange(address);
+  }
 
   // Sends what the host has changed: before work that may use any of the memory. Not more than a status comes back, and
   // later.
@@ -123,6 +125,7 @@ class ManagedMirror {
   void ForgetFormer();
 
  private:
+  void RemoveRange(uint64_t address);
   struct Unmapper {
     size_t bytes;
     void operator()(char* memory) const;

@@ -159,8 +159,8 @@ class HostileServer {
         worker_->Send(header, message, payload.view());
         continue;
       }
-      auto room = std::make_shared<std::string>(kMostPayload, '\0');
-      const uint64_t number = worker_->Begin(header, message, payload.view(), room->data(), room->size());
+      const std::shared_ptr<char> room(new char[kMostPayload], std::default_delete<char[]>());
+      const uint64_t number = worker_->Begin(header, message, payload.view(), room.get(), kMostPayload);
       if (number == 0) break;
       waits.emplace_back([this, header, number, room] { AnswerWhenDone(header, number, room.get()); });
     }
@@ -171,14 +171,13 @@ class HostileServer {
     events.join();
   }
 
-  void AnswerWhenDone(const FrameHeader& header, uint64_t number, std::string* room) {
+  void AnswerWhenDone(const FrameHeader& header, uint64_t number, const char* room) {
     Reply reply;
     if (worker_->Wait(number, &reply) != ChannelStatus::kOk) {
       client_->Stop();
       return;
     }
-    room->resize(reply.payload_bytes);
-    Chaos::Answer answer{reply.result, reply.pending_error, reply.message, std::move(*room)};
+    Chaos::Answer answer{reply.result, reply.pending_error, reply.message, {room, reply.payload_bytes}};
     {
       std::lock_guard<std::mutex> lock(chaos_mutex_);
       chaos_.Change(&answer);

@@ -636,7 +636,7 @@ exec {criu} "$@"
 def write_criu(context, name, text):
     path = os.path.join(context.lab.folder, name)
     with open(path, "w") as f:
-        f.write(text.format(criu=criu_here()))
+        f.write(text.format(criu=harness.criu_here()))
     os.chmod(path, 0o755)
     return path
 
@@ -904,7 +904,7 @@ def address_stays(context):
     talk.goes_on("after the refusals")
     broken = os.path.join(context.lab.folder, "criu")
     with open(broken, "w") as f:
-        f.write(FAILING_CRIU.format(criu=criu_here()))
+        f.write(FAILING_CRIU.format(criu=harness.criu_here()))
     os.chmod(broken, 0o755)
     lab.b.restart(more=ALLOWED, CUDA_REMOTE_CRIU=broken)
     refused(lab.move(lab.a, lab.b), "CRIU could not restore", "continues")
@@ -2223,13 +2223,6 @@ exec {criu} "$@"
 """
 
 
-def criu_here():
-    criu = os.environ.get("CUDA_REMOTE_CRIU") or "/opt/cuda-remote/criu/criu"
-    if os.access(criu, os.X_OK):
-        return criu
-    return subprocess.run(["sh", "-c", "command -v criu"], stdout=subprocess.PIPE, text=True).stdout.strip()
-
-
 def named(machine, name):
     """The processes of this name that its cr-hostd has started."""
 
@@ -2328,7 +2321,7 @@ def failing(context):
     lab.a.start()
     broken = os.path.join(context.lab.folder, "criu")
     with open(broken, "w") as f:
-        f.write(FAILING_CRIU.format(criu=criu_here()))
+        f.write(FAILING_CRIU.format(criu=harness.criu_here()))
     os.chmod(broken, 0o755)
     lab.b.start(CUDA_REMOTE_CRIU=broken)
     script = lab.script()

@@ -701,9 +701,8 @@ def bound(context):
 {variables} {context.program} --steps 30
 grep Cpus_allowed_list /proc/self/status
 """
-    criu = os.environ.get("CUDA_REMOTE_CRIU") or "/opt/cuda-remote/criu/criu"
     # Its GPU memory is back long before the processes are.
-    slow = context.script("slow-criu", f'[[ " $* " != *" restore "* ]] || sleep 1\nexec {criu} "$@"\n')
+    slow = context.script("slow-criu", f'[[ " $* " != *" restore "* ]] || sleep 1\nexec {harness.criu_here()} "$@"\n')
     saved_and_restarted(context, "bound", command, around=("", f"Cpus_allowed_list:\t{one}\n"), CUDA_REMOTE_CRIU=slow)
 
 
@@ -1030,9 +1029,7 @@ exit 1
 @case
 def criu_log(context):
     """What CRIU says of its failure stays in a file that the message names, when the job's folder has gone."""
-    criu = os.environ.get("CUDA_REMOTE_CRIU") or "/opt/cuda-remote/criu/criu"
-    if not os.path.exists(criu):
-        criu = shutil.which("criu", path=os.environ["PATH"] + ":/usr/sbin:/usr/local/sbin")
+    criu = harness.criu_here()
     sync, job, image = context.path("log.sync"), context.path("log.job"), context.path("log.image")
     failing = {step: context.script("failing-" + step, FAILING_CRIU.format(criu=criu, fails=step)) for step in ("dump", "restore")}
     child = context.start(

@@ -46,6 +46,12 @@ class Failure(Exception):
     """A test that did not go as it should; the text is for a person."""
 
 
+def criu_here():
+    """The CRIU with which the tools save and restore processes; None if there is none."""
+    criu = os.environ.get("CUDA_REMOTE_CRIU") or "/opt/cuda-remote/criu/criu"
+    return criu if os.access(criu, os.X_OK) else shutil.which("criu", path=os.environ["PATH"] + ":/usr/sbin:/usr/local/sbin")
+
+
 def find(root, name):
     """The file called `name` under `root`, links followed; None if there is none."""
     for folder, _, leaves in os.walk(root, followlinks=True):

@@ -243,7 +243,6 @@ absl::Status CriuRestore::AwaitHeld() {
   return absl::OkStatus();
 }
 
-// What CRIU does not restore. All processes are there, and held.
 void CriuRestore::RestoreTheRest() {
   RestoreAffinities(facts_, isolated_.init);
   Job job;

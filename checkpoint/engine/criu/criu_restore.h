@@ -63,6 +63,7 @@ class CriuRestore final : public ProcessRestore {
   std::string Work() const { return directory_ + (account_ ? "/user" : ""); }
   std::string LogPath() const { return Work() + "/" + kRestoreLog; }
   absl::Status MakeHold();
+  // What CRIU does not restore. All processes are there, and held.
   void RestoreTheRest();
   // A folder that shows the image's files but for files.img.
   absl::Status ShowImage(int image);
